@@ -15,7 +15,7 @@
 #define VOXELFIELD_KEEP __attribute__((used))
 #endif
 
-// The CUDA half links libcudart, which must be of the CUDA major version that torch brings.
+// The CUDA half holds the CUDA runtime of its compiler, which needs a driver of the same major version or later.
 #if defined(__CUDACC_VER_MAJOR__)
 #define VOXELFIELD_CUDA_MAJOR __CUDACC_VER_MAJOR__
 #else

@@ -76,7 +76,7 @@ def test_composite_within_bounds(device, kernels, case):
     rays = len(spans)
     results = kernels.composite(*samples.values(), offsets, 1e-4, True)
     grads = [torch.randn_like(x) for x in results]
-    gradients = kernels.composite_backward(*grads, *samples.values(), offsets, *results[:3], results[4], 1e-4)
+    gradients = kernels.composite_backward(*grads, *samples.values(), offsets, *results[:3], results[4], 1e-4, True)
 
     # The same of each ray alone. A sample of several rays may have what it is in any, and one of none has nothing.
     alone = [kernels.composite(*samples.values(), offsets.new_tensor(span), 1e-4, True) for span in spans]
@@ -86,12 +86,14 @@ def test_composite_within_bounds(device, kernels, case):
     ray_grads = [[g[ray : ray + 1] for g in (*grads[:3], grads[4])] for ray in range(rays)]
     of_alone = [
         kernels.composite_backward(
-            *of[:3], grads[3], of[3], *samples.values(), offsets.new_tensor(span), *one[:3], one[4], 1e-4
+            *of[:3], grads[3], of[3], *samples.values(), offsets.new_tensor(span), *one[:3], one[4], 1e-4, True
         )
         for of, one, span in zip(ray_grads, alone, spans, strict=True)
     ]
     for which, gradient in enumerate(gradients):
-        assert_any_of(gradient, torch.stack([x[which] for x in of_alone] + [torch.zeros_like(gradient)]))
+        of_one = [x[which] for x in (*of_alone, (torch.zeros_like(gradients[0]), torch.zeros_like(gradients[1])))]
+        candidates = torch.stack(of_one)
+        assert_any_of(*((gradient, candidates) if which else (gradient.T, candidates.mT)))  # one row per sample
         if shares_no_sample(offsets, spans):
             expected = sum(x[which] for x in of_alone)
             torch.testing.assert_close(gradient, expected + torch.zeros_like(gradient), rtol=1e-9, atol=1e-12)
@@ -352,14 +354,14 @@ def calls(device):
         "count_visible_samples": (density, dt, offsets, 1e-4, 1e-4),
         "pack_visible_samples": (rgb, t, dt, offsets, *counted, 40),
         "ray_light": (density, dt, offsets, 1e-4, False),
-        "ray_light_backward": (dt, density, dt, offsets, 1e-4, True),
+        "ray_light_backward": (dt, density, dt, offsets, 1e-4, True, True),
         "sum_along_rays": (rgb, offsets),
-        "exclusive_sum_along_rays": (rgb, offsets),
+        "scan_along_rays": (rgb, rgb, offsets, 1, False),
         "spread_along_rays": (rgb[:rays], offsets, rows),
         "composite": (density, rgb, t, dt, offsets, 1e-4, True),
         "composite_backward": (
             *(torch.randn_like(x) for x in composited),
-            *(density, rgb, t, dt, offsets, *composited[:3], composited[4], 1e-4),
+            *(density, rgb, t, dt, offsets, *composited[:3], composited[4], 1e-4, True),
         ),
         "pixel_colors": (rgb[:rays], density[:rays], rgb[:3], 2, True),
         "pixel_colors_backward": (rgb[:3], rgb[:rays], density[:rays], rgb[:3], 2, True),
@@ -397,7 +399,7 @@ OPS = [
     *("pack_occupancy", "lens_rays", "lens_points", "pixel_rays", "count_ray_samples", "place_ray_samples"),
     *("count_visible_samples", "pack_visible_samples", "ray_light", "ray_light_backward"),
     *("composite", "composite_backward"),
-    *("sum_along_rays", "exclusive_sum_along_rays", "spread_along_rays", "append_view", "append_view_backward"),
+    *("sum_along_rays", "scan_along_rays", "spread_along_rays", "append_view", "append_view_backward"),
     *("render_grid", "render_grid_backward", "render_grid_image", "pack_slots", "cut_rays"),
     *("places_in_atlas", "share_copies"),
     *("pixel_colors", "pixel_colors_backward", "color_error", "color_error_backward"),
@@ -408,7 +410,7 @@ ON_CUDA = ["march_to_slots", "render_pyramid_image"]
 # Another length of these is another valid call, or one whose contents alone are in doubt; or they are single numbers.
 FREE = {("append_view", "directions"), ("pixel_rays", "index"), ("pack_occupancy", "occupied")}
 FREE |= {(op, "ray_offsets") for op in ("count_visible_samples", "ray_light", "ray_light_backward", "composite")}
-FREE |= {(op, name) for op in ("sum_along_rays", "exclusive_sum_along_rays") for name in ("values", "ray_offsets")}
+FREE |= {("sum_along_rays", "values"), ("sum_along_rays", "ray_offsets"), ("scan_along_rays", "ray_offsets")}
 FREE |= {("color_error", "truth"), ("color_error_backward", "truth")}
 FREE |= {("color_error", "rays_kept"), ("color_error_backward", "rays_kept"), ("color_error_backward", "grad")}
 FREE |= {("places_in_atlas", "points"), ("places_in_atlas", "blocks")}
@@ -417,7 +419,7 @@ FREE |= {("render_grid_image", "grid"), ("render_grid_backward", "grid")}
 
 # Ops of which no argument has to be as long as another.
 WITHOUT_LENGTHS = {
-    *("pack_occupancy", "sum_along_rays", "exclusive_sum_along_rays"),
+    *("pack_occupancy", "sum_along_rays"),
     *("places_in_atlas", "share_copies"),
 }
 

@@ -133,7 +133,9 @@ def extensions(names: Iterable[str], sources_relative_to: Path | None = None, st
             common["library_dirs"] = [
                 str(p) for p in (home / "lib64", home / "lib", home / "lib" / "x64") if p.is_dir()
             ]
-            common["libraries"] = ["cudart"]
+            # The runtime is linked statically, so that the module works beside a torch of another CUDA version; on
+            # Linux, it needs the other libraries.
+            common["libraries"] = ["cudart_static", *([] if windows else ["dl", "pthread", "rt"])]
         described.append(cpp_extension.CppExtension(f"voxelfield.{name}", [str(s) for s in sources], **common))
     return described
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch.autograd.function import Function, once_differentiable
 
 from voxelfield import ops
 from voxelfield.grids.sparse_grid import SparseGrid
+from voxelfield.ops._autograd import functorch_active, traces_ops
+from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._grids import Padding, known_stencil
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
 from voxelfield.ops.pyramid import Reduction
@@ -21,24 +24,29 @@ class WorkingCopies:
 
     A training step then neither allocates nor clears a gradient, and moves half the bytes: the mixed precision of
     Micikevicius et al. 2018 (float32 masters, 16-bit copies) with the gradient accumulation fused into the backward
-    pass. The optimizer must update the copies and clear ``grad`` (:class:`voxelfield.grids.adam.GridAdam` does both in
-    its own pass); call :meth:`refresh` after any other change of the grids.
+    pass. :class:`voxelfield.grids.adam.GridAdam` updates the copies and clears ``grad`` in its own pass.
 
-    Because ``grad`` is changed during the backward pass itself, ``torch.autograd.grad`` returns nothing for these
-    grids, their hooks do not run, and second derivatives are not available.
+    Copies are refreshed before they are read if a grid was changed in another way: in place, as its version counter
+    shows; by a new tensor in ``data``; or possibly by an optimizer, because a backward pass has accumulated gradients
+    and no GridAdam updates the copies (torch's fused optimizers do not advance version counters). This cannot show that
+    ``grid.data`` itself was changed in place; call :meth:`refresh` after that.
+
+    Because ``grad`` is changed during the backward pass itself, ``torch.autograd.grad`` and tensor hooks of the grids
+    are refused, and so are second derivatives, ``torch.func`` and ``torch.compile``. Copying or pickling this object
+    makes copies of the copied or unpickled grids.
 
     Args:
-        grids: Parameters (X_l, Y_l, Z_l, C_l), float32; each gets a ``grad`` of zeros.
+        grids: Parameters (X_l, Y_l, Z_l, C_l), float32.
         dtype: Dtype of the copies: float16, bfloat16, or float32 for the grids themselves.
         reduce: Whether samples of several grids are concatenated or summed, as for
             :func:`voxelfield.ops.sample_pyramid`.
         sparse: The sparse grids whose features are the last of ``grids``; their samples are concatenated to the others.
 
     Attributes:
-        copies: One tensor for each grid, of the same shape.
+        copies: One tensor for each grid, of the same shape. Read them by :meth:`current`.
 
     Raises:
-        TypeError: A grid is not float32, or ``dtype`` is not one of the three.
+        TypeError: A grid is not a float32 parameter, or ``dtype`` is not one of the three.
     """
 
     def __init__(
@@ -50,39 +58,128 @@ class WorkingCopies:
     ) -> None:
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise TypeError(f"dtype must be float16, bfloat16 or float32, got {dtype}")
-        for index, grid in enumerate(grids):
-            if grid.dtype != torch.float32:
-                raise TypeError(f"grids[{index}] must be float32, got {grid.dtype}")
-            grid.grad = torch.zeros_like(grid)
         self._grids = tuple(grids)
+        self._dtype = dtype
         self._reduce = reduce
         self._sparse = tuple(sparse)
-        self.copies = [grid.detach().to(dtype) for grid in grids]
+        self.copies: list[Tensor] = []
+        with torch.inference_mode(False):  # inference tensors cannot be written to outside inference mode
+            self.refresh()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WorkingCopies, (self._grids, self._dtype, self._reduce, self._sparse)
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copies the grids into the copies."""
-        for grid, copy in zip(self._grids, self.copies, strict=True):
-            copy.copy_(grid)
+        """Copies the grids into the copies.
 
-    def sample(self, points: Tensor, padding: Padding) -> Tensor:
+        Raises:
+            TypeError: A grid is not a float32 parameter.
+        """
+        for index, grid in enumerate(self._grids):
+            if not isinstance(grid, nn.Parameter):
+                raise TypeError(f"grids[{index}] must be a parameter, got a tensor computed from others")
+            if grid.dtype != torch.float32:
+                raise TypeError(f"grids[{index}] must be float32, got {grid.dtype}")
+        # These share the grids' memory and keep it alive, so other memory has another address.
+        self._sources = [grid.detach() for grid in self._grids]
+        self._addresses = [source.data_ptr() for source in self._sources]
+        previous, self.copies[:] = list(self.copies), self._sources
+        if self._dtype == torch.float32:
+            return
+        for index, source in enumerate(self._sources):
+            copy = previous[index] if previous else None
+            if copy is not None and copy.shape == source.shape and copy.device == source.device:
+                self.copies[index] = copy.copy_(source)
+            else:
+                self.copies[index] = source.to(self._dtype)
+            mark_current(self.copies[index], source)
+
+    def current(self, grids: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the copies, refreshed if a grid has changed.
+
+        Does not synchronise with the device.
+
+        Args:
+            grids: The grids as the caller's module holds them now.
+
+        Raises:
+            ValueError: A grid is another tensor than the one that was copied.
+            RuntimeError: A graph is being captured, and the copies would be refreshed in each replay.
+        """
+        if len(grids) != len(self._grids) or any(map(operator.is_not, grids, self._grids)):
+            raise ArgumentValueError(
+                "features must be the parameters that keep_copies copied, got others (fully_shard, functional_call, "
+                "parametrizations and pruning replace them): do not call keep_copies for such a module"
+            )
+        rounded = self._dtype != torch.float32
+        for grid, address, copy in zip(self._grids, self._addresses, self.copies, strict=True):
+            if grid.data_ptr() != address or (rounded and not is_current(copy, grid)):
+                break
+        else:
+            return self.copies
+        if self._grids[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "copies must be up to date while a graph is captured, got features that have changed: pass the copies "
+                "to GridAdam.set_working, or call refresh_copies() (inside of the graph if an optimizer steps there)"
+            )
+        self.refresh()
+        return self.copies
+
+    def sample(self, grids: Sequence[Tensor], points: Tensor, padding: Padding) -> Tensor:
         """Samples all grids.
 
         Args:
+            grids: The grids as the caller's module holds them now.
             points: (N, 3) float32 in the unit cube. Differentiable once.
             padding: As for :func:`voxelfield.ops.sample_trilinear`.
 
         Returns:
             (N, sum of C_l), or (N, C) for ``reduce="sum"``, in the copies' dtype.
+
+        Raises:
+            NotImplementedError: A compiler traces this or ``torch.func`` transforms it, or ``points`` need a gradient
+                from sparse levels.
+            ValueError, RuntimeError: As for :meth:`current`.
         """
+        if traces_ops() or functorch_active():
+            raise NotImplementedError(
+                "copies of features (keep_copies) can be neither compiled nor transformed by torch.func (grad, vmap, "
+                "...): do not call keep_copies, and the features themselves are read"
+            )
+        copies = self.current(grids)
         if not torch.is_grad_enabled():
-            return sample_levels(self.copies, self._sparse, points, self._reduce, padding)
+            return sample_levels(copies, self._sparse, points, self._reduce, padding)
         if points.requires_grad and self._sparse:
             raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
-        sampled: Tensor = _Sample.apply(
-            points, self._reduce, padding, self.copies, self._sparse, self._grids, *self._grids
-        )
+        sampled: Tensor = _Sample.apply(points, self._reduce, padding, copies, self._sparse, *self._grids)
         return sampled
+
+
+# The grid's version that a copy holds, and whether a GridAdam updates the copy, are attributes of the copy, because the
+# copy is all that the optimizer and the modules have in common.
+
+
+def mark_current(copy: Tensor, grid: Tensor) -> None:
+    """Records that a copy holds the present values of its grid."""
+    vars(copy)["version_of_grid"] = grid._version
+
+
+def is_current(copy: Tensor, grid: Tensor) -> bool:
+    """Tells whether a copy is known to hold the present values of its grid."""
+    return vars(copy).get("version_of_grid") == grid._version
+
+
+def mark_managed(copy: Tensor, managed: bool) -> None:
+    """Records whether a GridAdam updates a copy."""
+    vars(copy)["managed"] = managed
+
+
+def expect_step(copies: Sequence[Tensor]) -> None:
+    """Records that an optimizer may change the grids of copies, which versions do not show for fused optimizers."""
+    for copy in copies:
+        if not vars(copy).get("managed"):
+            vars(copy)["version_of_grid"] = None
 
 
 def sample_levels(
@@ -119,41 +216,70 @@ class _Sample(Function):
         padding: Padding,
         copies: list[Tensor],
         sparse: tuple[SparseGrid, ...],
-        owners: tuple[nn.Parameter, ...],
-        *grids: Tensor,
+        *grids: nn.Parameter,
     ) -> Tensor:
-        # Not saved through autograd: the optimizer changes the copies in place, though only after the backward pass.
-        ctx.save_for_backward(points)
-        ctx.reduce, ctx.padding, ctx.sparse, ctx.owners, ctx.copies = reduce, padding, sparse, owners, copies
+        # Only the gradient of the points reads the copies, which must then not have changed.
+        ctx.save_for_backward(points, *(copies if ctx.needs_input_grad[0] else ()))
+        ctx.reduce, ctx.padding, ctx.sparse, ctx.grids, ctx.copies = reduce, padding, sparse, grids, list(copies)
         return sample_levels(copies, sparse, points, reduce, padding)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (points,) = ctx.saved_tensors
+        points, *copies = ctx.saved_tensors
         of_points = None
         if ctx.needs_input_grad[0]:
             stencil = known_stencil(ctx.padding, True, "linear", ctx.reduce == "sum", False)
-            of_points = stencil.point_gradient(grad, ctx.copies, points, None)
-        if any(ctx.needs_input_grad[6:]):
-            _accumulate(ctx.owners, ctx.sparse, grad, points, ctx.reduce, ctx.padding)
-        return (of_points, *(None,) * (5 + len(ctx.owners)))
+            of_points = stencil.point_gradient(grad, copies, points, None)
+        wanted = [_is_wanted(accumulator) for accumulator, _ in ctx.next_functions[1:]]
+        if any(wanted):
+            sums = [
+                _sum_of(grid) if wants else torch.zeros_like(grid)
+                for grid, wants in zip(ctx.grids, wanted, strict=True)
+            ]
+            _accumulate(sums, ctx.sparse, grad, points, ctx.reduce, ctx.padding)
+            expect_step(ctx.copies)
+        return (of_points, *(None,) * (4 + len(ctx.grids)))
+
+    @staticmethod
+    def jvp(ctx: Any, *_: object) -> None:
+        raise NotImplementedError("copies of features (keep_copies) have no derivative in forward mode")
+
+
+def _is_wanted(accumulator: Any) -> bool:
+    """Tells whether the present backward pass accumulates the gradient of a parameter, given its autograd node."""
+    if accumulator is None:  # the parameter requires no gradient
+        return False
+    try:
+        return bool(torch._C._will_engine_execute_node(accumulator))
+    except RuntimeError:  # raised for leaves in torch.autograd.grad
+        raise NotImplementedError(
+            "torch.autograd.grad cannot return gradients of features with copies (keep_copies), which are added to "
+            "their grad: call backward()"
+        ) from None
+
+
+def _sum_of(grid: nn.Parameter) -> Tensor:
+    """Returns the tensor to which the gradient of a grid is added."""
+    if grid._backward_hooks:
+        raise NotImplementedError(
+            "features with copies (keep_copies) must have no tensor hooks, which would not see their gradient: use "
+            "register_post_accumulate_grad_hook"
+        )
+    if grid.grad is None:  # zero_grad() was called in the meantime
+        grid.grad = torch.zeros_like(grid)
+    return grid.grad
 
 
 def _accumulate(
-    owners: tuple[nn.Parameter, ...],
+    sums: list[Tensor],
     sparse: tuple[SparseGrid, ...],
     values: Tensor,
     points: Tensor,
     reduce: Reduction,
     padding: Padding,
 ) -> None:
-    """Adds the gradients with respect to the grids to their ``grad``."""
-    sums = []
-    for owner in owners:
-        if owner.grad is None:  # zero_grad() was called in the meantime
-            owner.grad = torch.zeros_like(owner)
-        sums.append(owner.grad)
+    """Adds the gradients with respect to the grids to tensors of their shapes."""
     dense = len(sums) - len(sparse)
     column = values.shape[-1] - sum(grid.channels for grid in sparse)
     accumulate_trilinear_(sums[:dense], values[:, :column], points, reduce=reduce, padding=padding)

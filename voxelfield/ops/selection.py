@@ -59,7 +59,7 @@ def select_samples(
         check_tensor(name, value, shapes[name])
         check_dtype(name, value, (torch.float32,))
         check_same_device(name, value, "density", density)
-    check_ray_offsets(ray_offsets, count, "density", density)
+    ray_offsets = check_ray_offsets(ray_offsets, count, "density", density)
     check_fraction("min_transmittance", min_transmittance)
     check_fraction("min_weight", min_weight)
     density, positions, t, dt = hold_constant("select_samples", density=density, positions=positions, t=t, dt=dt)
