@@ -17,6 +17,7 @@ _SIGNS = {
     r"\alpha": "α",
     r"\arctan": "arctan ",
     r"\beta": "β",
+    r"\bmod": "mod",
     r"\cdot": "·",
     r"\cos": "cos ",
     r"\delta": "δ",
