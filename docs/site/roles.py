@@ -29,6 +29,7 @@ _SIGNS = {
     r"\leftarrow": "←",
     r"\lfloor": "⌊",
     r"\log": "log",
+    r"\max": "max",
     r"\omega": "ω",
     r"\partial": "∂",
     r"\prod": "∏",
