@@ -120,6 +120,24 @@ auto dispatch_floating(ScalarType dtype, const char* name, const F& f) {
                   torch::headeronly::toString(dtype));
 }
 
+inline bool is_integral(ScalarType dtype) {
+  return dtype == ScalarType::Bool || dtype == ScalarType::Byte || dtype == ScalarType::Char ||
+         dtype == ScalarType::Short || dtype == ScalarType::Int || dtype == ScalarType::Long;
+}
+
+// Calls f(element_t{}) with the C++ type of a dtype for which is_integral holds.
+template <typename F>
+auto dispatch_integral(ScalarType dtype, const F& f) {
+  switch (dtype) {
+    case ScalarType::Bool: return f(bool{});
+    case ScalarType::Byte: return f(uint8_t{});
+    case ScalarType::Char: return f(int8_t{});
+    case ScalarType::Short: return f(int16_t{});
+    case ScalarType::Int: return f(int32_t{});
+    default: return f(int64_t{});
+  }
+}
+
 // Calls f with an integral_constant: the first of the ascending Values that is at least `value`, or the last one if
 // there is none.
 template <int First, int... Values, typename F>

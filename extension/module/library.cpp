@@ -43,8 +43,10 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // are concatenated, or summed over grids with `sum`. Grids (B, X, Y, Z, C) take points (B, N, 3). With `direction`,
   // shaped like points, each op computes its derivative along that direction of the point; `with_gradient` stacks the
   // value and its three derivatives in a leading dimension of 4. `accumulate` adds to existing sums. padding: 0 border,
-  // 1 zeros, 2 reflection. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1 atomic, 2 tiled, 3 tiled with a
-  // fixed order of summation, 4 binned for levels that support it.
+  // 1 zeros, 2 reflection, 3 periodic, 4 periodic with a further vertex along each axis, a copy of the first one. Sums
+  // of periodic grids need padding 4. Grids of integers can be sampled with `nearest`, without derivatives. A grid
+  // expanded over the batch is not copied. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1 atomic, 2 tiled,
+  // 3 tiled with a fixed order of summation, 4 binned for levels that support it.
   m.def(
       "sample_trilinear(Tensor[] grids, Tensor points, Tensor? direction, int padding, bool align_corners, "
       "bool nearest, bool sum, bool with_gradient) -> Tensor");
@@ -101,6 +103,17 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "place_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, "
       "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments_per_ray, Tensor counts, "
       "Tensor step_ranges, Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+
+  // Intervals along rays through the first box (count, X, Y, Z) of several that contains their midpoint, where its cell
+  // is occupied (rays/march_levels_ops.h): first the number for each ray and where it stops, then where they begin and
+  // end, and their rays. aabbs: (count, 6).
+  m.def(
+      "count_level_intervals(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor occupied, "
+      "Tensor aabbs, float step, float cone_angle, int max_count) -> (Tensor, Tensor)");
+  m.def(
+      "place_level_intervals(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor occupied, "
+      "Tensor aabbs, float step, float cone_angle, int max_count, Tensor ray_offsets, int samples) -> "
+      "(Tensor, Tensor, Tensor)");
 
   // The visible samples: first their indices and number for each ray, then copies of them, in `capacity` rows.
   m.def(
@@ -159,12 +172,13 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
 
   // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `tile_counts` of
   // such `tiles`. `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,), factors on
-  // `lrs`, lie on the device, so that a captured graph uses their current values.
+  // `lrs`, lie on the device, so that a captured graph uses their current values. `grad_scale` is divided out of the
+  // gradients; if `found_inf` is not 0, gradients are only cleared, those of all vertices.
   m.def(
       "grid_adam_(Tensor(a!)[] params, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] grads, "
       "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] tiles, Tensor?[] tile_counts, "
-      "Tensor?[] channel_rates, float beta1, float beta2, float eps, float decay, float l2, bool skip_untouched, "
-      "bool clear_grad) -> ()");
+      "Tensor?[] channel_rates, Tensor? grad_scale, Tensor? found_inf, float beta1, float beta2, float eps, "
+      "float decay, float l2, bool skip_untouched, bool clear_grad) -> ()");
 
   // Adds the gradient of a grid's total variation to `grad`, at the same vertices; `weights` (3,) of the axes.
   m.def(

@@ -42,6 +42,14 @@ VOXELFIELD_HOST_DEVICE void locate_each(const Locator& locator, const T* points,
   for (int64_t i = 0; i < count; ++i) stencils[i] = locator(points, indices[i]);
 }
 
+// Writes what is needed of each stencil to arrays, so that the loops over points are vectorised.
+template <typename T, typename Indices, typename Locator, typename Arrays>
+VOXELFIELD_HOST_DEVICE void locate_each(const Locator& locator, const T* points, Indices indices, int64_t count,
+                                        Arrays* arrays) {
+  VOXELFIELD_VECTORIZE
+  for (int64_t i = 0; i < count; ++i) arrays->set(i, locator(points, indices[i]));
+}
+
 template <Padding kPadding, bool kAlignCorners, typename T>
 VOXELFIELD_HOST_DEVICE GridLocator<T> linear(GridLocator<T> locator) {
   locator.padding = kPadding;
@@ -50,10 +58,11 @@ VOXELFIELD_HOST_DEVICE GridLocator<T> linear(GridLocator<T> locator) {
   return locator;
 }
 
-// The common lookups have their own loops, from which the compiler removes the branches of the others.
-template <typename Locator, typename T, typename Indices>
+// Finds the stencils of a batch: writes a list of them, or arrays with a function `set(i, stencil)`. The common lookups
+// have their own loops, from which the compiler removes the branches of the others.
+template <typename Locator, typename T, typename Indices, typename Stencils>
 VOXELFIELD_MULTIVERSION void locate(const Locator& locator, const T* points, Indices indices, int64_t count,
-                                    Stencil<T>* stencils) {
+                                    Stencils* stencils) {
   if constexpr (std::is_same_v<Locator, GridLocator<T>>) {
     const bool aligned = locator.align_corners;
     if (!locator.nearest && locator.padding == Padding::kBorder) {
@@ -92,6 +101,13 @@ VOXELFIELD_HOST_DEVICE void prefetch_corners(const Locator& locator, const scala
     }
   }
 }
+
+// Up to this number of channels, float32 kernels vectorise over points instead of channels.
+constexpr int64_t kFewChannels = 3;
+
+template <typename Weights, typename scalar_t>
+constexpr bool kVectorisesPoints =
+    std::is_same_v<Weights, ValueWeights<float>> && std::is_same_v<std::remove_const_t<scalar_t>, float>;
 
 // Whether kernels convert whole rows of a dtype to float32 before they compute. bfloat16 is cheap to convert when it is
 // read.

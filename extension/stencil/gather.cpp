@@ -187,6 +187,54 @@ VOXELFIELD_HOST_DEVICE void add_gradient(const CornerSlope<Half, float>& sum, in
 
 #endif
 
+// The corners of a batch of points with few channels.
+struct CornerArrays {
+  int32_t offset[kCorners][kPointsPerBatch];
+  float weight[kCorners][kPointsPerBatch];
+  int32_t empty[kPointsPerBatch];
+
+  VOXELFIELD_HOST_DEVICE void set(int64_t i, const Stencil<float>& s) {
+    empty[i] = s.empty;
+    for (int k = 0; k < kCorners; ++k) {
+      offset[k][i] = static_cast<int32_t>(s.offset(k));
+      weight[k][i] = s.value(k);
+    }
+  }
+
+  template <int kChannels>
+  VOXELFIELD_HOST_DEVICE void sum(const float* data, int64_t count, float* row, int64_t columns) const {
+    for (int c = 0; c < kChannels; ++c) {
+      VOXELFIELD_VECTORIZE
+      for (int64_t i = 0; i < count; ++i) {
+        float sum = 0;
+        for (int k = 0; k < kCorners; ++k) sum += weight[k][i] * data[offset[k][i] + c];
+        // Values read for an empty stencil may be NaN, and a weight of zero would not remove them.
+        row[i * columns + c] = empty[i] ? 0.f : sum;
+      }
+    }
+  }
+};
+
+// Samples one level with few channels at a batch of points, all in one grid or in several of a batch of grids.
+VOXELFIELD_HOST_DEVICE void gather_few(Level<GridLocator<float>, const float> level, const float* points, int64_t first,
+                                       int64_t count, float* out, int64_t columns) {
+  const int64_t share = level.locator.points_per_grid, size = level.locator.vertices(share) * level.locator.channels;
+  level.locator.points_per_grid = 0;
+  CornerArrays corners;
+  for (const int64_t end = first + count; first < end; first += count) {
+    const int64_t grid = share > 0 ? first / share : 0;
+    count = share > 0 ? std::min(end, (grid + 1) * share) - first : end - first;
+    locate(level.locator, points, Consecutive{first}, count, &corners);
+    const float* const data = level.data + grid * size;
+    float* const row = out + first * columns + level.column;
+    switch (level.locator.channels) {
+      case 1: corners.sum<1>(data, count, row, columns); break;
+      case 2: corners.sum<2>(data, count, row, columns); break;
+      default: corners.sum<3>(data, count, row, columns);
+    }
+  }
+}
+
 template <bool kAdd, typename scalar_t, typename Weights, typename Result, typename T>
 VOXELFIELD_HOST_DEVICE void gather_rows(const scalar_t* data, const Stencil<T>& s, const Weights& weights,
                                         int64_t channels, Result* row, int64_t stride) {
@@ -218,6 +266,12 @@ VOXELFIELD_MULTIVERSION void gather_range(const Levels<Locator, const scalar_t>&
     if (levels.sum) std::fill_n(total, kSets * total_stride, T(0));
     for (const auto& level : levels) {
       const int64_t channels = level.locator.channels;
+      if constexpr (kVectorisesPoints<Weights, scalar_t> && std::is_same_v<Locator, GridLocator<float>>) {
+        if (!levels.sum && channels <= kFewChannels && level.locator.fits_32_bits()) {
+          gather_few(level, at.points, first, count, out, columns);
+          continue;
+        }
+      }
       locate(level.locator, at.points, Consecutive{first}, count, stencils);
       prefetch_corners(level.locator, level.data, stencils, count);
       for (int64_t i = 0; i < count; ++i) {

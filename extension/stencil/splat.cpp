@@ -26,21 +26,36 @@ constexpr int64_t kTilesPerThread = 4;
 // The points of a level, sorted by the column of cells that contains them. Points without a cell are omitted.
 struct SortedPoints {
   std::unique_ptr<int64_t[]> order;
-  std::vector<int64_t> start;  // start of each column, and the end of the last one
+  std::unique_ptr<float[]> points, values;  // in this order; only for few channels, which have no list of indices
+  std::vector<int64_t> start;               // start of each column, and the end of the last one
+};
+
+// The columns of cells that contain a batch of points.
+struct CellColumns {
+  int32_t x[kPointsPerBatch], y[kPointsPerBatch];
+  int32_t empty[kPointsPerBatch];
+
+  template <typename T>
+  VOXELFIELD_HOST_DEVICE void set(int64_t i, const Stencil<T>& s) {
+    x[i] = s.lower[0];
+    y[i] = s.lower[1];
+    empty[i] = s.empty;
+  }
 };
 
 template <typename T>
 VOXELFIELD_MULTIVERSION void find_columns(const GridLocator<T>& locator, const T* points, int64_t begin, int64_t end,
                                           int64_t columns, int64_t* column, int64_t* histogram) {
-  Stencil<T> stencils[kPointsPerBatch];
+  CellColumns cells;
+  GridLocator<T> one = locator;
+  one.points_per_grid = 0;
   for (int64_t first = begin; first < end; first += kPointsPerBatch) {
     const int64_t count = std::min(kPointsPerBatch, end - first);
-    locate(locator, points, Consecutive{first}, count, stencils);
+    locate(one, points, Consecutive{first}, count, &cells);
     for (int64_t i = 0; i < count; ++i) {
-      const Stencil<T>& s = stencils[i];
       const int64_t grid = locator.points_per_grid > 0 ? (first + i) / locator.points_per_grid : 0;
-      const int64_t x = grid * (locator.resolution[0] + 1) + s.lower[0] + 1;
-      const int64_t key = s.empty ? columns : x * (locator.resolution[1] + 1) + s.lower[1] + 1;
+      const int64_t x = grid * (locator.resolution[0] + 1) + cells.x[i] + 1;
+      const int64_t key = cells.empty[i] ? columns : x * (locator.resolution[1] + 1) + cells.y[i] + 1;
       column[first + i] = key;
       ++histogram[key];
     }
@@ -48,9 +63,10 @@ VOXELFIELD_MULTIVERSION void find_columns(const GridLocator<T>& locator, const T
 }
 
 // A stable counting sort that processes ranges of points in parallel. The order does not depend on the number of
-// ranges.
-template <typename Weights, typename T>
-SortedPoints sort_by_column(const GridLocator<T>& locator, const PointsView<Weights>& at) {
+// ranges. With few channels, `values` are those of the points, and `stride` is the distance between two of them.
+template <typename Weights, typename scalar_t, typename T>
+SortedPoints sort_by_column(const GridLocator<T>& locator, const PointsView<Weights>& at, bool few,
+                            const scalar_t* values, int64_t stride) {
   const int64_t n = at.count;
   const int64_t columns = locator.grids(n) * (locator.resolution[0] + 1) * (locator.resolution[1] + 1);
   // Points without a cell have the last key.
@@ -64,16 +80,34 @@ SortedPoints sort_by_column(const GridLocator<T>& locator, const PointsView<Weig
     find_columns(locator, at.points, range_start(range), range_start(range + 1), columns, column.get(),
                  place.data() + range * keys);
   });
-  SortedPoints sorted{std::unique_ptr<int64_t[]>(new int64_t[n]), std::vector<int64_t>(keys)};
+  SortedPoints sorted;
+  sorted.start.resize(keys);
   int64_t total = 0;
   for (int64_t key = 0; key < keys; ++key) {
     sorted.start[key] = total;
     for (int64_t range = 0; range < ranges; ++range) total += std::exchange(place[range * keys + key], total);
   }
-  for_each_task(ranges, [&](int64_t range, int64_t /*thread*/) {
-    int64_t* next = place.data() + range * keys;
-    for (int64_t i = range_start(range); i < range_start(range + 1); ++i) sorted.order[next[column[i]]++] = i;
-  });
+  const auto for_each_point = [&](const auto& put) {
+    for_each_task(ranges, [&](int64_t range, int64_t /*thread*/) {
+      int64_t* next = place.data() + range * keys;
+      for (int64_t i = range_start(range); i < range_start(range + 1); ++i) put(i, next[column[i]]++);
+    });
+  };
+  if constexpr (kVectorisesPoints<Weights, scalar_t>) {
+    if (few) {
+      sorted.points.reset(new float[3 * n]);
+      sorted.values.reset(new float[locator.channels * n]);
+      dispatch_value<1, 2, kFewChannels>(locator.channels, [&](auto channels) {
+        for_each_point([&, points = sorted.points.get(), copies = sorted.values.get()](int64_t from, int64_t to) {
+          std::copy_n(at.points + 3 * from, 3, points + 3 * to);
+          std::copy_n(values + stride * from, channels.value, copies + channels.value * to);
+        });
+      });
+      return sorted;
+    }
+  }
+  sorted.order.reset(new int64_t[n]);
+  for_each_point([&](int64_t from, int64_t to) { sorted.order[to] = from; });
   return sorted;
 }
 
@@ -104,6 +138,36 @@ struct CornerAdd {
   }
 };
 
+// What a batch of points with few channels adds to the vertices around them.
+template <int kChannels>
+struct TermArrays {
+  const float* value;                           // (point, channel)
+  int32_t last;                                 // index of the last vertex along z, at least 1
+  int32_t lower[kPointsPerBatch];               // index along z of the first of two neighbouring vertices
+  float across[4][kPointsPerBatch];             // weights of the four rows along z
+  float along[2 * kChannels][kPointsPerBatch];  // values times weights of the two vertices of a row
+
+  VOXELFIELD_HOST_DEVICE void set(int64_t i, const Stencil<float>& s) {
+    for (int row = 0; row < 4; ++row) across[row][i] = s.weight[0][row >> 1] * s.weight[1][row & 1];
+    const int32_t z = s.lower[2];
+    // A missing vertex is replaced by one on the other side, to which nothing is added.
+    lower[i] = z < 0 ? 0 : z < last ? z : last - 1;
+    const float first = z < 0 ? s.weight[2][1] : s.weight[2][0], second = z < last ? s.weight[2][1] : s.weight[2][0];
+    for (int c = 0; c < kChannels; ++c) {
+      const float v = value[i * kChannels + c];
+      along[c][i] = z < last ? first * v : 0.f;
+      along[kChannels + c][i] = z < 0 ? 0.f : second * v;
+    }
+  }
+
+  VOXELFIELD_HOST_DEVICE void add(int64_t i, float* const* rows) const {
+    for (int row = 0; row < 4; ++row) {
+      float* const out = rows[row] + lower[i] * kChannels;
+      for (int j = 0; j < 2 * kChannels; ++j) out[j] += across[row][i] * along[j][i];
+    }
+  }
+};
+
 // Vertex rows [x0, x1) x [y0, y1) of one grid of a batch.
 struct Tile {
   int64_t grid;
@@ -130,7 +194,8 @@ struct Splat {
 
 // `spare` holds, in this order: a row for sums that belong to other tiles; two planes of the rows of a tile, unless
 // sums are computed in place; and the values of a batch, (point, set, channel), if rows are converted.
-template <typename Weights, typename scalar_t, typename T>
+// `kFew` is the number of channels if there are few, and 0 otherwise.
+template <int kFew, typename Weights, typename scalar_t, typename T>
 VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, const SortedPoints& sorted,
                                         const Tile& tile, T* spare) {
   constexpr int kSets = Weights::kSets;
@@ -149,7 +214,12 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, con
       return planes + ((x & 1) * height + y - tile.y0) * row_size;
     }
   };
-  Stencil<T> stencils[kPointsPerBatch];
+  GridLocator<T> locator = job.locator;
+  std::conditional_t<(kFew > 0), TermArrays<std::max(kFew, 1)>, Stencil<T>[kPointsPerBatch]> stencils;
+  if constexpr (kFew > 0) {
+    locator.points_per_grid = 0;
+    stencils.last = locator.resolution[2] - 1;
+  }
   for (int64_t x = tile.x0 - 1; x < tile.x1; ++x) {
     const int64_t key = (tile.grid * (resolution[0] + 1) + x + 1) * (resolution[1] + 1) + 1;
     const int64_t* start = sorted.start.data() + key;
@@ -164,41 +234,51 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, con
                           upper ? sums_of(x + 1, y + 1) : outside};
       const int64_t row_start = vertex_row(std::max<int64_t>(x, 0), std::max<int64_t>(y, 0)) * row_size;
       for (; next < start[y + 1]; ++next) {
-        if (next == batch_end) {
-          batch_start = next;
-          batch_end = std::min(next + kPointsPerBatch, x_end);
-          const int64_t* batch = sorted.order.get() + next;
-          locate(job.locator, job.at.points, batch, batch_end - next, stencils);
-          if constexpr (kConvertsRows<scalar_t>) {
-            const Half* from[kPointsPerBatch * kSets];
-            const int count = static_cast<int>((batch_end - next) * kSets);
-            for (int i = 0; i < count; ++i) from[i] = job.values_of(batch[i / kSets], i % kSets);
-            float16_rows.widen(from, count, channels, wide_values);
+        if constexpr (kFew > 0) {
+          if (next == batch_end) {
+            batch_start = next;
+            batch_end = std::min(next + kPointsPerBatch, x_end);
+            stencils.value = sorted.values.get() + kFew * next;
+            locate(locator, sorted.points.get(), Consecutive{next}, batch_end - next, &stencils);
           }
-          // Prefetches the next batch while this batch is summed, because sorted points are scattered in memory.
-          for (int64_t i = batch_end; i < std::min(batch_end + kPointsPerBatch, x_end); ++i) {
-            const int64_t point = sorted.order[i];
-            prefetch(job.at.points + 3 * point, 3);
-            for (int set = 0; set < kSets; ++set) prefetch(job.values_of(point, set), channels);
-          }
-        }
-        const Stencil<T>& s = stencils[next - batch_start];
-        const int64_t point = sorted.order[next];
-        const Weights weights = job.at.weights(point);
-        CornerAdd<row_t<scalar_t>, kSets, T> add;
-        if constexpr (kConvertsRows<scalar_t>) {
-          add.value = wide_values + (next - batch_start) * kSets * channels;
-          add.set_stride = channels;
+          stencils.add(next - batch_start, rows);
         } else {
-          add.value = job.values_of(point, 0);
-          add.set_stride = job.at.count * job.stride;
+          if (next == batch_end) {
+            batch_start = next;
+            batch_end = std::min(next + kPointsPerBatch, x_end);
+            const int64_t* batch = sorted.order.get() + next;
+            locate(job.locator, job.at.points, batch, batch_end - next, stencils);
+            if constexpr (kConvertsRows<scalar_t>) {
+              const Half* from[kPointsPerBatch * kSets];
+              const int count = static_cast<int>((batch_end - next) * kSets);
+              for (int i = 0; i < count; ++i) from[i] = job.values_of(batch[i / kSets], i % kSets);
+              float16_rows.widen(from, count, channels, wide_values);
+            }
+            // Prefetches the next batch while this batch is summed, because sorted points are scattered in memory.
+            for (int64_t i = batch_end; i < std::min(batch_end + kPointsPerBatch, x_end); ++i) {
+              const int64_t point = sorted.order[i];
+              prefetch(job.at.points + 3 * point, 3);
+              for (int set = 0; set < kSets; ++set) prefetch(job.values_of(point, set), channels);
+            }
+          }
+          const Stencil<T>& s = stencils[next - batch_start];
+          const int64_t point = sorted.order[next];
+          const Weights weights = job.at.weights(point);
+          CornerAdd<row_t<scalar_t>, kSets, T> add;
+          if constexpr (kConvertsRows<scalar_t>) {
+            add.value = wide_values + (next - batch_start) * kSets * channels;
+            add.set_stride = channels;
+          } else {
+            add.value = job.values_of(point, 0);
+            add.set_stride = job.at.count * job.stride;
+          }
+          const int64_t z = s.origin - row_start;
+          for (int k = 0; k < kCorners; ++k) {
+            for (int set = 0; set < kSets; ++set) add.weight[set][k] = weights(s, k, set);
+            add.target[k] = rows[k >> 1] + z + corner_side(k, 2) * s.step[2];
+          }
+          for_each_block(channels, add);
         }
-        const int64_t z = s.origin - row_start;
-        for (int k = 0; k < kCorners; ++k) {
-          for (int set = 0; set < kSets; ++set) add.weight[set][k] = weights(s, k, set);
-          add.target[k] = rows[k >> 1] + z + corner_side(k, 2) * s.step[2];
-        }
-        for_each_block(channels, add);
       }
       if (!kInPlace<scalar_t> && x >= tile.x0 && y >= tile.y0) {
         round_values(sums_of(x, y), row_size, job.out + vertex_row(x, y) * row_size);
@@ -212,7 +292,10 @@ void splat_grid(const Level<GridLocator<T>, scalar_t>& level, const Tensor& valu
                 const PointsView<Weights>& at, bool accumulate) {
   const scalar_t* first = values.const_data_ptr<scalar_t>() + level.column;
   const Splat<Weights, scalar_t> job{level.locator, first, columns, at, level.data, accumulate};
-  const SortedPoints sorted = sort_by_column(job.locator, job.at);
+  const int64_t channels = job.locator.channels;
+  const bool few = kVectorisesPoints<Weights, scalar_t> && channels <= kFewChannels && !job.locator.nearest &&
+                   job.locator.resolution[2] > 1;
+  const SortedPoints sorted = sort_by_column(job.locator, job.at, few, first, columns);
   const int64_t grids = job.locator.grids(job.at.count);
   const int64_t size_x = job.locator.resolution[0], size_y = job.locator.resolution[1];
   const int64_t row_bytes = job.locator.resolution[2] * job.locator.channels * sizeof(T);
@@ -229,7 +312,14 @@ void splat_grid(const Level<GridLocator<T>, scalar_t>& level, const Tensor& valu
   for_each_task(tiles, [&](int64_t i, int64_t thread) {
     const int64_t x = i / tiles_y % tiles_x * width, y = i % tiles_y * height;
     const Tile tile{i / tiles_y / tiles_x, x, std::min(x + width, size_x), y, std::min(y + height, size_y)};
-    splat_tile(job, sorted, tile, spare.get() + thread * size);
+    if constexpr (kVectorisesPoints<Weights, scalar_t>) {
+      if (few) {
+        return dispatch_value<1, 2, kFewChannels>(channels, [&](auto value) {
+          splat_tile<decltype(value)::value>(job, sorted, tile, spare.get() + thread * size);
+        });
+      }
+    }
+    splat_tile<0>(job, sorted, tile, spare.get() + thread * size);
   });
 }
 

@@ -30,6 +30,21 @@ struct ToUnit {
   }
 };
 
+// Copies the channels of the vertex nearest to each point.
+template <typename element_t>
+struct CopyNearest {
+  Level<GridLocator<float>, const element_t> level;
+  const float* points;
+  element_t* out;
+  int64_t columns;
+
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t i) const {
+    const Stencil<float> s = level.locator(points, i);
+    element_t* const row = out + i * columns + level.column;
+    for (int64_t c = 0; c < level.locator.channels; ++c) row[c] = s.empty ? element_t(0) : level.data[s.origin + c];
+  }
+};
+
 template <typename Backend>
 struct StencilOps {
   using Shapes = std::vector<std::vector<int64_t>>;
@@ -38,7 +53,8 @@ struct StencilOps {
                                  const OptionalTensor& direction, int64_t padding, bool align_corners, bool nearest,
                                  bool sum, bool with_gradient) {
     const Grids source = checked_grids(grids, {padding, align_corners, nearest, sum});
-    return gather(source, checked_points(grids[0], points, direction, with_gradient, source.batch));
+    const Points at = checked_points(grids[0], points, direction, with_gradient, source.batch);
+    return is_integral(grids[0].scalar_type()) ? copy_nearest(source, at) : gather(source, at);
   }
 
   static TensorTuple<2> sample_in_box(const Tensor& grid, const Tensor& points, const Tensor& aabb, int64_t padding) {
@@ -69,6 +85,7 @@ struct StencilOps {
       if (points.dim() == 3) shapes.back().insert(shapes.back().begin(), points.size(0));
     }
     const Grids target(std::move(shapes), {padding, align_corners, nearest, sum});
+    check_consecutive(target);
     const Points at = checked_points(values, points, direction, with_gradient, target.batch);
     const Tensor v = checked_values(values, at, values, target.columns);
     const typename Backend::Guard guard(values);
@@ -87,6 +104,7 @@ struct StencilOps {
   static void accumulate_trilinear(std::vector<Tensor> sums, const Tensor& values, const Tensor& points,
                                    int64_t padding, bool align_corners, bool nearest) {
     const Grids target = checked_grids(sums, {padding, align_corners, nearest, false});
+    check_consecutive(target);
     const Points at = checked_points(values, points, std::nullopt, false, target.batch);
     const Tensor v = checked_values(values, at, values, target.columns);
     for (const Tensor& sum : sums) check_contiguous("sums", sum, shape_of(sum), opmath_type(values), values);
@@ -181,17 +199,19 @@ struct StencilOps {
     Lookup lookup;
     std::optional<int64_t> batch;
     std::vector<Tensor> data;  // contiguous; empty for sums that are not allocated yet
+    std::vector<bool> shared;  // whether all elements of the batch read the same memory, as for an expanded grid
     int64_t columns = 0;
 
     Grids(Shapes all, const Lookup& lookup) : shapes(std::move(all)), lookup(lookup) {
-      STD_TORCH_CHECK(lookup.padding >= 0 && lookup.padding <= 2, "padding must be 0, 1 or 2, got ", lookup.padding);
+      STD_TORCH_CHECK(lookup.padding >= 0 && lookup.padding <= 4, "padding must be 0 to 4, got ", lookup.padding);
+      const int64_t smallest = lookup.padding == static_cast<int64_t>(Padding::kPeriodicClosed) ? 2 : 1;
       STD_TORCH_CHECK(shapes.size() <= kMaxLevels, "grids must be 1 to ", kMaxLevels, " tensors, got ", shapes.size());
       if (shapes[0].size() == 5) batch = shapes[0][0];
       const int64_t channels = shapes[0].back();
       for (const auto& shape : shapes) {
         for (auto size = shape.end() - 4; size != shape.end() - 1; ++size) {
-          STD_TORCH_CHECK(*size > 0 && *size <= (int64_t{1} << 30),
-                          "grids must have 1 to 2^30 vertices along each axis, got ", *size);
+          STD_TORCH_CHECK(*size >= smallest && *size <= (int64_t{1} << 30), "grids must have ", smallest,
+                          " to 2^30 vertices along each axis, got ", *size);
         }
         STD_TORCH_CHECK(!batch.has_value() || shape[0] == *batch, "grids must have one batch size, got ", *batch,
                         " and ", shape[0]);
@@ -210,10 +230,11 @@ struct StencilOps {
       for (size_t i = 0; i < shapes.size(); ++i) {
         const int64_t channels = shapes[i].back();
         if (channels == 0 && !data.empty()) continue;
+        const bool one_grid = batch.value_or(1) <= 1 || (!shared.empty() && shared[i]);
         GridLocator<T> locator{{},
                                static_cast<Padding>(lookup.padding),
                                channels,
-                               batch.value_or(1) > 1 ? at.points.size(1) : 0,
+                               one_grid ? 0 : at.points.size(1),
                                lookup.align_corners,
                                lookup.nearest};
         std::copy_n(shapes[i].end() - 4, 3, locator.resolution);
@@ -262,6 +283,25 @@ struct StencilOps {
     return out;
   }
 
+  // Integers can be copied only: from the nearest vertex, or zero where there is none.
+  static Tensor copy_nearest(const Grids& source, const Points& at) {
+    const Lookup& lookup = source.lookup;
+    STD_TORCH_CHECK(lookup.nearest && !lookup.sum && !at.with_gradient && !at.direction.has_value(),
+                    "integer grids support only nearest lookup of values");
+    const Tensor& like = source.data[0];
+    const typename Backend::Guard guard(like);
+    Tensor out = new_like(like, at.rows(source.columns));
+    if (out.numel() == 0) return out;
+    dispatch_integral(like.scalar_type(), [&](auto zero) {
+      using element_t = decltype(zero);
+      for (const auto& level : source.template levels<const element_t>(at)) {
+        Backend::for_each(at.points.numel() / 3,
+                          CopyNearest<element_t>{level, data_of(at.points), data_of(out), source.columns});
+      }
+    });
+    return out;
+  }
+
   template <typename Source>
   static Tensor point_gradient(const Tensor& values, const Source& source, const Points& at) {
     const Tensor& like = source.data[0];
@@ -301,8 +341,18 @@ struct StencilOps {
       shapes.push_back(shape_of(grid));
     }
     Grids checked(std::move(shapes), lookup);
-    for (const Tensor& grid : grids) checked.data.push_back(as_contiguous(grid));
+    for (const Tensor& grid : grids) {
+      const bool shared = grid.dim() == 5 && grid.size(0) > 1 && grid.stride(0) == 0;
+      checked.shared.push_back(shared);
+      checked.data.push_back(as_contiguous(shared ? torch::stable::select(grid, 0, 0) : grid));
+    }
     return checked;
+  }
+
+  // The sums of cells that lie across the end of a period are not supported.
+  static void check_consecutive(const Grids& target) {
+    STD_TORCH_CHECK(target.lookup.padding != static_cast<int64_t>(Padding::kPeriodic),
+                    "padding must be 4 for sums of periodic grids, which need a further vertex along each axis, got 3");
   }
 
   static Cells checked_cells(const Tensor& feats, const Tensor& points) {

@@ -11,8 +11,10 @@
 
 namespace voxelfield {
 
-// How values outside the grid are defined. The numbers are part of the op schemas.
-enum class Padding : int32_t { kBorder = 0, kZeros = 1, kReflection = 2 };
+// How values outside the grid are defined. The numbers are part of the op schemas. A closed periodic grid ends, along
+// each axis, with a copy of its first vertex, so that the vertices of every cell are neighbours in memory: gradients of
+// periodic grids are summed in such a grid, whose last vertices are then added to the first ones.
+enum class Padding : int32_t { kBorder = 0, kZeros = 1, kReflection = 2, kPeriodic = 3, kPeriodicClosed = 4 };
 
 // Corners are numbered 4*i + 2*j + k for (x, y, z): the memory order of a 2x2x2 block of an (X, Y, Z, C) grid.
 constexpr int kCorners = 8;
@@ -22,7 +24,8 @@ VOXELFIELD_HOST_DEVICE constexpr int corner_side(int corner, int axis) { return 
 template <typename T, typename offset_t = int64_t>
 struct Stencil {
   offset_t origin;   // element offset of corner 0
-  offset_t step[3];  // element offset from the lower to the upper vertex of each axis; 0 if either is missing
+  offset_t step[3];  // element offset from the lower to the upper vertex of each axis; 0 if either is missing, negative
+                     // from the last vertex of a periodic axis to the first
   int32_t lower[3];  // index of the lower vertex along each axis; -1 if it lies before the grid
   T weight[3][2];    // linear weight of the lower and upper vertex of each axis
   T slope[3][2];     // derivative of that weight with respect to the point's coordinate
@@ -180,6 +183,15 @@ VOXELFIELD_HOST_DEVICE Reflected<T> reflect(T u, T low, T high) {
   return {back ? high - (phase - span) : low + phase, back != (u < low)};
 }
 
+// Returns the coordinate within the first period, [0, period).
+template <typename T>
+VOXELFIELD_HOST_DEVICE T wrap(T u, T period) {
+  const T rest = std::fmod(u, period);
+  const T wrapped = rest < T(0) ? rest + period : rest;
+  // The sum can round to the period, which is the start of the next one.
+  return wrapped < period ? wrapped : T(0);
+}
+
 // Finds the cell and the position within it along one axis if align_corners is set, padding is border or zeros, and the
 // caller drops points that are outside or not finite. This common case takes a third of GridLocator's instructions.
 struct AxisPlace {
@@ -230,10 +242,14 @@ struct GridLocator {
   int64_t grids(int64_t n) const { return points_per_grid > 0 ? n / points_per_grid : 1; }
   int64_t vertices(int64_t n) const { return grids(n) * resolution[0] * resolution[1] * resolution[2]; }
 
+  // Whether 32-bit offsets address all elements of one grid.
+  VOXELFIELD_HOST_DEVICE bool fits_32_bits() const {
+    return double(resolution[0]) * resolution[1] * resolution[2] * double(channels) < 0x7fffffff;
+  }
+
   bool is_plain() const {
-    const double elements = double(resolution[0]) * resolution[1] * resolution[2] * double(channels);
-    return align_corners && !nearest && padding != Padding::kReflection && points_per_grid == 0 &&
-           elements < 0x7fffffff;
+    return align_corners && !nearest && (padding == Padding::kBorder || padding == Padding::kZeros) &&
+           points_per_grid == 0 && fits_32_bits();
   }
 
   GridLocator<T, true> plain() const {
@@ -249,6 +265,8 @@ struct GridLocator {
   template <typename Clamps>
   VOXELFIELD_HOST_DEVICE Stencil<T, offset_t> find(const T* points, int64_t index, Clamps clamps) const {
     const bool aligned = Plain || align_corners, rounds = !Plain && nearest;
+    const bool closed = !Plain && padding == Padding::kPeriodicClosed;
+    const bool wraps = !Plain && (closed || padding == Padding::kPeriodic);
     const T* point = points + 3 * index;
     Stencil<T, offset_t> s;
     s.origin = 0;
@@ -256,9 +274,9 @@ struct GridLocator {
     offset_t stride = static_cast<offset_t>(channels);
     VOXELFIELD_UNROLL
     for (int axis = 2; axis >= 0; --axis) {
-      const int32_t last = resolution[axis] - 1;
+      const int32_t size = closed ? resolution[axis] - 1 : resolution[axis], last = size - 1;
       const T end = coordinate_of<T>(last);
-      T rise = aligned ? end : T(resolution[axis]);
+      T rise = aligned ? end : T(size);
       T u = multiply_add(point[axis], rise, aligned ? T(0) : T(-0.5));
       if (!Plain && padding == Padding::kReflection) {
         const T margin = aligned ? T(0) : T(0.5);
@@ -268,7 +286,9 @@ struct GridLocator {
         u = folded.u;
         if (folded.reversed) rise = -rise;
       }
-      if (clamps) {
+      if (wraps) {
+        u = wrap(u, coordinate_of<T>(size));
+      } else if (clamps) {
         // At and beyond the faces the clamped coordinate is constant, as in F.grid_sample.
         if (!(u > T(0) && u < end)) rise = T(0);
         u = clamp(u, end);
@@ -278,11 +298,12 @@ struct GridLocator {
       }
       if (rounds) {
         u = std::rint(u);
+        if (wraps && u > end) u = T(0);
         rise = T(0);
       }
       const int32_t i = index_below(u, clamps ? last : resolution[axis]);
       const T fraction = u - T(i);
-      const bool has_lower = clamps || (i >= 0 && i <= last), has_upper = i < last && !rounds;
+      const bool has_lower = clamps || (i >= 0 && i <= last), has_upper = (wraps || i < last) && !rounds;
       s.lower[axis] = i;
       s.weight[axis][0] = has_lower ? T(1) - fraction : T(0);
       // At the last vertex the fraction of a clamped coordinate is zero. If clamping is known at compile time, this
@@ -292,7 +313,7 @@ struct GridLocator {
       s.slope[axis][1] = has_upper ? rise : T(0);
       // A missing vertex is replaced by the other vertex of the axis, with weight zero.
       s.origin += (has_lower ? i : 0) * stride;
-      s.step[axis] = has_lower && has_upper ? stride : 0;
+      s.step[axis] = !(has_lower && has_upper) ? 0 : wraps && !closed && i == last ? -last * stride : stride;
       if (!has_lower && !has_upper) s.empty = true;
       stride *= resolution[axis];
     }

@@ -790,11 +790,11 @@ def test_registration(device):
     ids, count = random_tiles(shape[:3], device)
     one = torch.ones(1, device=device)
     working = torch.zeros(shape, device=device, dtype=torch.float16)
-    lists = [[x] for x in arrays]
+    lists, rule = [[x] for x in arrays], (0.9, 0.99, 1e-8, 0.1, 0.1, False, True)
     for rates in (None, torch.ones(4, device=device)):
         torch.library.opcheck(
             torch.ops.voxelfield.grid_adam_.default,
-            (*lists, [working], [one], [one], [ids], [count], [rates], 0.9, 0.99, 1e-8, 0.1, 0.1, False, True),
+            (*lists, [working], [one], [one], [ids], [count], [rates], one, None, *rule),
         )
     occupied = torch.ones(2, 2, 2, dtype=torch.bool, device=device)
     torch.library.opcheck(torch.ops.voxelfield.active_tiles_.default, (occupied, shape[:3], ids.clone(), count.clone()))

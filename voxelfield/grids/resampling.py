@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from voxelfield import ops
 from voxelfield.ops._checks import coordinate_dtype
 from voxelfield.ops._errors import ArgumentValueError
+from voxelfield.ops._grids import Padding
 
 # Fraction of a cell: a face of a cropping box that is this close to a vertex counts as lying on it. The tolerance is
 # far above the rounding of float32 world coordinates and far below anything visible.
@@ -33,59 +34,83 @@ def touched_vertices(low: float, high: float, size: int, wanted_low: float, want
     return first, max(last, first + 1)
 
 
-def resample(values: Tensor, resolution: tuple[int, int, int], slab_elements: int = SLAB_ELEMENTS) -> Tensor:
-    """Resamples (X, Y, Z, C) trilinearly to other numbers of vertices; the outermost vertices stay in place.
+def resample(
+    values: Tensor,
+    resolution: tuple[int, int, int],
+    slab_elements: int = SLAB_ELEMENTS,
+    *,
+    align_corners: bool = True,
+    periodic: bool = False,
+) -> Tensor:
+    """Resamples (X, Y, Z, C) trilinearly to other numbers of vertices over the same box.
 
-    No temporary tensor has more than ``slab_elements`` elements, unless the vertices at one x need more.
+    With ``align_corners`` the outermost vertices stay in place. Otherwise, new vertices may lie outside the old ones;
+    there the outermost values are repeated, or the whole grid if it is ``periodic``. No temporary tensor has more than
+    ``slab_elements`` elements, unless the vertices at one x need more.
     """
     _, y, z, channels = values.shape
     new_x, new_y, new_z = resolution
     result = values.new_empty((*resolution, channels))
     row = max(y * z, new_y * z, new_y * new_z) * channels
+    placed = (align_corners, periodic)
     for rows in _slabs(new_x, row, slab_elements):
-        slab = _resample_axis(values, 0, torch.arange(rows.start, rows.stop), new_x)
-        slab = _resample_axis(slab, 1, torch.arange(new_y), new_y)
-        slab = _resample_axis(slab, 2, torch.arange(new_z), new_z)
+        slab = _resample_axis(values, 0, torch.arange(rows.start, rows.stop), new_x, *placed)
+        slab = _resample_axis(slab, 1, torch.arange(new_y), new_y, *placed)
+        slab = _resample_axis(slab, 2, torch.arange(new_z), new_z, *placed)
         result[rows] = slab
     return result
 
 
-def _resample_axis(values: Tensor, axis: int, index: Tensor, new_size: int) -> Tensor:
+def _resample_axis(
+    values: Tensor, axis: int, index: Tensor, new_size: int, align_corners: bool, periodic: bool
+) -> Tensor:
     """Returns the values at the new vertices ``index`` of ``new_size`` along one axis, in the arithmetic's dtype."""
     size, dtype = values.shape[axis], coordinate_dtype(values.dtype)
-    if new_size > 1:
+    if not align_corners:
+        position, unit = (2 * index + 1) * size - new_size, 2 * new_size
+    elif new_size > 1:
         position, unit = index * (size - 1), new_size - 1
     else:
         # A single vertex represents the whole extent, so its value is that of the middle.
         position, unit = torch.tensor([size - 1]), 2
     lower = position // unit
-    upper = (lower + 1).clamp(max=size - 1)
+    upper = lower + 1
+    lower, upper = (i.remainder(size) if periodic else i.clamp(0, size - 1) for i in (lower, upper))
     weight = ((position % unit).to(dtype) / unit).reshape([-1 if d == axis else 1 for d in range(4)])
     below = values.index_select(axis, lower.to(values.device)).to(dtype)
     above = values.index_select(axis, upper.to(values.device)).to(dtype)
     return below.lerp_(above, weight.to(values.device))
 
 
-def vertex_fractions(size: int, like: Tensor) -> Tensor:
+def vertex_fractions(size: int, like: Tensor, align_corners: bool = True) -> Tensor:
     """Returns the relative positions of an axis' vertices between its ends, in the dtype and device of ``like``."""
     index = torch.arange(size, device=like.device, dtype=like.dtype)
+    if not align_corners:
+        return (index + 0.5) / size
     return index / (size - 1) if size > 1 else torch.full_like(index, 0.5)
 
 
 def sample_vertices(
-    values: Tensor, corners: Tensor, resolution: tuple[int, int, int], slab_elements: int = SLAB_ELEMENTS
+    values: Tensor,
+    corners: Tensor,
+    resolution: tuple[int, int, int],
+    slab_elements: int = SLAB_ELEMENTS,
+    *,
+    align_corners: bool = True,
+    periodic: bool = False,
 ) -> Tensor:
     """Samples (X, Y, Z, C) at the vertices that fill a box given by its corners (2, 3) in the unit cube.
 
-    ``slab_elements`` is as for :func:`resample`.
+    The options are as for :func:`resample`.
     """
     result = values.new_empty((*resolution, values.shape[-1]))
     axes = []
     for axis, size in enumerate(resolution):
-        axes.append(torch.lerp(corners[0, axis], corners[1, axis], vertex_fractions(size, corners)))
+        axes.append(torch.lerp(corners[0, axis], corners[1, axis], vertex_fractions(size, corners, align_corners)))
+    padding: Padding = "periodic" if periodic else "border"
     for rows in _slabs(resolution[0], resolution[1] * resolution[2] * max(values.shape[-1], 3), slab_elements):
         points = torch.stack(torch.meshgrid(axes[0][rows], axes[1], axes[2], indexing="ij"), dim=-1)
-        result[rows] = ops.sample_trilinear(values, points.view(-1, 3)).view(*points.shape[:-1], -1)
+        result[rows] = ops.sample_trilinear(values, points, padding=padding, align_corners=align_corners)
     return result
 
 

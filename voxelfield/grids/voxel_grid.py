@@ -24,7 +24,7 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
     widen_positions,
 )
-from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, is_out_of_memory, shown
+from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError, is_out_of_memory, shown
 from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box_eagerly
 
 __all__ = ["VoxelGrid", "cubic_voxels"]
@@ -46,9 +46,10 @@ def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, resolution: int) -> t
 class VoxelGrid(nn.Module):
     """Trainable features on a regular grid of vertices, read by trilinear interpolation at world positions.
 
-    Vertices are spread evenly over the box with the first and the last one of every axis on the box's faces
-    (``align_corners=True`` of :func:`torch.nn.functional.grid_sample`). An axis with a single vertex is constant. The
-    index order is x, y, z everywhere.
+    Vertices are spread evenly over the box with the first and the last one of every axis on the box's faces, or with
+    ``align_corners=False`` at the centres of equal voxels that fill the box, as for
+    :func:`torch.nn.functional.grid_sample`. An axis with a single vertex is constant. The index order is x, y, z
+    everywhere.
 
     The grid gives no meaning to its features, such as density or colour: it is a function from a position to
     ``channels`` numbers, differentiable twice in its features and in the position.
@@ -62,8 +63,11 @@ class VoxelGrid(nn.Module):
         aabb: Axis-aligned box in world units as ``((low_x, low_y, low_z), (high_x, high_y, high_z))``, or a tensor of
             shape (2, 3). Stored as float32.
         padding: The value read at a position outside the box. With ``"border"`` it is that of the nearest point of the
-            box, with ``"zeros"`` features fade to zero within one cell of the box, and with ``"reflection"`` the grid
-            is mirrored at the box's faces.
+            box, with ``"zeros"`` features fade to zero within one cell of the outermost vertices, with
+            ``"reflection"`` the grid is mirrored at the box's faces, and with ``"periodic"`` it is repeated. A period
+            is one voxel longer than the distance of the outermost vertices: with ``align_corners=False`` it is the box.
+        align_corners: Whether the outermost vertices lie on the faces of the box, or half a voxel inside. As a setting
+            of the code, like ``padding``, this is not part of the ``state_dict``.
         init_std: Standard deviation of the normal distribution from which the initial features are drawn.
         fill: Mean of that distribution; with ``init_std=0`` the initial value of all features.
         dtype: Type of the features: float32, float64, float16 or bfloat16.
@@ -94,6 +98,7 @@ class VoxelGrid(nn.Module):
         aabb: Sequence[Sequence[float]] | Tensor,
         *,
         padding: Padding = "border",
+        align_corners: bool = True,
         init_std: float = 0.0,
         fill: float = 0.0,
         dtype: torch.dtype = torch.float32,
@@ -107,6 +112,7 @@ class VoxelGrid(nn.Module):
         check_not_negative("init_std", init_std)
         check_finite("fill", fill)
         self.padding: Padding = padding
+        self.align_corners = bool(align_corners)
         self.init_std = init_std
         self.fill = fill
         try:
@@ -167,20 +173,21 @@ class VoxelGrid(nn.Module):
 
         Along an axis with a single vertex, this is the extent of the box.
         """
-        cells = [max(size - 1, 1) for size in self.resolution]
+        cells = [max(size - 1, 1) if self.align_corners else size for size in self.resolution]
         return (self.aabb[1] - self.aabb[0]) / torch.tensor(cells, device=self.aabb.device)
 
     def vertices(self) -> Tensor:
         """Positions of the vertices.
 
         Returns:
-            (X, Y, Z, 3) float32 world positions. The outermost vertices lie exactly on the faces of the box. Along an
-            axis with a single vertex, this vertex lies in the middle.
+            (X, Y, Z, 3) float32 world positions. The outermost vertices lie exactly on the faces of the box, or half a
+            voxel inside with ``align_corners=False``. Along an axis with a single vertex, this vertex lies in the
+            middle.
         """
         low, high = self.aabb
         axes = []
         for axis, size in enumerate(self.resolution):
-            axes.append(torch.lerp(low[axis], high[axis], vertex_fractions(size, low)))
+            axes.append(torch.lerp(low[axis], high[axis], vertex_fractions(size, low, self.align_corners)))
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
 
     def to_unit(self, points: Tensor) -> Tensor:
@@ -253,11 +260,11 @@ class VoxelGrid(nn.Module):
             sampled = self._sample_eagerly(points)
             return self._sample(self.to_unit(self._promote(points))) if sampled is None else sampled
         unit = self.to_unit(self._promote(points))
-        values, slopes = ops.sample_trilinear(self.features, self._rows(unit), padding=self.padding, with_gradient=True)
+        values, slopes = ops.sample_trilinear(
+            self.features, unit, padding=self.padding, align_corners=self.align_corners, with_gradient=True
+        )
         low, high = self.aabb.to(coordinate_dtype(slopes.dtype))
-        slopes = (slopes / (high - low)).to(slopes.dtype)
-        lead = unit.shape[:-1]
-        return values.reshape(*lead, self.channels), slopes.reshape(*lead, self.channels, 3)
+        return values, (slopes / (high - low)).to(slopes.dtype)
 
     def sample_rays(self, origins: Tensor, directions: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """Interpolates the features along rays, at ``origins + t * directions``.
@@ -300,6 +307,8 @@ class VoxelGrid(nn.Module):
         """
         if self._copies is not None or type(self).to_unit is not VoxelGrid.to_unit or needs_long_path():
             return None
+        if not self.align_corners:
+            return None
         try:
             features: Any = self._parameters["features"]
             aabb: Any = self._buffers["aabb"]
@@ -310,17 +319,15 @@ class VoxelGrid(nn.Module):
             rows = points if points.dim() == 2 else points.reshape(-1, 3)
             sampled = sample_in_box_eagerly(features, rows, aabb, self.padding)
             return sampled if rows is points else sampled.view(*points.shape[:-1], features.shape[-1])
-        except Exception:  # the general path raises the same error again, or explains it
+        except EXPLAINED_LATER:  # the general path raises the same error again, or explains it
             return None
 
     def _sample(self, unit: Tensor) -> Tensor:
         """Interpolates at positions (..., 3) in the unit cube."""
-        rows = self._rows(unit)
-        if self._copies is not None:
-            values = self._copies.sample(rows, self.padding)
-        else:
-            values = ops.sample_trilinear(self.features, rows, padding=self.padding)
-        return values if unit.dim() == 2 else values.reshape(*unit.shape[:-1], self.channels)
+        if self._copies is None:
+            return ops.sample_trilinear(self.features, unit, padding=self.padding, align_corners=self.align_corners)
+        rows = unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
+        return self._copies.sample([self.features], rows, self.padding).reshape(*unit.shape[:-1], self.channels)
 
     def keep_copies(self, dtype: torch.dtype) -> list[Tensor]:
         """Makes the grid read a copy of its features and add gradients in place; see :class:`WorkingCopies`.
@@ -331,25 +338,27 @@ class VoxelGrid(nn.Module):
             dtype: Type of the copy: float16, bfloat16 or float32.
 
         Returns:
-            A list of the copy only. The optimizer must update the copy with the features.
+            A list of the copy only, for :meth:`voxelfield.grids.adam.GridAdam.set_working`. With another optimizer it
+            is rounded anew after every backward pass.
 
         Raises:
-            TypeError: The grid is not float32, or ``dtype`` is not one of the three.
-            ValueError: The grid is sharded.
+            TypeError: The features are not a float32 parameter, or ``dtype`` is not one of the three.
+            ValueError: The grid is sharded, or has ``align_corners=False``.
         """
         refuse_sharded(self, self.features, "keep_copies")
+        if not self.align_corners:
+            raise ArgumentValueError("align_corners must be True for keep_copies, got False")
         self._copies = WorkingCopies([self.features], dtype)
+        self.features.grad = torch.zeros_like(self.features)
         return self._copies.copies
 
     def refresh_copies(self) -> None:
-        """Copies the features into the copy of :meth:`keep_copies`, if there is one."""
+        """Copies the features into the copy of :meth:`keep_copies`, if there is one.
+
+        Needed only after changes that the copy does not notice by itself; see :class:`WorkingCopies`.
+        """
         if self._copies is not None:
             self._copies.refresh()
-
-    def _rows(self, unit: Tensor) -> Tensor:
-        rows = unit if unit.dim() == 2 else unit.reshape(-1, 3)
-        wide = coordinate_dtype(self.features.dtype)
-        return rows if rows.dtype == wide else rows.to(wide)
 
     def _promote(self, values: Tensor) -> Tensor:
         # Positions are widened before they are mapped to the unit cube, so a float64 grid gets unrounded ones.
@@ -380,11 +389,13 @@ class VoxelGrid(nn.Module):
     def upsample(self, resolution: int | Sequence[int], optimizer: torch.optim.Optimizer | None = None) -> None:
         """Resamples the features to another resolution over the same box, and the optimizer's state with them.
 
-        New vertex i of R' has the old coordinate ``i * (R - 1) / (R' - 1)``, computed in integers, and its value is
-        interpolated trilinearly. If the old vertices are among the new ones (R' - 1 is a multiple of R - 1, as in
-        R -> 2R - 1), the old values are kept bit for bit, and the field as a function of position stays the same up to
-        the rounding of the new values. The resolution may also be lower; values are then interpolated without
-        smoothing. The arithmetic is at least float32, and only a small temporary is allocated besides the new tensor.
+        New vertex i of R' has the old coordinate ``i * (R - 1) / (R' - 1)``, with ``align_corners=False``
+        ``(i + 1/2) * R / R' - 1/2``, computed in integers, and its value is interpolated trilinearly. Beyond the old
+        vertices, the outermost values are repeated, or the grid if its ``padding`` is ``"periodic"``. If the old
+        vertices are among the new ones (R' - 1 is a multiple of R - 1, as in R -> 2R - 1), the old values are kept bit
+        for bit, and the field as a function of position stays the same up to the rounding of the new values. The
+        resolution may also be lower; values are then interpolated without smoothing. The arithmetic is at least
+        float32, and only a small temporary is allocated besides the new tensor.
 
         The Parameter object stays the same, so optimizers and modules that hold it remain valid; its ``grad`` is
         dropped. ``DistributedDataParallel`` sizes its buckets once, so wrap the model again afterwards.
@@ -401,7 +412,7 @@ class VoxelGrid(nn.Module):
                 changed.
         """
         target = _parse_resolution(resolution)
-        self._transform("upsample", lambda values: resample(values, target), optimizer)
+        self._transform("upsample", lambda values: resample(values, target, **self._placement()), optimizer)
 
     def crop(self, aabb: Sequence[Sequence[float]] | Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Crops the grid to the whole cells that a box touches, and the optimizer's state with it.
@@ -417,9 +428,15 @@ class VoxelGrid(nn.Module):
 
         Raises:
             ValueError: ``aabb`` is not a finite box with low < high or does not overlap the present one, the grid is
-                sharded, the optimizer does not train it, or its state cannot be cropped. In all these cases nothing has
-                changed.
+                sharded or has ``align_corners=False`` (values within half a voxel of a cut would change; see
+                :meth:`refit`), the optimizer does not train it, or its state cannot be cropped. In all these cases
+                nothing has changed.
         """
+        if not self.align_corners:
+            raise ArgumentValueError(
+                "align_corners must be True for crop, got False: values within half a voxel of a cut would change. "
+                "refit(aabb, resolution) resamples to another box"
+            )
         wanted_low, wanted_high = parse_box(aabb)
         present_low, present_high = self.aabb.tolist()
         new_low, new_high = list(present_low), list(present_high)
@@ -449,7 +466,8 @@ class VoxelGrid(nn.Module):
     ) -> None:
         """Resamples the grid to another box and resolution at once, and the optimizer's state with it.
 
-        Every new vertex receives the value interpolated at its position, with ``"border"`` padding outside the old box.
+        Every new vertex receives the value interpolated at its position, with ``"border"`` padding outside the old box,
+        or ``"periodic"`` padding if that is the grid's.
         The Parameter, its ``grad`` and the optimizer are treated as by :meth:`upsample`.
 
         Args:
@@ -465,7 +483,9 @@ class VoxelGrid(nn.Module):
         box, target = parse_box(aabb), _parse_resolution(resolution)
         low, high = self.aabb
         corners = ((box_tensor(box, low.device) - low) / (high - low)).to(coordinate_dtype(self.features.dtype))
-        self._transform("refit", lambda values: sample_vertices(values, corners, target), optimizer)
+        self._transform(
+            "refit", lambda values: sample_vertices(values, corners, target, **self._placement()), optimizer
+        )
         self._set_box(box)
 
     def resize(
@@ -480,7 +500,8 @@ class VoxelGrid(nn.Module):
         Args:
             resolution: Cube root of the number of voxels (:func:`cubic_voxels`).
             optimizer: The optimizer that trains this grid, if any.
-            aabb: A box to which the grid is cropped first (:meth:`crop`), world units.
+            aabb: A box to which the grid is cropped first (:meth:`crop`), world units. Not with
+                ``align_corners=False``.
 
         Raises:
             ValueError: As for :meth:`crop` and :meth:`upsample`.
@@ -490,6 +511,9 @@ class VoxelGrid(nn.Module):
         vertices = cubic_voxels(self.aabb, resolution)
         if vertices != self.resolution:
             self.upsample(vertices, optimizer)
+
+    def _placement(self) -> dict[str, bool]:
+        return {"align_corners": self.align_corners, "periodic": self.padding == "periodic"}
 
     def _set_box(self, box: Box) -> None:
         self._box = box
@@ -561,18 +585,24 @@ class VoxelGrid(nn.Module):
 
     @classmethod
     def from_grid_sample_layout(
-        cls, volume: Tensor, aabb: Sequence[Sequence[float]] | Tensor, *, padding: Padding = "border"
+        cls,
+        volume: Tensor,
+        aabb: Sequence[Sequence[float]] | Tensor,
+        *,
+        padding: Padding = "border",
+        align_corners: bool = True,
     ) -> VoxelGrid:
         """Builds a grid from a volume laid out for :func:`torch.nn.functional.grid_sample`.
 
         That function reads (1, C, D, H, W) at coordinates (x, y, z) in [-1, 1], where x runs along W, y along H and z
         along D, in reverse order of the shape. The grid is a copy of ``volume[0].permute(3, 2, 1, 0)``, so X = W,
-        Y = H, Z = D, and reads the same values there as ``F.grid_sample`` with ``align_corners=True``.
+        Y = H, Z = D, and reads the same values there as ``F.grid_sample`` with the same ``align_corners``.
 
         Args:
             volume: (1, C, D, H, W), of a dtype that a grid can have.
-            aabb: Box in world units that the volume fills, outermost vertices on its faces.
+            aabb: Box in world units that the volume fills.
             padding: As for the constructor.
+            align_corners: As for the constructor.
 
         Returns:
             A grid with the volume's dtype and device, and its own copy of the values.
@@ -586,7 +616,8 @@ class VoxelGrid(nn.Module):
         if volume.dim() != 5 or volume.shape[0] != 1:
             raise ArgumentValueError(f"volume must have shape (1, C, D, H, W), got {tuple(volume.shape)}")
         _, channels, depth, height, width = volume.shape
-        grid = cls((width, height, depth), channels, aabb, padding=padding, dtype=volume.dtype, device=volume.device)
+        options: Any = {"padding": padding, "align_corners": align_corners}
+        grid = cls((width, height, depth), channels, aabb, **options, dtype=volume.dtype, device=volume.device)
         with torch.no_grad():
             grid.features.copy_(volume[0].permute(3, 2, 1, 0))
         return grid
@@ -595,8 +626,8 @@ class VoxelGrid(nn.Module):
         """Returns the features in the layout of :func:`torch.nn.functional.grid_sample`.
 
         Returns:
-            (1, C, Z, Y, X), a view on the features (not contiguous, differentiable). ``F.grid_sample`` with
-            ``align_corners=True`` at ``2 * grid.to_unit(points) - 1`` reads the same values from it.
+            (1, C, Z, Y, X), a view on the features (not contiguous, differentiable). ``F.grid_sample`` with the grid's
+            ``align_corners`` at ``2 * grid.to_unit(points) - 1`` reads the same values from it.
         """
         return self.features.permute(3, 2, 1, 0)[None]
 
@@ -643,6 +674,8 @@ class VoxelGrid(nn.Module):
     def extra_repr(self) -> str:
         """Describes the grid in one line, for ``print(module)``."""
         parts = [f"resolution={self.resolution}", f"channels={self.channels}", f"padding={self.padding!r}"]
+        if not self.align_corners:
+            parts.append("align_corners=False")
         if not self.aabb.is_meta:
             low, high = (", ".join(f"{value:.6g}" for value in corner) for corner in self.aabb.tolist())
             parts.insert(2, f"aabb=(({low}), ({high}))")

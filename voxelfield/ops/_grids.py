@@ -23,6 +23,7 @@ from voxelfield.ops._autograd import (
 )
 from voxelfield.ops._checks import (
     FLOATING,
+    INTEGERS,
     check_choice,
     check_dtype,
     check_points,
@@ -31,13 +32,14 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
 )
 from voxelfield.ops._derivatives import Gather, PointGradient, Splat
-from voxelfield.ops._errors import ArgumentValueError, explain_memory
+from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError, explain_memory
 from voxelfield.ops._stencil import Shapes
 from voxelfield.ops._vmap import register_batching
 
-Padding = Literal["border", "zeros", "reflection"]
+Padding = Literal["border", "zeros", "reflection", "periodic"]
 Mode = Literal["linear", "nearest"]
-PADDINGS: dict[str, int] = {"border": 0, "zeros": 1, "reflection": 2}
+PADDINGS: dict[str, int] = {"border": 0, "zeros": 1, "reflection": 2, "periodic": 3}
+_PERIODIC, _PERIODIC_CLOSED = 3, 4  # of the second, each axis ends with a copy of its first vertex
 MODES: tuple[str, ...] = ("linear", "nearest")
 
 
@@ -76,15 +78,21 @@ class GridStencil:
 
     def splat(self, values: Tensor, points: Tensor, direction: MaybeTensor, shapes: Shapes) -> tuple[Tensor, ...]:
         """Adds ``values`` up in grids of ``shapes``; see :class:`voxelfield.ops._stencil.Stencil`."""
+        periodic = self.padding == _PERIODIC
+        options = self.options
+        if periodic:
+            shapes = tuple((*shape[:-4], *(size + 1 for size in shape[-4:-1]), shape[-1]) for shape in shapes)
+            options = (_PERIODIC_CLOSED, *options[1:])
+            dtype, values = values.dtype, values.to(coordinate_dtype(values.dtype))
         sizes = [size for shape in shapes for size in shape[-4:]]
         method = self.method
         if method is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
             method = _constants.DETERMINISTIC if deterministic else _constants.AUTOMATIC
         sums: list[Tensor] = torch.ops.voxelfield.splat_trilinear.default(
-            values, points, direction, sizes, *self.options, method
+            values, points, direction, sizes, *options, method
         )
-        return tuple(sums)
+        return tuple(_opened(total).to(dtype) for total in sums) if periodic else tuple(sums)
 
     def point_gradient(
         self, values: Tensor, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor
@@ -101,6 +109,14 @@ class GridStencil:
             return values
         columns = values.split([shape[-1] for shape in shapes], dim=-1)
         return torch.cat(list(itertools.compress(columns, wanted)), dim=-1)
+
+
+def _opened(closed: Tensor) -> Tensor:
+    """Adds the last vertices of a closed periodic grid to the first ones, of which they are copies, and drops them."""
+    for axis in (-4, -3, -2):
+        closed, copies = closed.split((closed.shape[axis] - 1, 1), axis)
+        closed.narrow(axis, 0, 1).add_(copies)
+    return closed.contiguous()
 
 
 def make_stencil(padding: str, align_corners: bool, mode: str, add: bool, with_gradient: bool) -> GridStencil:
@@ -134,7 +150,7 @@ def sample_eagerly(
     try:
         stencil = known_stencil(padding, align_corners, mode, add, with_gradient)
         sampled = _derivatives.sample_eagerly(grids, points, stencil)
-    except Exception:  # the slow path raises it again, with a better message
+    except EXPLAINED_LATER:  # the slow path raises it again, with a better message
         return None
     if sampled.numel() == 0:  # the raw op checks empty inputs less strictly
         return None
@@ -185,6 +201,34 @@ def sample_in_box_eagerly(grid: Tensor, points: Tensor, aabb: Tensor, padding: s
     return sampled
 
 
+def shared_grid(grids: Tensor) -> Tensor | None:
+    """Returns the one grid that every element of a batch repeats, if the batch is an expanded tensor.
+
+    The gradient of an expanded tensor would have to be stored once for each element of the batch. This function returns
+    a differentiable view of the tensor that was expanded instead, which receives one gradient.
+
+    Args:
+        grids: Any tensor of more than one element along the first dimension.
+
+    Returns:
+        The grid, or None: the batch is not expanded, its own gradient is asked for, or it is traced or transformed.
+    """
+    if grids.stride(0) != 0 or grids.shape[0] < 2 or needs_long_path():
+        return None
+    if not (grids.requires_grad and torch.is_grad_enabled()):
+        return grids[0]
+    base = grids._base
+    if base is None or not base.requires_grad or base.dtype != grids.dtype:
+        return None
+    if grids.is_leaf or grids.retains_grad or grids._backward_hooks:
+        return None
+    one = grids.detach()[0]
+    # The gradient of view() costs nothing, and that of as_strided() a pass over the base.
+    if one.is_contiguous() and base.is_contiguous() and one.numel() == base.numel():
+        return base.view(one.shape)
+    return base.as_strided(one.shape, one.stride(), one.storage_offset())
+
+
 def sample_grids(
     names: Sequence[str],
     grids: Sequence[Tensor],
@@ -197,7 +241,7 @@ def sample_grids(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Checks what the public functions have in common, and samples ``grids`` of fitting shapes in any situation."""
     first = grids[0]
-    _check_grids(names, grids)
+    _check_grids(names, grids, copied=mode == "nearest" and not add)
     points = check_points(points, (first.shape[0], "N", 3) if first.dim() == 5 else ("N", 3), names[0], first)
     stencil = make_stencil(padding, align_corners, mode, add, with_gradient)
     _library.ensure_loaded(first.device.type)
@@ -206,11 +250,11 @@ def sample_grids(
     return _values_and_gradient(sampled) if with_gradient else sampled
 
 
-def _check_grids(names: Sequence[str], grids: Sequence[Tensor]) -> None:
+def _check_grids(names: Sequence[str], grids: Sequence[Tensor], copied: bool) -> None:
     """Raises unless grids have at least one vertex, a dtype that kernels exist for, and fit together."""
     first = grids[0]
     for name, grid in zip(names, grids, strict=True):
-        check_dtype(name, grid, FLOATING)
+        check_grid_dtype(name, grid, copied)
         if grid is not first:
             check_dtype(name, grid, (first.dtype,), f" as {names[0]} is")
             check_same_device(name, grid, names[0], first)
@@ -218,6 +262,16 @@ def _check_grids(names: Sequence[str], grids: Sequence[Tensor]) -> None:
             raise ArgumentValueError(
                 f"{name} must have at least one vertex along each axis, got shape {tuple(grid.shape)}"
             )
+
+
+def check_grid_dtype(name: str, grid: Tensor, copied: bool) -> None:
+    """Raises unless kernels exist for the dtype of a grid. Integers can only be ``copied``, not interpolated."""
+    if grid.dtype in INTEGERS and not copied:
+        raise ArgumentTypeError(
+            f"{name} must be float32 or float64 or float16 or bfloat16 to be interpolated, got "
+            f"{str(grid.dtype).removeprefix('torch.')}: convert it with .float(), or keep integers with mode='nearest'"
+        )
+    check_dtype(name, grid, FLOATING + INTEGERS)
 
 
 def _values_and_gradient(sampled: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,11 +291,11 @@ def _register() -> None:
         for level, grid in enumerate(grids):
             lead = (grids[0].shape[0],) if batched else ()
             check_tensor(f"grids[{level}]", grid, (*lead, "X", "Y", "Z", "C"))
-        _check_grids([f"grids[{level}]" for level in range(len(grids))], grids)
+        *_, nearest, add, with_gradient = options
+        _check_grids([f"grids[{level}]" for level in range(len(grids))], grids, copied=nearest and not add)
         check_tensor("points", points, (grids[0].shape[0], "N", 3) if batched else ("N", 3))
         check_dtype("points", points, (coordinate_dtype(grids[0].dtype),))
         check_same_device("points", points, "grids[0]", grids[0])
-        *_, add, with_gradient = options
         channels = grids[0].shape[-1] if add else sum(grid.shape[-1] for grid in grids)
         sets = (4,) if with_gradient else ()
         return grids[0].new_empty(*sets, *points.shape[:-1], channels)

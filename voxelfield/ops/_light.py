@@ -30,7 +30,7 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
     offsets_fit,
 )
-from voxelfield.ops._errors import ArgumentValueError
+from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError
 from voxelfield.ops._no_derivative import refuse_jvp
 from voxelfield.ops.ray_sums import EXCLUSIVE, scan, spread, total
 
@@ -104,7 +104,7 @@ def run_eagerly(function: type[OpFunction], tensors: tuple[Tensor, ...], *inputs
                 if x.requires_grad:
                     return function.record(*inputs)
         return function.forward(*inputs)
-    except Exception:  # the slow path raises it again, with a better message
+    except EXPLAINED_LATER:  # the slow path raises it again, with a better message
         return None
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from voxelfield.ops._checks import (
-    FLOATING,
     check_choice,
     check_dtype,
     check_same_device,
@@ -16,10 +16,11 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
 )
 from voxelfield.ops._errors import ArgumentValueError, explain_memory
-from voxelfield.ops._grids import PADDINGS, sample_grids
+from voxelfield.ops._grids import PADDINGS, Mode, Padding, check_grid_dtype, shared_grid
+from voxelfield.ops.grid import sample_trilinear
 
 # Maps torch's names of the modes to those of this library.
-_MODES = {"bilinear": "linear", "nearest": "nearest"}
+_MODES: dict[str, Mode] = {"bilinear": "linear", "nearest": "nearest"}
 
 
 def grid_sample(
@@ -36,17 +37,21 @@ def grid_sample(
     on CUDA under ``torch.use_deterministic_algorithms(True)``, positions that are not finite yield zeros with any
     padding, and under autocast the result keeps the dtype of ``input``.
 
-    A volume in ``torch.channels_last_3d`` is read where it is. One in the default NCDHW order is copied first, in every
-    call, which can cost more than the sampling: convert a volume that is sampled often once, with
-    ``input.to(memory_format=torch.channels_last_3d)``.
+    A volume of one channel, or in ``torch.channels_last_3d``, is read where it is. One in the default NCDHW order is
+    copied first, in every call, which can cost more than the sampling: convert a volume that is sampled often once,
+    with ``input.to(memory_format=torch.channels_last_3d)``. A volume that is expanded over the batch is copied once,
+    not once for each element of the batch, outside of ``torch.compile`` and ``torch.func``.
 
     Args:
-        input: (N, C, D, H, W) volumes; float32, float64, float16 or bfloat16, on CPU or CUDA.
+        input: (N, C, D, H, W) volumes; float32, float64, float16 or bfloat16, on CPU or CUDA. With ``mode="nearest"``
+            also the integer dtypes of :func:`voxelfield.ops.sample_trilinear`, which ``F.grid_sample`` does not take.
+            A volume that is expanded over the batch is treated as there.
         grid: (N, D_out, H_out, W_out, 3) positions x, y, z in [-1, 1], where x runs along W, y along H and z along D.
             On the device of ``input``; float32, or float64 for a float64 ``input``. 16-bit positions, which
             ``F.grid_sample`` asks for beside a 16-bit ``input``, are widened to float32.
         mode: ``"bilinear"`` (trilinear for volumes) or ``"nearest"``.
-        padding_mode: ``"zeros"``, ``"border"`` or ``"reflection"``.
+        padding_mode: ``"zeros"``, ``"border"`` or ``"reflection"``, and ``"periodic"``, which ``F.grid_sample`` does
+            not have (:func:`voxelfield.ops.sample_trilinear`).
         align_corners: Whether -1 and 1 are the centres of the outermost voxels (True) or their outer faces (False).
             None is False, with torch's warning.
 
@@ -66,14 +71,14 @@ def grid_sample(
             "torch.nn.functional.grid_sample"
         )
     check_tensor("input", input, ("N", "C", "D", "H", "W"))
-    check_dtype("input", input, FLOATING)
+    check_choice("mode", mode, _MODES)
+    check_grid_dtype("input", input, copied=mode == "nearest")
     if 0 in input.shape[2:]:
         raise ArgumentValueError(f"input must have at least one voxel along each axis, got shape {tuple(input.shape)}")
     check_tensor("grid", grid, (input.shape[0], "D_out", "H_out", "W_out", 3))
     wide = coordinate_dtype(input.dtype)
     check_dtype("grid", grid, (wide, torch.float16, torch.bfloat16), f" for {input.dtype} input")
     check_same_device("grid", grid, "input", input)
-    check_choice("mode", mode, _MODES)
     check_choice("padding_mode", padding_mode, PADDINGS)
     if align_corners is None:
         warnings.warn(
@@ -85,8 +90,11 @@ def grid_sample(
         align_corners = False
     # The axes of the volume are z, y, x: it is read in that order, and the positions are reversed.
     with explain_memory(input=input, grid=grid):
-        volume = input.permute(0, 2, 3, 4, 1).contiguous()
-        points = ((grid.to(wide).flip(-1) + 1) * 0.5).flatten(1, 3)
-        sampled = sample_grids(["input"], [volume], points, False, padding_mode, align_corners, _MODES[mode], False)
-        assert isinstance(sampled, Tensor)
-        return sampled.unflatten(1, grid.shape[1:4]).permute(0, 4, 1, 2, 3).contiguous()
+        points = (grid.to(wide).flip(-1) + 1) * 0.5
+        shared = shared_grid(input)
+        volume = (input if shared is None else shared).movedim(-4, -1).contiguous()
+        # The names and types of arguments have been checked: only strings of PADDINGS get here.
+        sampled = sample_trilinear(
+            volume, points, padding=cast(Padding, padding_mode), align_corners=align_corners, mode=_MODES[mode]
+        )
+        return sampled.movedim(-1, 1).contiguous()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
+import torch
 from torch import Tensor
 
-from voxelfield.ops._checks import check_tensor
-from voxelfield.ops._grids import Mode, Padding, sample_eagerly, sample_grids
+from voxelfield.ops._checks import check_tensor, coordinate_dtype
+from voxelfield.ops._errors import ArgumentValueError
+from voxelfield.ops._grids import Mode, Padding, sample_eagerly, sample_grids, shared_grid
 
 
 @overload
@@ -48,12 +50,18 @@ def sample_trilinear(
 
     Args:
         grid: (X, Y, Z, C), channels last, or a batch (B, X, Y, Z, C). float32, float64, float16 or bfloat16, on CPU or
-            CUDA, with any strides (a non-contiguous grid is copied).
-        points: (N, 3) x, y, z in the unit cube, or (B, N, 3) for a batch: N points in each grid. On the grid's device,
-            float32 (float64 for a float64 grid). A point with a NaN or infinite coordinate yields zeros and receives
-            no gradient.
+            CUDA, with any strides (a non-contiguous grid is copied). With ``mode="nearest"`` also bool, uint8, int8,
+            int16, int32 or int64, such as labels. A grid that is expanded over the batch,
+            ``grid[None].expand(B, -1, -1, -1, -1)``, is read where it is, and the tensor that was expanded receives
+            one gradient; the expanded view is then no part of the graph, so ask for the gradient of that tensor.
+        points: (..., 3) x, y, z in the unit cube, or (B, ..., 3) for a batch, on the grid's device. float32 or float64;
+            they are converted to float64 for a float64 grid and to float32 otherwise, and 16-bit points are widened
+            with a warning. A point with a NaN or infinite coordinate yields zeros and receives no gradient.
         padding: Values outside the grid: ``"border"`` repeats the nearest face, ``"zeros"`` continues with zero
-            vertices, ``"reflection"`` mirrors the grid at its faces repeatedly.
+            vertices, ``"reflection"`` mirrors the grid at its faces repeatedly, and ``"periodic"`` repeats the grid:
+            vertex i is vertex :math:`i \bmod R`, and the last vertex is followed by the first one. A period is thus R
+            cells, which is 1 in the coordinates of ``points`` with ``align_corners=False``, and :math:`R / (R - 1)`
+            with ``align_corners=True``.
         align_corners: Where the unit cube ends. True: at the outermost vertices, vertex 0 lies at coordinate 0 and
             vertex R-1 at 1. False: half a cell beyond them, vertex i lies at (i + 1/2) / R.
         mode: ``"linear"``, or ``"nearest"`` for the value of the nearest vertex alone (half-way positions round to
@@ -62,11 +70,11 @@ def sample_trilinear(
             over the grid. Not supported with ``mode="nearest"``.
 
     Returns:
-        (N, C), or (B, N, C) for a batch, in the grid's dtype; the arithmetic is at least float32. Differentiable twice
-        with respect to both ``grid`` and ``points``, also by ``torch.func``; gradients of 16-bit grids are summed in
-        float32.
+        (..., C), or (B, ..., C) for a batch, in the grid's dtype; the arithmetic is at least float32. Differentiable
+        twice with respect to both ``grid`` and ``points``, also by ``torch.func``; gradients of 16-bit grids are summed
+        in float32. The values of integer grids have no derivatives.
 
-        With ``with_gradient``, a pair of this result and its gradient (..., N, C, 3), in unit coordinates (divide by
+        With ``with_gradient``, a pair of this result and its gradient (..., C, 3), in unit coordinates (divide by
         the grid's extent for world units) and in the grid's dtype. Both are differentiable once with respect to
         ``grid`` and ``points``, which suffices to train through normals or an eikonal loss. At a vertex, where the
         slope is discontinuous, the gradient is the same as autograd's.
@@ -84,9 +92,41 @@ def sample_trilinear(
         An infinite feature yields NaN rather than infinity where its vertex also replaces a missing neighbour: at the
         last face of the grid, and with ``mode="nearest"``.
     """
-    sampled = sample_eagerly((grid,), points, False, padding, align_corners, mode, with_gradient)
-    if sampled is not None:
+    source, rows = grid, points
+    if isinstance(grid, Tensor) and isinstance(points, Tensor) and grid.dim() in (4, 5):
+        source, rows = _as_rows(grid, points)
+    sampled = sample_eagerly((source,), rows, False, padding, align_corners, mode, with_gradient)
+    if sampled is None:
+        batched = isinstance(source, Tensor) and source.dim() == 5
+        check_tensor("grid", source, ("B", "X", "Y", "Z", "C") if batched else ("X", "Y", "Z", "C"))
+        sampled = sample_grids(["grid"], [source], rows, False, padding, align_corners, mode, with_gradient)
+    lead = points.shape[:-1]
+    if rows.shape[:-1] == lead:
         return sampled
-    batched = isinstance(grid, Tensor) and grid.dim() == 5
-    check_tensor("grid", grid, ("B", "X", "Y", "Z", "C") if batched else ("X", "Y", "Z", "C"))
-    return sample_grids(["grid"], [grid], points, False, padding, align_corners, mode, with_gradient)
+    if isinstance(sampled, Tensor):
+        return sampled.view(*lead, sampled.shape[-1])
+    values, gradient = sampled
+    return values.view(*lead, values.shape[-1]), gradient.view(*lead, *gradient.shape[-2:])
+
+
+def _as_rows(grid: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns what the kernels read: points as (N, 3), or (B, N, 3) for a batch, and one grid if a batch repeats it."""
+    batch = grid.shape[:-4]
+    count = len(batch)
+    if points.dim() <= count or points.shape[-1] != 3 or points.shape[:count] != batch:
+        wanted = ", ".join(map(str, (*batch, "...", 3)))
+        raise ArgumentValueError(
+            f"points must have shape ({wanted}) for grid of shape {tuple(grid.shape)}, got {tuple(points.shape)}"
+        )
+    wide = coordinate_dtype(grid.dtype)
+    if points.dtype != wide and points.dtype in (torch.float32, torch.float64):
+        points = points.to(wide)
+    if not grid.dtype.is_floating_point:
+        points = points.detach()  # integers have no derivatives
+    one = shared_grid(grid) if count == 1 else None
+    if one is not None:
+        return one, points.reshape(-1, 3)
+    missing = count + 2 - points.dim()
+    if missing > 0:
+        return grid, points.unsqueeze(count)
+    return grid, points if missing == 0 else points.flatten(count, -2)

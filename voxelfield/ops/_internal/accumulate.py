@@ -19,7 +19,7 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
 )
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
-from voxelfield.ops._grids import PADDINGS, Padding
+from voxelfield.ops._grids import PADDINGS, Padding, known_stencil
 from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
 
@@ -77,16 +77,14 @@ def accumulate_trilinear_(
     points = check_points(points, (values.shape[0], 3), "values", values)
     check_choice("padding", padding, PADDINGS)
     _library.ensure_loaded(values.device.type)
-    options = (PADDINGS[padding], bool(align_corners), False)
     with torch.no_grad():
-        if values.is_cuda and torch.are_deterministic_algorithms_enabled():
-            sizes = [size for total in sums for size in total.shape]
-            fresh = torch.ops.voxelfield.splat_trilinear(
-                values.to(sums[0].dtype), points, None, sizes, *options, add, False, _constants.DETERMINISTIC
-            )
+        if padding == "periodic" or (values.is_cuda and torch.are_deterministic_algorithms_enabled()):
+            stencil = known_stencil(padding, bool(align_corners), "linear", add, False)
+            fresh = stencil.splat(values.to(sums[0].dtype), points, None, tuple(total.shape for total in sums))
             for total, part in zip(sums, fresh, strict=True):
                 total.add_(part)
         else:
+            options = (PADDINGS[padding], bool(align_corners), False)
             for group in [[total] for total in sums] if add else [list(sums)]:
                 torch.ops.voxelfield.accumulate_trilinear(group, values, points, *options)
 

@@ -23,7 +23,7 @@ class GridImages(ImageBackend):
 
     A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), which is lossless. Not supported are subclasses of
     these classes, which may compute something else; grids of more than 2^31 - 2 vertices; padding other than "border";
-    fields with a frame of their own; and dtypes other than float32 and float16.
+    ``align_corners=False``; fields with a frame of their own; and dtypes other than float32 and float16.
     """
 
     name = "render_grid_image"
@@ -40,6 +40,7 @@ class GridImages(ImageBackend):
         return (
             type(field.decoder.activation) is DensityActivation
             and finest.padding == "border"
+            and finest.align_corners
             and finest.features[..., 0].numel() <= _MAX_VERTICES
             and all(parameter.dtype in _DTYPES for parameter in field.parameters())
         )
