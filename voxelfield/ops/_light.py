@@ -228,9 +228,10 @@ class CompositeSamples(PackedFunction):
             gradients = _composite_gradients(grads, density, rgb, t, dt, ray_offsets, ctx.min_transmittance)
             return *gradients, None, None, None
         of_distances = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
+        saved = ctx.saved_tensors  # which activation checkpointing computes, with autograd
         with below_autograd():
             gradient, of_rgb = torch.ops.voxelfield.composite_backward.default(
-                *grads, *ctx.saved_tensors, ctx.min_transmittance, of_distances
+                *grads, *saved, ctx.min_transmittance, of_distances
             )
         if not of_distances:
             return gradient, of_rgb, None, None, None, None, None
