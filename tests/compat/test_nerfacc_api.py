@@ -163,6 +163,17 @@ def test_rays_that_cannot_advance_or_are_not_finite_end(device):
     assert march_levels(origins, directions, near * math.nan, far, occupied, box, 1e-3).begins.shape == (0,)
 
 
+def test_raw_ops_are_registered_as_torch_expects(device):
+    origins, directions = (x.to(device) for x in make_rays(5))
+    ends = torch.zeros(5, device=device), torch.full((5,), 9.0, device=device)
+    occupied, box = torch.ones(1, 2, 2, 2, dtype=torch.bool, device=device), levels_of(1).to(device)
+    walk = origins, directions, *ends, occupied, box, 0.5, 0.0, 100
+    offsets = march_levels(*walk).ray_offsets
+    kernels = torch.ops.voxelfield
+    torch.library.opcheck(kernels.count_level_intervals.default, walk)
+    torch.library.opcheck(kernels.place_level_intervals.default, (*walk, offsets, int(offsets[-1])))
+
+
 def test_boxes_are_intersected(device):
     boxes = torch.tensor([[0.0, 0, 0, 1, 1, 1], [2.0, 0, 0, 3, 1, 2]], device=device)
     origins = torch.tensor([[-1.0, 0.5, 0.5], [0.5, 0.5, 0.5], [0.0, -1, 1.5], [4.0, 0, 0]], device=device)
