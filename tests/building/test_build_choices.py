@@ -16,6 +16,7 @@ from build_testing import forge, needs_nvcc, needs_posix, path_without_nvcc
 from voxelfield import _build, _library
 from voxelfield._build import Architectures
 from voxelfield._build.bundles import LONG, bundles, write_bundles
+from voxelfield.cli import build
 
 pytest_plugins = ["build_fixtures"]
 pytestmark = needs_posix
@@ -145,14 +146,16 @@ def test_the_digest_follows_the_sources_and_nothing_else(clone, tmp_path, monkey
     assert _build.source_digest() != before
 
 
-def test_a_wheel_of_compiled_kernels_has_nothing_to_compile(tmp_path, monkeypatch):
+def test_a_wheel_of_compiled_kernels_has_nothing_to_compile(tmp_path, monkeypatch, capsys):
     package = tmp_path / "site" / "voxelfield"
     monkeypatch.setattr(_build.sources, "_PACKAGE", package)
     assert not _build.has_sources()
-    with pytest.raises(
-        FileNotFoundError, match=f"{package} was installed from a wheel of compiled kernels, which has no"
-    ):
-        _build.source_root()
+    with pytest.raises(SystemExit):
+        build.main(["--only", "cpu"])
+    assert capsys.readouterr().err == (
+        f"voxelfield build: {package} was installed from a wheel of compiled kernels, which has no sources to compile: "
+        "install voxelfield from its sources\n"
+    )
 
 
 def test_a_stamp_is_read_without_loading(tmp_path):
