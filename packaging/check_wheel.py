@@ -22,9 +22,9 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 # Tests that need nothing but torch and pytest.
 OP_TESTS = (
-    "test_grid.py",
-    "test_splat.py",
-    "test_derivatives.py",
+    "test_grid_sample.py",
+    "test_cells.py",
+    "test_transforms.py",
     "test_refusals.py",
     "test_compositing.py",
     "test_marching.py",

@@ -16,6 +16,7 @@ from build_testing import forge, needs_nvcc, needs_posix, path_without_nvcc
 from voxelfield import _build, _library
 from voxelfield._build import Architectures
 from voxelfield._build.bundles import LONG, bundles, write_bundles
+from voxelfield.cli import build
 
 pytest_plugins = ["build_fixtures"]
 pytestmark = needs_posix
@@ -145,14 +146,16 @@ def test_the_digest_follows_the_sources_and_nothing_else(clone, tmp_path, monkey
     assert _build.source_digest() != before
 
 
-def test_a_wheel_of_compiled_kernels_has_nothing_to_compile(tmp_path, monkeypatch):
+def test_a_wheel_of_compiled_kernels_has_nothing_to_compile(tmp_path, monkeypatch, capsys):
     package = tmp_path / "site" / "voxelfield"
     monkeypatch.setattr(_build.sources, "_PACKAGE", package)
     assert not _build.has_sources()
-    with pytest.raises(
-        FileNotFoundError, match=f"{package} was installed from a wheel of compiled kernels, which has no"
-    ):
-        _build.source_root()
+    with pytest.raises(SystemExit):
+        build.main(["--only", "cpu"])
+    assert capsys.readouterr().err == (
+        f"voxelfield build: {package} was installed from a wheel of compiled kernels, which has no sources to compile: "
+        "install voxelfield from its sources\n"
+    )
 
 
 def test_a_stamp_is_read_without_loading(tmp_path):
@@ -259,7 +262,7 @@ NVCC_13 = {"75", "80", "86", "87", "88", "89", "90", "100", "103", "110", "120",
 @pytest.mark.parametrize(
     ("capabilities", "known", "sm", "ptx"),
     [
-        ([], NVCC_13, ("75", "80", "86", "90", "120"), ("90",)),
+        ([], NVCC_13, ("75", "80", "86", "90", "100", "120"), ("90",)),
         ([], {"75", "80", "86", "87", "89"}, ("75", "80", "86"), ("86",)),
         ([], {"70", "75", "80", "86", "89", "90"}, ("75", "80", "86", "90"), ("90",)),
         ([(8, 9)], NVCC_13, ("89",), ("89",)),
@@ -424,7 +427,7 @@ def wheel(machine, tmp_path, monkeypatch):
 
 def test_a_wheel_serves_every_torch_without_its_sources(wheel, machine):
     machine((8, 9), (12, 1), (13, 0))
-    module = forge(wheel / "_C_cuda.abi3.so", "anything", 13, "86,120", "90")
+    module = forge(wheel / "_C_cuda.abi3.so", "0123ab", 13, "86,120", "90")
     assert _library._find("_C_cuda") == module
 
 
