@@ -4,7 +4,9 @@
 
 ``sample_trilinear`` is compared with ``F.grid_sample`` (contiguous NCDHW grid, and channels-last-3d) and the plain
 formula in torch (gather eight corners, weight, sum); ``trilinear_interpolate`` with the formula of the published
-tutorial and a batched matrix product. 16-bit grids are compared with our own op on the same numbers in float32, and on
+tutorial and a batched matrix product. "shared" is one grid that is expanded over a batch: its gradient is that of the
+tensor that was expanded, so that ``F.grid_sample``, and autograd after it, store and add up one for each element of the
+batch. 16-bit grids are compared with our own op on the same numbers in float32, and on
 a GPU the methods of summing the gradient with each other. Every alternative computes the same function of the same new
 random inputs: outputs and gradients are compared in the run, and ours with float64 as well.
 
@@ -28,25 +30,27 @@ random inputs: outputs and gradients are compared in the run, and ours with floa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import _floors
 import _formula
 import _harness as harness
 import torch
-from _alternatives import LAYOUTS, OURS, Inputs, Pass, Prepared, prepare, prepare_grid_sample
+import torch.nn.functional as F
+from _alternatives import LAYOUTS, OURS, Inputs, Pass, Prepared, gradients, prepare, prepare_grid_sample
 from _compare import Case, Errors, Results, backward_error, forward_error, grid_floor, run_benchmark
 from _points import POINT_SETS
 from torch import Tensor
 
-from voxelfield.ops import sample_trilinear, trilinear_interpolate
+from voxelfield.ops import grid_sample, sample_trilinear, trilinear_interpolate
 
 SPLAT_METHODS = {"automatic": 0, "atomic": 1, "tiled": 2, "deterministic": 3, "binned": 4}
 SHORT_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 # Titles of each table's ratio column.
 RATIOS = {
     "grid": "better grid_sample / ours",
+    "shared": "grid_sample / ours",
     "16-bit": "float32 / ours",
     "splat": "deterministic / automatic",
     "cells": "better alternative / ours",
@@ -116,6 +120,51 @@ def grid_case(resolution: int, channels: int, points: str, count: int, device: t
             "formula": partial(prepare, _formula.sample),
         },
         tuple(LAYOUTS),
+        partial(grid_floor, device),
+        grid_float64_errors,
+    )
+
+
+def prepare_shared(batch: int, inputs: Inputs) -> Prepared:
+    """Prepares our op on a grid that is expanded over a batch."""
+
+    def op(grid: Tensor, points: Tensor) -> Tensor:
+        return sample_trilinear(grid[None].expand(batch, -1, -1, -1, -1), points.view(batch, -1, 3)).flatten(0, 1)
+
+    return prepare(op, inputs)
+
+
+def prepare_shared_volume(op: Callable[..., Tensor], batch: int, inputs: Inputs) -> Prepared:
+    """Prepares ``F.grid_sample``, or ours of that signature, on a volume that is expanded over a batch."""
+    (grid,) = inputs.sources
+    volume = grid.detach().permute(3, 0, 1, 2).contiguous().requires_grad_()
+    coordinates = (2 * inputs.points - 1).flip(1).view(batch, 1, 1, -1, 3)
+    values = inputs.values.view(batch, 1, 1, -1, volume.shape[0]).movedim(-1, 1).contiguous()
+
+    def forward() -> Tensor:
+        expanded = volume[None].expand(batch, -1, -1, -1, -1)
+        return op(expanded, coordinates, mode="bilinear", padding_mode="border", align_corners=True)
+
+    backward = partial(gradients, forward(), [volume], values)
+    return {
+        "forward": Pass(forward, lambda output: (output.movedim(1, -1).flatten(0, 3),)),
+        "backward": Pass(backward, lambda result: (result[0].permute(1, 2, 3, 0),)),
+    }
+
+
+def shared_case(resolution: int, channels: int, batch: int, count: int, device: torch.device) -> Case:
+    """Describes sampling a cubic float32 grid that is expanded over a batch."""
+    return Case(
+        "shared",
+        f"{batch} of {resolution}^3 x {channels}",
+        "random",
+        partial(grid_inputs, resolution, channels, "random", count, device),
+        {
+            OURS: partial(prepare_shared, batch),
+            "ours NCDHW": partial(prepare_shared_volume, grid_sample, batch),
+            "grid_sample NCDHW": partial(prepare_shared_volume, F.grid_sample, batch),
+        },
+        ("grid_sample NCDHW",),
         partial(grid_floor, device),
         grid_float64_errors,
     )
@@ -224,18 +273,20 @@ def cases(device: torch.device) -> Iterator[Case]:
     """Yields every case for a device."""
     on_gpu = device.type == "cuda"
     resolutions = [160, 256] if on_gpu else [128]
-    channels = [1, 4, 12, 28] if on_gpu else [4, 12, 28]
+    channels = [1, 2, 3, 4, 12, 28]
     count = 1 << (20 if on_gpu else 18)
     sizes = list(itertools.product(resolutions, POINT_SETS, channels))
     if on_gpu:
         # Small enough for the L2 cache.
-        sizes = [*itertools.product([64], POINT_SETS, [4, 12]), *sizes]
+        sizes = [*itertools.product([64], POINT_SETS, [1, 2, 3, 4, 12]), *sizes]
     for resolution, points, width in sizes:
         yield grid_case(resolution, width, points, count, device)
+    for width in (1, 3, 4):
+        yield shared_case(resolutions[0], width, 16, count, device)
     for dtype, points, width in itertools.product(SHORT_NAMES, POINT_SETS, [4, 12, 28]):
         yield narrow_case(dtype, resolutions[-1], width, points, count, device)
     if on_gpu:
-        for resolution, points, width in itertools.product(resolutions, POINT_SETS, [4, 12, 28]):
+        for resolution, points, width in itertools.product(resolutions, POINT_SETS, [1, 2, 3, 4, 12, 28]):
             yield splat_case(resolution, width, points, count, device)
     for cells, width in ((1024, 256), (65536, 256), (1048576, 16)):
         yield cell_case(cells, width, device)

@@ -19,7 +19,9 @@ RESOLUTION = (5, 4, 7)
 NON_FINITE = [float("nan"), float("inf"), -float("inf")]
 
 # (padding, align_corners, mode): every way to look a grid up.
-LOOKUPS = list(itertools.product(["border", "zeros", "reflection"], [True, False], ["linear", "nearest"]))
+LOOKUPS = list(itertools.product(["border", "zeros", "reflection", "periodic"], [True, False], ["linear", "nearest"]))
+# Those that F.grid_sample has.
+TORCH_LOOKUPS = [lookup for lookup in LOOKUPS if lookup[0] != "periodic"]
 LINEAR_LOOKUPS = [lookup for lookup in LOOKUPS if lookup[2] == "linear"]
 
 every_lookup = pytest.mark.parametrize("lookup", LOOKUPS, ids=str)
@@ -105,16 +107,19 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class OpRecorder(TorchDispatchMode):
-    """Records the names of the voxelfield ops that run inside it."""
+    """Records the names of the voxelfield ops that run inside it, and the shapes of the last result of each."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        self.shapes: dict[str, list[torch.Size]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
         if func.namespace == "voxelfield":
             self.names.append(func._schema.name.removeprefix("voxelfield::"))
-        return func(*args, **(kwargs or {}))
+            self.shapes[self.names[-1]] = [x.shape for x in torch.utils._pytree.tree_leaves(result) if x is not None]
+        return result
 
 
 @contextmanager

@@ -27,7 +27,10 @@ SIDES = list(itertools.product((0, 1), repeat=3))
 def sample_grid(
     grid: Tensor, points: Tensor, padding: str = "border", align_corners: bool = True, mode: str = "linear"
 ) -> Tensor:
-    """Samples (X, Y, Z, C) at (N, 3) in the unit cube, like ``F.grid_sample`` in every padding, alignment and mode."""
+    """Samples (X, Y, Z, C) at (N, 3) in the unit cube, like ``F.grid_sample`` in every padding, alignment and mode.
+
+    With "periodic" padding, which that function does not have, vertex i is vertex i modulo the grid's size.
+    """
     finite = torch.isfinite(points).all(dim=1)
     points = torch.where(finite[:, None], points, points.new_zeros(()))
     sizes = points.new_tensor(grid.shape[:3])
@@ -38,10 +41,10 @@ def sample_grid(
         # A triangle wave. Where there is nothing between the faces, the coordinate stands still.
         wave = span - (torch.remainder(u - low, 2 * span.clamp(min=0.5)) - span).abs()
         u = torch.where(span > 0, low + wave, torch.zeros_like(u))
-    if padding != "zeros":
+    if padding in ("border", "reflection"):
         # At and beyond the faces the coordinate stands still: the value of the face, no gradient.
         u = torch.where((u > 0) & (u < last), u, u.clamp(min=0).minimum(last).detach())
-    else:
+    elif padding == "zeros":
         # Nothing lies further out than this; it keeps the conversion to an integer defined.
         u = u.maximum(torch.full_like(last, -2)).minimum(last + 2)
     if mode == "nearest":
@@ -52,6 +55,8 @@ def sample_grid(
     for sides in SIDES:
         side = points.new_tensor(sides)
         vertex = lower + side
+        if padding == "periodic":
+            vertex = vertex.remainder(sizes)
         exists = ((vertex >= 0) & (vertex <= last)).all(dim=1) & finite
         weight = torch.where(side == 1, fraction, 1 - fraction).prod(dim=1)
         x, y, z = vertex.maximum(torch.zeros_like(last)).minimum(last).long().unbind(dim=1)

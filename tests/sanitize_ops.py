@@ -279,6 +279,11 @@ def run_misleading_contents():
             for boxes in ([], BOXES):
                 kernels.pack_slots(*walk, slots, counts, sums, 0.1, boxes, count)
             kernels.cut_rays(*walk, BOXES, 0.1)
+            cells, boxes = torch.rand(2, 5, 6, 7, device="cuda") < 0.5, torch.cat((box.view(1, 6), 2 * box.view(1, 6)))
+            for step, cone_angle in ((0.0, 0.0), (0.1, 0.0), (0.1, 0.1)):
+                in_levels = *walk[:4], cells, boxes, step, cone_angle, 50
+                kernels.count_level_intervals(*in_levels)
+                kernels.place_level_intervals(*in_levels, offsets, count)
 
 
 def run_losses():

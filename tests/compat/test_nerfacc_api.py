@@ -16,7 +16,7 @@ from voxelfield.compat.nerfacc.volrend import accumulate_along_rays_
 from voxelfield.ops._internal.march_levels import march_levels
 
 BOX = torch.tensor([-1.0, -0.5, -2.0, 1.0, 1.5, 1.0])
-FACE_TOLERANCE = 1e-4  # in cells: so close to a face, rounding decides on which side a position lies
+FACE_TOLERANCE = 1e-4  # in cells: so close to a face, rounding decides on which side of it a position lies
 
 
 def levels_of(count):
@@ -39,42 +39,47 @@ def make_rays(count=40):
     return origins, directions
 
 
+class AtAFaceError(Exception):
+    """A position is within rounding of a face."""
+
+
 def cell_of(point, occupied, aabbs):
-    """The box and cell of a position, or None, and whether it is within rounding of a face of any box's cells."""
-    found, borderline = None, False
-    for level, aabb in enumerate(aabbs.double()):
-        cell = (point - aabb[:3]) / (aabb[3:] - aabb[:3]) * torch.tensor(occupied.shape[1:])
-        borderline |= bool(((cell - cell.round()).abs() < FACE_TOLERANCE).any())
-        if found is None and bool(((cell >= 0) & (cell < torch.tensor(occupied.shape[1:]))).all()):
-            found = (level, *cell.long().tolist())
-    return found, borderline
+    """The first box that contains a position, and its cell; None outside of all."""
+    found = None
+    for level, aabb in enumerate(aabbs):
+        sizes = occupied.shape[1:]
+        cell = [(x - low) / (high - low) * n for x, low, high, n in zip(point, aabb[:3], aabb[3:], sizes, strict=True)]
+        if any(x < -FACE_TOLERANCE or x > n + FACE_TOLERANCE for x, n in zip(cell, sizes, strict=True)):
+            continue
+        if any(abs(x - round(x)) < FACE_TOLERANCE for x in cell):
+            raise AtAFaceError
+        if found is None:
+            found = (level, *map(int, cell))
+    return found
 
 
 def march_by_loop(origin, direction, near, far, occupied, aabbs, step, cone_angle):
-    """The intervals of one ray, or None if a midpoint is within rounding of a face."""
-    step, cone_angle = np.float32(step), np.float32(cone_angle)
-    t, kept, cell, dt = np.float32(near), [], "start", None
-    reach = float((aabbs - origin.repeat(2)).abs().max()) * 2 + 10
+    """The intervals of one ray."""
+    step, cone_angle, t, kept = np.float32(step), np.float32(cone_angle), np.float32(near), []
+    end, ray, boxes = min(float(far), 100.0), (origin.tolist(), direction.tolist()), aabbs.tolist()
+
+    def middle():
+        return float(t) + 0.5 * float(dt)
+
+    def cell():
+        return cell_of([x + middle() * d for x, d in zip(*ray, strict=True)], occupied, boxes)
+
     while True:
-        fresh = max(step, np.float32(t * cone_angle))
-        for length in (dt, fresh):  # within an empty cell, the length of the first step remains
-            middle = float(t) + 0.5 * float(length or fresh)
-            if not middle < min(float(far), reach):
-                return kept
-            here, borderline = cell_of(origin.double() + middle * direction.double(), occupied, aabbs)
-            if borderline and not (here is None and cell is None):
-                return None
-            if here == cell and length is not None:
-                break
-            cell = here if length is fresh else cell
-        if here is None or not occupied[here]:
-            dt = length if here == cell and length is not None else fresh
-            cell = here
-            t = np.float32(t + dt)
-        else:
-            kept.append((float(t), float(np.float32(t + fresh))))
-            cell, dt = here, None
-            t = np.float32(t + fresh)
+        dt = max(step, np.float32(t * cone_angle))
+        if not middle() < end:
+            return kept
+        here = cell()
+        if here is not None and occupied[here]:
+            kept.append((float(t), float(t + dt)))
+            t += dt
+        else:  # all steps in a cell that is not occupied, or outside of the boxes, have the length of the first one
+            while middle() < end and cell() == here:
+                t += dt
 
 
 @pytest.mark.parametrize("cone_angle", [0.0, 0.08])
@@ -91,8 +96,9 @@ def test_traversal_takes_the_steps_of_a_loop(device, levels, cone_angle):
     compared = 0
     for ray in range(40):
         arguments = origins[ray], directions[ray], near[ray], far[ray], occupied, aabbs, 0.11, cone_angle
-        expected = march_by_loop(*arguments)
-        if expected is None:
+        try:
+            expected = march_by_loop(*arguments)
+        except AtAFaceError:
             continue
         rows = samples.ray_indices.cpu() == ray
         found = torch.stack((t_starts[rows], t_ends[rows]), dim=1)
@@ -371,7 +377,8 @@ def test_sampling_drops_what_is_not_visible(device, given):
     rays, t_starts, t_ends = estimator.sampling(rays_o, rays_d, **options)
     near, far = torch.full((40,), 0.1, device=device), torch.full((40,), 9.0, device=device)
     whole = march_levels(rays_o, rays_d, near, far, estimator.binaries, estimator.aabbs, 0.1)
-    assert torch.equal(rays, whole.ray_index) and torch.equal(t_starts, whole.begins) and torch.equal(t_ends, whole.ends)
+    for actual, expected in zip((rays, t_starts, t_ends), (whole.ray_index, whole.begins, whole.ends), strict=True):
+        assert torch.equal(actual, expected)
 
     values = torch.rand(len(rays), device=device)
     kept = estimator.sampling(
@@ -418,7 +425,7 @@ def test_updates_find_the_occupied_cells(device):
         estimator.update_every_n_steps(step, evaluate, warmup_steps=32)
     cells = 16**3
     assert calls[:4] == [cells] * 4  # two boxes at step 0, and at step 16
-    assert calls[4] < cells and calls[5] < cells  # at step 32, some of them
+    assert max(calls[4:]) < cells  # at step 32, some of them
     centres = (torch.stack(torch.meshgrid([torch.arange(16.0)] * 3, indexing="ij"), -1) + 0.5) / 8 - 1
     binaries = estimator.binaries.cpu()
     for level in range(2):
@@ -487,7 +494,7 @@ def test_samples_are_drawn_from_the_distribution(device):
 def test_a_proposal_learns_where_matter_is(device, sampling_type):
     """A proposal of one density for each of 16 ranges of distances, and matter between 3 and 3.5."""
     proposal = torch.full((16,), -2.0, device=device, requires_grad=True)
-    optimizer = torch.optim.Adam([proposal], lr=0.1)
+    optimizer = torch.optim.Adam([proposal], lr=0.3)
     estimator = nerfacc.PropNetEstimator(optimizer).to(device)
 
     def proposed(t_starts, t_ends):
@@ -505,7 +512,7 @@ def test_a_proposal_learns_where_matter_is(device, sampling_type):
 
     before = sample(False)[-1]
     losses = []
-    for _ in range(60):
+    for _ in range(30):
         t_starts, t_ends, _ = sample(True)
         trans, _ = nerfacc.render_transmittance_from_density(t_starts, t_ends, matter(t_starts, t_ends))
         losses.append(estimator.update_every_n_steps(trans, requires_grad=True))
@@ -526,11 +533,14 @@ def test_proposals_are_trained_more_rarely_as_time_goes_by():
 # --- refusals
 
 
-def test_names_of_nerfacc_are_offered_or_refused():
-    names = """inclusive_prod exclusive_prod inclusive_sum exclusive_sum pack_info render_visibility_from_alpha
-    render_visibility_from_density render_weight_from_alpha render_weight_from_density render_transmittance_from_alpha
-    render_transmittance_from_density accumulate_along_rays rendering importance_sampling searchsorted RayIntervals
-    RaySamples ray_aabb_intersect traverse_grids OccGridEstimator PropNetEstimator __version__""".split()
+def test_all_names_of_nerfacc_are_offered():
+    names = [
+        *(f"render_{what}_from_alpha" for what in ("transmittance", "weight", "visibility")),
+        *(f"render_{what}_from_density" for what in ("transmittance", "weight", "visibility")),
+        *(f"{end}clusive_{kind}" for end in ("in", "ex") for kind in ("sum", "prod")),
+        *("pack_info", "accumulate_along_rays", "rendering", "importance_sampling", "searchsorted", "RayIntervals"),
+        *("RaySamples", "ray_aabb_intersect", "traverse_grids", "OccGridEstimator", "PropNetEstimator", "__version__"),
+    ]
     assert all(hasattr(nerfacc, name) for name in names)
     assert set(nerfacc.__all__) == set(names)
 
@@ -556,6 +566,6 @@ def test_bad_arguments_are_named(device):
         nerfacc.OccGridEstimator(BOX[:5])
     with pytest.raises(TypeError, match="contraction_type"):
         nerfacc.OccGridEstimator(BOX, contraction_type=None)
+    estimator = make_estimator(device)
     with pytest.raises(ValueError, match="cone_angle must be finite and not negative"):
-        rays_o, rays_d = (x.to(device) for x in make_rays(3))
-        make_estimator(device).sampling(rays_o, rays_d, cone_angle=-1.0)
+        estimator.sampling(t[:, None].expand(4, 3), t[:, None].expand(4, 3), cone_angle=-1.0)

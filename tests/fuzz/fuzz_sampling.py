@@ -9,7 +9,7 @@ import torch
 from fuzz_property import Subject, doubles, tensors_of
 from fuzz_values import FLOATS, NOT_FINITE, all_placed, devices, numbers, seeds
 from hypothesis import strategies as st
-from op_testing import LOOKUPS
+from op_testing import LOOKUPS, TORCH_LOOKUPS
 from tolerances import arithmetic
 from torch import Tensor
 from torch.nn import functional as F
@@ -113,7 +113,7 @@ def _diverged_shows(arguments: dict[str, Any], result: tuple[Tensor, ...]) -> No
 @st.composite
 def _volume_arguments(draw: st.DrawFn) -> dict[str, Any]:
     device, dtype = draw(devices), draw(st.sampled_from(FLOATS))
-    padding, align_corners, mode = draw(st.sampled_from(LOOKUPS))
+    padding, align_corners, mode = draw(st.sampled_from(TORCH_LOOKUPS))
     count, sizes = draw(st.sampled_from([0, 1, 2])), [draw(_SIZES) for _ in range(3)]
     volume = draw(numbers((count, draw(_CHANNELS), *sizes[::-1]), dtype))
     out = [draw(st.sampled_from([0, 1, 2, 4])) for _ in range(3)]

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from voxelfield import VoxelGrid, VoxelPyramid, ops
 from voxelfield.grids.resampling import resample, sample_vertices
 from voxelfield.ops import _checks
+from voxelfield.ops._grids import PADDINGS
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 BOX = ((-1.0, 0.5, -3.0), (2.0, 1.0, 1.0))
@@ -108,7 +109,7 @@ def test_the_box_is_copied():
         (
             {"padding": "reflect"},
             ValueError,
-            r"padding must be one of \['border', 'zeros', 'reflection'\], got 'reflect'",
+            r"padding must be one of \['border', 'zeros', 'reflection', 'periodic'\], got 'reflect'",
         ),
         ({"init_std": -1.0}, ValueError, "init_std"),
         ({"aabb": ((0, 0, 0), (1, 0, 1))}, ValueError, "low < high"),
@@ -278,7 +279,7 @@ def test_leading_shapes(device, shape):
 
 @pytest.mark.covering
 @pytest.mark.parametrize("shape", [(3,), (7, 3), (2, 5, 3), (0, 3)], ids=str)
-@pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
+@pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("dtype", ALL_DTYPES)
 def test_calls_equal_sampling_in_the_unit_cube_bit_for_bit(device, dtype, padding, shape):
     """They take a shorter way there, which leaves out most checks."""
@@ -1117,20 +1118,80 @@ def test_total_variation_errors(arguments, message):
         make_grid().total_variation(**arguments)
 
 
+# ------------------------------------------------------------------------- vertices inside the box, periodic grids
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_vertices_at_the_centres_of_voxels(device, padding):
+    grid = make_grid(padding=padding, align_corners=False, dtype=torch.float64, device=device)
+    low, high = grid.aabb
+    torch.testing.assert_close(grid.voxel_size, (high - low) / torch.tensor(grid.resolution, device=device))
+    torch.testing.assert_close(grid.vertices()[0, 0, 0], low + grid.voxel_size / 2)
+    torch.testing.assert_close(grid(grid.vertices().double()), grid.features, atol=1e-5, rtol=1e-5)
+    points = points_around(50, device).double().requires_grad_()
+    values, slopes = grid(points, with_gradient=True)
+    torch.testing.assert_close(values, grid(points))
+    for channel in range(3):
+        torch.testing.assert_close(
+            slopes[:, channel], torch.autograd.grad(values[:, channel].sum(), points, retain_graph=True)[0]
+        )
+    for change in (lambda: grid.crop(BOX), lambda: grid.resize(3, aabb=BOX), lambda: grid.keep_copies(torch.float16)):
+        with pytest.raises(ValueError, match=r"align_corners must be True for \w+, got False"):
+            change()
+    before = grid.features.detach().clone()
+    other = copy.deepcopy(grid)
+    other.refit(((-0.5, 0.6, -1), (1, 0.9, 0.5)), (3, 5, 4))
+    grid.upsample((7, 3, 9))
+    if padding == "periodic":
+        expected = make_grid(padding=padding, align_corners=False, dtype=torch.float64, device=device)
+        with torch.no_grad():
+            expected.features.copy_(before)
+            for changed in (grid, other):
+                read = expected(changed.vertices().double())
+                torch.testing.assert_close(changed.features, read, atol=1e-5, rtol=1e-5)
+        return
+    expected = F.interpolate(before.movedim(-1, 0)[None], size=(7, 3, 9), mode="trilinear", align_corners=False)
+    torch.testing.assert_close(grid.features, expected[0].movedim(0, -1))
+
+
+@pytest.mark.parametrize("align_corners", [True, False])
+def test_periodic_grids_repeat_themselves(device, align_corners):
+    grid = make_grid(padding="periodic", align_corners=align_corners, dtype=torch.float64, device=device)
+    points = points_around(60, device).double()
+    extent, size = grid.aabb[1] - grid.aabb[0], torch.tensor(grid.resolution, device=device)
+    period = grid.voxel_size * size
+    torch.testing.assert_close(period, extent if not align_corners else extent * size / (size - 1))
+    values = grid(points)
+    torch.testing.assert_close(grid(points + 3 * period.double()), values, atol=1e-5, rtol=1e-5)
+    grads = [torch.autograd.grad(grid(p).sin().sum(), grid.features)[0] for p in (points, points - period.double())]
+    torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
+
+
+def test_working_copies_of_periodic_grids(device):
+    grid, points = make_grid(padding="periodic", device=device), points_around(60, device)
+    (expected,) = torch.autograd.grad(grid(points).square().sum(), grid.features)
+    grid.keep_copies(torch.float32)
+    grid(points).square().sum().backward()
+    torch.testing.assert_close(grid.features.grad, expected)
+
+
 # --------------------------------------------------------------------------------------- grid_sample layout
 
 
+@pytest.mark.parametrize("align_corners", [True, False])
 @pytest.mark.parametrize("padding", ["border", "zeros"])
-def test_grid_sample_layout(device, padding):
+def test_grid_sample_layout(device, padding, align_corners):
     volume = torch.randn(1, 3, 5, 6, 4, device=device)
-    grid = VoxelGrid.from_grid_sample_layout(volume, BOX, padding=padding)
+    grid = VoxelGrid.from_grid_sample_layout(volume, BOX, padding=padding, align_corners=align_corners)
     assert grid.resolution == (4, 6, 5)
     assert grid.features.is_contiguous()
     assert grid.features[1, 2, 3, 0] == volume[0, 0, 3, 2, 1]
     points = points_around(100, device)
     coordinates = (2 * grid.to_unit(points) - 1)[None, :, None, None]
-    sampled = F.grid_sample(volume, coordinates, padding_mode=padding, align_corners=True)
+    sampled = F.grid_sample(volume, coordinates, padding_mode=padding, align_corners=align_corners)
     torch.testing.assert_close(grid(points), sampled[0, :, :, 0, 0].T, atol=1e-5, rtol=1e-5)
+    unaligned = "" if align_corners else ", align_corners=False"
+    assert repr(grid).endswith(f"padding={padding!r}{unaligned})")
     assert torch.equal(grid.to_grid_sample_layout(), volume)
     volume.zero_()
     assert grid.features.ne(0).any()

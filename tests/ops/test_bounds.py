@@ -344,6 +344,8 @@ def calls(device):
     counted = kernels.count_visible_samples(density, dt, offsets, 1e-4, 1e-4)
     slots = torch.rand(rays, 5, device=device), torch.full((rays,), 5, dtype=torch.int32, device=device)
     geometry, directions = torch.randn(rows, 16, device=device), torch.randn(rays, 3, device=device)
+    cells = torch.ones(2, 3, 4, 5, dtype=torch.bool, device=device)
+    in_levels = *walk[:4], cells, torch.cat((box.view(1, 6), 2 * box.view(1, 6)))
     arguments = {
         "pack_occupancy": (torch.ones(3, 4, 5, dtype=torch.bool, device=device),),
         "lens_rays": (rgb[:, :2].contiguous(), lens.repeat(rows, 1)),
@@ -377,6 +379,8 @@ def calls(device):
         "render_grid_image": (*camera, *walk[-3:], grid, None, box, *numbers),
         "pack_slots": (*walk[:5], *slots, torch.tensor([5 * rays], device=device), 0.1, [], 40),
         "cut_rays": (*walk[:5], BOXES, 0.1),
+        "count_level_intervals": (*in_levels, 0.1, 0.0, 9),
+        "place_level_intervals": (*in_levels, 0.1, 0.0, 9, torch.arange(rays + 1, device=device), rays),
         "places_in_atlas": (rgb, torch.zeros(3, 4, 5, dtype=torch.int32, device=device), [8, 16, 24]),
         "share_copies": (
             torch.randn(8, 8, 8, 4, device=device),
@@ -401,6 +405,7 @@ OPS = [
     *("composite", "composite_backward"),
     *("sum_along_rays", "scan_along_rays", "spread_along_rays", "append_view", "append_view_backward"),
     *("render_grid", "render_grid_backward", "render_grid_image", "pack_slots", "cut_rays"),
+    *("count_level_intervals", "place_level_intervals"),
     *("places_in_atlas", "share_copies"),
     *("pixel_colors", "pixel_colors_backward", "color_error", "color_error_backward"),
 ]

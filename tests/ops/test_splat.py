@@ -34,9 +34,17 @@ def deterministic():
 def splat(values, points, sizes, method, *, direction=None, padding="border", align_corners=True, add=False, jet=False):
     """Calls the raw op: values (..., B, N, C), points (B, N, 3), sizes a list of (X, Y, Z, C)."""
     _library.ensure_loaded(values.device.type)
-    flat = [number for size in sizes for number in size]
-    options = PADDINGS[padding], align_corners, False, add, jet, METHODS[method]
-    return torch.ops.voxelfield.splat_trilinear(values, points, direction, flat, *options)
+    periodic = padding == "periodic"
+    flat = [number + periodic for size in sizes for number in size[:3]]
+    flat = [number for i, size in enumerate(sizes) for number in (*flat[3 * i : 3 * i + 3], size[3])]
+    # The raw op sums periodic grids with a further vertex along each axis, a copy of the first one.
+    options = PADDINGS[padding] + periodic, align_corners, False, add, jet, METHODS[method]
+    sums = torch.ops.voxelfield.splat_trilinear(values, points, direction, flat, *options)
+    for axis in (-4, -3, -2) if periodic else ():
+        for total in sums:
+            total.select(axis, 0).add_(total.select(axis, -1))
+        sums = [total.narrow(axis, 0, total.shape[axis] - 1) for total in sums]
+    return sums
 
 
 def expected_sums(values, points, sizes, padding="border", align_corners=True, add=False):

@@ -16,6 +16,7 @@ from voxelfield.grids.sharding import refuse_other_resolution, refuse_sharded
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.grids.working_copies import WorkingCopies, sample_levels
+from voxelfield.ops._autograd import needs_long_path
 from voxelfield.ops._checks import check_choice, check_not_negative
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, shown
 from voxelfield.ops._grids import Padding
@@ -44,7 +45,8 @@ class VoxelPyramid(nn.Module):
         channels: Features per vertex of each level. At least 1.
         aabb: Box in world units, as for :class:`VoxelGrid`.
         reduce: ``"concat"`` concatenates the levels' features, ``"sum"`` adds them.
-        padding: The value read at a position outside the box, as for :class:`VoxelGrid`.
+        padding: The value read at a position outside the box, as for :class:`VoxelGrid`, but not ``"periodic"``:
+            levels would have different periods.
         init_range: Features are initialised uniformly in [-init_range, init_range]; one number for all levels, or one
             per level.
         sparse_resolutions: Resolutions of additional, finer levels that store only some blocks of vertices
@@ -102,6 +104,8 @@ class VoxelPyramid(nn.Module):
                 f"sparse_resolutions must rise from above {resolutions[-1]}, the finest of resolutions, got "
                 f"{list(sparse_resolutions)}"
             )
+        if padding == "periodic":
+            raise ArgumentValueError("padding must not be 'periodic', because levels would have different periods")
         if sparse_resolutions and (reduce, padding) != ("concat", "border"):
             raise ArgumentValueError(
                 'reduce and padding must be "concat" and "border" with sparse_resolutions, got '
@@ -204,7 +208,7 @@ class VoxelPyramid(nn.Module):
             features = sample_levels(self._active_features, self._active_sparse, rows, self.reduce, padding)
         if features.shape[-1] < channels:
             features = F.pad(features, (0, channels - features.shape[-1]))
-        return features.reshape(*points.shape[:-1], channels)
+        return features if points.dim() == 2 else features.reshape(*points.shape[:-1], channels)
 
     def keep_copies(self, dtype: torch.dtype) -> list[Tensor]:
         """Makes the active levels read copies and accumulate gradients in place; see :class:`WorkingCopies`.
@@ -233,7 +237,7 @@ class VoxelPyramid(nn.Module):
     def sampled_levels(self) -> list[Tensor]:
         """The tensors that are sampled: the copies of :meth:`keep_copies`, if any, otherwise the active levels."""
         levels = self._active_features
-        return list(levels) if self._copies is None else self._copies.current(levels)
+        return list(levels) if self._copies is None or needs_long_path() else self._copies.current(levels)
 
     def active_levels(self, dtype: torch.dtype) -> list[Tensor]:
         """Returns the features of the active levels in a dtype, without gradient. Do not write to them.
@@ -244,7 +248,7 @@ class VoxelPyramid(nn.Module):
                 continues.
         """
         levels = self._active_features
-        if self._copies is not None and self._copies.copies[0].dtype == dtype:
+        if self._copies is not None and self._copies.copies[0].dtype == dtype and not needs_long_path():
             return list(self._copies.current(levels))
         return [level.detach().to(dtype) for level in levels]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import sys
 from typing import Any
 
 from torch import Tensor, nn
 
+from voxelfield.ops._checks import is_divided
 from voxelfield.ops._errors import ArgumentValueError
 
 
@@ -57,13 +57,6 @@ def refuse_other_resolution(module: nn.Module, features: Tensor, saved: Any, key
             f"{key} must have shape {tuple(features.shape)} where fully_shard is in use, got {tuple(saved.shape)}: "
             "load a full state dict before fully_shard, or build the grid at the saved resolution"
         )
-
-
-def is_divided(values: Tensor) -> bool:
-    """Returns whether a tensor is divided among processes."""
-    # DTensors can exist only if this module has been imported; importing it here would take long.
-    tensors = sys.modules.get("torch.distributed.tensor")
-    return tensors is not None and isinstance(values, tensors.DTensor)
 
 
 def _is_lent(parameter: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from voxelfield import ops
 from voxelfield.grids.sparse_grid import SparseGrid
-from voxelfield.ops._autograd import functorch_active, traces_ops
+from voxelfield.ops._autograd import needs_long_path
 from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._grids import Padding, known_stencil
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
@@ -32,8 +32,10 @@ class WorkingCopies:
     ``grid.data`` itself was changed in place; call :meth:`refresh` after that.
 
     Because ``grad`` is changed during the backward pass itself, ``torch.autograd.grad`` and tensor hooks of the grids
-    are refused, and so are second derivatives, ``torch.func`` and ``torch.compile``. Copying or pickling this object
-    makes copies of the copied or unpickled grids.
+    are refused, and so are second derivatives. A graph that is compiled by ``torch.compile``, and a function that
+    ``torch.func`` or forward-mode differentiation transforms, sample the grids themselves and round the result.
+
+    Copying or pickling this object makes copies of the copied or unpickled grids.
 
     Args:
         grids: Parameters (X_l, Y_l, Z_l, C_l), float32.
@@ -63,6 +65,7 @@ class WorkingCopies:
         self._reduce = reduce
         self._sparse = tuple(sparse)
         self.copies: list[Tensor] = []
+        self._may_change = False  # whether an optimizer may have changed the grids since the copies were last read
         with torch.inference_mode(False):  # inference tensors cannot be written to outside inference mode
             self.refresh()
 
@@ -112,6 +115,9 @@ class WorkingCopies:
                 "features must be the parameters that keep_copies copied, got others (fully_shard, functional_call, "
                 "parametrizations and pruning replace them): do not call keep_copies for such a module"
             )
+        if self._may_change:
+            expect_change(self.copies)
+            self._may_change = False
         rounded = self._dtype != torch.float32
         for grid, address, copy in zip(self._grids, self._addresses, self.copies, strict=True):
             if grid.data_ptr() != address or (rounded and not is_current(copy, grid)):
@@ -138,22 +144,52 @@ class WorkingCopies:
             (N, sum of C_l), or (N, C) for ``reduce="sum"``, in the copies' dtype.
 
         Raises:
-            NotImplementedError: A compiler traces this or ``torch.func`` transforms it, or ``points`` need a gradient
-                from sparse levels.
+            NotImplementedError: ``points`` require a gradient, and there are sparse levels.
             ValueError, RuntimeError: As for :meth:`current`.
         """
-        if traces_ops() or functorch_active():
-            raise NotImplementedError(
-                "copies of features (keep_copies) can be neither compiled nor transformed by torch.func (grad, vmap, "
-                "...): do not call keep_copies, and the features themselves are read"
-            )
-        copies = self.current(grids)
-        if not torch.is_grad_enabled():
-            return sample_levels(copies, self._sparse, points, self._reduce, padding)
-        if points.requires_grad and self._sparse:
+        if torch.is_grad_enabled() and points.requires_grad and self._sparse:
             raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
-        sampled: Tensor = _Sample.apply(points, self._reduce, padding, copies, self._sparse, *self._grids)
+        if needs_long_path():
+            self._may_change = self._may_change or torch.is_grad_enabled()
+            return sample_levels(grids, self._sparse, points, self._reduce, padding).to(self._dtype)
+        self.current(grids)
+        if not torch.is_grad_enabled():
+            return self.read(points, padding)
+        sampled: Tensor = _Sample.apply(points, self, padding, *self._grids)
         return sampled
+
+    def read(self, points: Tensor, padding: Padding) -> Tensor:
+        """Samples the copies as they are; arguments as for :meth:`sample`."""
+        return sample_levels(self.copies, self._sparse, points, self._reduce, padding)
+
+    def accumulate(self, wanted: Sequence[bool], values: Tensor, points: Tensor, padding: Padding) -> None:
+        """Adds gradients to the ``grad`` of grids.
+
+        Args:
+            wanted: For each grid, whether its gradient is wanted.
+            values: (N, sum of C_l), or (N, C) for ``reduce="sum"``: gradients of the samples.
+            points: (N, 3) as for :meth:`sample`.
+            padding: As for :meth:`sample`.
+
+        Raises:
+            NotImplementedError: A grid has tensor hooks.
+        """
+        sums = [
+            _sum_of(grid) if wants else torch.zeros_like(grid) for grid, wants in zip(self._grids, wanted, strict=True)
+        ]
+        dense = len(sums) - len(self._sparse)
+        column = values.shape[-1] - sum(grid.channels for grid in self._sparse)
+        accumulate_trilinear_(sums[:dense], values[:, :column], points, reduce=self._reduce, padding=padding)
+        for grid, total in zip(self._sparse, sums[dense:], strict=True):
+            accumulate_trilinear_([total], values[:, column : column + grid.channels], grid.places(points))
+            column += grid.channels
+        self._may_change = True
+
+    def point_gradient(self, copies: Sequence[Tensor], values: Tensor, points: Tensor, padding: Padding) -> Tensor:
+        """Returns the gradient of the points (N, 3); arguments as for :meth:`accumulate`."""
+        stencil = known_stencil(padding, True, "linear", self._reduce == "sum", False)
+        gradient: Tensor = stencil.point_gradient(values, copies, points, None)
+        return gradient
 
 
 # The grid's version that a copy holds, and whether a GridAdam updates the copy, are attributes of the copy, because the
@@ -175,8 +211,8 @@ def mark_managed(copy: Tensor, managed: bool) -> None:
     vars(copy)["managed"] = managed
 
 
-def expect_step(copies: Sequence[Tensor]) -> None:
-    """Records that an optimizer may change the grids of copies, which versions do not show for fused optimizers."""
+def expect_change(copies: Sequence[Tensor]) -> None:
+    """Records that copies may be out of date, unless a GridAdam updates them."""
     for copy in copies:
         if not vars(copy).get("managed"):
             vars(copy)["version_of_grid"] = None
@@ -209,19 +245,11 @@ def sample_levels(
 
 class _Sample(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        points: Tensor,
-        reduce: Reduction,
-        padding: Padding,
-        copies: list[Tensor],
-        sparse: tuple[SparseGrid, ...],
-        *grids: nn.Parameter,
-    ) -> Tensor:
+    def forward(ctx: Any, points: Tensor, owner: WorkingCopies, padding: Padding, *grids: nn.Parameter) -> Tensor:
         # Only the gradient of the points reads the copies, which must then not have changed.
-        ctx.save_for_backward(points, *(copies if ctx.needs_input_grad[0] else ()))
-        ctx.reduce, ctx.padding, ctx.sparse, ctx.grids, ctx.copies = reduce, padding, sparse, grids, list(copies)
-        return sample_levels(copies, sparse, points, reduce, padding)
+        ctx.save_for_backward(points, *(owner.copies if ctx.needs_input_grad[0] else ()))
+        ctx.owner, ctx.padding = owner, padding
+        return owner.read(points, padding)
 
     @staticmethod
     @once_differentiable
@@ -229,21 +257,11 @@ class _Sample(Function):
         points, *copies = ctx.saved_tensors
         of_points = None
         if ctx.needs_input_grad[0]:
-            stencil = known_stencil(ctx.padding, True, "linear", ctx.reduce == "sum", False)
-            of_points = stencil.point_gradient(grad, copies, points, None)
+            of_points = ctx.owner.point_gradient(copies, grad, points, ctx.padding)
         wanted = [_is_wanted(accumulator) for accumulator, _ in ctx.next_functions[1:]]
         if any(wanted):
-            sums = [
-                _sum_of(grid) if wants else torch.zeros_like(grid)
-                for grid, wants in zip(ctx.grids, wanted, strict=True)
-            ]
-            _accumulate(sums, ctx.sparse, grad, points, ctx.reduce, ctx.padding)
-            expect_step(ctx.copies)
-        return (of_points, *(None,) * (4 + len(ctx.grids)))
-
-    @staticmethod
-    def jvp(ctx: Any, *_: object) -> None:
-        raise NotImplementedError("copies of features (keep_copies) have no derivative in forward mode")
+            ctx.owner.accumulate(wanted, grad, points, ctx.padding)
+        return (of_points, *(None,) * (2 + len(wanted)))
 
 
 def _is_wanted(accumulator: Any) -> bool:
@@ -269,20 +287,3 @@ def _sum_of(grid: nn.Parameter) -> Tensor:
     if grid.grad is None:  # zero_grad() was called in the meantime
         grid.grad = torch.zeros_like(grid)
     return grid.grad
-
-
-def _accumulate(
-    sums: list[Tensor],
-    sparse: tuple[SparseGrid, ...],
-    values: Tensor,
-    points: Tensor,
-    reduce: Reduction,
-    padding: Padding,
-) -> None:
-    """Adds the gradients with respect to the grids to tensors of their shapes."""
-    dense = len(sums) - len(sparse)
-    column = values.shape[-1] - sum(grid.channels for grid in sparse)
-    accumulate_trilinear_(sums[:dense], values[:, :column], points, reduce=reduce, padding=padding)
-    for grid, total in zip(sparse, sums[dense:], strict=True):
-        accumulate_trilinear_([total], values[:, column : column + grid.channels], grid.places(points))
-        column += grid.channels

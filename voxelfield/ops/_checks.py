@@ -16,12 +16,24 @@ FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
 
+def is_divided(values: Tensor) -> bool:
+    """Returns whether a tensor is divided among processes."""
+    # DTensors can exist only if this module has been imported; importing it here would take long.
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(values, tensors.DTensor)
+
+
 def check_tensor(name: str, value: object, shape: tuple[int | str, ...], why: str = "") -> None:
     """Raises unless ``value`` is a dense tensor of the given shape (a string matches any length)."""
     if not isinstance(value, Tensor):
         raise ArgumentTypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
     if value.layout is not torch.strided:
         raise ArgumentValueError(f"{name} must be a dense tensor, got one of layout {value.layout}")
+    if is_divided(value):
+        raise ArgumentTypeError(
+            f"{name} must be a whole tensor, got a DTensor: fully_shard gathers parameters only in forward() of the "
+            "module that it was given, such as a whole VoxelPyramid, and in methods for register_fsdp_forward_method"
+        )
     fits = value.dim() == len(shape) and all(
         isinstance(want, str) or got == want for got, want in zip(value.shape, shape, strict=True)
     )

@@ -5,7 +5,7 @@ A program changes its import and nothing else::
     import voxelfield.compat.nerfacc as nerfacc
 
 Submodules have nerfacc's names too, such as ``voxelfield.compat.nerfacc.volrend``. Values are nerfacc's within float32
-rounding; :doc:`docs/nerfacc.md` lists the differences.
+rounding; docs/nerfacc.md lists the differences.
 """
 
 from __future__ import annotations

@@ -9,8 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_at_least_one, check_field, check_finite, check_float32, check_not_negative
-from voxelfield.ops._checks import check_rays
+from voxelfield.ops._checks import (
+    check_at_least_one,
+    check_field,
+    check_float32,
+    check_not_negative,
+    check_rays,
+)
 from voxelfield.ops._no_derivative import hold_constant
 
 
@@ -87,8 +92,9 @@ def march_levels(
     walk = (origins, directions, near, far, occupied, aabbs, float(step), float(cone_angle), limit)
     counts, stops = torch.ops.voxelfield.count_level_intervals(*walk)
     ray_offsets = F.pad(counts.cumsum(0), (1, 0))
-    placed = torch.ops.voxelfield.place_level_intervals(*walk, ray_offsets, int(ray_offsets[-1]))
-    return RayIntervals(*placed, ray_offsets, stops)
+    rows = int(ray_offsets[-1])
+    begins, ends, ray_index = torch.ops.voxelfield.place_level_intervals(*walk, ray_offsets, rows)
+    return RayIntervals(begins, ends, ray_index, ray_offsets, stops)
 
 
 _NO_LIMIT = (1 << 63) - 1

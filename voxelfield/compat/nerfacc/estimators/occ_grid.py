@@ -128,16 +128,15 @@ class OccGridEstimator(nn.Module):
         name = "sigmas" if sigma_fn is not None else "alphas"
         if values.shape != t_starts.shape:
             raise ValueError(f"{name} must have shape {tuple(t_starts.shape)}, got {tuple(values.shape)}")
-        packed_info = torch.stack((ray_offsets[:-1], ray_offsets.diff()), dim=1)
-        thresholds = {
-            "packed_info": packed_info,
-            "early_stop_eps": early_stop_eps,
-            "alpha_thre": min(alpha_thre, self.occs.mean().item()) if alpha_thre > 0.0 else 0.0,
-        }
+        rays = torch.stack((ray_offsets[:-1], ray_offsets.diff()), dim=1)
+        if alpha_thre > 0.0:
+            alpha_thre = min(alpha_thre, self.occs.mean().item())
         if sigma_fn is not None:
-            visible = render_visibility_from_density(t_starts, t_ends, values, **thresholds)
+            visible = render_visibility_from_density(
+                t_starts, t_ends, values, rays, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre
+            )
         else:
-            visible = render_visibility_from_alpha(values, **thresholds)
+            visible = render_visibility_from_alpha(values, rays, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
         rows = visible.nonzero()[:, 0]
         return ray_indices[rows], t_starts[rows], t_ends[rows]
 
@@ -172,7 +171,13 @@ class OccGridEstimator(nn.Module):
 
     @torch.no_grad()
     def mark_invisible_cells(
-        self, K: Tensor, c2w: Tensor, width: int, height: int, near_plane: float = 0.0, chunk: int = 32**3
+        self,
+        K: Tensor,  # noqa: N803 (nerfacc's name)
+        c2w: Tensor,
+        width: int,
+        height: int,
+        near_plane: float = 0.0,
+        chunk: int = 32**3,
     ) -> None:
         """Excludes the cells that no camera sees, or that are too near to one; resets the values of the others to 0.
 
