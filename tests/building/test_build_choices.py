@@ -259,7 +259,7 @@ NVCC_13 = {"75", "80", "86", "87", "88", "89", "90", "100", "103", "110", "120",
 @pytest.mark.parametrize(
     ("capabilities", "known", "sm", "ptx"),
     [
-        ([], NVCC_13, ("75", "80", "86", "90", "120"), ("90",)),
+        ([], NVCC_13, ("75", "80", "86", "90", "100", "120"), ("90",)),
         ([], {"75", "80", "86", "87", "89"}, ("75", "80", "86"), ("86",)),
         ([], {"70", "75", "80", "86", "89", "90"}, ("75", "80", "86", "90"), ("90",)),
         ([(8, 9)], NVCC_13, ("89",), ("89",)),
@@ -424,7 +424,7 @@ def wheel(machine, tmp_path, monkeypatch):
 
 def test_a_wheel_serves_every_torch_without_its_sources(wheel, machine):
     machine((8, 9), (12, 1), (13, 0))
-    module = forge(wheel / "_C_cuda.abi3.so", "anything", 13, "86,120", "90")
+    module = forge(wheel / "_C_cuda.abi3.so", "0123ab", 13, "86,120", "90")
     assert _library._find("_C_cuda") == module
 
 
