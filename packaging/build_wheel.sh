@@ -15,7 +15,8 @@ trap 'rm -rf "$work"' EXIT
 python -m build --sdist --no-isolation --outdir "$work/sdist"
 # The wheel is compiled from the unpacked archive: it shows that nothing is missing there, and no file of an earlier
 # build can get into the wheel.
-tar xf "$work"/sdist/*.tar.gz -C "$work" --one-top-level=source --strip-components=1
+mkdir "$work/source"
+tar xf "$work"/sdist/*.tar.gz -C "$work/source" --strip-components=1
 (cd "$work/source" && CCACHE_BASEDIR=$PWD python -m build --wheel --no-isolation --outdir "$work/wheel")
 
 mkdir -p dist

@@ -22,9 +22,9 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 # Tests that need nothing but torch and pytest.
 OP_TESTS = (
-    "test_grid.py",
-    "test_splat.py",
-    "test_derivatives.py",
+    "test_grid_sample.py",
+    "test_cells.py",
+    "test_transforms.py",
     "test_refusals.py",
     "test_compositing.py",
     "test_marching.py",
@@ -42,7 +42,8 @@ loads = bool(cuda) and torch.version.cuda is not None
 if loads:
     torch.ops.load_library(cuda[0])
 own = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("voxelfield::")]
-registered = {key: [n for n in own if torch._C._dispatch_has_kernel_for_dispatch_key(n, key)] for key in ("CPU", "CUDA")}
+has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+registered = {key: [name for name in own if has_kernel(name, key)] for key in ("CPU", "CUDA")}
 print(json.dumps({
     "torch": torch.__version__, "torch_cuda": torch.version.cuda, "package": str(package), "loads": loads,
     "libraries": torch.__path__[0] + "/lib", "cpu": str(_library.loaded_modules()["_C"]),
@@ -131,11 +132,9 @@ def inspect(found: dict) -> None:
         if any(not name.startswith("aoti_torch_") for name in unresolved):
             sys.exit("FAILED: symbols other than those of torch's CUDA library are unresolved")
         return
-    missing = set(found["registered"]["CPU"]) - set(found["registered"]["CUDA"])
-    print(
-        f"CUDA half: loaded, {len(found['registered']['CUDA'])} CUDA kernels registered, missing: {sorted(missing) or 'none'}"
-    )
-    if unresolved or missing:
+    cpu, cuda = (set(found["registered"][key]) for key in ("CPU", "CUDA"))
+    print(f"CUDA half: loaded, {len(cuda)} CUDA kernels registered, missing: {sorted(cpu - cuda) or 'none'}")
+    if unresolved or cpu - cuda:
         sys.exit("FAILED: the CUDA half does not fit this torch")
 
 

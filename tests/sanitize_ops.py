@@ -226,11 +226,13 @@ def run_ray_ops():
         ops.ray_weights(density, samples.dt, samples.ray_offsets)
         ops.ray_transmittance(density, samples.dt, samples.ray_offsets)
         run_alpha_ops(torch.rand(capacity, device="cuda"), samples.t, samples.ray_offsets)
-        for distortion in (False, True):
-            density.requires_grad_()
-            rgb = torch.rand(capacity, 3, device="cuda", requires_grad=True)
-            result = ops.composite(density, rgb, *packed[1:], distortion=distortion)
-            torch.stack([x.sum() for x in result if x is not None]).sum().backward()
+        density.requires_grad_()
+        for distortion, channels, trained in itertools.product((False, True), (3, 1, 9), (False, True)):
+            rgb = torch.rand(capacity, channels, device="cuda", requires_grad=True)
+            t, dt = (x.detach().requires_grad_(trained) for x in packed[1:3])
+            result = ops.composite(density, rgb, t, dt, packed[3], distortion=distortion)
+            weights = ops.ray_weights(density, dt, packed[3])
+            torch.stack([x.sum() for x in (*result, weights) if x is not None]).sum().backward()
 
 
 def run_alpha_ops(alpha, t, ray_offsets):
@@ -240,7 +242,8 @@ def run_alpha_ops(alpha, t, ray_offsets):
     alpha.requires_grad_()
     result = ops.composite_alphas(alpha, rgb, t, ray_offsets)
     sums = ops.sum_along_rays(rgb, ray_offsets, ops.alpha_weights(alpha, ray_offsets))
-    totals = [x.sum() for x in (*result, sums, ops.sum_along_rays(alpha, ray_offsets)) if x is not None]
+    scans = [f(x, ray_offsets) for f in (ops.exclusive_sum, ops.inclusive_prod) for x in (alpha, rgb)]
+    totals = [x.sum() for x in (*result, sums, ops.sum_along_rays(alpha, ray_offsets), *scans) if x is not None]
     torch.stack(totals).sum().backward()
 
 

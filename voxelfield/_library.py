@@ -226,7 +226,9 @@ def _architectures() -> _build.Architectures:
     """
     home = _build.require_cuda_home()
     if complaint := _build.driver_complaint(_build.cuda_major(home)):
-        raise ValueError(f"what {home / 'bin' / 'nvcc'} compiles {complaint}, or set CUDA_HOME to an older toolkit")
+        raise ValueError(
+            f"what {home / 'bin' / 'nvcc'} compiles {complaint}: update the driver, or set CUDA_HOME to an older CUDA"
+        )
     architectures = _build.cuda_architectures(_capabilities())
     for major, minor in _capabilities():
         if not architectures.run_on((major, minor)):

@@ -1,6 +1,6 @@
 // Marches rays through several boxes of cells, in steps that may grow with the distance; the host side checks,
-// allocates, and marches each ray. In contrast to RayWalk, distances are accumulated from one step to the next, and cells
-// are visited one by one, because the length of a step depends on where it began.
+// allocates, and marches each ray. In contrast to RayWalk, distances are accumulated from one step to the next, and
+// cells are visited one by one, because the length of a step depends on where it began.
 #pragma once
 
 #include "common/checks.h"
@@ -137,8 +137,7 @@ struct MarchLevels {
       const float nearest = axis == 0 ? exit[0] : (axis == 1 ? exit[1] : exit[2]);
       const float limit = fminf(nearest, end);
       const int64_t x = cell[0], y = cell[1], z = cell[2];
-      const int64_t place =
-          ((level * levels.resolution[0] + x) * levels.resolution[1] + y) * levels.resolution[2] + z;
+      const int64_t place = ((level * levels.resolution[0] + x) * levels.resolution[1] + y) * levels.resolution[2] + z;
       if (!levels.occupied[place]) {
         if (!advance(t, limit)) return false;
       } else if (step <= 0.0f) {
@@ -231,8 +230,14 @@ struct LevelInputs {
                       cells);
       levels.resolution[axis] = static_cast<int32_t>(cells);
     }
-    return {data_of(origins), data_of(directions),      data_of(near),                  data_of(far),
-            levels,           static_cast<float>(step), static_cast<float>(cone_angle), max_count};
+    return {data_of(origins),
+            data_of(directions),
+            data_of(near),
+            data_of(far),
+            levels,
+            static_cast<float>(step),
+            static_cast<float>(cone_angle),
+            max_count};
   }
 };
 

@@ -496,6 +496,21 @@ VOXELFIELD_HOST_DEVICE void process_ray(const CompositeGradientJob<Samples>& job
   clear_rows(job, light.rest());
 }
 
+// Lists the visible samples of a ray, and returns their number.
+template <typename Samples, typename T>
+VOXELFIELD_MULTIVERSION int32_t find_visible(const Samples& samples, const RaySpan& span, const KeepRule<T>& rule,
+                                             int32_t* kept) {
+  BlockLight<Samples> light;
+  int32_t count = 0;
+  light.start(span);
+  while (light.next(samples)) {
+    for (int64_t k = 0; k < light.reached; ++k) {
+      if (rule.keeps(light.weight[k])) kept[count++] = static_cast<int32_t>(light.begin + k);
+    }
+  }
+  return count;
+}
+
 // Processes rays [begin, end).
 template <typename Samples, template <typename> class Job>
 VOXELFIELD_MULTIVERSION void process_rays(const Job<Samples>& job, int64_t begin, int64_t end) {

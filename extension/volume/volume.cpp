@@ -32,11 +32,7 @@ struct CpuVolume : CpuRays {
                             int32_t* kept, int32_t* counts, int64_t* sums) {
     count_segments(parts, counts, sums, [&](int64_t ray) {
       const RaySpan span = samples.rays[ray];
-      int32_t count = 0;
-      walk_samples(samples, span, SingleThread{}, [&](const TeamSample<float>& sample) {
-        if (rule.keeps(sample.weight)) kept[span.begin + count++] = static_cast<int32_t>(sample.index);
-      });
-      return count;
+      return find_visible(samples, span, rule, kept + span.begin);
     });
   }
 

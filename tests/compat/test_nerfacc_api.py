@@ -46,28 +46,28 @@ class AtAFaceError(Exception):
 def cell_of(point, occupied, aabbs):
     """The first box that contains a position, and its cell; None outside of all."""
     found = None
-    for level, aabb in enumerate(aabbs.double()):
-        size = torch.tensor(occupied.shape[1:])
-        cell = (point - aabb[:3]) / (aabb[3:] - aabb[:3]) * size
-        if ((cell < -FACE_TOLERANCE) | (cell > size + FACE_TOLERANCE)).any():
+    for level, aabb in enumerate(aabbs):
+        sizes = occupied.shape[1:]
+        cell = [(x - low) / (high - low) * n for x, low, high, n in zip(point, aabb[:3], aabb[3:], sizes, strict=True)]
+        if any(x < -FACE_TOLERANCE or x > n + FACE_TOLERANCE for x, n in zip(cell, sizes, strict=True)):
             continue
-        if ((cell - cell.round()).abs() < FACE_TOLERANCE).any():
+        if any(abs(x - round(x)) < FACE_TOLERANCE for x in cell):
             raise AtAFaceError
         if found is None:
-            found = (level, *cell.long().tolist())
+            found = (level, *map(int, cell))
     return found
 
 
 def march_by_loop(origin, direction, near, far, occupied, aabbs, step, cone_angle):
     """The intervals of one ray."""
     step, cone_angle, t, kept = np.float32(step), np.float32(cone_angle), np.float32(near), []
-    end = min(float(far), 100.0)
+    end, ray, boxes = min(float(far), 100.0), (origin.tolist(), direction.tolist()), aabbs.tolist()
 
     def middle():
         return float(t) + 0.5 * float(dt)
 
     def cell():
-        return cell_of(origin.double() + middle() * direction.double(), occupied, aabbs)
+        return cell_of([x + middle() * d for x, d in zip(*ray, strict=True)], occupied, boxes)
 
     while True:
         dt = max(step, np.float32(t * cone_angle))
@@ -161,6 +161,17 @@ def test_rays_that_cannot_advance_or_are_not_finite_end(device):
     near, far = torch.full((3,), 999_900.0, device=device), torch.full((3,), math.inf, device=device)
     assert march_levels(origins, directions, near, far, occupied, box, 1e-3).ray_offsets.tolist() == [0, 0, 0, 0]
     assert march_levels(origins, directions, near * math.nan, far, occupied, box, 1e-3).begins.shape == (0,)
+
+
+def test_raw_ops_are_registered_as_torch_expects(device):
+    origins, directions = (x.to(device) for x in make_rays(5))
+    ends = torch.zeros(5, device=device), torch.full((5,), 9.0, device=device)
+    occupied, box = torch.ones(1, 2, 2, 2, dtype=torch.bool, device=device), levels_of(1).to(device)
+    walk = origins, directions, *ends, occupied, box, 0.5, 0.0, 100
+    offsets = march_levels(*walk).ray_offsets
+    kernels = torch.ops.voxelfield
+    torch.library.opcheck(kernels.count_level_intervals.default, walk)
+    torch.library.opcheck(kernels.place_level_intervals.default, (*walk, offsets, int(offsets[-1])))
 
 
 def test_boxes_are_intersected(device):
@@ -494,7 +505,7 @@ def test_samples_are_drawn_from_the_distribution(device):
 def test_a_proposal_learns_where_matter_is(device, sampling_type):
     """A proposal of one density for each of 16 ranges of distances, and matter between 3 and 3.5."""
     proposal = torch.full((16,), -2.0, device=device, requires_grad=True)
-    optimizer = torch.optim.Adam([proposal], lr=0.1)
+    optimizer = torch.optim.Adam([proposal], lr=0.3)
     estimator = nerfacc.PropNetEstimator(optimizer).to(device)
 
     def proposed(t_starts, t_ends):
@@ -512,7 +523,7 @@ def test_a_proposal_learns_where_matter_is(device, sampling_type):
 
     before = sample(False)[-1]
     losses = []
-    for _ in range(60):
+    for _ in range(30):
         t_starts, t_ends, _ = sample(True)
         trans, _ = nerfacc.render_transmittance_from_density(t_starts, t_ends, matter(t_starts, t_ends))
         losses.append(estimator.update_every_n_steps(trans, requires_grad=True))

@@ -431,12 +431,12 @@ def test_captured_compositing_follows_its_inputs():
     }
     grads = random_grads(inputs)
     value_and_gradients(composite_all, inputs, grads)  # loads the extension
-    inputs["density"].requires_grad_()
-    inputs["rgb"].requires_grad_()
+    for name in NAMES:
+        inputs[name].requires_grad_()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         values = composite_all(**inputs)
-        gradients = torch.autograd.grad(values, (inputs["density"], inputs["rgb"]), grads)
+        gradients = torch.autograd.grad(values, [inputs[name] for name in NAMES], grads)
     for _ in range(3):
         counts = torch.randint(30, (100,)).tolist()
         other = make("cuda", counts, dtype=torch.float32)

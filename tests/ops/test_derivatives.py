@@ -222,10 +222,6 @@ NAMES = {
     "sample_pyramid": "trilinear sampling",
     "grid_sample": "trilinear sampling",
     "trilinear_interpolate": "trilinear sampling",
-    "composite_alphas": "composite",
-    "ray_transmittance": "ray_weights",
-    "alpha_weights": "ray_weights",
-    "alpha_transmittance": "ray_weights",
     "pixel_color_error": "colou?r.error|errors of colours",
     "sample_color_error": "colou?r.error|errors of colours",
 }

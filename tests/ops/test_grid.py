@@ -215,6 +215,19 @@ def test_many_terms_of_a_16_bit_gradient_are_not_lost(device):
         torch.testing.assert_close(grid.grad[0, 0, 0, 0].item(), 5000.0, rtol=torch.finfo(dtype).eps, atol=0)
 
 
+@pytest.mark.parametrize(("padding", "z"), [("border", 1.0), ("border", 1.1), ("zeros", -0.1), ("zeros", 1.1)])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_an_infinite_gradient_stays_at_the_vertices_of_its_cell(device, channels, padding, z):
+    grid = torch.zeros(4, 4, 4, channels, device=device, requires_grad=True)
+    points = torch.tensor([[0.5, 0.5, z], [0.5, 0.5, 0.5]], device=device)
+    grad = torch.tensor([[float("inf")], [1.0]], device=device).expand(2, channels).contiguous()
+    (sums,) = torch.autograd.grad(sample_trilinear(grid, points, padding=padding), grid, grad)
+    end = 0 if z < 0.5 else 3
+    assert not sums[1:3, 1:3, end].isfinite().any()
+    sums[1:3, 1:3, end] = 0
+    assert_matches(sums.sum(), torch.tensor(float(channels), dtype=torch.float64, device=device))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_vertices_are_reproduced_exactly(device, dtype):
     resolution = (5, 3, 9)  # spacings that are powers of two: no coordinate is rounded

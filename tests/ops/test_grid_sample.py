@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from op_testing import DTYPES, assert_all_match, leaves, saved_for_backward
+from op_testing import DTYPES, OpRecorder, assert_all_match, leaves, saved_for_backward
 from tolerances import arithmetic, assert_matches
 from torch.nn import functional as F
 
@@ -243,6 +243,42 @@ def test_the_same_volume_expanded_over_the_batch(device, options):
     volume, where = make(device, torch.float64)
     expanded = volume[:1].expand_as(volume)
     assert_matches(grid_sample(expanded, where, *options), F.grid_sample(expanded, where, *options))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=str)
+def test_the_gradient_of_an_expanded_volume_is_computed_once(device, channels, layout):
+    volume, where = make(device, shape=(4, channels, 4, 5, 6))
+    volume = volume[:1].contiguous(memory_format=layout)
+
+    def sample(function):
+        return lambda volume, where: function(volume.expand(4, -1, -1, -1, -1), where, align_corners=False)
+
+    expected = results(sample(F.grid_sample), volume, where, ())
+    with OpRecorder() as recorder:
+        actual = results(sample(grid_sample), volume, where, ())
+    assert_all_match(actual, expected, ("value", "d input", "d grid"))
+    assert recorder.shapes["splat_trilinear"] == [(4, 5, 6, channels)]
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_integers_are_copied_from_the_nearest_voxel(device, padding):
+    volume, where = make(device, torch.float32)
+    labels = (100 * volume).to(torch.int16)
+    value = grid_sample(labels, where.requires_grad_(), "nearest", padding, False)
+    assert value.dtype == torch.int16
+    assert torch.equal(value.float(), F.grid_sample(labels.float(), where, "nearest", padding, False))
+    with pytest.raises(TypeError, match=r"input must be float32 or .* int16: convert it .* mode='nearest'"):
+        grid_sample(labels, where, "bilinear", padding, False)
+
+
+def test_periodic_volumes(device):
+    volume, where = make(device)
+    shifted = where + 2 * torch.randint(-3, 4, where.shape, device=device)  # with align_corners=False, 2 is a period
+    options = ("bilinear", "periodic", False)
+    assert_all_match(results(grid_sample, volume, where, options), results(grid_sample, volume, shifted, options))
+    inside = where.clamp(-0.5, 0.5)  # half a voxel from the faces there is nothing to repeat
+    assert_matches(grid_sample(volume, inside, *options), F.grid_sample(volume, inside, align_corners=False))
 
 
 @every_option

@@ -169,7 +169,7 @@ def test_rows_of_no_ray_belong_to_the_last_one(device):
     [
         ([0, 1, 2], 2, r"ray_index must lie in 0\.\.1, as there are 2 rays, got 0\.\.2"),
         ([0, 2, 1], 3, "ray_index must not decrease"),
-        ([0], -1, "rays must not be negative, got -1"),
+        ([0], -1, "rays must be a number of rays, at least 0, got -1"),
         ([[0]], 1, r"ray_index must have shape \(M\)"),
         ([0.5], 1, "ray_index must be int64 or int32, got float32"),
         ([0], True, "rays must be an int, got bool"),

@@ -39,12 +39,13 @@ def splat(values, points, sizes, method, *, direction=None, padding="border", al
     flat = [number for i, size in enumerate(sizes) for number in (*flat[3 * i : 3 * i + 3], size[3])]
     # The raw op sums periodic grids with a further vertex along each axis, a copy of the first one.
     options = PADDINGS[padding] + periodic, align_corners, False, add, jet, METHODS[method]
+    dtype, values = values.dtype, values.to(arithmetic(values.dtype)) if periodic else values
     sums = torch.ops.voxelfield.splat_trilinear(values, points, direction, flat, *options)
     for axis in (-4, -3, -2) if periodic else ():
         for total in sums:
             total.select(axis, 0).add_(total.select(axis, -1))
         sums = [total.narrow(axis, 0, total.shape[axis] - 1) for total in sums]
-    return sums
+    return [total.to(dtype) for total in sums]
 
 
 def expected_sums(values, points, sizes, padding="border", align_corners=True, add=False):

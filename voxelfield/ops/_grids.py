@@ -241,9 +241,9 @@ def sample_grids(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Checks what the public functions have in common, and samples ``grids`` of fitting shapes in any situation."""
     first = grids[0]
-    _check_grids(names, grids, copied=mode == "nearest" and not add)
-    points = check_points(points, (first.shape[0], "N", 3) if first.dim() == 5 else ("N", 3), names[0], first)
     stencil = make_stencil(padding, align_corners, mode, add, with_gradient)
+    _check_grids(names, grids, copied=stencil.nearest and not add)
+    points = check_points(points, (first.shape[0], "N", 3) if first.dim() == 5 else ("N", 3), names[0], first)
     _library.ensure_loaded(first.device.type)
     with explain_memory(points=points, **dict(zip(names, grids, strict=True))):
         sampled = _derivatives.sample(grids, points, stencil)

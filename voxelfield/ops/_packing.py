@@ -50,12 +50,12 @@ def offsets_from_ray_index(ray_index: Tensor, rays: int) -> Tensor:
 
     Raises:
         TypeError: ``ray_index`` is not a tensor of integers, or ``rays`` is not an int.
-        ValueError: ``ray_index`` has the wrong shape, ``rays`` is negative; or, on the CPU, ``ray_index`` falls or
+        ValueError: ``ray_index`` has the wrong shape, ``rays`` is negative or above 2^40; or, on the CPU, ``ray_index`` falls or
             leaves 0..rays - 1.
     """
     check_tensor("ray_index", ray_index, ("M",))
     check_dtype("ray_index", ray_index, (torch.int64, torch.int32))
-    _check_count("rays", rays)
+    _check_count("rays", rays, "rays")
     check_index("ray_index", ray_index, rays, f"as there are {rays} rays")
     if is_readable(ray_index) and bool((ray_index[1:] < ray_index[:-1]).any()):
         raise ValueError("ray_index must not decrease: sort the samples by ray")
@@ -93,21 +93,14 @@ def ray_index_from_offsets(ray_offsets: Tensor, samples: int) -> Tensor:
 
     Raises:
         TypeError: ``ray_offsets`` is not a tensor of integers, or ``samples`` is not an int.
-        ValueError: ``ray_offsets`` has the wrong shape, ``samples`` is negative; or, on the CPU, ``ray_offsets`` fall
+        ValueError: ``ray_offsets`` has the wrong shape, ``samples`` is negative or above 2^40; or, on the CPU, ``ray_offsets`` fall
             or leave 0..samples.
     """
-    _check_count("samples", samples)
+    _check_count("samples", samples, "samples")
     ray_offsets = check_ray_offsets(ray_offsets, samples, "samples", ray_offsets)
     rows = torch.arange(samples, device=ray_offsets.device)
     index = torch.searchsorted(ray_offsets[1:].contiguous(), rows, right=True)
     return index.clamp_(max=max(ray_offsets.shape[0] - 2, 0))
-
-
-def _check_count(name: str, count: object) -> None:
-    if not isinstance(count, int | torch.SymInt) or isinstance(count, bool):
-        raise TypeError(f"{name} must be an int, got {type(count).__name__}")
-    if count < 0:
-        raise ValueError(f"{name} must not be negative, got {shown(count)}")
 
 
 # Beyond this, sizes in bytes may overflow.
@@ -116,13 +109,16 @@ _MAX_ROWS = 1 << 40
 
 def check_capacity(capacity: object) -> None:
     """Raises unless ``capacity`` is None or a number of rows."""
-    if capacity is None:
-        return
-    if not isinstance(capacity, int) or isinstance(capacity, bool):
-        raise TypeError(f"capacity must be an int or None, got {type(capacity).__name__}")
-    if not 0 <= capacity <= _MAX_ROWS:
-        limit = "at least 0" if capacity < 0 else "at most 2^40"
-        raise ValueError(f"capacity must be a number of samples, {limit}, got {shown(capacity)}")
+    if capacity is not None:
+        _check_count("capacity", capacity, "samples", "an int or None")
+
+
+def _check_count(name: str, count: object, what: str, kind: str = "an int") -> None:
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise TypeError(f"{name} must be {kind}, got {type(count).__name__}")
+    if not 0 <= count <= _MAX_ROWS:
+        limit = "at least 0" if count < 0 else "at most 2^40"
+        raise ValueError(f"{name} must be a number of {what}, {limit}, got {shown(count)}")
 
 
 def parts_of(rays: int, segments_per_ray: int = 1) -> int:

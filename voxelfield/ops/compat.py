@@ -90,7 +90,7 @@ def grid_sample(
         align_corners = False
     # The axes of the volume are z, y, x: it is read in that order, and the positions are reversed.
     with explain_memory(input=input, grid=grid):
-        points = (grid.to(wide).flip(-1) + 1) * 0.5
+        points = torch.rsub(grid.to(wide).flip(-1), 0.5, alpha=-0.5)  # (grid + 1) / 2 in one pass
         shared = shared_grid(input)
         volume = (input if shared is None else shared).movedim(-4, -1).contiguous()
         # The names and types of arguments have been checked: only strings of PADDINGS get here.

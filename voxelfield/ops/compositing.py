@@ -19,7 +19,7 @@ class Composite(NamedTuple):
     r"""The result of :func:`composite` and :func:`composite_alphas`.
 
     Attributes:
-        rgb: (R, 3) :math:`\sum w_i c_i`, without any background.
+        rgb: (R, C) :math:`\sum w_i c_i`, without any background.
         opacity: (R,) :math:`\sum w_i`.
         depth_sum: (R,) :math:`\sum w_i t_i`; divide by ``opacity`` for the mean distance.
         weights: (M,) :math:`w_i`.
@@ -60,10 +60,10 @@ def composite(
 
     Args:
         density: (M,) float32, float64, float16 or bfloat16, non-negative, per world unit of length; differentiable.
-        rgb: (M, 3) colours; differentiable.
-        t: (M,) distance of each sample; not differentiable.
-        dt: (M,) length of each sample's interval; not differentiable. ``rgb``, ``t`` and ``dt`` are float64 if
-            ``density`` is; otherwise each is float32, float16 or bfloat16.
+        rgb: (M, C) colours, or any C >= 1 features to be summed like colours; differentiable. C = 3 is fastest.
+        t: (M,) distance of each sample; differentiable.
+        dt: (M,) length of each sample's interval, or one length for all samples; differentiable. ``rgb``, ``t`` and
+            ``dt`` are float64 if ``density`` is; otherwise each is float32, float16 or bfloat16.
         ray_offsets: (R + 1,) int64, or int32, which is converted: the samples of ray r are
             ``ray_offsets[r]:ray_offsets[r + 1]``, near to far. They
             lie in 0..M and never fall. Not checked on CUDA, because that would synchronise: offsets outside are clamped
@@ -74,14 +74,16 @@ def composite(
 
     Returns:
         The sums of each ray and the weights of all samples, in float64 if ``density`` is float64 and in float32
-        otherwise, under autocast too. A ray without samples is all zeros. Differentiable once in reverse mode, and in
-        forward mode.
+        otherwise, under autocast too. A ray without samples is all zeros.
+
+        Differentiable any number of times, in both modes. Values and first derivatives in reverse mode come from one
+        kernel each. Forward mode, backward passes with ``create_graph=True`` and ``torch.func`` use several scans and
+        sums along rays instead, which take longer. ``torch.vmap`` maps over all tensors in one call of the kernel.
 
     Raises:
         TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or ``min_transmittance`` is out of range; or, on the CPU,
             ``ray_offsets`` fall or leave 0..M.
-        NotImplementedError: A second derivative, a tangent of ``t`` or ``dt``, or ``torch.vmap`` is requested.
     """
     lengths = dt if isinstance(dt, Tensor) and dt.dim() > 0 else per_sample(dt, density)
     tensors = density, rgb, t, lengths
@@ -106,7 +108,7 @@ def composite_alphas(
             weight zero, receive no gradient and contribute none to that alpha. An alpha above 1, or NaN, gives a
             weight of NaN.
         rgb: As for :func:`composite`; differentiable.
-        t: As for :func:`composite`; not differentiable.
+        t: As for :func:`composite`; differentiable.
         ray_offsets: As for :func:`composite`.
         min_transmittance: As for :func:`composite`.
 
@@ -116,7 +118,6 @@ def composite_alphas(
     Raises:
         TypeError: As for :func:`composite`.
         ValueError: As for :func:`composite`.
-        NotImplementedError: As for :func:`composite`.
     """
     tensors = alpha, rgb, t
     results = run_eagerly(CompositeSamples, tensors, *tensors, None, ray_offsets, min_transmittance, False)
@@ -133,15 +134,14 @@ def ray_weights(
     """Returns the weights (M,) of :func:`composite` alone: each sample's share of its pixel.
 
     Args:
-        density: As for :func:`composite`; differentiable, once in reverse mode, and in forward mode.
-        dt: As for :func:`composite`; not differentiable.
+        density: As for :func:`composite`; differentiable.
+        dt: As for :func:`composite`; differentiable.
         ray_offsets: As for :func:`composite`.
         min_transmittance: As for :func:`composite`.
 
     Raises:
         TypeError: As for :func:`composite`.
         ValueError: As for :func:`composite`.
-        NotImplementedError: As for :func:`composite`.
     """
     return _light_of_density(density, dt, ray_offsets, min_transmittance, transmittance=False)
 
@@ -152,16 +152,15 @@ def ray_transmittance(
     """Returns the share of light (M,) that reaches each sample past the ones ahead of it; 0 where a ray has stopped.
 
     Args:
-        density: As for :func:`composite`; differentiable, once in reverse mode, and in forward mode. One that is not
+        density: As for :func:`composite`; differentiable. One that is not
             finite is ignored here; it shows in the weights.
-        dt: As for :func:`composite`; not differentiable.
+        dt: As for :func:`composite`; differentiable.
         ray_offsets: As for :func:`composite`.
         min_transmittance: As for :func:`composite`.
 
     Raises:
         TypeError: As for :func:`composite`.
         ValueError: As for :func:`composite`.
-        NotImplementedError: As for :func:`composite`.
     """
     return _light_of_density(density, dt, ray_offsets, min_transmittance, transmittance=True)
 
@@ -170,14 +169,13 @@ def alpha_weights(alpha: Tensor, ray_offsets: Tensor, *, min_transmittance: floa
     """Returns the weights (M,) of :func:`composite_alphas` alone.
 
     Args:
-        alpha: As for :func:`composite_alphas`; differentiable, once in reverse mode, and in forward mode.
+        alpha: As for :func:`composite_alphas`; differentiable.
         ray_offsets: As for :func:`composite`.
         min_transmittance: As for :func:`composite`.
 
     Raises:
         TypeError: As for :func:`composite`.
         ValueError: As for :func:`composite`.
-        NotImplementedError: As for :func:`composite`.
     """
     return _light(alpha, None, ray_offsets, min_transmittance, transmittance=False)
 
@@ -186,14 +184,13 @@ def alpha_transmittance(alpha: Tensor, ray_offsets: Tensor, *, min_transmittance
     """Returns the share of light (M,) that reaches each sample of given opacity; 0 where a ray has stopped.
 
     Args:
-        alpha: As for :func:`composite_alphas`; differentiable, once in reverse mode, and in forward mode.
+        alpha: As for :func:`composite_alphas`; differentiable.
         ray_offsets: As for :func:`composite`.
         min_transmittance: As for :func:`composite`.
 
     Raises:
         TypeError: As for :func:`composite`.
         ValueError: As for :func:`composite`.
-        NotImplementedError: As for :func:`composite`.
     """
     return _light(alpha, None, ray_offsets, min_transmittance, transmittance=True)
 

@@ -92,8 +92,9 @@ def march_levels(
     walk = (origins, directions, near, far, occupied, aabbs, float(step), float(cone_angle), limit)
     counts, stops = torch.ops.voxelfield.count_level_intervals(*walk)
     ray_offsets = F.pad(counts.cumsum(0), (1, 0))
-    placed = torch.ops.voxelfield.place_level_intervals(*walk, ray_offsets, int(ray_offsets[-1]))
-    return RayIntervals(*placed, ray_offsets, stops)
+    rows = int(ray_offsets[-1])
+    begins, ends, ray_index = torch.ops.voxelfield.place_level_intervals(*walk, ray_offsets, rows)
+    return RayIntervals(begins, ends, ray_index, ray_offsets, stops)
 
 
 _NO_LIMIT = (1 << 63) - 1

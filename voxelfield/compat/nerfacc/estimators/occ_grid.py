@@ -131,11 +131,12 @@ class OccGridEstimator(nn.Module):
         rays = torch.stack((ray_offsets[:-1], ray_offsets.diff()), dim=1)
         if alpha_thre > 0.0:
             alpha_thre = min(alpha_thre, self.occs.mean().item())
-        limits = {"early_stop_eps": early_stop_eps, "alpha_thre": alpha_thre}
         if sigma_fn is not None:
-            visible = render_visibility_from_density(t_starts, t_ends, values, rays, **limits)
+            visible = render_visibility_from_density(
+                t_starts, t_ends, values, rays, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre
+            )
         else:
-            visible = render_visibility_from_alpha(values, rays, **limits)
+            visible = render_visibility_from_alpha(values, rays, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
         rows = visible.nonzero()[:, 0]
         return ray_indices[rows], t_starts[rows], t_ends[rows]
 

@@ -25,6 +25,8 @@ class PropNetEstimator(nn.Module):
             the networks is computed.
     """
 
+    _dummy: Tensor
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer | None = None,
@@ -39,8 +41,7 @@ class PropNetEstimator(nn.Module):
     @property
     def device(self) -> torch.device:
         """The device on which samples are drawn."""
-        dummy: Tensor = self._dummy
-        return dummy.device
+        return self._dummy.device
 
     @torch.no_grad()
     def sampling(
