@@ -27,9 +27,9 @@ STEP_SIZE = 0.02
 class Field(nn.Module):
     """Density and colour from a grid of features and a small network."""
 
-    def __init__(self, channels: int = 16, width: int = 64) -> None:
+    def __init__(self, channels: int = 8, width: int = 64) -> None:
         super().__init__()
-        self.grid = VoxelGrid(96, channels, aabb=torch.tensor(AABB).view(2, 3), init_std=0.1)
+        self.grid = VoxelGrid(80, channels, aabb=torch.tensor(AABB).view(2, 3), init_std=0.1)
         self.color = nn.Sequential(
             *(nn.Linear(channels + 2, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3))
         )
