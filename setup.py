@@ -1,19 +1,29 @@
 """Compiles the extension where torch can be imported (``--no-build-isolation``); otherwise packs its sources only.
 
 Under build isolation torch is absent on purpose (see pyproject.toml): the extension is then compiled on first use.
+``VOXELFIELD_WHEEL=1`` leaves the sources out, so that what is installed never compiles (packaging/build_wheel.sh).
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import setuptools
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent
+COMPILED_ONLY = os.environ.get("VOXELFIELD_WHEEL") == "1"
+
+# An older one stops at the license in pyproject.toml, with a message that does not name the remedy.
+if int(setuptools.__version__.partition(".")[0]) < 77:
+    sys.exit(
+        f"voxelfield: building needs setuptools 77 or later, got {setuptools.__version__}: pip install 'setuptools>=77'"
+    )
 
 
 def load_builder() -> ModuleType:
@@ -33,6 +43,8 @@ def load_builder() -> ModuleType:
 def compiled_parts() -> dict[str, Any]:
     """Returns setup()'s arguments for the compiled modules; none where torch is not importable."""
     if importlib.util.find_spec("torch") is None:
+        if COMPILED_ONLY:
+            sys.exit("voxelfield: VOXELFIELD_WHEEL=1 needs torch, which build isolation hides: use --no-isolation")
         sys.stderr.write(
             "voxelfield: torch is not importable in this build (build isolation), so the extension is not compiled "
             "now; it will be on first use, or by `python -m voxelfield build`. To compile at install: "
@@ -56,13 +68,14 @@ def packages_below(folder: str, name: str) -> dict[str, str]:
 
 
 # An installed copy includes the sources to compile itself, the configurations, and a scene to train on.
-SOURCES = packages_below("extension", "voxelfield.extension")
+SOURCES = {} if COMPILED_ONLY else packages_below("extension", "voxelfield.extension")
 CONFIGS = packages_below("configs", "voxelfield.configs")
 SCENES = packages_below("data/bricks", "voxelfield.scenes.bricks")
 
 setup(
     packages=[*find_packages(include=["voxelfield", "voxelfield.*"]), *SOURCES, *CONFIGS, *SCENES],
     package_dir=SOURCES | CONFIGS | SCENES,
+    include_package_data=False,  # package_data below says all; MANIFEST.in is for source archives
     package_data={name: ["*.h", "*.cpp", "*.cu", "*.cuh"] for name in SOURCES}
     | {name: ["*.yaml"] for name in CONFIGS}
     | {name: ["*.json", "*.png"] for name in SCENES}

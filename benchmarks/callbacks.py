@@ -37,6 +37,7 @@ from voxelfield.fields.recipes.pyramid import ExponentialDensityConfig, PyramidR
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.fields.recipes.sh import SHDensityConfig, SHRecipe
 from voxelfield.fields.recipes.softplus import SoftplusDensityConfig
+from voxelfield.grids.adam import GridAdam
 from voxelfield.ops import PackedSamples
 from voxelfield.rendering.march import Capacity, RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -87,7 +88,11 @@ def make_fields(device: torch.device) -> Iterator[tuple[str, RadianceField]]:
     )
     for recipe in recipes:
         field = recipe.build(torch.tensor(BOX), [FINEST[device.type]], device)
-        field.grid.keep_copies(torch.float16 if device.type == "cuda" else torch.float32)
+        copies = field.grid.keep_copies(torch.float16 if device.type == "cuda" else torch.float32)
+        if device.type == "cuda":  # without an optimizer, copies would be rounded anew after each backward pass
+            optimizer = GridAdam(field.grid.levels)
+            for level, copy in zip(field.grid.levels, copies, strict=True):
+                optimizer.set_working(level, copy)
         yield recipe.kind, field
 
 

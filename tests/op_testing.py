@@ -118,7 +118,7 @@ class OpRecorder(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func.namespace == "voxelfield":
             self.names.append(func._schema.name.removeprefix("voxelfield::"))
-            self.shapes[self.names[-1]] = [x.shape for x in torch.utils._pytree.tree_leaves(result)]
+            self.shapes[self.names[-1]] = [x.shape for x in torch.utils._pytree.tree_leaves(result) if x is not None]
         return result
 
 

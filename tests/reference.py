@@ -85,14 +85,14 @@ def interpolate_cells(feats: Tensor, points: Tensor, order: str = "4i+2j+k") -> 
 def composite(
     density: Tensor, rgb: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor, min_transmittance: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Emission and absorption, one ray and one sample after the other: rgb (R, 3), opacity, depth (R,), weights (M,).
+    """Emission and absorption, one ray and one sample after the other: rgb (R, C), opacity, depth (R,), weights (M,).
 
     A sample that less than ``min_transmittance`` of the light reaches, and all samples behind it, contribute nothing.
     """
     rgbs, opacities, depths, weights = [], [], [], []
     for first, last in itertools.pairwise(ray_offsets.tolist()):
         transmittance = density.new_ones(())
-        color, opacity, depth = rgb.new_zeros(3), density.new_zeros(()), density.new_zeros(())
+        color, opacity, depth = rgb.new_zeros(rgb.shape[1]), density.new_zeros(()), density.new_zeros(())
         stopped = False
         for m in range(first, last):
             stopped = stopped or transmittance.item() < min_transmittance
@@ -113,7 +113,7 @@ def composite(
     def stack(values: list[Tensor], *shape: int) -> Tensor:
         return torch.stack(values) if values else density.new_zeros(0, *shape)
 
-    return stack(rgbs, 3), stack(opacities), stack(depths), stack(weights)
+    return stack(rgbs, rgb.shape[1]), stack(opacities), stack(depths), stack(weights)
 
 
 def distortion(weights: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor) -> Tensor:

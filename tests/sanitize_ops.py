@@ -226,11 +226,13 @@ def run_ray_ops():
         ops.ray_weights(density, samples.dt, samples.ray_offsets)
         ops.ray_transmittance(density, samples.dt, samples.ray_offsets)
         run_alpha_ops(torch.rand(capacity, device="cuda"), samples.t, samples.ray_offsets)
-        for distortion in (False, True):
-            density.requires_grad_()
-            rgb = torch.rand(capacity, 3, device="cuda", requires_grad=True)
-            result = ops.composite(density, rgb, *packed[1:], distortion=distortion)
-            torch.stack([x.sum() for x in result if x is not None]).sum().backward()
+        density.requires_grad_()
+        for distortion, channels, trained in itertools.product((False, True), (3, 1, 9), (False, True)):
+            rgb = torch.rand(capacity, channels, device="cuda", requires_grad=True)
+            t, dt = (x.detach().requires_grad_(trained) for x in packed[1:3])
+            result = ops.composite(density, rgb, t, dt, packed[3], distortion=distortion)
+            weights = ops.ray_weights(density, dt, packed[3])
+            torch.stack([x.sum() for x in (*result, weights) if x is not None]).sum().backward()
 
 
 def run_alpha_ops(alpha, t, ray_offsets):
@@ -240,7 +242,8 @@ def run_alpha_ops(alpha, t, ray_offsets):
     alpha.requires_grad_()
     result = ops.composite_alphas(alpha, rgb, t, ray_offsets)
     sums = ops.sum_along_rays(rgb, ray_offsets, ops.alpha_weights(alpha, ray_offsets))
-    totals = [x.sum() for x in (*result, sums, ops.sum_along_rays(alpha, ray_offsets)) if x is not None]
+    scans = [f(x, ray_offsets) for f in (ops.exclusive_sum, ops.inclusive_prod) for x in (alpha, rgb)]
+    totals = [x.sum() for x in (*result, sums, ops.sum_along_rays(alpha, ray_offsets), *scans) if x is not None]
     torch.stack(totals).sum().backward()
 
 
@@ -279,6 +282,11 @@ def run_misleading_contents():
             for boxes in ([], BOXES):
                 kernels.pack_slots(*walk, slots, counts, sums, 0.1, boxes, count)
             kernels.cut_rays(*walk, BOXES, 0.1)
+            cells, boxes = torch.rand(2, 5, 6, 7, device="cuda") < 0.5, torch.cat((box.view(1, 6), 2 * box.view(1, 6)))
+            for step, cone_angle in ((0.0, 0.0), (0.1, 0.0), (0.1, 0.1)):
+                in_levels = *walk[:4], cells, boxes, step, cone_angle, 50
+                kernels.count_level_intervals(*in_levels)
+                kernels.place_level_intervals(*in_levels, offsets, count)
 
 
 def run_losses():

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from filelock import AcquireReturnProxy, FileLock, Timeout
@@ -21,6 +22,9 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 from voxelfield import _build
 
 logger = logging.getLogger("voxelfield")
+
+_OLDEST_TORCH = (2, 10)
+_INSTALL_SOURCES = "install voxelfield from its sources, which are compiled on first use"
 
 _lock = threading.RLock()
 _loaded: dict[str, Path] = {}
@@ -86,6 +90,7 @@ def _ensure_module(name: str) -> None:
     if name in _failed:
         raise KernelsUnavailableError(_failed[name])
     try:
+        _check_torch()
         path = _find(name) or _compile(name)
         torch.ops.load_library(path)
     except (RuntimeError, OSError, ValueError) as error:
@@ -98,8 +103,18 @@ def _ensure_module(name: str) -> None:
             _registrations.pop(0)()
 
 
+def _check_torch() -> None:
+    if tuple(int(number) for number in torch.__version__.split(".")[:2]) < _OLDEST_TORCH:
+        oldest = ".".join(map(str, _OLDEST_TORCH))
+        raise KernelsUnavailableError(
+            f"voxelfield needs torch {oldest} or later, got {torch.__version__}: pip install 'torch>={oldest}'"
+        )
+
+
 def _folders() -> Iterator[Path]:
     yield _build.package_directory()
+    if not _build.has_sources():
+        return
     # A clone's own voxelfield/ may shadow an installed package that has binaries: those serve if the sources agree.
     for distribution in importlib.metadata.distributions(name="voxelfield"):
         yield Path(str(distribution.locate_file("voxelfield")))
@@ -113,43 +128,55 @@ def _candidates(name: str) -> Iterator[Path]:
     """Compiled modules in the order they are tried: beside this file, in an installed copy, in the build cache."""
     seen = set()
     for folder in _folders():
-        for suffix in (".abi3.so", ".pyd", ".so"):
-            path = folder / f"{name}{suffix}"
-            if path not in seen and path.is_file():
+        for path in modules_in(folder, name):
+            if path not in seen:
                 seen.add(path)
                 yield path
 
 
+def modules_in(folder: Path, name: str) -> list[Path]:
+    """Returns the compiled modules of a name that lie in a folder."""
+    return [path for suffix in (".abi3.so", ".pyd", ".so") if (path := folder / f"{name}{suffix}").is_file()]
+
+
 def _find(name: str) -> Path | None:
-    return next((path for path in _candidates(name) if not _misfit(name, path)), None)
+    return next((path for path in _candidates(name) if _misfit(name, path) is None), None)
 
 
-def _misfit(name: str, path: Path) -> str:
-    """Says why a module must not be loaded here, in words that follow its path; "" if it fits."""
+class _Misfit(NamedTuple):
+    """Why a module must not be loaded here, and the remedy where nothing else can be compiled."""
+
+    reason: str  # words that follow the module's path
+    remedy: str = "reinstall voxelfield"
+
+
+def _misfit(name: str, path: Path) -> _Misfit | None:
     content = path.read_bytes()
     stamp = _build.find_stamp(content)
-    if stamp is None or stamp.digest != _build.source_digest():
-        return f"was compiled from other sources than {_build.source_root()}"
+    if _build.has_sources() and (stamp is None or stamp.digest != _build.source_digest()):
+        return _Misfit(f"was compiled from other sources than {_build.source_root()}")
     if damage := _build.verify_digest(path, content):
-        return damage
+        return _Misfit(damage)
+    if stamp is None:
+        return _Misfit("has no stamp")
     if name == _build.CPU_MODULE:
-        return ""
-    if stamp.cuda != _torch_cuda():
-        return f"was compiled by CUDA {stamp.cuda}, but this torch ({torch.__version__}) runs CUDA {_torch_cuda()}"
+        return None
+    if complaint := _build.driver_complaint(stamp.cuda):
+        return _Misfit(complaint, "update the driver")
     if stamp.variant != _build.requested_variant():
-        return (
+        return _Misfit(
             f"was compiled with {stamp.variant or 'no special macro'}, but NVCC_APPEND_FLAGS asks for "
-            f"{_build.requested_variant() or 'none'}"
+            f"{_build.requested_variant() or 'none'}",
+            "change that variable",
         )
     unserved = [capability for capability in _capabilities() if not stamp.architectures.run_on(capability)]
     if unserved:
         major, minor = unserved[0]
-        return f"was compiled for {stamp.architectures}, but a GPU here has compute capability {major}.{minor}"
-    return ""
-
-
-def _torch_cuda() -> int:
-    return int((torch.version.cuda or "0").split(".")[0])
+        return _Misfit(
+            f"was compiled for {stamp.architectures}, but a GPU here has compute capability {major}.{minor}",
+            _INSTALL_SOURCES if unserved[0] >= _build.OLDEST else "use tensors on the CPU",
+        )
+    return None
 
 
 def _capabilities() -> list[tuple[int, int]]:
@@ -178,7 +205,15 @@ def _no_folder(half: str, reason: str) -> str:
 
 
 def _misfits(name: str) -> list[str]:
-    return [f"{path} {reason}" for path in _candidates(name) if (reason := _misfit(name, path))]
+    return [f"{path} {misfit.reason}" for path in _candidates(name) if (misfit := _misfit(name, path))]
+
+
+def _wheel_error(name: str) -> str:
+    """Returns one line: why a wheel's modules do not serve this machine, and the remedy."""
+    for path in _candidates(name):
+        if misfit := _misfit(name, path):
+            return f"{path} {misfit.reason}: {misfit.remedy}"
+    return f"the wheel in {_build.package_directory()} has no {name}: {_INSTALL_SOURCES}"
 
 
 def _architectures() -> _build.Architectures:
@@ -186,8 +221,14 @@ def _architectures() -> _build.Architectures:
 
     Raises:
         FileNotFoundError: There is no nvcc.
-        ValueError: ``TORCH_CUDA_ARCH_LIST`` leaves a GPU out, or nvcc compiles for none of them.
+        ValueError: ``TORCH_CUDA_ARCH_LIST`` leaves a GPU out, nvcc compiles for none of them, or the driver is too old
+            for nvcc.
     """
+    home = _build.require_cuda_home()
+    if complaint := _build.driver_complaint(_build.cuda_major(home)):
+        raise ValueError(
+            f"what {home / 'bin' / 'nvcc'} compiles {complaint}: update the driver, or set CUDA_HOME to an older CUDA"
+        )
     architectures = _build.cuda_architectures(_capabilities())
     for major, minor in _capabilities():
         if not architectures.run_on((major, minor)):
@@ -200,6 +241,8 @@ def _architectures() -> _build.Architectures:
 
 def _compile(name: str) -> Path:
     """Compiles a module into the build cache, in a process of its own, and returns it."""
+    if not _build.has_sources():
+        raise KernelsUnavailableError(_wheel_error(name))
     half = "CUDA" if name == _build.CUDA_MODULE else "CPU"
     environment, target = dict(os.environ), ""
     misfits = _misfits(name)

@@ -104,6 +104,17 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments_per_ray, Tensor counts, "
       "Tensor step_ranges, Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
+  // Intervals along rays through the first box (count, X, Y, Z) of several that contains their midpoint, where its cell
+  // is occupied (rays/march_levels_ops.h): first the number for each ray and where it stops, then where they begin and
+  // end, and their rays. aabbs: (count, 6).
+  m.def(
+      "count_level_intervals(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor occupied, "
+      "Tensor aabbs, float step, float cone_angle, int max_count) -> (Tensor, Tensor)");
+  m.def(
+      "place_level_intervals(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor occupied, "
+      "Tensor aabbs, float step, float cone_angle, int max_count, Tensor ray_offsets, int samples) -> "
+      "(Tensor, Tensor, Tensor)");
+
   // The visible samples: first their indices and number for each ray, then copies of them, in `capacity` rows.
   m.def(
       "count_visible_samples(Tensor density, Tensor dt, Tensor ray_offsets, float min_transmittance, "
@@ -114,25 +125,28 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
 
   // Emission and absorption along packed rays (ray_offsets is CSR). Without `dt`, `density` holds alphas, the fraction
   // of the arriving light that each sample absorbs. ray_light returns the transmittance in front of each sample, or its
-  // weight.
+  // weight. Gradients are (M,) of the density, or, if they are wanted, (2, M) of density and dt, and (3, M) of density,
+  // t and dt ((2, M) without dt).
   m.def(
       "ray_light(Tensor density, Tensor? dt, Tensor ray_offsets, float min_transmittance, bool transmittance) -> "
       "Tensor");
   m.def(
       "ray_light_backward(Tensor grad, Tensor density, Tensor? dt, Tensor ray_offsets, float min_transmittance, "
-      "bool transmittance) -> Tensor");
+      "bool transmittance, bool of_lengths) -> Tensor");
   m.def(
       "composite(Tensor density, Tensor rgb, Tensor t, Tensor? dt, Tensor ray_offsets, float min_transmittance, "
       "bool distortion) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "composite_backward(Tensor? grad_rgb, Tensor? grad_opacity, Tensor? grad_depth_sum, Tensor? grad_weights, "
       "Tensor? grad_distortion, Tensor density, Tensor rgb, Tensor t, Tensor? dt, Tensor ray_offsets, Tensor ray_rgb, "
-      "Tensor opacity, Tensor depth_sum, Tensor distortion, float min_transmittance) -> (Tensor, Tensor)");
+      "Tensor opacity, Tensor depth_sum, Tensor distortion, float min_transmittance, bool of_distances) -> "
+      "(Tensor, Tensor)");
 
-  // The sum of each ray's rows, (M, C) to (R, C); the sum of the rows in front of each sample, (M, C) to (M, C);
-  // and the adjoint of the first, which copies its ray's row to each of the M samples.
+  // The sum of each ray's rows, (M, C) to (R, C), and its adjoint, which copies its ray's row to each of the M samples;
+  // and the recurrence y_i = values_i + factors_i y_{i-1} along each ray, (M, C) to (M, C), from y = 0, or without
+  // values from y = 1. Its forms: 0 y_{i-1}, 1 y_i, 2 the adjoint of form 1 if the direction is reversed.
   m.def("sum_along_rays(Tensor values, Tensor ray_offsets) -> Tensor");
-  m.def("exclusive_sum_along_rays(Tensor values, Tensor ray_offsets) -> Tensor");
+  m.def("scan_along_rays(Tensor? values, Tensor? factors, Tensor ray_offsets, int form, bool reverse) -> Tensor");
   m.def("spread_along_rays(Tensor values, Tensor ray_offsets, int samples) -> Tensor");
 
   // Colours of pixels over a background (pixels, 3) or (3,), each from `rays_per_pixel` consecutive
@@ -158,12 +172,13 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
 
   // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `tile_counts` of
   // such `tiles`. `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,), factors on
-  // `lrs`, lie on the device, so that a captured graph uses their current values.
+  // `lrs`, lie on the device, so that a captured graph uses their current values. `grad_scale` is divided out of the
+  // gradients; if `found_inf` is not 0, gradients are only cleared, those of all vertices.
   m.def(
       "grid_adam_(Tensor(a!)[] params, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] grads, "
       "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] tiles, Tensor?[] tile_counts, "
-      "Tensor?[] channel_rates, float beta1, float beta2, float eps, float decay, float l2, bool skip_untouched, "
-      "bool clear_grad) -> ()");
+      "Tensor?[] channel_rates, Tensor? grad_scale, Tensor? found_inf, float beta1, float beta2, float eps, "
+      "float decay, float l2, bool skip_untouched, bool clear_grad) -> ()");
 
   // Adds the gradient of a grid's total variation to `grad`, at the same vertices; `weights` (3,) of the axes.
   m.def(

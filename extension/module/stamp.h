@@ -15,14 +15,14 @@
 #define VOXELFIELD_KEEP __attribute__((used))
 #endif
 
-// The CUDA half links libcudart, which must be of the CUDA major version that torch brings.
+// The CUDA half holds the CUDA runtime of its compiler, which needs a driver of the same major version or later.
 #if defined(__CUDACC_VER_MAJOR__)
 #define VOXELFIELD_CUDA_MAJOR __CUDACC_VER_MAJOR__
 #else
 #define VOXELFIELD_CUDA_MAJOR 0
 #endif
 
+// Not const: a constant would also need a declaration, which compilers want with the attribute (MSVC) or without it.
 extern "C" {
-extern const char voxelfield_stamp[];
-VOXELFIELD_KEEP const char voxelfield_stamp[] = VOXELFIELD_STAMP "cuda:" VOXELFIELD_STRING(VOXELFIELD_CUDA_MAJOR) ";";
+VOXELFIELD_KEEP char voxelfield_stamp[] = VOXELFIELD_STAMP "cuda:" VOXELFIELD_STRING(VOXELFIELD_CUDA_MAJOR) ";";
 }

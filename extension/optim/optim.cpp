@@ -69,6 +69,11 @@ void update_span(const AdamLevel& level, const AdamRule& rule, const AdamStep& s
   }
 }
 
+void clear_gradients(const AdamLevel& level) {
+  for_each_range(level.values(), 1 << 15,
+                 [&](int64_t begin, int64_t end) { std::fill(level.grad + begin, level.grad + end, 0.0f); });
+}
+
 // Updates each run of consecutive touched vertices in a span.
 void update_touched(const AdamLevel& level, const AdamRule& rule, const AdamStep& step, int64_t first, int64_t count) {
   const int64_t channels = level.grid.channels;
@@ -115,6 +120,10 @@ void add_row(const TotalVariation& task, int64_t first, int64_t z, int64_t lengt
 struct CpuOptim : CpuBackend {
   static void adam(const std::vector<AdamLevel>& levels, const AdamRule& rule) {
     for (const AdamLevel& level : levels) {
+      if (rule.skips_step()) {
+        if (rule.clear_grad) clear_gradients(level);
+        continue;
+      }
       const AdamStep step = level.step(rule);
       const auto update = rule.skip_untouched ? update_touched : update_span;
       for_each_span(level.grid, [&](int64_t first, int64_t count) { update(level, rule, step, first, count); });

@@ -135,8 +135,20 @@ __device__ __forceinline__ bool any_nonzero(const Vector<float, Width>& x) {
   return any;
 }
 
+__device__ void clear_gradients(const AdamLevels& levels) {
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int l = 0; l < levels.count; ++l) {
+    for (int64_t i = thread; i < levels.level[l].values(); i += threads) levels.level[l].grad[i] = 0.0f;
+  }
+}
+
 template <int Width, bool SkipUntouched, bool ByChannel>
 __global__ void __launch_bounds__(kThreads) adam_kernel(const __grid_constant__ AdamLevels levels, AdamRule rule) {
+  if (rule.skips_step()) {
+    if (rule.clear_grad) clear_gradients(levels);
+    return;
+  }
   __shared__ AdamStep steps[kMaxLevels];
   if (threadIdx.x < levels.count) steps[threadIdx.x] = levels.level[threadIdx.x].step(rule);
   __syncthreads();

@@ -18,30 +18,38 @@ struct AdamRule {
   float l2;     // weight decay that is added to the gradient
   bool skip_untouched;
   bool clear_grad;
+  const float* grad_scale;  // factor in all gradients, to be divided out; null for 1
+  const float* found_inf;   // if not 0, gradients are only cleared, in all vertices; null for 0
+
+  VOXELFIELD_HOST_DEVICE bool skips_step() const { return found_inf != nullptr && *found_inf != 0.0f; }
 };
 
 // Factors of one step, which are the same for every value of a grid.
 struct AdamStep {
-  float size;  // learning rate divided by the bias correction of the first moment
-  float root;  // bias correction factor for the square root of the second moment
-  float keep;  // factor on the parameter, from decoupled weight decay
+  float size;     // learning rate divided by the bias correction of the first moment
+  float root;     // bias correction factor for the square root of the second moment
+  float keep;     // factor on the parameter, from decoupled weight decay
+  float unscale;  // factor on the gradient
 
   VOXELFIELD_HOST_DEVICE static AdamStep make(const AdamRule& rule, float lr, double step) {
     // 1 - beta^step is computed with expm1. In early steps with beta close to 1, the subtraction would lose half of the
     // digits.
     const float bias1 = -expm1f(static_cast<float>(step * rule.log_beta1));
     const float bias2 = -expm1f(static_cast<float>(step * rule.log_beta2));
-    return {lr / bias1, 1.0f / sqrtf(bias2), 1.0f - lr * rule.decay};
+    const float unscale = rule.grad_scale == nullptr ? 1.0f : 1.0f / *rule.grad_scale;
+    return {lr / bias1, 1.0f / sqrtf(bias2), 1.0f - lr * rule.decay, unscale};
   }
 
   // Returns this step at a multiple of the learning rate, which also scales decay. A rate of one gives the same bits,
   // unless decay removes more than half of the parameter.
-  VOXELFIELD_HOST_DEVICE AdamStep times(float rate) const { return {size * rate, root, 1.0f - rate * (1.0f - keep)}; }
+  VOXELFIELD_HOST_DEVICE AdamStep times(float rate) const {
+    return {size * rate, root, 1.0f - rate * (1.0f - keep), unscale};
+  }
 };
 
 VOXELFIELD_HOST_DEVICE void adam_update(const AdamRule& rule, const AdamStep& step, float grad, float& param,
                                         float& exp_avg, float& exp_avg_sq) {
-  grad += rule.l2 * param;
+  grad = grad * step.unscale + rule.l2 * param;
   exp_avg += rule.rise1 * (grad - exp_avg);
   exp_avg_sq = rule.beta2 * exp_avg_sq + rule.rise2 * grad * grad;
   param = step.keep * param - step.size * exp_avg / (sqrtf(exp_avg_sq) * step.root + rule.eps);
@@ -59,6 +67,8 @@ struct AdamLevel {
   const float* lr;
   const void* steps;
   const float* channel_rates;  // factor on the learning rate for each channel; null if all channels have the same rate
+
+  VOXELFIELD_HOST_DEVICE int64_t values() const { return grid.vertices * grid.channels; }
 
   VOXELFIELD_HOST_DEVICE AdamStep step(const AdamRule& rule) const {
     const double count = counts_in_float ? static_cast<double>(*static_cast<const float*>(steps))
@@ -144,8 +154,9 @@ struct OptimOps {
 
   static void grid_adam_(Tensors params, Tensors exp_avgs, Tensors exp_avg_sqs, Tensors grads, OptionalTensors working,
                          Tensors lrs, Tensors steps, OptionalTensors tiles, OptionalTensors tile_counts,
-                         OptionalTensors channel_rates, double beta1, double beta2, double eps, double decay, double l2,
-                         bool skip_untouched, bool clear_grad) {
+                         OptionalTensors channel_rates, const OptionalTensor& grad_scale,
+                         const OptionalTensor& found_inf, double beta1, double beta2, double eps, double decay,
+                         double l2, bool skip_untouched, bool clear_grad) {
     const size_t count = params.size();
     for (const size_t length : {exp_avgs.size(), exp_avg_sqs.size(), grads.size(), working.size(), lrs.size(),
                                 steps.size(), tiles.size(), tile_counts.size(), channel_rates.size()}) {
@@ -184,10 +195,24 @@ struct OptimOps {
       }
       if (param.numel() > 0) levels.push_back(level);
     }
-    if (levels.empty()) return;
+    const auto number = [&](const char* name, const OptionalTensor& x) -> const float* {
+      if (!x.has_value()) return nullptr;
+      return check_number(name, *x, ScalarType::Float, params[0]);
+    };
     const auto narrow = [](double x) { return static_cast<float>(x); };
-    Backend::adam(levels, AdamRule{std::log(beta1), std::log(beta2), narrow(1 - beta1), narrow(1 - beta2),
-                                   narrow(beta2), narrow(eps), narrow(decay), narrow(l2), skip_untouched, clear_grad});
+    const AdamRule rule{std::log(beta1),
+                        std::log(beta2),
+                        narrow(1 - beta1),
+                        narrow(1 - beta2),
+                        narrow(beta2),
+                        narrow(eps),
+                        narrow(decay),
+                        narrow(l2),
+                        skip_untouched,
+                        clear_grad,
+                        number("grad_scale", grad_scale),
+                        number("found_inf", found_inf)};
+    if (!levels.empty()) Backend::adam(levels, rule);
   }
 
   static void grid_total_variation_grad_(Tensor grad, const Tensor& param, const Tensor& weights, double delta,

@@ -1,6 +1,7 @@
 // The ops of this folder on CUDA.
 #include "rays/cut_rays_ops.h"
 #include "rays/lens_ops.h"
+#include "rays/march_levels_ops.h"
 #include "rays/march_ops.h"
 #include "rays/packing.cuh"
 #include "rays/pixel_rays_ops.h"
@@ -36,6 +37,7 @@ struct CudaRays : CudaPacking {
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
   LensOps<CudaPacking>::implement(m);
+  MarchLevelsOps<CudaPacking>::implement(m);
   MarchOps<CudaPacking>::implement(m);
   PixelRaysOps<CudaRays>::implement(m);
   CutRaysOps<CudaPacking>::implement(m);

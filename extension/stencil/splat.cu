@@ -76,6 +76,9 @@ SortedBins choose_bins(const SplatLevels<scalar_t>& levels, const SplatInput<sca
 // before they access memory. Samples of a ray often share a cell. If points are sparse, this would only reduce the
 // number of threads.
 constexpr int kWalk = 8;
+// Gradients of up to this many channels are added up in runs of points within a warp instead, unless points are dense
+// and a row takes several vectors.
+constexpr int kFewChannels = 3;
 
 template <typename scalar_t, int Width, typename Weights, int Walk, typename Locator, typename T>
 __global__ void __launch_bounds__(kThreads)
@@ -125,6 +128,60 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Adds up points that follow each other in a cell, as samples of a ray often do, within a warp: each atomic then adds
+// the sum of a run of points. Used for few channels, where a warp processes many points and the number of atomics
+// limits the speed.
+template <typename scalar_t, int Width, typename Locator, typename T>
+__global__ void __launch_bounds__(kThreads)
+    splat_runs_kernel(const __grid_constant__ Levels<Locator, T> levels, const scalar_t* __restrict__ values,
+                      const T* __restrict__ points, int64_t n, LaneLayout layout) {
+  const Lane lane(layout);
+  const int per_point = 2 * layout.vectors;
+  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp;
+  const int64_t own_index = warp * layout.points + lane.point, index = own_index < n ? own_index : n - 1;
+  for (int l = 0; l < levels.count; ++l) {
+    const auto& level = levels.level[l];
+    auto s = level.locator(points, index);
+    const bool adds = lane.active && own_index < n && lane.vector * Width < level.locator.channels && !s.empty;
+    s.take_side(2, lane.upper);
+    Vector<T, Width> sum[kCorners / 2] = {};
+    if (adds) {
+      const Vector<scalar_t, Width> value =
+          load_constant<Width>(values + index * levels.columns + level.column + lane.vector * Width);
+      const ValueWeights<T> weights(nullptr, index);
+#pragma unroll
+      for (int k = 0; k < kCorners / 2; ++k) add_weighted(sum[k], weights(s, 2 * k, 0), value);
+    }
+    // Equal origins and steps mean equal vertices. Steps are equal unless one of them is 0.
+    const int cell = adds ? s.origin : -1, sides = (s.step[0] != 0 ? 2 : 0) + (s.step[1] != 0 ? 1 : 0);
+    const int next_cell = __shfl_down_sync(kFullWarp, cell, per_point);
+    const int next_sides = __shfl_down_sync(kFullWarp, sides, per_point);
+    const bool joined = adds && lane.point + 1 < layout.points && next_cell == cell && next_sides == sides;
+    if (__any_sync(kFullWarp, joined)) {
+      // `reaches`: the point `distance` places on belongs to the same run.
+      bool reaches = joined;
+      for (int distance = 1; distance < layout.points; distance *= 2) {
+#pragma unroll
+        for (int k = 0; k < kCorners / 2; ++k) {
+#pragma unroll
+          for (int i = 0; i < Width; ++i) {
+            const T further = __shfl_down_sync(kFullWarp, sum[k].lane[i], distance * per_point);
+            if (reaches) sum[k].lane[i] += further;
+          }
+        }
+        const bool goes_on = __shfl_down_sync(kFullWarp, reaches, distance * per_point);
+        reaches = reaches && goes_on;
+      }
+    }
+    const bool follows = __shfl_up_sync(kFullWarp, joined, per_point) && lane.point > 0;
+    if (!adds || follows) continue;
+#pragma unroll
+    for (int k = 0; k < kCorners / 2; ++k) {
+      atomic_add<Width>(level.data + s.offset(2 * k) + lane.vector * Width, sum[k]);
+    }
+  }
+}
+
 // `dense`: there are more points than vertices.
 template <typename Weights, typename scalar_t, typename T>
 void launch_atomic(const SplatLevels<T>& levels, const SplatInput<scalar_t, Weights>& input, bool dense) {
@@ -133,6 +190,14 @@ void launch_atomic(const SplatLevels<T>& levels, const SplatInput<scalar_t, Weig
     constexpr int kWidth = decltype(width)::value;
     const LaneLayout layout(max_vectors(levels, kWidth));
     using Located = std::decay_t<decltype(located.level[0].locator)>;
+    if constexpr (std::is_same_v<Located, GridLocator<float, true>> && kWidth <= 2) {
+      if (layout.max_vectors * kWidth <= kFewChannels && (!dense || layout.max_vectors == 1)) {
+        const int64_t per_block = layout.points * (kThreads / kWarp);
+        return CudaBackend::launch(splat_runs_kernel<scalar_t, kWidth, Located, T>,
+                                   CudaBackend::blocks(at.count, per_block), kThreads, 0, located, input.values,
+                                   at.points, at.count, layout);
+      }
+    }
     // Other weights always walk, which avoids compiling another variant.
     constexpr int kShortest = kSpecialised<Weights> ? 1 : kWalk;
     const int walk = dense ? kWalk : kShortest;

@@ -30,7 +30,7 @@ struct PackedSamples {
   const T* dt;       // (M,)
   PackedRays rays;
   T min_transmittance;
-  const T* rgb = nullptr;  // (M, 3); null if only weights are needed
+  const T* rgb = nullptr;  // (M, C); null if only weights are needed
   const T* t = nullptr;    // (M,); null if only weights are needed
 
   VOXELFIELD_HOST_DEVICE Absorption<T> absorption(int64_t i) const {
@@ -48,6 +48,14 @@ struct PackedSamples {
     const T open = T(1) - density[i];
     const bool ends = open == T(0) || stops(transmittance * open);
     return transmittance * at_weight - (ends ? T(0) : suffix_grad / open);
+  }
+
+  // Stores that gradient, and that of the length of the sample unless `grad_dt` is null.
+  VOXELFIELD_HOST_DEVICE void store_gradient(int64_t i, T transmittance, T weight, T at_weight, T suffix_grad,
+                                             T* grad_density, T* grad_dt) const {
+    grad_density[i] = gradient(i, transmittance, weight, at_weight, suffix_grad);
+    // Density and length only occur as their product.
+    if (grad_dt != nullptr) grad_dt[i] = density_gradient(density[i], transmittance, weight, at_weight, suffix_grad);
   }
 };
 
@@ -119,6 +127,20 @@ VOXELFIELD_HOST_DEVICE T distortion_slope(const WeightMoments<T>& before, const 
   return 2 * (distance * (before.weight - weight_behind) - (before.moment - moment_behind) + weight * dt / 3);
 }
 
+// d distortion / d distance of a sample.
+template <typename T>
+VOXELFIELD_HOST_DEVICE T distortion_slope_in_distance(const WeightMoments<T>& before, const WeightMoments<T>& all,
+                                                      T weight) {
+  const T weight_behind = all.weight - before.weight - weight;
+  return 2 * weight * (before.weight - weight_behind);
+}
+
+// d distortion / d dt of a sample.
+template <typename T>
+VOXELFIELD_HOST_DEVICE T distortion_slope_in_length(T weight) {
+  return weight * weight / 3;
+}
+
 // The sums over the samples of a ray, or the gradients of a loss with respect to them.
 template <typename T>
 struct RayTotals {
@@ -129,17 +151,24 @@ struct RayTotals {
   VOXELFIELD_HOST_DEVICE void add(T weight, const T* sample_rgb, T t) {
     VOXELFIELD_UNROLL
     for (int channel = 0; channel < 3; ++channel) rgb[channel] += weight * sample_rgb[channel];
+    add_light(weight, t);
+  }
+
+  VOXELFIELD_HOST_DEVICE void add_light(T weight, T t) {
     opacity += weight;
     depth_sum += weight * t;
   }
 
   // For gradients: returns the gradient with respect to the weight of a sample.
   VOXELFIELD_HOST_DEVICE T at_weight(const T* sample_rgb, T t) const {
-    T sum = opacity + depth_sum * t;
+    T sum = at_light(t);
     VOXELFIELD_UNROLL
     for (int channel = 0; channel < 3; ++channel) sum += rgb[channel] * sample_rgb[channel];
     return sum;
   }
+
+  // The same without colours.
+  VOXELFIELD_HOST_DEVICE T at_light(T t) const { return opacity + depth_sum * t; }
 
   // For gradients: returns the sum of weight times gradient with respect to the weight over the ray, computed from the
   // totals of the ray. By subtracting the samples that it has passed, a walk obtains the sum over the later samples

@@ -50,6 +50,16 @@ struct ThreadTeam {
     return group_sum<Size>(value);
   }
 
+  template <typename T>
+  __device__ __forceinline__ T moved_up(T value, int step) const {
+    return __shfl_up_sync(kFullWarp, value, step, Size);
+  }
+
+  template <typename T>
+  __device__ __forceinline__ T last(T value) const {
+    return __shfl_sync(kFullWarp, value, Size - 1, Size);
+  }
+
   // The result covers the whole warp, so that its threads stay together.
   __device__ __forceinline__ bool any(bool value) const { return __any_sync(kFullWarp, value); }
 };

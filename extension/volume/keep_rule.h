@@ -86,6 +86,17 @@ struct SingleThread {
     return value;
   }
 
+  // The value of the thread `step` places before, or of the last thread.
+  template <typename T>
+  VOXELFIELD_HOST_DEVICE T moved_up(T value, int /*step*/) const {
+    return value;
+  }
+
+  template <typename T>
+  VOXELFIELD_HOST_DEVICE T last(T value) const {
+    return value;
+  }
+
   VOXELFIELD_HOST_DEVICE bool any(bool value) const { return value; }
 };
 

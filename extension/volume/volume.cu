@@ -12,9 +12,10 @@ namespace voxelfield {
 // be resident.
 #if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
 template <>
-constexpr int kWalkBlocks<CompositeWalk<PackedSamples<float>, std::true_type>> = 2048 / kThreads;
+constexpr int kWalkBlocks<CompositeWalk<PackedSamples<float>, std::true_type, std::false_type>> = 2048 / kThreads;
 template <>
-constexpr int kWalkBlocks<CompositeGradientWalk<PackedSamples<float>, std::false_type>> = 2048 / kThreads;
+constexpr int kWalkBlocks<CompositeGradientWalk<PackedSamples<float>, std::false_type, std::false_type>> =
+    2048 / kThreads;
 #endif
 
 namespace {
@@ -53,6 +54,11 @@ __global__ void __launch_bounds__(kJudgeThreads)
 }
 
 struct CudaVolume : CudaRays {
+  template <typename Walk>
+  static void composite_rays(const PackedRays& rays, const Walk& walk) {
+    for_each_ray(rays, walk);
+  }
+
   static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
                             int32_t* kept, int32_t* counts, int64_t* sums) {
     dispatch_team(samples.rays, [&](auto size) {

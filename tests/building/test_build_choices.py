@@ -16,6 +16,7 @@ from build_testing import forge, needs_nvcc, needs_posix, path_without_nvcc
 from voxelfield import _build, _library
 from voxelfield._build import Architectures
 from voxelfield._build.bundles import LONG, bundles, write_bundles
+from voxelfield.cli import build
 
 pytest_plugins = ["build_fixtures"]
 pytestmark = needs_posix
@@ -145,12 +146,16 @@ def test_the_digest_follows_the_sources_and_nothing_else(clone, tmp_path, monkey
     assert _build.source_digest() != before
 
 
-def test_missing_sources_are_an_error_that_names_both_places(tmp_path, monkeypatch):
-    monkeypatch.setattr(_build.sources, "_PACKAGE", tmp_path / "site" / "voxelfield")
-    with pytest.raises(FileNotFoundError, match="reinstall voxelfield") as caught:
-        _build.source_root()
-    assert str(tmp_path / "site" / "voxelfield" / "extension") in str(caught.value)
-    assert str(tmp_path / "site" / "extension") in str(caught.value)
+def test_a_wheel_of_compiled_kernels_has_nothing_to_compile(tmp_path, monkeypatch, capsys):
+    package = tmp_path / "site" / "voxelfield"
+    monkeypatch.setattr(_build.sources, "_PACKAGE", package)
+    assert not _build.has_sources()
+    with pytest.raises(SystemExit):
+        build.main(["--only", "cpu"])
+    assert capsys.readouterr().err == (
+        f"voxelfield build: {package} was installed from a wheel of compiled kernels, which has no sources to compile: "
+        "install voxelfield from its sources\n"
+    )
 
 
 def test_a_stamp_is_read_without_loading(tmp_path):
@@ -170,7 +175,8 @@ def test_a_stamp_is_read_without_loading(tmp_path):
 def test_a_stamp_is_told_in_words():
     architectures = Architectures(("75", "90"), ("90",))
     stamp = _build.Stamp("0123ab", architectures, "VOXELFIELD_X=1", 13)
-    assert str(stamp) == "sources 0123ab; CUDA 13; compute capability 7.5, 9.0 and PTX of 9.0; macros VOXELFIELD_X=1"
+    told = "CUDA 13 (driver version 580 or later); compute capability 7.5, 9.0 and PTX of 9.0; macros VOXELFIELD_X=1"
+    assert str(stamp) == f"sources 0123ab; {told}"
     assert str(stamp._replace(variant="")).endswith("; no macros")
     assert str(_build.Stamp("0123ab", Architectures(), "", 0)) == "sources 0123ab; no CUDA"
 
@@ -256,7 +262,7 @@ NVCC_13 = {"75", "80", "86", "87", "88", "89", "90", "100", "103", "110", "120",
 @pytest.mark.parametrize(
     ("capabilities", "known", "sm", "ptx"),
     [
-        ([], NVCC_13, ("75", "80", "86", "90", "120"), ("90",)),
+        ([], NVCC_13, ("75", "80", "86", "90", "100", "120"), ("90",)),
         ([], {"75", "80", "86", "87", "89"}, ("75", "80", "86"), ("86",)),
         ([], {"70", "75", "80", "86", "89", "90"}, ("75", "80", "86", "90"), ("90",)),
         ([(8, 9)], NVCC_13, ("89",), ("89",)),
@@ -289,7 +295,7 @@ def test_the_driver_shows_the_same_gpus_as_torch():
 
 @pytest.fixture
 def machine(packaged, tmp_path, monkeypatch):
-    """A machine with a torch for CUDA 13 and an nvcc that compiles nothing; returns a function that sets its GPUs."""
+    """A machine with a driver for CUDA 13 and an nvcc that compiles nothing; returns a function that sets its GPUs."""
     nvcc = """case "$1" in
 --version) echo "Cuda compilation tools, release 13.0, V13.0.88" ;;
 --list-gpu-arch) echo compute_80; echo compute_86; echo compute_90 ;;
@@ -299,7 +305,7 @@ esac"""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
     for name in ("TORCH_CUDA_ARCH_LIST", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(_build.architectures, "driver_cuda", lambda: (13, 0))
     monkeypatch.setattr(_library, "_loaded", {"_C": Path("already")})
 
     def show(*capabilities: tuple[int, int]) -> None:
@@ -337,7 +343,10 @@ def test_a_module_must_serve_every_gpu_of_the_machine(machine):
 @pytest.mark.parametrize(
     ("stamp", "reason"),
     [
-        ({"cuda": 12, "sm": "90"}, r"was compiled by CUDA 12, but this torch \(.*\) runs CUDA 13"),
+        (
+            {"cuda": 14, "sm": "90"},
+            r"needs a driver for CUDA 14 .*, but this machine's driver serves CUDA 13.0 at most",
+        ),
         ({"cuda": 13, "sm": "80,86"}, "compute capability 8.0, 8.6, but a GPU here has compute capability 9.0"),
         (
             {"cuda": 13, "sm": "90", "variant": "VOXELFIELD_SCALAR_ATOMICS"},
@@ -361,7 +370,7 @@ def test_a_prebuilt_module_that_fits_not_is_rebuilt_or_the_error_says_why(
         assert re.search(reason, str(caught.value))
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == 2
-    assert warnings[0].startswith(f"voxelfield: ignoring {wheel} was compiled")
+    assert warnings[0].startswith(f"voxelfield: ignoring {wheel} ")
     assert "compiling them once for compute capability 9.0 and PTX of 9.0 into " in warnings[1]
     assert "_C_cuda" not in _library.loaded_modules()
 
@@ -377,6 +386,18 @@ def test_without_nvcc_the_error_names_it_and_the_prebuilt_module_that_lacks_the_
     assert f"{wheel} was compiled for compute capability 8.0, but a GPU here" in str(caught.value)
 
 
+def test_nothing_is_compiled_by_an_nvcc_that_is_newer_than_the_driver(machine, monkeypatch, caplog):
+    machine((9, 0))
+    monkeypatch.setattr(_build.architectures, "driver_cuda", lambda: (12, 8))
+    expected = (
+        r"nvcc compiles needs a driver for CUDA 13 \(version 580 or later\), but this machine's driver "
+        r"serves CUDA 12\.8 at most: update the driver, or set CUDA_HOME"
+    )
+    with pytest.raises(_library.KernelsUnavailableError, match=expected):
+        _library.ensure_loaded("cuda")
+    assert not caplog.records
+
+
 def test_a_list_that_leaves_out_a_gpu_is_an_error_before_anything_is_compiled(machine, monkeypatch, caplog):
     machine((9, 0))
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;8.6")
@@ -389,6 +410,106 @@ def test_without_a_visible_gpu_fake_cuda_tensors_need_the_schemas_only(machine):
     machine()
     assert _library.ensure_loaded("cuda")
     assert "_C_cuda" not in _library.loaded_modules()
+
+
+# --- wheels of compiled kernels, which have no sources --------------------------------------------------------------
+
+
+@pytest.fixture
+def wheel(machine, tmp_path, monkeypatch):
+    """The folder of a package without sources, on a machine that has an nvcc and must not call it."""
+    package = tmp_path / "site" / "voxelfield"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(_build.sources, "_PACKAGE", package)
+    monkeypatch.setattr(_library.subprocess, "run", lambda *_, **__: pytest.fail("a wheel started a process"))
+    return package
+
+
+def test_a_wheel_serves_every_torch_without_its_sources(wheel, machine):
+    machine((8, 9), (12, 1), (13, 0))
+    module = forge(wheel / "_C_cuda.abi3.so", "0123ab", 13, "86,120", "90")
+    assert _library._find("_C_cuda") == module
+
+
+@pytest.mark.parametrize(
+    ("half", "stamp", "gpu", "driver", "reason"),
+    [
+        ("cuda", None, (9, 0), (13, 0), "the wheel in {0} has no _C_cuda: install voxelfield from its sources, which"),
+        (
+            "cuda",
+            {"cuda": 13, "sm": "90"},
+            (9, 0),
+            (12, 8),
+            "{0}/_C_cuda.abi3.so needs a driver for CUDA 13 (version 580 or later), but this machine's driver serves "
+            "CUDA 12.8 at most: update the driver",
+        ),
+        (
+            "cuda",
+            {"cuda": 13, "sm": "90"},
+            (9, 0),
+            (0, 0),
+            "{0}/_C_cuda.abi3.so needs a driver for CUDA 13 (version 580 or later), but this machine has none: update",
+        ),
+        (
+            "cuda",
+            {"cuda": 13, "sm": "75,86", "ptx": "90"},
+            (6, 1),
+            (13, 0),
+            "{0}/_C_cuda.abi3.so was compiled for compute capability 7.5, 8.6 and PTX of 9.0, but a GPU here has "
+            "compute capability 6.1: use tensors on the CPU",
+        ),
+        (
+            "cuda",
+            {"cuda": 13, "sm": "90"},
+            (8, 0),
+            (13, 0),
+            "{0}/_C_cuda.abi3.so was compiled for compute capability 9.0, but a GPU here has compute capability 8.0: "
+            "install voxelfield from its sources, which are compiled on first use",
+        ),
+        (
+            "cuda",
+            {"cuda": 13, "sm": "90", "variant": "VOXELFIELD_X"},
+            (9, 0),
+            (13, 0),
+            "{0}/_C_cuda.abi3.so was compiled with VOXELFIELD_X, but NVCC_APPEND_FLAGS asks for none: change that",
+        ),
+        ("cpu", None, (9, 0), (13, 0), "the wheel in {0} has no _C: install voxelfield from its sources, which"),
+    ],
+)
+def test_a_wheel_that_does_not_fit_says_so_in_one_line_and_compiles_nothing(
+    wheel, machine, monkeypatch, half, stamp, gpu, driver, reason
+):
+    machine(gpu)
+    monkeypatch.setattr(_build.architectures, "driver_cuda", lambda: driver)
+    if half == "cpu":
+        monkeypatch.setattr(_library, "_loaded", {})
+    if stamp is not None:
+        forge(wheel / "_C_cuda.abi3.so", "0123ab", **stamp)
+    for _ in range(2):
+        with pytest.raises(_library.KernelsUnavailableError) as caught:
+            _library.ensure_loaded(half)
+        assert str(caught.value).startswith(reason.format(wheel))
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_damaged_module_of_a_wheel_asks_for_another_installation(wheel, monkeypatch):
+    monkeypatch.setattr(_library, "_loaded", {})
+    module = forge(wheel / "_C.abi3.so", "0123ab")
+    module.write_bytes(module.read_bytes() + b"\0")
+    with pytest.raises(
+        _library.KernelsUnavailableError, match=r"is damaged, or was changed: .*: reinstall voxelfield$"
+    ):
+        _library.ensure_loaded("cpu")
+
+
+def test_a_torch_that_is_too_old_is_named_before_anything_is_loaded(wheel, monkeypatch):
+    monkeypatch.setattr(_library, "_loaded", {})
+    forge(wheel / "_C.abi3.so", "0123ab")
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
+    with pytest.raises(
+        _library.KernelsUnavailableError, match=r"needs torch 2.10 or later, got 2.9.1\+cu128: pip install"
+    ):
+        _library.ensure_loaded("cpu")
 
 
 # --- loading --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The ops on samples that are packed by ray: compositing, weights, sums and selection."""
+"""The ops on samples that are packed by ray: compositing, weights, sums, scans, indices and selection."""
 
 from __future__ import annotations
 
@@ -45,6 +45,14 @@ def _samples(draw: st.DrawFn, *names: str, **options: st.SearchStrategy[Any]) ->
     return draw(all_placed(arguments, device))
 
 
+def _lengths(dt: Tensor | float, density: Tensor) -> Tensor:
+    """One length for all samples as a tensor (M,), or lengths (M,) as they are."""
+    if isinstance(dt, Tensor) and dt.dim() > 0:
+        assert dt.shape == density.shape
+        return dt
+    return torch.as_tensor(dt, dtype=torch.float64).cpu().expand(density.shape)
+
+
 def light_of(passing: Tensor, ray_offsets: Tensor, min_transmittance: float) -> tuple[Tensor, Tensor]:
     """Weights (M,) and transmittances (M,) of samples that let a share (M,) pass, one sample after the other."""
     nothing = passing.new_zeros(())
@@ -74,6 +82,7 @@ def _composite(
     min_transmittance: float = 1e-4,
     distortion: bool = False,
 ) -> list[Tensor]:
+    dt = _lengths(dt, density)
     first, last = int(ray_offsets[0]), int(ray_offsets[-1])
     *rays, weights = reference.composite(density, rgb, t, dt, ray_offsets, min_transmittance)
     weights = torch.cat([weights.new_zeros(first), weights, weights.new_zeros(len(t) - last)])
@@ -83,7 +92,8 @@ def _composite(
 def _composite_alphas(
     alpha: Tensor, rgb: Tensor, t: Tensor, ray_offsets: Tensor, min_transmittance: float = 1e-4
 ) -> list[Tensor]:
-    assert rgb.shape == (len(alpha), 3)
+    assert rgb.dim() == 2
+    assert len(rgb) == len(alpha)
     assert t.shape == alpha.shape
     weights, _ = light_of(1 - alpha, ray_offsets, min_transmittance)
     return [
@@ -94,8 +104,7 @@ def _composite_alphas(
 
 def _of_density(which: int) -> Callable[..., Tensor]:
     def light(density: Tensor, dt: Tensor, ray_offsets: Tensor, min_transmittance: float = 1e-4) -> Tensor:
-        assert density.shape == dt.shape
-        return light_of(torch.exp(-density * dt), ray_offsets, min_transmittance)[which]
+        return light_of(torch.exp(-density * _lengths(dt, density)), ray_offsets, min_transmittance)[which]
 
     return light
 
@@ -111,14 +120,15 @@ def _diverged_shows(arguments: dict[str, Any], result: tuple[Tensor, ...]) -> No
     """A ray whose first sample has a density or colour that is not finite is not finite itself."""
     offsets = arguments["ray_offsets"].cpu()
     density, rgb, color = arguments["density"].cpu(), arguments["rgb"].cpu(), result[0].detach().cpu()
+    dt = _lengths(arguments["dt"], density).cpu()
     for ray, (first, last) in enumerate(itertools.pairwise(offsets.tolist())):
         if first == last:
-            assert color[ray].tolist() == [0.0] * 3
+            assert not bool(color[ray].any())
             continue
         bad = not bool(density[first].isfinite())
-        if bad and bool(arguments["dt"][first] > 0):
+        if bad and bool(dt[first] > 0):
             assert not bool(color[ray].isfinite().any()), "a density that is not finite passes for a colour"
-        elif bool(density[first] * arguments["dt"][first].cpu() > 0.1):
+        elif bool(density[first] * dt[first] > 0.1):
             wrong = ~rgb[first].isfinite()
             assert not bool(color[ray][wrong].isfinite().any()), "a colour that is not finite passes for another"
 
@@ -139,6 +149,59 @@ def _sum_reference(values: Tensor, ray_offsets: Tensor, weights: Tensor | None =
         assert weights.shape == values.shape[:1]
         values = values * (weights if values.dim() == 1 else weights[:, None])
     return _sums(values, ray_offsets)
+
+
+@st.composite
+def _scan_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    device, count, dtype = draw(devices), draw(_SAMPLES), draw(st.sampled_from(FLOATS))
+    shape = draw(st.sampled_from([(count,), (count, 0), (count, 1), (count, 9)]))
+    values = draw(numbers(shape, dtype, -1.0, 1.0, (0.0,)))
+    return draw(all_placed({"values": values, "ray_offsets": draw(offsets_of_rays(count))}, device))
+
+
+def _scan_reference(*, inclusive: bool, product: bool) -> Callable[..., Tensor]:
+    def scan(values: Tensor, ray_offsets: Tensor) -> Tensor:
+        rows = [torch.zeros_like(x) for x in values]
+        for first, last in itertools.pairwise(ray_offsets.tolist()):
+            for m in range(first, last):
+                ahead = values[first : m + inclusive]
+                rows[m] = ahead.prod(dim=0) if product else ahead.sum(dim=0)
+        return torch.stack(rows) if rows else torch.zeros_like(values)
+
+    return scan
+
+
+@st.composite
+def _index_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    rays, dtype = draw(st.sampled_from([1, 5, 40])), draw(st.sampled_from([torch.int64, torch.int32]))
+    index = draw(st.lists(st.integers(0, rays - 1), max_size=20).map(sorted))
+    return draw(all_placed({"ray_index": torch.tensor(index, dtype=dtype), "rays": rays}, draw(devices)))
+
+
+def _offsets_reference(ray_index: Tensor, rays: int) -> Tensor:
+    return torch.tensor([int((ray_index < ray).sum()) for ray in range(rays + 1)])
+
+
+def _pack_reference(ray_index: Tensor, rays: int) -> Tensor:
+    offsets = _offsets_reference(ray_index, rays)
+    return torch.stack((offsets[:-1], offsets.diff()), dim=1)
+
+
+@st.composite
+def _offset_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    count = draw(_SAMPLES)
+    arguments = {"ray_offsets": draw(offsets_of_rays(count)), "samples": count}
+    return draw(all_placed(arguments, draw(devices)))
+
+
+def _index_reference(ray_offsets: Tensor, samples: int) -> Tensor:
+    last = max(len(ray_offsets) - 2, 0)
+    return torch.tensor([min(int((ray_offsets[1:] <= m).sum()), last) for m in range(samples)], dtype=torch.int64)
+
+
+def _same_integers(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for a, e in zip(actual, expected, strict=True):
+        assert torch.equal(a.cpu(), e), f"{a}, not {e}"
 
 
 @st.composite
@@ -168,7 +231,8 @@ def _select_reference(
     capacity: int | None = None,
 ) -> list[Tensor]:
     assert positions.shape == (len(t), 3)
-    assert density.shape == t.shape == dt.shape
+    assert density.shape == t.shape
+    dt = _lengths(dt, density)
     weights, _ = light_of(torch.exp(-density * dt), ray_offsets, min_transmittance)
     rays = len(ray_offsets) - 1
     kept = [
@@ -196,7 +260,9 @@ def _select_reference(
 
 def _same_samples(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     weights, _ = light_of(
-        torch.exp(-arguments["density"].cpu().double() * arguments["dt"].cpu().double()),
+        torch.exp(
+            -arguments["density"].cpu().double() * _lengths(arguments["dt"], arguments["density"]).cpu().double()
+        ),
         arguments["ray_offsets"].cpu(),
         arguments.get("min_transmittance", 1e-4),
     )
@@ -216,7 +282,7 @@ RAYS = {
         ops.composite,
         _samples("density", "rgb", "t", "dt", min_transmittance=_LIMITS, distortion=st.booleans()),
         _composite,
-        trained=("density", "rgb"),
+        trained=("density", "rgb", "t", "dt"),
         check_extreme=_diverged_shows,
         extreme=("density", "rgb"),
     ),
@@ -230,14 +296,14 @@ RAYS = {
         ops.ray_weights,
         _samples("density", "dt", min_transmittance=_LIMITS),
         _of_density(0),
-        trained=("density",),
+        trained=("density", "dt"),
         extreme=("density", "dt"),
     ),
     "ray_transmittance": Subject(
         ops.ray_transmittance,
         _samples("density", "dt", min_transmittance=_LIMITS),
         _of_density(1),
-        trained=("density",),
+        trained=("density", "dt"),
         extreme=("density", "dt"),
     ),
     "alpha_weights": Subject(
@@ -248,6 +314,24 @@ RAYS = {
     ),
     "sum_along_rays": Subject(
         ops.sum_along_rays, _sum_arguments(), _sum_reference, trained=("values", "weights"), extreme=("values",)
+    ),
+    **{
+        f"{'inclusive' if inclusive else 'exclusive'}_{'prod' if product else 'sum'}": Subject(
+            getattr(ops, f"{'inclusive' if inclusive else 'exclusive'}_{'prod' if product else 'sum'}"),
+            _scan_arguments(),
+            _scan_reference(inclusive=inclusive, product=product),
+            trained=("values",),
+            extreme=("values",),
+        )
+        for inclusive in (True, False)
+        for product in (True, False)
+    },
+    "offsets_from_ray_index": Subject(
+        ops.offsets_from_ray_index, _index_arguments(), _offsets_reference, compare=_same_integers
+    ),
+    "pack_info": Subject(ops.pack_info, _index_arguments(), _pack_reference, compare=_same_integers),
+    "ray_index_from_offsets": Subject(
+        ops.ray_index_from_offsets, _offset_arguments(), _index_reference, compare=_same_integers
     ),
     "select_samples": Subject(
         ops.select_samples,

@@ -644,6 +644,36 @@ def test_a_copied_optimizer_works(device):
     torch.testing.assert_close(other.detach(), before - 0.1)
 
 
+@pytest.mark.parametrize("options", [{}, {"skip_untouched": True}, {"clear_grad": False}], ids=str)
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_a_scale_is_divided_out_and_an_overflow_only_clears_gradients(device, options, by_channel):
+    shape = (9, 6, 20, 3)
+    rates = torch.rand(shape[-1], device=device) if by_channel else None
+    found = []
+    for scale in (None, 1024.0):
+        param = parameter(shape, device)
+        optimizer = GridAdam([param], lr=0.1, l2=0.1, channel_rates=rates, **options)
+        optimizer.set_active(param, torch.arange(8, device=device).view(2, 2, 2) == 5)
+        working = torch.empty_like(param, dtype=torch.float16)
+        optimizer.set_working(param, working)
+        for step in range(3):
+            param.grad = gradients(shape, step, sparse=True).to(device)
+            if scale is not None:
+                param.grad *= scale
+                optimizer.grad_scale = torch.tensor(scale, device=device)
+                optimizer.found_inf = torch.tensor(float(step == 1), device=device)
+                if step == 1:  # also outside of the active tiles
+                    param.grad[:, 0] = float("inf")
+            elif step == 1:
+                continue
+            optimizer.step()
+            if step == 1:
+                assert param.grad.eq(0).all() == (optimizer.defaults["clear_grad"])
+        found.append([*results(optimizer, param), working, optimizer.state[param]["step"]])
+    for scaled, plain in zip(*found, strict=True):
+        assert torch.equal(scaled, plain)
+
+
 @pytest.mark.parametrize("change", ["upsample", "crop"])
 def test_state_follows_a_resized_grid(device, change):
     grids = [VoxelGrid((5, 6, 7), 4, BOX, init_std=1.0, device=device) for _ in range(2)]
@@ -790,11 +820,11 @@ def test_registration(device):
     ids, count = random_tiles(shape[:3], device)
     one = torch.ones(1, device=device)
     working = torch.zeros(shape, device=device, dtype=torch.float16)
-    lists = [[x] for x in arrays]
+    lists, rule = [[x] for x in arrays], (0.9, 0.99, 1e-8, 0.1, 0.1, False, True)
     for rates in (None, torch.ones(4, device=device)):
         torch.library.opcheck(
             torch.ops.voxelfield.grid_adam_.default,
-            (*lists, [working], [one], [one], [ids], [count], [rates], 0.9, 0.99, 1e-8, 0.1, 0.1, False, True),
+            (*lists, [working], [one], [one], [ids], [count], [rates], one, None, *rule),
         )
     occupied = torch.ones(2, 2, 2, dtype=torch.bool, device=device)
     torch.library.opcheck(torch.ops.voxelfield.active_tiles_.default, (occupied, shape[:3], ids.clone(), count.clone()))
@@ -867,6 +897,8 @@ INT = torch.int32
         ),
         ({"lrs": [torch.zeros(2)]}, ValueError, r"lrs\[0\] must be one number on cpu"),
         ({"lrs": [torch.zeros(1).double()]}, TypeError, r"lrs\[0\] must be float32, got float64"),
+        ({"grad_scale": torch.ones(2)}, ValueError, "grad_scale must be one number on cpu"),
+        ({"found_inf": torch.ones(1).double()}, TypeError, "found_inf must be float32, got float64"),
         ({"steps": [torch.zeros(1, dtype=INT)]}, TypeError, r"steps\[0\] must be float32 or int64, got int32"),
         ({"eps": -1.0}, ValueError, "eps must be finite"),
         ({"channel_rates": []}, ValueError, "channel_rates must have one entry for each of the 1 params, got 0"),

@@ -76,7 +76,7 @@ def test_composite_within_bounds(device, kernels, case):
     rays = len(spans)
     results = kernels.composite(*samples.values(), offsets, 1e-4, True)
     grads = [torch.randn_like(x) for x in results]
-    gradients = kernels.composite_backward(*grads, *samples.values(), offsets, *results[:3], results[4], 1e-4)
+    gradients = kernels.composite_backward(*grads, *samples.values(), offsets, *results[:3], results[4], 1e-4, True)
 
     # The same of each ray alone. A sample of several rays may have what it is in any, and one of none has nothing.
     alone = [kernels.composite(*samples.values(), offsets.new_tensor(span), 1e-4, True) for span in spans]
@@ -86,12 +86,14 @@ def test_composite_within_bounds(device, kernels, case):
     ray_grads = [[g[ray : ray + 1] for g in (*grads[:3], grads[4])] for ray in range(rays)]
     of_alone = [
         kernels.composite_backward(
-            *of[:3], grads[3], of[3], *samples.values(), offsets.new_tensor(span), *one[:3], one[4], 1e-4
+            *of[:3], grads[3], of[3], *samples.values(), offsets.new_tensor(span), *one[:3], one[4], 1e-4, True
         )
         for of, one, span in zip(ray_grads, alone, spans, strict=True)
     ]
     for which, gradient in enumerate(gradients):
-        assert_any_of(gradient, torch.stack([x[which] for x in of_alone] + [torch.zeros_like(gradient)]))
+        of_one = [x[which] for x in (*of_alone, (torch.zeros_like(gradients[0]), torch.zeros_like(gradients[1])))]
+        candidates = torch.stack(of_one)
+        assert_any_of(*((gradient, candidates) if which else (gradient.T, candidates.mT)))  # one row per sample
         if shares_no_sample(offsets, spans):
             expected = sum(x[which] for x in of_alone)
             torch.testing.assert_close(gradient, expected + torch.zeros_like(gradient), rtol=1e-9, atol=1e-12)
@@ -342,6 +344,8 @@ def calls(device):
     counted = kernels.count_visible_samples(density, dt, offsets, 1e-4, 1e-4)
     slots = torch.rand(rays, 5, device=device), torch.full((rays,), 5, dtype=torch.int32, device=device)
     geometry, directions = torch.randn(rows, 16, device=device), torch.randn(rays, 3, device=device)
+    cells = torch.ones(2, 3, 4, 5, dtype=torch.bool, device=device)
+    in_levels = *walk[:4], cells, torch.cat((box.view(1, 6), 2 * box.view(1, 6)))
     arguments = {
         "pack_occupancy": (torch.ones(3, 4, 5, dtype=torch.bool, device=device),),
         "lens_rays": (rgb[:, :2].contiguous(), lens.repeat(rows, 1)),
@@ -352,14 +356,14 @@ def calls(device):
         "count_visible_samples": (density, dt, offsets, 1e-4, 1e-4),
         "pack_visible_samples": (rgb, t, dt, offsets, *counted, 40),
         "ray_light": (density, dt, offsets, 1e-4, False),
-        "ray_light_backward": (dt, density, dt, offsets, 1e-4, True),
+        "ray_light_backward": (dt, density, dt, offsets, 1e-4, True, True),
         "sum_along_rays": (rgb, offsets),
-        "exclusive_sum_along_rays": (rgb, offsets),
+        "scan_along_rays": (rgb, rgb, offsets, 1, False),
         "spread_along_rays": (rgb[:rays], offsets, rows),
         "composite": (density, rgb, t, dt, offsets, 1e-4, True),
         "composite_backward": (
             *(torch.randn_like(x) for x in composited),
-            *(density, rgb, t, dt, offsets, *composited[:3], composited[4], 1e-4),
+            *(density, rgb, t, dt, offsets, *composited[:3], composited[4], 1e-4, True),
         ),
         "pixel_colors": (rgb[:rays], density[:rays], rgb[:3], 2, True),
         "pixel_colors_backward": (rgb[:3], rgb[:rays], density[:rays], rgb[:3], 2, True),
@@ -375,6 +379,8 @@ def calls(device):
         "render_grid_image": (*camera, *walk[-3:], grid, None, box, *numbers),
         "pack_slots": (*walk[:5], *slots, torch.tensor([5 * rays], device=device), 0.1, [], 40),
         "cut_rays": (*walk[:5], BOXES, 0.1),
+        "count_level_intervals": (*in_levels, 0.1, 0.0, 9),
+        "place_level_intervals": (*in_levels, 0.1, 0.0, 9, torch.arange(rays + 1, device=device), rays),
         "places_in_atlas": (rgb, torch.zeros(3, 4, 5, dtype=torch.int32, device=device), [8, 16, 24]),
         "share_copies": (
             torch.randn(8, 8, 8, 4, device=device),
@@ -397,8 +403,9 @@ OPS = [
     *("pack_occupancy", "lens_rays", "lens_points", "pixel_rays", "count_ray_samples", "place_ray_samples"),
     *("count_visible_samples", "pack_visible_samples", "ray_light", "ray_light_backward"),
     *("composite", "composite_backward"),
-    *("sum_along_rays", "exclusive_sum_along_rays", "spread_along_rays", "append_view", "append_view_backward"),
+    *("sum_along_rays", "scan_along_rays", "spread_along_rays", "append_view", "append_view_backward"),
     *("render_grid", "render_grid_backward", "render_grid_image", "pack_slots", "cut_rays"),
+    *("count_level_intervals", "place_level_intervals"),
     *("places_in_atlas", "share_copies"),
     *("pixel_colors", "pixel_colors_backward", "color_error", "color_error_backward"),
 ]
@@ -408,7 +415,7 @@ ON_CUDA = ["march_to_slots", "render_pyramid_image"]
 # Another length of these is another valid call, or one whose contents alone are in doubt; or they are single numbers.
 FREE = {("append_view", "directions"), ("pixel_rays", "index"), ("pack_occupancy", "occupied")}
 FREE |= {(op, "ray_offsets") for op in ("count_visible_samples", "ray_light", "ray_light_backward", "composite")}
-FREE |= {(op, name) for op in ("sum_along_rays", "exclusive_sum_along_rays") for name in ("values", "ray_offsets")}
+FREE |= {("sum_along_rays", "values"), ("sum_along_rays", "ray_offsets"), ("scan_along_rays", "ray_offsets")}
 FREE |= {("color_error", "truth"), ("color_error_backward", "truth")}
 FREE |= {("color_error", "rays_kept"), ("color_error_backward", "rays_kept"), ("color_error_backward", "grad")}
 FREE |= {("places_in_atlas", "points"), ("places_in_atlas", "blocks")}
@@ -417,7 +424,7 @@ FREE |= {("render_grid_image", "grid"), ("render_grid_backward", "grid")}
 
 # Ops of which no argument has to be as long as another.
 WITHOUT_LENGTHS = {
-    *("pack_occupancy", "sum_along_rays", "exclusive_sum_along_rays"),
+    *("pack_occupancy", "sum_along_rays"),
     *("places_in_atlas", "share_copies"),
 }
 

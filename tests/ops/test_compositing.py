@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import reference
@@ -23,17 +24,18 @@ from voxelfield.ops import (
 )
 
 NAMES = ("density", "rgb", "t", "dt")
+GRADIENTS = tuple(f"{name} gradient" for name in NAMES)
 RESULTS = ("rgb", "opacity", "depth_sum", "weights", "distortion")
 # None, one, and on either side of multiples of 32, the samples that a warp takes at once.
 COUNTS = [0, 1, 33, 100, 0, 31, 32, 64, 65, 0]
 
 
-def make(device, counts=COUNTS, dtype=torch.float64, thickness=0.06):
+def make(device, counts=COUNTS, dtype=torch.float64, thickness=0.06, channels=3):
     """Packed samples of rays; ``thickness`` is the mean optical thickness of a sample."""
     total = sum(counts)
     dt = 0.02 + 0.06 * torch.rand(total, dtype=torch.float64)
     density = 2 * thickness * torch.rand(total, dtype=torch.float64) / dt
-    rgb = torch.rand(total, 3, dtype=torch.float64)
+    rgb = torch.rand(total, channels, dtype=torch.float64)
     t = torch.cat([torch.zeros(0), *(torch.rand(n).sort().values for n in counts)]).double() * 4 + 0.5
     ray_offsets = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()] if counts else [0])
     inputs = {"density": density, "rgb": rgb, "t": t, "dt": dt}
@@ -42,6 +44,10 @@ def make(device, counts=COUNTS, dtype=torch.float64, thickness=0.06):
 
 def composite_all(**inputs):
     return composite(**inputs, distortion=True)
+
+
+def composite_all_with(some, others):
+    return composite_all(**{**some, **others})
 
 
 def by_reference(min_transmittance=0.0, **inputs):
@@ -53,10 +59,10 @@ def as_double(inputs):
     return {name: x.double().cpu() if x.is_floating_point() else x.cpu() for name, x in inputs.items()}
 
 
-def value_and_gradients(function, inputs, grads):
-    density, rgb = inputs["density"].detach().requires_grad_(), inputs["rgb"].detach().requires_grad_()
-    values = function(**{**inputs, "density": density, "rgb": rgb})
-    gradients = torch.autograd.grad(values, (density, rgb), grads)
+def value_and_gradients(function, inputs, grads, trained=NAMES):
+    leaves = {name: inputs[name].detach().requires_grad_() for name in trained}
+    values = function(**{**inputs, **leaves})
+    gradients = torch.autograd.grad(values, list(leaves.values()), grads)
     return [x.detach() for x in (*values, *gradients)]
 
 
@@ -67,7 +73,7 @@ def random_grads(inputs):
 
 
 def assert_all_match(actual, expected):
-    for name, a, e in zip((*RESULTS, "density gradient", "rgb gradient"), actual, expected, strict=True):
+    for name, a, e in zip((*RESULTS, *GRADIENTS), actual, expected, strict=True):
         assert_matches(a.cpu(), e.double().cpu(), name)
 
 
@@ -76,8 +82,9 @@ def assert_all_match(actual, expected):
 
 @pytest.mark.parametrize("min_transmittance", [0.0, 1e-2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_value_and_gradients_match_reference(device, dtype, min_transmittance):
-    inputs = make(device, dtype=dtype)
+@pytest.mark.parametrize("channels", [1, 3, 4, 11])
+def test_value_and_gradients_match_reference(device, dtype, min_transmittance, channels):
+    inputs = make(device, dtype=dtype, channels=channels)
     grads = random_grads(inputs)
     actual = value_and_gradients(lambda **x: composite_all(**x, min_transmittance=min_transmittance), inputs, grads)
     expected = value_and_gradients(
@@ -123,7 +130,7 @@ def test_gradcheck(device, min_transmittance):
     density, rgb = inputs["density"].requires_grad_(), inputs["rgb"].requires_grad_()
     stopped = function(density, rgb).weights == 0
     assert stopped.any() == (min_transmittance > 0)
-    assert torch.autograd.gradcheck(function, (density, rgb), check_forward_ad=True)
+    assert torch.autograd.gradcheck(function, (density, rgb), check_forward_ad=True, fast_mode=True)
 
 
 @pytest.mark.parametrize("output", RESULTS)
@@ -142,22 +149,123 @@ def test_gradient_of_each_result_alone(device, output):
         assert_matches(a.cpu(), e)
 
 
-def test_distances_receive_no_gradient(device):
-    inputs = make(device, counts=[5])
-    for name in NAMES:
-        inputs[name].requires_grad_()
-    sum(x.sum() for x in composite_all(**inputs)).backward()
-    assert inputs["t"].grad is None
-    assert inputs["dt"].grad is None
-    assert inputs["density"].grad.any()
+@pytest.mark.parametrize("channels", [3, 5])
+def test_gradients_are_the_same_whichever_are_wanted(device, channels):
+    inputs = make(device, dtype=torch.float32, channels=channels)
+    grads = random_grads(inputs)
+    everything = value_and_gradients(composite_all, inputs, grads)
+    for trained in (("density", "rgb"), ("density", "t"), ("dt",)):
+        some = value_and_gradients(composite_all, inputs, grads, trained)
+        for name, actual in zip(trained, some[5:], strict=True):
+            torch.testing.assert_close(actual, everything[5 + NAMES.index(name)], msg=name)
 
 
-def test_second_derivative_is_refused(device):
-    inputs = make(device, counts=[5])
-    inputs["density"].requires_grad_()
-    (first,) = torch.autograd.grad(composite(**inputs).opacity.sum(), inputs["density"], create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivative"):
-        first.sum().backward()
+def test_gradients_of_lengths_of_zero(device):
+    inputs = make(device, counts=[40])
+    inputs["dt"][10:20] = 0
+    grads = random_grads(inputs)
+    actual = value_and_gradients(composite_all, inputs, grads)
+    expected = value_and_gradients(by_reference, as_double(inputs), [g.cpu() for g in grads])
+    assert_all_match(actual, expected)
+
+
+SECOND = {"composite": 0.0, "composite, cut": 0.5, "composite_alphas": 0.0, "composite_alphas, cut": 0.5}
+
+
+@pytest.mark.parametrize("case", SECOND)
+def test_second_derivatives(device, case):
+    inputs = make(device, counts=[0, 1, 9, 40], thickness=0.06, channels=2)
+    fixed = {"min_transmittance": SECOND[case]}
+    inputs["rgb"] = torch.cat([inputs["rgb"], inputs["rgb"].new_full((2, 2), math.nan)])
+    for name in ("density", "t", "dt"):
+        inputs[name] = torch.cat([inputs[name], inputs[name].new_full((2,), math.nan)])  # rows of no ray
+    if "alphas" in case:
+        inputs["density"] = alphas(inputs)
+        del inputs["dt"]
+    offsets = inputs.pop("ray_offsets")
+
+    def function(*inputs):
+        if "alphas" in case:
+            return composite_alphas(*inputs, offsets, **fixed)[:4]
+        return composite_all(**dict(zip(NAMES, inputs, strict=True)), ray_offsets=offsets, **fixed)
+
+    def used(*rows):
+        return function(*(torch.cat([x, full[-2:]]) for x, full in zip(rows, inputs.values(), strict=True)))
+
+    leaves = [x[:-2].clone().requires_grad_() for x in inputs.values()]
+    assert (used(*leaves)[3] == 0).sum() > 2 or SECOND[case] == 0
+    assert torch.autograd.gradcheck(used, leaves, check_forward_ad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(used, leaves, check_fwd_over_rev=True, fast_mode=True)
+
+
+def test_first_derivatives_do_not_depend_on_create_graph(device):
+    inputs = make(device, dtype=torch.float32, thickness=0.3)
+    grads = random_grads(inputs)
+    expected = value_and_gradients(composite_all, inputs, grads)[5:]
+    leaves = [inputs[name].requires_grad_() for name in NAMES]
+    actual = torch.autograd.grad(composite_all(**inputs), leaves, grads, create_graph=True)
+    for name, a, e in zip(NAMES, actual, expected, strict=True):
+        torch.testing.assert_close(a.detach(), e, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_vmap_over_everything(device):
+    inputs = make(device, counts=[0, 3, 40, 0])
+    spare = {name: torch.cat([inputs[name][:2], inputs[name], inputs[name][:4]]) for name in NAMES}
+    several = {name: torch.stack([x, x.flip(0)], dim=x.dim()) for name, x in spare.items()}
+    offsets = torch.stack([inputs["ray_offsets"] + 2, inputs["ray_offsets"].clamp(max=30) + 1])
+    for mapped in (("density",), ("rgb", "t"), ("dt", "ray_offsets"), (*NAMES, "ray_offsets")):
+        arguments = {**spare, "ray_offsets": offsets[0]}
+        chosen = {name: offsets if name == "ray_offsets" else several[name] for name in mapped}
+        dims = {name: 0 if name == "ray_offsets" else -1 for name in mapped}
+        actual = torch.vmap(partial(composite_all_with, arguments), in_dims=(dims,))(chosen)
+        for call in range(2):
+            one = {name: x.select(dims[name], call) for name, x in chosen.items()}
+            for a, e in zip(actual, composite_all(**{**arguments, **one}), strict=True):
+                torch.testing.assert_close(a[call], e)
+    gradient = torch.vmap(
+        torch.func.grad(lambda x: composite(**{**spare, "density": x}, ray_offsets=offsets[0]).rgb.sum())
+    )
+    assert gradient(several["density"].mT.contiguous()).shape == (2, len(spare["density"]))
+
+
+@pytest.mark.parametrize("dt", [0.05, torch.tensor(0.05, dtype=torch.float64)], ids=["number", "tensor"])
+def test_one_length_for_all_samples(device, dt):
+    inputs = make(device)
+    dt = dt.to(device).requires_grad_() if isinstance(dt, torch.Tensor) else dt
+    expected = composite_all(**{**inputs, "dt": torch.full_like(inputs["t"], 0.05)})
+    actual = composite_all(**{**inputs, "dt": dt})
+    for a, e in zip(actual, expected, strict=True):
+        assert torch.equal(a, e)
+    for function in (ray_weights, ray_transmittance):
+        assert torch.equal(
+            function(inputs["density"], dt, inputs["ray_offsets"]),
+            function(inputs["density"], torch.full_like(inputs["t"], 0.05), inputs["ray_offsets"]),
+        )
+    if isinstance(dt, torch.Tensor):
+        assert torch.autograd.gradcheck(lambda dt: composite_all(**{**inputs, "dt": dt})[:3], dt)
+
+
+def test_narrow_offsets_are_converted(device):
+    inputs = make(device)
+    narrow = {**inputs, "ray_offsets": inputs["ray_offsets"].int()}
+    for a, e in zip(composite_all(**narrow), composite_all(**inputs), strict=True):
+        assert torch.equal(a, e)
+
+
+def test_compiled_with_gradients_of_distances():
+    inputs = make("cpu", counts=[3, 0, 40], dtype=torch.float32, channels=4)
+    leaves = [inputs[name].requires_grad_() for name in NAMES]
+
+    def loss(density, rgb, t, dt):
+        result = composite_all(density=density, rgb=rgb, t=t, dt=dt, ray_offsets=inputs["ray_offsets"])
+        scalar = ray_weights(density, 0.1, inputs["ray_offsets"])
+        return sum(x.square().sum() for x in (*result, scalar))
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for a, e in zip(
+        torch.autograd.grad(compiled(*leaves), leaves), torch.autograd.grad(loss(*leaves), leaves), strict=True
+    ):
+        torch.testing.assert_close(a, e)
 
 
 def test_weights_alone_are_the_same_weights(device):
@@ -202,7 +310,7 @@ def test_samples_behind_the_limit_might_as_well_not_exist(device, min_transmitta
     whole = value_and_gradients(lambda **x: composite_all(**x, min_transmittance=min_transmittance), inputs, grads)
     grads[3] = grads[3][:seen]
     short = value_and_gradients(lambda **x: composite_all(**x, min_transmittance=0.0), cut, grads)
-    for name, a, e in zip((*RESULTS, "density gradient", "rgb gradient"), whole, short, strict=True):
+    for name, a, e in zip((*RESULTS, *GRADIENTS), whole, short, strict=True):
         if len(a) == 40:
             assert not a[seen:].any(), name
             a = a[:seen]
@@ -303,8 +411,8 @@ def test_rows_of_no_ray_count_for_nothing(device, counts, spare):
     grads[3] = torch.cat([grads[3], grads[3].new_full((spare,), math.nan)])
     spoil(used + spare, device)
     actual = value_and_gradients(composite_all, more, grads)
-    for name, a, e in zip((*RESULTS, "density gradient", "rgb gradient"), actual, expected, strict=True):
-        if name in ("weights", "density gradient", "rgb gradient"):
+    for name, a, e in zip((*RESULTS, *GRADIENTS), actual, expected, strict=True):
+        if name in ("weights", *GRADIENTS):
             assert len(a) == used + spare
             assert not a[used:].any(), name
             a = a[:used]
@@ -323,12 +431,12 @@ def test_captured_compositing_follows_its_inputs():
     }
     grads = random_grads(inputs)
     value_and_gradients(composite_all, inputs, grads)  # loads the extension
-    inputs["density"].requires_grad_()
-    inputs["rgb"].requires_grad_()
+    for name in NAMES:
+        inputs[name].requires_grad_()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         values = composite_all(**inputs)
-        gradients = torch.autograd.grad(values, (inputs["density"], inputs["rgb"]), grads)
+        gradients = torch.autograd.grad(values, [inputs[name] for name in NAMES], grads)
     for _ in range(3):
         counts = torch.randint(30, (100,)).tolist()
         other = make("cuda", counts, dtype=torch.float32)
@@ -529,10 +637,13 @@ LIGHT = {
 def test_gradcheck_of_light(device, op):
     inputs = make(device, counts=[0, 1, 33, 70], thickness=0.1)
     function = LIGHT[op]
-    density = inputs["density"].requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda x: function(x, inputs["dt"], inputs["ray_offsets"]), density, check_forward_ad=True
-    )
+    leaves = inputs["density"].requires_grad_(), inputs["dt"].requires_grad_()
+
+    def of_leaves(density, dt):
+        return function(density, dt, inputs["ray_offsets"])
+
+    assert torch.autograd.gradcheck(of_leaves, leaves, check_forward_ad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(of_leaves, leaves, check_fwd_over_rev=True, fast_mode=True)
 
 
 # --- 16 bits, autocast, what requires a gradient
@@ -557,16 +668,6 @@ def test_sixteen_bit_input_is_summed_in_float32(device, dtype):
     assert density.grad.any()
 
 
-def test_results_require_no_gradient_on_account_of_distances(device):
-    inputs = make(device, counts=[5])
-    for name in ("t", "dt"):
-        inputs[name].requires_grad_()
-    assert not any(x.requires_grad for x in composite_all(**inputs))
-    assert not ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"]).requires_grad
-    alpha = torch.rand(5, dtype=torch.float64, device=device)
-    assert not composite_alphas(alpha, inputs["rgb"], inputs["t"], inputs["ray_offsets"]).rgb.requires_grad
-
-
 # --- errors and registration
 
 
@@ -578,10 +679,9 @@ WRONG = {
     "list": (lambda x: x.tolist(), TypeError, r"{} must be a torch\.Tensor, got list"),
     "device": (lambda x: x.to("meta"), ValueError, "{} must be on the device of density"),
 }
-# But for ray_offsets of another length: they describe another number of rays.
-WRONG_ARGUMENTS = [
-    (name, kind) for name in (*NAMES, "ray_offsets") for kind in WRONG if (name, kind) != ("ray_offsets", "size")
-]
+# But for ray_offsets of another length, which describe another number of rays, and those of 32 bits.
+ALLOWED = {("ray_offsets", "size"), ("ray_offsets", "int")}
+WRONG_ARGUMENTS = [(name, kind) for name in (*NAMES, "ray_offsets") for kind in WRONG if (name, kind) not in ALLOWED]
 
 
 @pytest.mark.parametrize(("name", "kind"), WRONG_ARGUMENTS)
@@ -599,6 +699,11 @@ def test_wrong_arguments_are_named(name, kind):
     if name in ("density", "dt", "ray_offsets"):
         with pytest.raises(error, match=message.format(blamed)):
             ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"])
+
+
+def test_colors_have_channels():
+    with pytest.raises(ValueError, match="rgb must have at least one channel, got none"):
+        composite(**make("cpu", counts=[2], channels=0))
 
 
 def test_lengths_may_not_be_left_out():
@@ -655,12 +760,14 @@ def test_opcheck(device, counts):
     light = inputs["density"].clone().requires_grad_(), inputs["dt"], inputs["ray_offsets"], 1e-3
     for transmittance in (False, True):
         torch.library.opcheck(ops.ray_light.default, (*light, transmittance))
-        torch.library.opcheck(ops.ray_light_backward.default, (grads[3], inputs["density"], *light[1:], transmittance))
+        for of_lengths in (False, True):
+            arguments = grads[3], inputs["density"], *light[1:], transmittance, of_lengths
+            torch.library.opcheck(ops.ray_light_backward.default, arguments)
     rgb, opacity, depth_sum, _, distortion = ops.composite(*forward)
     for missing in (None, 0, 3, 4):
         some = [None if i == missing else g for i, g in enumerate(grads)]
-        backward = (*some, *inputs.values(), rgb, opacity, depth_sum, distortion, 1e-3)
+        backward = (*some, *inputs.values(), rgb, opacity, depth_sum, distortion, 1e-3, missing is None)
         torch.library.opcheck(ops.composite_backward.default, backward)
-    differentiable = (inputs["density"].requires_grad_(), inputs["rgb"].requires_grad_(), *forward[2:])
+    differentiable = (*(inputs[name].requires_grad_() for name in NAMES), *forward[4:])
     for wanted in (True, False):
         torch.library.opcheck(ops.composite.default, (*differentiable[:-1], wanted))

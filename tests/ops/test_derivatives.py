@@ -110,6 +110,10 @@ CALLS = {
         lambda: {"values": doubles(8, 2), "weights": doubles(8)},
         lambda values, weights: ops.sum_along_rays(values, offsets(), weights),
     ),
+    **{
+        name: (lambda: {"values": doubles(8, 2)}, lambda values, name=name: getattr(ops, name)(values, offsets()))
+        for name in ("inclusive_sum", "exclusive_sum", "inclusive_prod", "exclusive_prod")
+    },
     "mlp": (
         lambda: {"input": doubles(6, 5), "hidden": doubles(7, 5), "last": doubles(3, 7)},
         lambda input, hidden, last: ops.mlp(input, [hidden, last]),
@@ -206,10 +210,11 @@ CALLS = {
         ),
     ),
 }
-# Updates of optimizers, in place and outside of autograd, and ops on cells, which are bools.
+# Updates of optimizers, in place and outside of autograd, and ops on cells, which are bools, and indices.
 NOT_DIFFERENTIATED = {
     *("accumulate_trilinear_", "grid_adam_", "grid_total_variation_grad_", "share_copies_"),
     *("pack_occupancy", "empty_distance", "active_tiles"),
+    *("offsets_from_ray_index", "pack_info", "ray_index_from_offsets"),
 }
 # Where the message is about a family of ops.
 NAMES = {
@@ -217,10 +222,6 @@ NAMES = {
     "sample_pyramid": "trilinear sampling",
     "grid_sample": "trilinear sampling",
     "trilinear_interpolate": "trilinear sampling",
-    "composite_alphas": "composite",
-    "ray_transmittance": "ray_weights",
-    "alpha_weights": "ray_weights",
-    "alpha_transmittance": "ray_weights",
     "pixel_color_error": "colou?r.error|errors of colours",
     "sample_color_error": "colou?r.error|errors of colours",
 }

@@ -465,7 +465,7 @@ def test_sampling_in_a_box_protects_memory(changes, message):
         torch.ops.voxelfield.sample_in_box(**arguments | changes)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.sweep)])
 def test_compiles_whole_with_any_number_of_points(device, backend):
     torch.compiler.reset()
 

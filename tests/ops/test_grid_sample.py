@@ -57,6 +57,7 @@ def torch_samples(monkeypatch):
     return lambda device, dtype: op.sample_inputs_func(op, device, dtype, requires_grad=False)
 
 
+@pytest.mark.sweep
 def test_agrees_with_torch_on_its_own_samples(device, torch_samples):
     names = ("bilinear", "nearest"), ("zeros", "border", "reflection")
     # In one test, because importing torch's samples takes longer than using them.

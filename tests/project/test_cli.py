@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from build_testing import forge
 from PIL import Image
 from warm_python import warm_python
 
@@ -234,6 +235,21 @@ def test_doctor_describes_this_machine(capsys: pytest.CaptureFixture[str]) -> No
     assert str(_library.loaded_modules()[_build.CPU_MODULE]) in told
     assert f"_C compiled from       sources {_build.source_digest()}; no CUDA\n" in told
     assert told.endswith("all checks passed\n")
+
+
+def test_doctor_tells_what_a_wheel_of_compiled_kernels_serves(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(_build.sources, "_PACKAGE", tmp_path)
+    forge(tmp_path / "_C_cuda.abi3.so", "0123ab", cuda=13, sm="120", ptx="90")
+    assert list(doctor.packaged_kernels()) == [
+        ("_C in the package", "none"),
+        (
+            "_C_cuda in the package",
+            "sources 0123ab; CUDA 13 (driver version 580 or later); compute capability 12.0 and PTX of 9.0; no macros",
+        ),
+    ]
+    ((name, found),) = doctor.compilers()
+    assert name == "compilers"
+    assert found == "not used: this voxelfield was installed from a wheel of compiled kernels"
 
 
 def test_doctor_lists_the_variables_that_are_set(monkeypatch) -> None:

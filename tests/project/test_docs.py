@@ -22,6 +22,7 @@ PAGES = [
     "docs/trilinear.md",
     "docs/rendering.md",
     "docs/callbacks.md",
+    "docs/nerfacc.md",
     "docs/session.md",
     "docs/export.md",
 ]

@@ -107,26 +107,43 @@ def test_a_source_archive_holds_all_that_a_build_needs(project, isolated, tmp_pa
     assert packed | {"setup.py", "pyproject.toml", "README.md", "LICENSE"} <= names
 
 
+def test_a_wheel_of_compiled_kernels_is_not_built_without_torch(project, isolated, tmp_path):
+    isolated["VOXELFIELD_WHEEL"] = "1"
+    code = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
+    done = run_python("-S", "-c", code, cwd=project, env=isolated)
+    assert done.returncode == 1
+    assert "VOXELFIELD_WHEEL=1 needs torch, which build isolation hides" in done.stderr
+    assert not list(tmp_path.glob("*.whl"))
+
+
+def test_an_old_setuptools_is_named_before_it_stops_at_the_license(project, isolated):
+    code = "import runpy, setuptools; setuptools.__version__ = '65.5.0'; runpy.run_path('setup.py')"
+    done = run_python("-S", "-c", code, cwd=project, env=isolated)
+    assert done.stderr == (
+        "voxelfield: building needs setuptools 77 or later, got 65.5.0: pip install 'setuptools>=77'\n"
+    )
+
+
 @pytest.mark.sweep
-def test_a_wheel_built_beside_torch_carries_every_half_that_can_be_compiled(project, tmp_path):
+def test_a_wheel_of_compiled_kernels_carries_both_halves_and_no_sources(project, tmp_path):
     names = ["_C", "_C_cuda"] if _build.find_cuda_home() else ["_C"]
     # One CUDA source shows whether that half is packed; all of them take minutes.
     for source in (project / "extension").rglob("*.cu"):
         if source.name != "rays.cu":
             source.unlink()
     requested = {"VOXELFIELD_CUDA": "1", "TORCH_CUDA_ARCH_LIST": "9.0"} if "_C_cuda" in names else {}
-    env = environment(tmp_path, tmp_path / "cache", **requested)
+    env = environment(tmp_path, tmp_path / "cache", VOXELFIELD_WHEEL="1", **requested)
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(tmp_path)]
     succeeded(run_python("-m", "pip", "wheel", *options, str(project), cwd=tmp_path, env=env))
     (wheel,) = tmp_path.glob("*.whl")
     assert re.search(r"-cp310-abi3-\w+\.whl$", wheel.name)
     halves = {f"voxelfield/{name}.abi3.so{end}" for name in names for end in ("", ".digest")}
-    assert content_of(wheel) == packed_sources(project) | halves
+    packed = {name for name in packed_sources(project) if not name.startswith("voxelfield/extension/")}
+    assert content_of(wheel) == packed | halves
 
     site = tmp_path / "unpacked"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    assert digest_of(site / "voxelfield" / "extension") == digest_of(project / "extension")
     done = run_python("-c", USE, cwd=tmp_path, env=environment(site, tmp_path / "cache", CXX=NO_COMPILER))
     assert loaded_from(done) == site / "voxelfield" / "_C.abi3.so"
     assert_nothing_was_built(done)
@@ -141,3 +158,4 @@ def test_a_wheel_built_beside_torch_carries_every_half_that_can_be_compiled(proj
         # libtorch brings libtorch_cuda along, which holds the stream symbol; the linker must not drop it.
         assert "Shared library: [libtorch.so]" in needed.stdout
         assert "libtorch_python" not in needed.stdout
+        assert "libcudart" not in needed.stdout, "the CUDA runtime must be linked statically"

@@ -16,8 +16,8 @@ PACKAGE = ROOT / "voxelfield"
 
 
 def messages() -> Iterator[str]:
-    """Yields every string of the package, with … for what an f-string or a % sign puts in."""
-    for path in PACKAGE.rglob("*.py"):
+    """Yields every string of the package and of setup.py, with … for what an f-string or a % sign puts in."""
+    for path in (*PACKAGE.rglob("*.py"), ROOT / "setup.py"):
         inside: set[int] = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):

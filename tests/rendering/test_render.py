@@ -425,6 +425,32 @@ def test_room_to_spare_changes_nothing(device, make, min_weight):
         torch.testing.assert_close(one, other, **tolerance)
 
 
+@pytest.mark.parametrize(("make", "min_weight"), [(random_field, 1e-3), (marchable_field, 1e-3)])
+def test_a_capacity_compiles_as_one_graph(device, make, min_weight):
+    torch.compiler.reset()
+    field, rays, occupancy = make(device), aimed_rays(50, device), everywhere(device)
+    if make is marchable_field:
+        field.grid.activate(9)  # reads features instead of copies, as the graph does
+    settings, room = RenderSettings(STEP, min_weight=min_weight), Capacity(candidates=8000, visible=8000)
+
+    def pixels(origins, directions, near, far):
+        rendering = render(field, Rays(origins, directions, near, far), occupancy, settings, capacity=room)
+        return torch.cat([rendering.rgb, rendering.opacity[:, None], rendering.depth_sum[:, None]], dim=-1)
+
+    compiled = torch.compile(pixels, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        results = []
+        for function in (pixels, compiled):
+            field.zero_grad()
+            values = function(rays.origins, rays.directions, rays.near, rays.far)
+            values.square().sum().backward()
+            results.append([values.detach(), *(parameter.grad for parameter in field.parameters())])
+        assert results[0][0].abs().sum() > 0
+        for found, expected in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * expected.abs().max().item())
+        occupancy.occupied[:2] = False  # the graph must see this
+
+
 @pytest.mark.parametrize("make", [random_field, pyramid_field])
 @pytest.mark.parametrize("narrow", ["candidates", "visible"])
 def test_rays_without_room_show_nothing_and_are_reported(device, make, narrow):

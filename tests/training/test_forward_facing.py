@@ -154,6 +154,7 @@ def test_the_trainer_follows_from_the_scene(scene, monkeypatch):
     ]
 
 
+@pytest.mark.sweep
 def test_right_cameras_stay_where_they_are(scene):
     """Fog would contract them towards their mean, and turn them, which test views do not follow."""
     refine = ("camera=refine", "camera.stages=[{start: 0.0, resolution: 16}]")

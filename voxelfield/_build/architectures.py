@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 # Machine code for these, where nvcc knows them. It runs on later GPUs of the same major version: 8.9 (Ada) runs that of
 # 8.6, 12.1 that of 12.0.
-COMMON = ("75", "80", "86", "90", "120")
-# PTX for this architecture, or for the newest one before it that nvcc knows: the driver compiles it for 10.0 and 10.3,
-# which are rare, and for future GPUs.
+COMMON = ("75", "80", "86", "90", "100", "120")
+# PTX for this architecture, or for the newest one before it that nvcc knows: the driver compiles it for 11.0, which is
+# rare, and for future GPUs.
 COMMON_PTX = "90"
 OLDEST = (7, 5)
+# Oldest Linux driver for binaries of each major version of CUDA (NVIDIA, "CUDA Compatibility", table 1).
+OLDEST_DRIVER = {12: 525, 13: 580}
 
 Capability = tuple[int, int]
 
@@ -134,14 +136,45 @@ def visible_capabilities() -> tuple[Capability, ...]:
 
     It asks the driver itself, so that it needs no CUDA build of torch and follows ``CUDA_VISIBLE_DEVICES``.
     """
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-    except OSError:
-        return ()
-    count = ctypes.c_int()
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+    driver, count = _driver(), ctypes.c_int()
+    if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return ()
     return tuple((_attribute(driver, device, 75), _attribute(driver, device, 76)) for device in range(count.value))
+
+
+def driver_cuda() -> tuple[int, int]:
+    """Returns the newest version of CUDA that the driver serves, such as (12, 8); (0, 0) without a driver."""
+    driver, version = _driver(), ctypes.c_int()
+    if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return 0, 0
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def driver_complaint(cuda: int) -> str:
+    """Says that the driver is too old for binaries of a major version of CUDA, in words that follow their name.
+
+    A binary links the CUDA runtime statically, so that the version of CUDA that torch runs on does not matter.
+
+    Returns:
+        The words; "" if the driver is new enough.
+    """
+    major, minor = driver_cuda()
+    if major >= cuda:
+        return ""
+    served = f"this machine's driver serves CUDA {major}.{minor} at most" if major else "this machine has none"
+    return f"needs a driver for CUDA {cuda} ({driver_for(cuda)}), but {served}"
+
+
+def driver_for(cuda: int) -> str:
+    """Names the oldest driver for a major version of CUDA, such as ``"version 580 or later"``."""
+    return f"version {OLDEST_DRIVER[cuda]} or later" if cuda in OLDEST_DRIVER else f"that of CUDA {cuda} or later"
+
+
+def _driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return None
 
 
 def _attribute(driver: ctypes.CDLL, ordinal: int, attribute: int) -> int:

@@ -28,7 +28,8 @@ _TORCH_TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 # Without -fno-math-errno no loop that takes a square root is vectorised. Hidden symbols: the modules call one another
 # through torch's dispatcher alone, and g++ warns where visible types have fields of torch's hidden ones.
 _UNIX_FLAGS = ("-O3", "-g0", "-fopenmp-simd", "-fno-math-errno", "-fvisibility=hidden", "-Wall")
-_WINDOWS_FLAGS = ("/O2", "/openmp:experimental")
+# MSVC's traditional preprocessor has no _Pragma, which VOXELFIELD_VECTORIZE is made of.
+_WINDOWS_FLAGS = ("/O2", "/openmp:experimental", "/Zc:preprocessor")
 # C++ defines how the omitted last members of an aggregate are initialised.
 _STRICT_FLAGS = ("-Wextra", "-Wno-missing-field-initializers", "-Werror")
 # The sources are C++17. Only strict builds insist, because a later torch may have headers that need more.
@@ -103,8 +104,9 @@ def extensions(names: Iterable[str], sources_relative_to: Path | None = None, st
     system = [f"-isystem{folder}" for folder in headers]
     cxx = [_TORCH_TARGET, *_WINDOWS_FLAGS] if windows else [_TORCH_TARGET, *system, *host]
     # --no-as-needed keeps libtorch.so among the needed libraries: on a CUDA build of torch it brings libtorch_cuda,
-    # which holds the stream symbol that the CUDA module looks up. After the libraries the flag would do nothing.
-    link = [] if windows else ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"]
+    # which holds the stream symbol that the CUDA module looks up. After the libraries the flag would do nothing. The
+    # linker of macOS, where there is no CUDA, does not know it.
+    link = ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"] if sys.platform == "linux" else []
     described = []
     for name in names:
         common: dict[str, Any] = {
@@ -131,7 +133,9 @@ def extensions(names: Iterable[str], sources_relative_to: Path | None = None, st
             common["library_dirs"] = [
                 str(p) for p in (home / "lib64", home / "lib", home / "lib" / "x64") if p.is_dir()
             ]
-            common["libraries"] = ["cudart"]
+            # The runtime is linked statically, so that the module works beside a torch of another CUDA version; on
+            # Linux, it needs the other libraries.
+            common["libraries"] = ["cudart_static", *([] if windows else ["dl", "pthread", "rt"])]
         described.append(cpp_extension.CppExtension(f"voxelfield.{name}", [str(s) for s in sources], **common))
     return described
 
@@ -254,7 +258,9 @@ def build(names: Iterable[str], directory: Path, objects: Path | None = None, st
 
 
 def _remove_abandoned(directory: Path) -> None:
-    """Removes the folders of builds on this machine whose process no longer exists."""
+    """Removes the folders of builds on this machine whose process no longer exists; does nothing on Windows."""
+    if os.name == "nt":  # there, os.kill cannot ask whether a process exists: signal 0 is Ctrl-C
+        return
     for folder in directory.glob(f"{glob.escape(_SCRATCH)}*"):
         process = folder.name.removeprefix(_SCRATCH).partition("-")[0]
         if not process.isdigit() or int(process) == os.getpid():

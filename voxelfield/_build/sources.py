@@ -17,20 +17,32 @@ def package_directory() -> Path:
     return _PACKAGE
 
 
-def source_root() -> Path:
-    """Returns the folder of the extension's C++ and CUDA sources, in a clone or in an installed copy.
-
-    Raises:
-        FileNotFoundError: Neither place has them.
-    """
+def _find_sources() -> Path | None:
     package = package_directory()
     for root in (package / "extension", package.parent / "extension"):
         if (root / "module" / "library.cpp").is_file():
             return root
-    raise FileNotFoundError(
-        f"the extension's sources are neither in {package / 'extension'} nor in {package.parent / 'extension'}; "
-        "reinstall voxelfield"
-    )
+    return None
+
+
+def has_sources() -> bool:
+    """Tells whether anything can be compiled here: a wheel of compiled kernels has no sources."""
+    return _find_sources() is not None
+
+
+def source_root() -> Path:
+    """Returns the folder of the extension's C++ and CUDA sources, in a clone or in an installed copy.
+
+    Raises:
+        FileNotFoundError: There are none.
+    """
+    root = _find_sources()
+    if root is None:
+        raise FileNotFoundError(
+            f"{package_directory()} was installed from a wheel of compiled kernels, which has no sources to compile: "
+            "install voxelfield from its sources"
+        )
+    return root
 
 
 def source_digest() -> str:

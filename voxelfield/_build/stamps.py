@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from .architectures import Architectures
+from .architectures import Architectures, driver_for
 from .sources import source_digest
 
 _PATTERN = re.compile(
@@ -26,11 +26,13 @@ class Stamp(NamedTuple):
     cuda: int  # major version of the compiling nvcc; 0 in the CPU module
 
     def __str__(self) -> str:
-        """Returns words for messages, such as ``"sources 0123ab; CUDA 13; compute capability 9.0; no macros"``."""
+        """Returns words for messages: ``"sources 0123ab; CUDA 13 (driver …); compute capability 9.0; no macros"``."""
         if not self.cuda:
             return f"sources {self.digest}; no CUDA"
         macros = f"macros {self.variant}" if self.variant else "no macros"
-        return f"sources {self.digest}; CUDA {self.cuda}; {self.architectures}; {macros}"
+        return (
+            f"sources {self.digest}; CUDA {self.cuda} (driver {driver_for(self.cuda)}); {self.architectures}; {macros}"
+        )
 
 
 def read_stamp(module: Path) -> Stamp | None:

@@ -29,6 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--werror", action="store_true", help="treat the compilers' warnings as errors")
     options = parser.parse_args(arguments)
+    try:
+        _build.source_root()
+    except FileNotFoundError as error:
+        parser.exit(1, f"voxelfield build: {error}\n")
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logger = logging.getLogger("voxelfield.build")
     if options.only:

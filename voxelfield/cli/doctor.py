@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Check this machine: versions, compilers, GPUs and their limits, and the compiled kernels.",
     )
     parser.parse_args(arguments)
-    for check in (versions, compilers, gpus, cpu_kernels, cuda_kernels, training):
+    for check in (versions, packaged_kernels, compilers, gpus, cpu_kernels, cuda_kernels, training):
         try:
             for name, found in check():
                 print(f"{name:22} {found}")  # noqa: T201
@@ -76,8 +76,18 @@ def versions() -> Iterator[tuple[str, str]]:
             yield f"${variable}", os.environ[variable]
 
 
+def packaged_kernels() -> Iterator[tuple[str, str]]:
+    """Tells which halves came with the package, and what for."""
+    for name in (_build.CPU_MODULE, _build.CUDA_MODULE):
+        modules = _library.modules_in(_build.package_directory(), name)
+        yield f"{name} in the package", str(_build.read_stamp(modules[0])) if modules else "none"
+
+
 def compilers() -> Iterator[tuple[str, str]]:
     """Finds the compilers; they are needed only where no compiled kernels fit."""
+    if not _build.has_sources():
+        yield "compilers", "not used: this voxelfield was installed from a wheel of compiled kernels"
+        return
     compiler = os.environ.get("CXX", "c++")
     yield "C++ compiler", shutil.which(compiler) or f"{compiler} is not on the PATH"
     home = _build.find_cuda_home()

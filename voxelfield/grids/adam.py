@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor
+from voxelfield.grids.working_copies import is_current, mark_current, mark_managed
+from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor, is_divided
 from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._internal.active_tiles import active_tiles
 from voxelfield.ops._internal.grid_adam import check_channel_rates, check_rule, grid_adam_
@@ -46,6 +47,9 @@ class GridAdam(torch.optim.Optimizer):
     where few views tell these apart (3D Gaussian Splatting, Kerbl et al. 2023, trains all but the constant harmonic at
     1/20 of its rate).
 
+    Under :class:`torch.amp.GradScaler` a step divides the scale out of the gradients. After an overflow it only clears
+    them, outside of active tiles too. Neither synchronises with the device.
+
     The state of a parameter is that of :class:`torch.optim.Adam` (``step``, ``exp_avg``, ``exp_avg_sq``).
     :meth:`voxelfield.VoxelGrid.upsample` and ``crop`` resample it with the grid. Working copies and active tiles are
     not part of the state: set them again after resizing a grid and after loading a state.
@@ -66,9 +70,12 @@ class GridAdam(torch.optim.Optimizer):
 
     Raises:
         TypeError: A parameter, ``channel_rates`` or a tensor ``lr`` is not float32.
-        ValueError: A parameter is not (X, Y, Z, C) and contiguous, ``channel_rates`` or ``lr`` has another shape or
-            device, or an option is out of range.
+        ValueError: A parameter is sharded or not (X, Y, Z, C) and contiguous, ``channel_rates`` or ``lr`` has another
+            shape or device, or an option is out of range.
     """
+
+    # GradScaler then sets `grad_scale` and `found_inf` during `step`, instead of skipping the step on the host.
+    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -114,6 +121,11 @@ class GridAdam(torch.optim.Optimizer):
         check_rule(group["betas"], group["eps"], group["decay"], group["l2"])
         _check_rate(group)
         for param in group["params"]:
+            if is_divided(param):
+                raise ArgumentValueError(
+                    f"params must be whole, got a DTensor of shape {tuple(param.shape)}: for a grid that fully_shard "
+                    "manages, use torch.optim.Adam, or name its features in ignored_params"
+                )
             check_tensor("params", param, ("X", "Y", "Z", "C"))
             check_dtype("params", param, (torch.float32,), " (16-bit grids are working copies: see set_working)")
             if not param.is_contiguous():
@@ -172,15 +184,19 @@ class GridAdam(torch.optim.Optimizer):
         """
         self._check_held(param)
         if working is None:
-            self._working.pop(param, None)
+            previous = self._working.pop(param, None)
+            if previous is not None:
+                mark_managed(previous, False)
             return
         check_tensor("working", working, tuple(param.shape), " as param has")
         check_dtype("working", working, (torch.float16, torch.bfloat16))
         check_same_device("working", working, "param", param)
         if not working.is_contiguous():
             raise ValueError(f"working must be contiguous, got strides {working.stride()}")
-        working.copy_(param)
-        self._working[param] = working
+        self.set_working(param, None)
+        self._working[param] = working.copy_(param)
+        mark_current(working, param)
+        mark_managed(working, True)
 
     def add_total_variation(
         self, param: Tensor, weights: Tensor | float | Sequence[float], *, delta: float | None = None
@@ -253,7 +269,11 @@ class GridAdam(torch.optim.Optimizer):
         steps = [state["step"] for state in states]
         tiles = [self._tiles(param) for param in params]
         working = [self._working_copy(param) for param in params]
-        torch._foreach_add_(steps, 1)
+        followed = [(copy, param) for copy, param in zip(working, params, strict=True) if copy is not None]
+        # A step writes the copies only of the vertices that it updates, so others stay stale.
+        followed = [pair for pair in followed if is_current(*pair)]
+        grad_scale, found_inf = (self._from_scaler(name, params[0].device) for name in ("grad_scale", "found_inf"))
+        torch._foreach_add_(steps, 1 if found_inf is None else (found_inf == 0).to(torch.float32))
         grid_adam_(
             params,
             [state["exp_avg"] for state in states],
@@ -271,7 +291,15 @@ class GridAdam(torch.optim.Optimizer):
             l2=l2,
             skip_untouched=skip_untouched,
             clear_grad=clear_grad,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
         )
+        for copy, param in followed:
+            mark_current(copy, param)
+
+    def _from_scaler(self, name: str, device: torch.device) -> Tensor | None:
+        value: Tensor | None = getattr(self, name, None)
+        return None if value is None else value.to(device, torch.float32).reshape(())
 
     def _state(self, param: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]

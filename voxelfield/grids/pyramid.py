@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -16,6 +16,7 @@ from voxelfield.grids.sharding import refuse_other_resolution, refuse_sharded
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.grids.working_copies import WorkingCopies, sample_levels
+from voxelfield.ops._autograd import needs_long_path
 from voxelfield.ops._checks import check_choice, check_not_negative
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, shown
 from voxelfield.ops._grids import Padding
@@ -91,7 +92,7 @@ class VoxelPyramid(nn.Module):
         for bound in bounds:
             check_not_negative("init_range", bound)
         check_choice("reduce", reduce, REDUCTIONS)
-        if reduce == "sum" and any(finer % coarser for coarser, finer in pairwise(resolutions)):
+        if reduce == "sum" and any(finer % coarser for coarser, finer in itertools.pairwise(resolutions)):
             raise ArgumentValueError(
                 "resolutions of levels that are added up must each be a whole multiple of the one before, "
                 f"got {list(resolutions)}"
@@ -137,7 +138,7 @@ class VoxelPyramid(nn.Module):
     @property
     def levels(self) -> list[nn.Parameter]:
         """The levels' features (X_l, Y_l, Z_l, C), coarse to fine; for sparse levels the atlas."""
-        return [grid.features for grid in self.grids] + [grid.features for grid in self.sparse_grids]
+        return [cast(nn.Parameter, grid.features) for grid in itertools.chain(self._grids, self._sparse_grids)]
 
     @property
     def blocks(self) -> list[Tensor | None]:
@@ -170,6 +171,11 @@ class VoxelPyramid(nn.Module):
         return self.grids[min(self.active, len(self.grids)) - 1]
 
     @property
+    def _active_features(self) -> list[nn.Parameter]:
+        grids = itertools.chain(self._grids, self._sparse_grids)
+        return [cast(nn.Parameter, grid.features) for grid in itertools.islice(grids, self.active)]
+
+    @property
     def _active_sparse(self) -> list[SparseGrid]:
         return self.sparse_grids[: max(0, self.active - len(self.grids))]
 
@@ -189,46 +195,49 @@ class VoxelPyramid(nn.Module):
             ValueError: Its last dimension is not 3, or it is on another device.
             NotImplementedError: A gradient with respect to ``points`` is required while a sparse level is active.
         """
-        unit = self.grids[0].to_unit(points)
+        first = self.grids[0]
+        unit = first.to_unit(points)
         if unit.dtype != torch.float32:
             raise ArgumentTypeError(f"points must be float32, got {points.dtype}")
-        rows, padding = unit.reshape(-1, 3), self.grids[0].padding
+        rows, padding, channels = unit.reshape(-1, 3), first.padding, self.channels
         if self._copies is not None:
-            features = self._copies.sample(rows, padding)
+            features = self._copies.sample(self._active_features, rows, padding)
         else:
             if self._active_sparse and rows.requires_grad and torch.is_grad_enabled():
                 raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
-            features = sample_levels(self.levels[: self.active], self._active_sparse, rows, self.reduce, padding)
-        if features.shape[-1] < self.channels:
-            features = F.pad(features, (0, self.channels - features.shape[-1]))
-        return features.reshape(*points.shape[:-1], self.channels)
+            features = sample_levels(self._active_features, self._active_sparse, rows, self.reduce, padding)
+        if features.shape[-1] < channels:
+            features = F.pad(features, (0, channels - features.shape[-1]))
+        return features if points.dim() == 2 else features.reshape(*points.shape[:-1], channels)
 
     def keep_copies(self, dtype: torch.dtype) -> list[Tensor]:
         """Makes the active levels read copies and accumulate gradients in place; see :class:`WorkingCopies`.
 
-        Inactive levels get no gradient. Activating or deactivating levels ends this.
+        Inactive levels get no gradient. Activating or deactivating levels ends this, and so does ``load_state_dict``.
 
         Args:
             dtype: Dtype of the copies: float16, bfloat16 or float32.
 
         Returns:
-            The copies, one for each active level. The optimizer must update them with the features.
+            The copies, one for each active level, for :meth:`voxelfield.grids.adam.GridAdam.set_working`. With another
+            optimizer they are rounded anew after every backward pass.
 
         Raises:
-            TypeError: ``dtype`` is not one of the three.
+            TypeError: A level is not a float32 parameter, or ``dtype`` is not one of the three.
             ValueError: A level is sharded.
         """
         self._refuse_sharded("keep_copies")
-        levels = self.levels
-        for level in levels[self.active :]:
-            level.grad = None
-        self._copies = WorkingCopies(levels[: self.active], dtype, self.reduce, self._active_sparse)
-        return self._copies.copies
+        copies = WorkingCopies(self._active_features, dtype, self.reduce, self._active_sparse)
+        for index, level in enumerate(self.levels):
+            level.grad = torch.zeros_like(level) if index < self.active else None
+        self._copies = copies
+        return copies.copies
 
     @property
     def sampled_levels(self) -> list[Tensor]:
         """The tensors that are sampled: the copies of :meth:`keep_copies`, if any, otherwise the active levels."""
-        return list(self.levels[: self.active]) if self._copies is None else self._copies.copies
+        levels = self._active_features
+        return list(levels) if self._copies is None or needs_long_path() else self._copies.current(levels)
 
     def active_levels(self, dtype: torch.dtype) -> list[Tensor]:
         """Returns the features of the active levels in a dtype, without gradient. Do not write to them.
@@ -238,9 +247,10 @@ class VoxelPyramid(nn.Module):
                 if the levels have this dtype, the levels themselves. Neither costs memory, and both change as training
                 continues.
         """
-        if self._copies is not None and self._copies.copies[0].dtype == dtype:
-            return list(self._copies.copies)
-        return [level.detach().to(dtype) for level in self.levels[: self.active]]
+        levels = self._active_features
+        if self._copies is not None and self._copies.copies[0].dtype == dtype and not needs_long_path():
+            return list(self._copies.current(levels))
+        return [level.detach().to(dtype) for level in levels]
 
     @torch.no_grad()
     def collapse(self, dtype: torch.dtype) -> Tensor:
@@ -270,7 +280,10 @@ class VoxelPyramid(nn.Module):
         return collapsed
 
     def refresh_copies(self) -> None:
-        """Copies the features into the copies of :meth:`keep_copies`, if there are any."""
+        """Copies the features into the copies of :meth:`keep_copies`, if there are any.
+
+        Needed only after changes that the copies do not notice by themselves; see :class:`WorkingCopies`.
+        """
         if self._copies is not None:
             self._copies.refresh()
 

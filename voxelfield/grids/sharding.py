@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import sys
 from typing import Any
 
 from torch import Tensor, nn
 
+from voxelfield.ops._checks import is_divided
 from voxelfield.ops._errors import ArgumentValueError
 
 
@@ -17,7 +17,7 @@ def is_sharded(module: nn.Module, features: Tensor) -> bool:
     Between a forward pass and the next resharding, ``fully_shard`` replaces a module's parameters by unsharded ones;
     changes to those are lost.
     """
-    return _is_divided(features) or (getattr(module, "_is_fsdp_managed_module", False) and _is_lent(features))
+    return is_divided(features) or (getattr(module, "_is_fsdp_managed_module", False) and _is_lent(features))
 
 
 def refuse_sharded(module: nn.Module, features: Tensor, operation: str) -> None:
@@ -52,17 +52,11 @@ def refuse_other_resolution(module: nn.Module, features: Tensor, saved: Any, key
     """
     if not isinstance(saved, Tensor) or saved.shape == features.shape:
         return
-    if is_sharded(module, features) or _is_divided(saved):
+    if is_sharded(module, features) or is_divided(saved):
         raise ArgumentValueError(
             f"{key} must have shape {tuple(features.shape)} where fully_shard is in use, got {tuple(saved.shape)}: "
             "load a full state dict before fully_shard, or build the grid at the saved resolution"
         )
-
-
-def _is_divided(values: Tensor) -> bool:
-    # DTensors can exist only if this module has been imported; importing it here would take long.
-    tensors = sys.modules.get("torch.distributed.tensor")
-    return tensors is not None and isinstance(values, tensors.DTensor)
 
 
 def _is_lent(parameter: Tensor) -> bool:

@@ -24,7 +24,7 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
     widen_positions,
 )
-from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, is_out_of_memory, shown
+from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError, is_out_of_memory, shown
 from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box_eagerly
 
 __all__ = ["VoxelGrid", "cubic_voxels"]
@@ -319,7 +319,7 @@ class VoxelGrid(nn.Module):
             rows = points if points.dim() == 2 else points.reshape(-1, 3)
             sampled = sample_in_box_eagerly(features, rows, aabb, self.padding)
             return sampled if rows is points else sampled.view(*points.shape[:-1], features.shape[-1])
-        except Exception:  # the general path raises the same error again, or explains it
+        except EXPLAINED_LATER:  # the general path raises the same error again, or explains it
             return None
 
     def _sample(self, unit: Tensor) -> Tensor:
@@ -327,7 +327,7 @@ class VoxelGrid(nn.Module):
         if self._copies is None:
             return ops.sample_trilinear(self.features, unit, padding=self.padding, align_corners=self.align_corners)
         rows = unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
-        return self._copies.sample(rows, self.padding).reshape(*unit.shape[:-1], self.channels)
+        return self._copies.sample([self.features], rows, self.padding).reshape(*unit.shape[:-1], self.channels)
 
     def keep_copies(self, dtype: torch.dtype) -> list[Tensor]:
         """Makes the grid read a copy of its features and add gradients in place; see :class:`WorkingCopies`.
@@ -338,20 +338,25 @@ class VoxelGrid(nn.Module):
             dtype: Type of the copy: float16, bfloat16 or float32.
 
         Returns:
-            A list of the copy only. The optimizer must update the copy with the features.
+            A list of the copy only, for :meth:`voxelfield.grids.adam.GridAdam.set_working`. With another optimizer it
+            is rounded anew after every backward pass.
 
         Raises:
-            TypeError: The grid is not float32, or ``dtype`` is not one of the three.
+            TypeError: The features are not a float32 parameter, or ``dtype`` is not one of the three.
             ValueError: The grid is sharded, or has ``align_corners=False``.
         """
         refuse_sharded(self, self.features, "keep_copies")
         if not self.align_corners:
             raise ArgumentValueError("align_corners must be True for keep_copies, got False")
         self._copies = WorkingCopies([self.features], dtype)
+        self.features.grad = torch.zeros_like(self.features)
         return self._copies.copies
 
     def refresh_copies(self) -> None:
-        """Copies the features into the copy of :meth:`keep_copies`, if there is one."""
+        """Copies the features into the copy of :meth:`keep_copies`, if there is one.
+
+        Needed only after changes that the copy does not notice by itself; see :class:`WorkingCopies`.
+        """
         if self._copies is not None:
             self._copies.refresh()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch.autograd.function import Function, once_differentiable
 
 from voxelfield import ops
 from voxelfield.grids.sparse_grid import SparseGrid
+from voxelfield.ops._autograd import needs_long_path
+from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._grids import Padding, known_stencil
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
 from voxelfield.ops.pyramid import Reduction
@@ -21,24 +24,31 @@ class WorkingCopies:
 
     A training step then neither allocates nor clears a gradient, and moves half the bytes: the mixed precision of
     Micikevicius et al. 2018 (float32 masters, 16-bit copies) with the gradient accumulation fused into the backward
-    pass. The optimizer must update the copies and clear ``grad`` (:class:`voxelfield.grids.adam.GridAdam` does both in
-    its own pass); call :meth:`refresh` after any other change of the grids.
+    pass. :class:`voxelfield.grids.adam.GridAdam` updates the copies and clears ``grad`` in its own pass.
 
-    Because ``grad`` is changed during the backward pass itself, ``torch.autograd.grad`` returns nothing for these
-    grids, their hooks do not run, and second derivatives are not available.
+    Copies are refreshed before they are read if a grid was changed in another way: in place, as its version counter
+    shows; by a new tensor in ``data``; or possibly by an optimizer, because a backward pass has accumulated gradients
+    and no GridAdam updates the copies (torch's fused optimizers do not advance version counters). This cannot show that
+    ``grid.data`` itself was changed in place; call :meth:`refresh` after that.
+
+    Because ``grad`` is changed during the backward pass itself, ``torch.autograd.grad`` and tensor hooks of the grids
+    are refused, and so are second derivatives. A graph that is compiled by ``torch.compile``, and a function that
+    ``torch.func`` or forward-mode differentiation transforms, sample the grids themselves and round the result.
+
+    Copying or pickling this object makes copies of the copied or unpickled grids.
 
     Args:
-        grids: Parameters (X_l, Y_l, Z_l, C_l), float32; each gets a ``grad`` of zeros.
+        grids: Parameters (X_l, Y_l, Z_l, C_l), float32.
         dtype: Dtype of the copies: float16, bfloat16, or float32 for the grids themselves.
         reduce: Whether samples of several grids are concatenated or summed, as for
             :func:`voxelfield.ops.sample_pyramid`.
         sparse: The sparse grids whose features are the last of ``grids``; their samples are concatenated to the others.
 
     Attributes:
-        copies: One tensor for each grid, of the same shape.
+        copies: One tensor for each grid, of the same shape. Read them by :meth:`current`.
 
     Raises:
-        TypeError: A grid is not float32, or ``dtype`` is not one of the three.
+        TypeError: A grid is not a float32 parameter, or ``dtype`` is not one of the three.
     """
 
     def __init__(
@@ -50,39 +60,162 @@ class WorkingCopies:
     ) -> None:
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise TypeError(f"dtype must be float16, bfloat16 or float32, got {dtype}")
-        for index, grid in enumerate(grids):
-            if grid.dtype != torch.float32:
-                raise TypeError(f"grids[{index}] must be float32, got {grid.dtype}")
-            grid.grad = torch.zeros_like(grid)
         self._grids = tuple(grids)
+        self._dtype = dtype
         self._reduce = reduce
         self._sparse = tuple(sparse)
-        self.copies = [grid.detach().to(dtype) for grid in grids]
+        self.copies: list[Tensor] = []
+        self._may_change = False  # whether an optimizer may have changed the grids since the copies were last read
+        with torch.inference_mode(False):  # inference tensors cannot be written to outside inference mode
+            self.refresh()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WorkingCopies, (self._grids, self._dtype, self._reduce, self._sparse)
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copies the grids into the copies."""
-        for grid, copy in zip(self._grids, self.copies, strict=True):
-            copy.copy_(grid)
+        """Copies the grids into the copies.
 
-    def sample(self, points: Tensor, padding: Padding) -> Tensor:
+        Raises:
+            TypeError: A grid is not a float32 parameter.
+        """
+        for index, grid in enumerate(self._grids):
+            if not isinstance(grid, nn.Parameter):
+                raise TypeError(f"grids[{index}] must be a parameter, got a tensor computed from others")
+            if grid.dtype != torch.float32:
+                raise TypeError(f"grids[{index}] must be float32, got {grid.dtype}")
+        # These share the grids' memory and keep it alive, so other memory has another address.
+        self._sources = [grid.detach() for grid in self._grids]
+        self._addresses = [source.data_ptr() for source in self._sources]
+        previous, self.copies[:] = list(self.copies), self._sources
+        if self._dtype == torch.float32:
+            return
+        for index, source in enumerate(self._sources):
+            copy = previous[index] if previous else None
+            if copy is not None and copy.shape == source.shape and copy.device == source.device:
+                self.copies[index] = copy.copy_(source)
+            else:
+                self.copies[index] = source.to(self._dtype)
+            mark_current(self.copies[index], source)
+
+    def current(self, grids: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the copies, refreshed if a grid has changed.
+
+        Does not synchronise with the device.
+
+        Args:
+            grids: The grids as the caller's module holds them now.
+
+        Raises:
+            ValueError: A grid is another tensor than the one that was copied.
+            RuntimeError: A graph is being captured, and the copies would be refreshed in each replay.
+        """
+        if len(grids) != len(self._grids) or any(map(operator.is_not, grids, self._grids)):
+            raise ArgumentValueError(
+                "features must be the parameters that keep_copies copied, got others (fully_shard, functional_call, "
+                "parametrizations and pruning replace them): do not call keep_copies for such a module"
+            )
+        if self._may_change:
+            expect_change(self.copies)
+            self._may_change = False
+        rounded = self._dtype != torch.float32
+        for grid, address, copy in zip(self._grids, self._addresses, self.copies, strict=True):
+            if grid.data_ptr() != address or (rounded and not is_current(copy, grid)):
+                break
+        else:
+            return self.copies
+        if self._grids[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "copies must be up to date while a graph is captured, got features that have changed: pass the copies "
+                "to GridAdam.set_working, or call refresh_copies() (inside of the graph if an optimizer steps there)"
+            )
+        self.refresh()
+        return self.copies
+
+    def sample(self, grids: Sequence[Tensor], points: Tensor, padding: Padding) -> Tensor:
         """Samples all grids.
 
         Args:
+            grids: The grids as the caller's module holds them now.
             points: (N, 3) float32 in the unit cube. Differentiable once.
             padding: As for :func:`voxelfield.ops.sample_trilinear`.
 
         Returns:
             (N, sum of C_l), or (N, C) for ``reduce="sum"``, in the copies' dtype.
+
+        Raises:
+            NotImplementedError: ``points`` require a gradient, and there are sparse levels.
+            ValueError, RuntimeError: As for :meth:`current`.
         """
-        if not torch.is_grad_enabled():
-            return sample_levels(self.copies, self._sparse, points, self._reduce, padding)
-        if points.requires_grad and self._sparse:
+        if torch.is_grad_enabled() and points.requires_grad and self._sparse:
             raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
-        sampled: Tensor = _Sample.apply(
-            points, self._reduce, padding, self.copies, self._sparse, self._grids, *self._grids
-        )
+        if needs_long_path():
+            self._may_change = self._may_change or torch.is_grad_enabled()
+            return sample_levels(grids, self._sparse, points, self._reduce, padding).to(self._dtype)
+        self.current(grids)
+        if not torch.is_grad_enabled():
+            return self.read(points, padding)
+        sampled: Tensor = _Sample.apply(points, self, padding, *self._grids)
         return sampled
+
+    def read(self, points: Tensor, padding: Padding) -> Tensor:
+        """Samples the copies as they are; arguments as for :meth:`sample`."""
+        return sample_levels(self.copies, self._sparse, points, self._reduce, padding)
+
+    def accumulate(self, wanted: Sequence[bool], values: Tensor, points: Tensor, padding: Padding) -> None:
+        """Adds gradients to the ``grad`` of grids.
+
+        Args:
+            wanted: For each grid, whether its gradient is wanted.
+            values: (N, sum of C_l), or (N, C) for ``reduce="sum"``: gradients of the samples.
+            points: (N, 3) as for :meth:`sample`.
+            padding: As for :meth:`sample`.
+
+        Raises:
+            NotImplementedError: A grid has tensor hooks.
+        """
+        sums = [
+            _sum_of(grid) if wants else torch.zeros_like(grid) for grid, wants in zip(self._grids, wanted, strict=True)
+        ]
+        dense = len(sums) - len(self._sparse)
+        column = values.shape[-1] - sum(grid.channels for grid in self._sparse)
+        accumulate_trilinear_(sums[:dense], values[:, :column], points, reduce=self._reduce, padding=padding)
+        for grid, total in zip(self._sparse, sums[dense:], strict=True):
+            accumulate_trilinear_([total], values[:, column : column + grid.channels], grid.places(points))
+            column += grid.channels
+        self._may_change = True
+
+    def point_gradient(self, copies: Sequence[Tensor], values: Tensor, points: Tensor, padding: Padding) -> Tensor:
+        """Returns the gradient of the points (N, 3); arguments as for :meth:`accumulate`."""
+        stencil = known_stencil(padding, True, "linear", self._reduce == "sum", False)
+        gradient: Tensor = stencil.point_gradient(values, copies, points, None)
+        return gradient
+
+
+# The grid's version that a copy holds, and whether a GridAdam updates the copy, are attributes of the copy, because the
+# copy is all that the optimizer and the modules have in common.
+
+
+def mark_current(copy: Tensor, grid: Tensor) -> None:
+    """Records that a copy holds the present values of its grid."""
+    vars(copy)["version_of_grid"] = grid._version
+
+
+def is_current(copy: Tensor, grid: Tensor) -> bool:
+    """Tells whether a copy is known to hold the present values of its grid."""
+    return vars(copy).get("version_of_grid") == grid._version
+
+
+def mark_managed(copy: Tensor, managed: bool) -> None:
+    """Records whether a GridAdam updates a copy."""
+    vars(copy)["managed"] = managed
+
+
+def expect_change(copies: Sequence[Tensor]) -> None:
+    """Records that copies may be out of date, unless a GridAdam updates them."""
+    for copy in copies:
+        if not vars(copy).get("managed"):
+            vars(copy)["version_of_grid"] = None
 
 
 def sample_levels(
@@ -112,51 +245,45 @@ def sample_levels(
 
 class _Sample(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        points: Tensor,
-        reduce: Reduction,
-        padding: Padding,
-        copies: list[Tensor],
-        sparse: tuple[SparseGrid, ...],
-        owners: tuple[nn.Parameter, ...],
-        *grids: Tensor,
-    ) -> Tensor:
-        # Not saved through autograd: the optimizer changes the copies in place, though only after the backward pass.
-        ctx.save_for_backward(points)
-        ctx.reduce, ctx.padding, ctx.sparse, ctx.owners, ctx.copies = reduce, padding, sparse, owners, copies
-        return sample_levels(copies, sparse, points, reduce, padding)
+    def forward(ctx: Any, points: Tensor, owner: WorkingCopies, padding: Padding, *grids: nn.Parameter) -> Tensor:
+        # Only the gradient of the points reads the copies, which must then not have changed.
+        ctx.save_for_backward(points, *(owner.copies if ctx.needs_input_grad[0] else ()))
+        ctx.owner, ctx.padding = owner, padding
+        return owner.read(points, padding)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (points,) = ctx.saved_tensors
+        points, *copies = ctx.saved_tensors
         of_points = None
         if ctx.needs_input_grad[0]:
-            stencil = known_stencil(ctx.padding, True, "linear", ctx.reduce == "sum", False)
-            of_points = stencil.point_gradient(grad, ctx.copies, points, None)
-        if any(ctx.needs_input_grad[6:]):
-            _accumulate(ctx.owners, ctx.sparse, grad, points, ctx.reduce, ctx.padding)
-        return (of_points, *(None,) * (5 + len(ctx.owners)))
+            of_points = ctx.owner.point_gradient(copies, grad, points, ctx.padding)
+        wanted = [_is_wanted(accumulator) for accumulator, _ in ctx.next_functions[1:]]
+        if any(wanted):
+            ctx.owner.accumulate(wanted, grad, points, ctx.padding)
+        return (of_points, *(None,) * (2 + len(wanted)))
 
 
-def _accumulate(
-    owners: tuple[nn.Parameter, ...],
-    sparse: tuple[SparseGrid, ...],
-    values: Tensor,
-    points: Tensor,
-    reduce: Reduction,
-    padding: Padding,
-) -> None:
-    """Adds the gradients with respect to the grids to their ``grad``."""
-    sums = []
-    for owner in owners:
-        if owner.grad is None:  # zero_grad() was called in the meantime
-            owner.grad = torch.zeros_like(owner)
-        sums.append(owner.grad)
-    dense = len(sums) - len(sparse)
-    column = values.shape[-1] - sum(grid.channels for grid in sparse)
-    accumulate_trilinear_(sums[:dense], values[:, :column], points, reduce=reduce, padding=padding)
-    for grid, total in zip(sparse, sums[dense:], strict=True):
-        accumulate_trilinear_([total], values[:, column : column + grid.channels], grid.places(points))
-        column += grid.channels
+def _is_wanted(accumulator: Any) -> bool:
+    """Tells whether the present backward pass accumulates the gradient of a parameter, given its autograd node."""
+    if accumulator is None:  # the parameter requires no gradient
+        return False
+    try:
+        return bool(torch._C._will_engine_execute_node(accumulator))
+    except RuntimeError:  # raised for leaves in torch.autograd.grad
+        raise NotImplementedError(
+            "torch.autograd.grad cannot return gradients of features with copies (keep_copies), which are added to "
+            "their grad: call backward()"
+        ) from None
+
+
+def _sum_of(grid: nn.Parameter) -> Tensor:
+    """Returns the tensor to which the gradient of a grid is added."""
+    if grid._backward_hooks:
+        raise NotImplementedError(
+            "features with copies (keep_copies) must have no tensor hooks, which would not see their gradient: use "
+            "register_post_accumulate_grad_hook"
+        )
+    if grid.grad is None:  # zero_grad() was called in the meantime
+        grid.grad = torch.zeros_like(grid)
+    return grid.grad

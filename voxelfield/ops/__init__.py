@@ -1,6 +1,6 @@
 """The compiled operators. Importing this module compiles nothing; the first call loads or builds the kernels."""
 
-from voxelfield.ops._packing import PackedSamples
+from voxelfield.ops._packing import PackedSamples, offsets_from_ray_index, pack_info, ray_index_from_offsets
 from voxelfield.ops.cells import trilinear_interpolate
 from voxelfield.ops.compat import grid_sample
 from voxelfield.ops.compositing import (
@@ -16,7 +16,7 @@ from voxelfield.ops.grid import sample_trilinear
 from voxelfield.ops.marching import OccupancyBits, march_rays, pack_occupancy
 from voxelfield.ops.mlp import mlp
 from voxelfield.ops.pyramid import sample_pyramid
-from voxelfield.ops.ray_sums import sum_along_rays
+from voxelfield.ops.ray_sums import exclusive_prod, exclusive_sum, inclusive_prod, inclusive_sum, sum_along_rays
 from voxelfield.ops.render_grid import RenderedRays, render_grid
 from voxelfield.ops.selection import select_samples
 
@@ -29,10 +29,17 @@ __all__ = [
     "alpha_weights",
     "composite",
     "composite_alphas",
+    "exclusive_prod",
+    "exclusive_sum",
     "grid_sample",
+    "inclusive_prod",
+    "inclusive_sum",
     "march_rays",
     "mlp",
+    "offsets_from_ray_index",
+    "pack_info",
     "pack_occupancy",
+    "ray_index_from_offsets",
     "ray_transmittance",
     "ray_weights",
     "render_grid",

@@ -9,10 +9,18 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from voxelfield.ops._autograd import functorch_active
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, shown
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+
+
+def is_divided(values: Tensor) -> bool:
+    """Returns whether a tensor is divided among processes."""
+    # DTensors can exist only if this module has been imported; importing it here would take long.
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(values, tensors.DTensor)
 
 
 def check_tensor(name: str, value: object, shape: tuple[int | str, ...], why: str = "") -> None:
@@ -21,6 +29,11 @@ def check_tensor(name: str, value: object, shape: tuple[int | str, ...], why: st
         raise ArgumentTypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
     if value.layout is not torch.strided:
         raise ArgumentValueError(f"{name} must be a dense tensor, got one of layout {value.layout}")
+    if is_divided(value):
+        raise ArgumentTypeError(
+            f"{name} must be a whole tensor, got a DTensor: fully_shard gathers parameters only in forward() of the "
+            "module that it was given, such as a whole VoxelPyramid, and in methods for register_fsdp_forward_method"
+        )
     fits = value.dim() == len(shape) and all(
         isinstance(want, str) or got == want for got, want in zip(value.shape, shape, strict=True)
     )
@@ -166,20 +179,24 @@ def widen_positions(name: str, positions: Tensor, dtype: torch.dtype) -> Tensor:
 _warned_of_narrow_positions = False
 
 
-def check_ray_offsets(ray_offsets: object, samples: int, like_name: str, like: Tensor) -> None:
-    """Raises unless ``ray_offsets`` (R + 1,) are int64 on the device of ``like``, and fit the number of samples.
+def check_ray_offsets(ray_offsets: object, samples: int, like_name: str, like: Tensor) -> Tensor:
+    """Raises unless ``ray_offsets`` (R + 1,) are integers on the device of ``like``, and fit the number of samples.
 
     They must not decrease and must lie in 0..samples. This is not checked on CUDA, because that would synchronise; the
     kernels clamp the offsets that they read (``PackedRays`` in extension/rays/packing.h).
+
+    Returns:
+        The offsets, converted to int64 if they are int32.
     """
     check_tensor("ray_offsets", ray_offsets, ("R + 1",))
     assert isinstance(ray_offsets, Tensor)
-    check_dtype("ray_offsets", ray_offsets, (torch.int64,))
+    check_dtype("ray_offsets", ray_offsets, (torch.int64, torch.int32))
+    ray_offsets = ray_offsets.long()
     check_same_device("ray_offsets", ray_offsets, like_name, like)
     if ray_offsets.shape[0] == 0:
         raise ArgumentValueError("ray_offsets must have R + 1 entries, at least one, got none")
     if offsets_fit(ray_offsets, samples):
-        return
+        return ray_offsets
     falls = ray_offsets[1:] < ray_offsets[:-1]
     if falls.any():
         ray = int(falls.nonzero()[0])
@@ -223,8 +240,10 @@ def check_at_least_one(name: str, value: object) -> None:
 
 def is_readable(x: Tensor) -> bool:
     """Tells whether values can be read without waiting for a device."""
-    # Tracers use tensor subclasses that have no values.
-    return not torch.compiler.is_compiling() and type(x) is Tensor and x.is_cpu
+    # Tracers use tensor subclasses that have no values, and torch.func has wrappers without any.
+    if torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cpu:
+        return False
+    return not (functorch_active() and torch._C._functorch.is_batchedtensor(x))
 
 
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -19,6 +19,13 @@ class ArgumentValueError(ValueError, RuntimeError):
     """An argument has the wrong value, shape or device. Also a RuntimeError, as raised by torch's own functions."""
 
 
+EXPLAINED_LATER = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors that a fast path drops because the general path raises them again, with a better message.
+
+Not all exceptions: ``torch.utils.checkpoint`` ends a recomputation by one of its own, in the middle of an op.
+"""
+
+
 def shown(value: object) -> str:
     """Formats a value for an error message: on one line, and truncated if it is long."""
     try:

@@ -32,7 +32,7 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
 )
 from voxelfield.ops._derivatives import Gather, PointGradient, Splat
-from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, explain_memory
+from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError, explain_memory
 from voxelfield.ops._stencil import Shapes
 from voxelfield.ops._vmap import register_batching
 
@@ -150,7 +150,7 @@ def sample_eagerly(
     try:
         stencil = known_stencil(padding, align_corners, mode, add, with_gradient)
         sampled = _derivatives.sample_eagerly(grids, points, stencil)
-    except Exception:  # the slow path raises it again, with a better message
+    except EXPLAINED_LATER:  # the slow path raises it again, with a better message
         return None
     if sampled.numel() == 0:  # the raw op checks empty inputs less strictly
         return None

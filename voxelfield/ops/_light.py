@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
+from torch.autograd import forward_ad
 
 from voxelfield import _library
 from voxelfield.ops._autograd import (
     MaybeTensor,
     OpFunction,
     below_autograd,
-    forward_mode_active,
+    functorch_active,
     last_derivative,
     needs_long_path,
     register_autograd,
@@ -26,29 +27,38 @@ from voxelfield.ops._checks import (
     check_ray_offsets,
     check_same_device,
     check_tensor,
+    coordinate_dtype,
     offsets_fit,
 )
-from voxelfield.ops._errors import ArgumentValueError
-from voxelfield.ops._no_derivative import refuse_vmap
-from voxelfield.ops.ray_sums import spread, total, total_ahead
+from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError
+from voxelfield.ops._no_derivative import refuse_jvp
+from voxelfield.ops.ray_sums import EXCLUSIVE, scan, spread, total
 
 _SINGLE = (torch.float32, torch.float16, torch.bfloat16)
-_PACK_THEM = "pack the rays of all calls end to end, with one ray_offsets"
+
+Results = tuple[Tensor, ...]
 
 
-def check_samples(name: str, values: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: Tensor) -> None:
-    """Checks the samples passed to a public function, and loads the kernels for their device."""
+def check_samples(name: str, values: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: Tensor) -> Tensor:
+    """Checks the samples passed to a public function, and loads the kernels for their device.
+
+    Returns:
+        The offsets as int64.
+    """
     check_tensor(name, values, ("M",))
     check_dtype(name, values, FLOATING)
     wide = values.dtype == torch.float64
     allowed, why = ((torch.float64,), f" as {name} is") if wide else (_SINGLE, f" for {name} that is not float64")
     for other, x in others.items():
-        check_tensor(other, x, (values.shape[0], 3) if other == "rgb" else (values.shape[0],))
+        check_tensor(other, x, (values.shape[0], "C") if other == "rgb" else (values.shape[0],))
         check_dtype(other, x, allowed, why)
         check_same_device(other, x, name, values)
-    check_ray_offsets(ray_offsets, values.shape[0], name, values)
+        if other == "rgb" and x.shape[1] == 0:
+            raise ArgumentValueError("rgb must have at least one channel, got none")
+    ray_offsets = check_ray_offsets(ray_offsets, values.shape[0], name, values)
     check_fraction("min_transmittance", min_transmittance)
     _library.ensure_loaded(values.device.type)
+    return ray_offsets
 
 
 def _check_widened(density: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: MaybeTensor) -> None:
@@ -60,9 +70,18 @@ def _check_widened(density: Tensor, ray_offsets: Tensor, min_transmittance: floa
     check_samples("density", density, ray_offsets, min_transmittance, **given)
 
 
-def run_eagerly(
-    function: type[OpFunction], trained: tuple[Tensor, ...], constant: tuple[Tensor, ...], *inputs: Any
-) -> Any:
+def per_sample(dt: Any, density: Any) -> Any:
+    """Returns lengths (M,) if ``dt`` is one length for all samples of ``density``; anything else unchanged."""
+    if not isinstance(density, Tensor) or density.dim() != 1:
+        return dt
+    if isinstance(dt, Tensor):
+        return dt.expand(density.shape) if dt.dim() == 0 else dt
+    if isinstance(dt, int | float) and not isinstance(dt, bool):
+        return torch.full_like(density, dt, dtype=coordinate_dtype(density.dtype), requires_grad=False)
+    return dt
+
+
+def run_eagerly(function: type[OpFunction], tensors: tuple[Tensor, ...], *inputs: Any) -> Any:
     """Runs an op in the common case; returns None if the slow path must handle the call or report an error.
 
     Apart from the order of the offsets, which the raw op does not check, only the raw op checks arguments here: the
@@ -70,30 +89,41 @@ def run_eagerly(
 
     Args:
         function: :class:`RayLight` or :class:`CompositeSamples`.
-        trained: The differentiable inputs.
-        constant: The inputs without derivative.
+        tensors: The differentiable inputs.
         inputs: All inputs of the function. Offsets are the third from the end.
     """
     if needs_long_path():
         return None
     try:
-        if trained[0].numel() == 0:  # the raw op checks empty inputs less strictly
+        if tensors[0].numel() == 0:  # the raw op checks empty inputs less strictly
             return None
-        for x in constant:
-            if x.requires_grad:
-                return None
-        if not offsets_fit(inputs[-3], trained[0].shape[0]):
+        if not offsets_fit(inputs[-3], tensors[0].shape[0]):
             return None
         if torch.is_grad_enabled():
-            for x in trained:
+            for x in tensors:
                 if x.requires_grad:
                     return function.record(*inputs)
         return function.forward(*inputs)
-    except Exception:  # the slow path raises it again, with a better message
+    except EXPLAINED_LATER:  # the slow path raises it again, with a better message
         return None
 
 
-def run(op: str, function: type[OpFunction], *inputs: Any) -> Any:
+class PackedFunction(OpFunction):
+    """An op on packed samples, as a kernel and as a formula of scans and sums along rays.
+
+    Kernels compute values and first derivatives. In forward mode, with ``create_graph`` and under ``torch.func``,
+    formulas take their place, because their parts can be differentiated any number of times.
+    """
+
+    jvp = refuse_jvp("a raw op of compositing")
+
+    @staticmethod
+    def formula(*inputs: Any) -> Any:
+        """Computes the results from differentiable parts."""
+        raise NotImplementedError
+
+
+def run(op: str, function: type[PackedFunction], *inputs: Any) -> Any:
     """Runs an op on checked inputs in any situation.
 
     Args:
@@ -103,10 +133,18 @@ def run(op: str, function: type[OpFunction], *inputs: Any) -> Any:
     """
     if traces_ops():
         return getattr(torch.ops.voxelfield, op).default(*inputs)
-    return function.apply(*unwrap_dead_wrappers(inputs))
+    inputs = unwrap_dead_wrappers(inputs)
+    if forward_ad._current_level >= 0:
+        return function.formula(*inputs)
+    return function.apply(*inputs)
 
 
-class RayLight(OpFunction):
+def _is_transformed() -> bool:
+    """Tells whether the backward pass that is running may be differentiated itself, or mapped."""
+    return torch.is_grad_enabled() or functorch_active()
+
+
+class RayLight(PackedFunction):
     """Weights or transmittances, applied to ``(values, dt, ray_offsets, min_transmittance, transmittance)``."""
 
     @staticmethod
@@ -116,111 +154,252 @@ class RayLight(OpFunction):
         return light
 
     @staticmethod
+    def formula(*inputs: Any) -> Tensor:
+        *samples, transmittance = inputs
+        light = _Light(*samples)
+        return light.transmittance if transmittance else light.weights
+
+    @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         *tensors, ctx.min_transmittance, ctx.transmittance = inputs
         ctx.save_for_backward(*tensors)
-        if forward_mode_active():
-            ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[MaybeTensor, ...]:
-        settings = ctx.min_transmittance, ctx.transmittance
-        return _RayLightBackward.apply(grad, *ctx.saved_tensors, *settings), None, None, None, None
+        samples = (*ctx.saved_tensors, ctx.min_transmittance)
+        if _is_transformed():
+            light = _Light(*samples)
+            gradients = light.gradients(light.reach(grad), at_weight=not ctx.transmittance)
+        else:
+            of_lengths = ctx.needs_input_grad[1]
+            with below_autograd():
+                gradient = torch.ops.voxelfield.ray_light_backward.default(
+                    grad, *samples, ctx.transmittance, of_lengths
+                )
+            gradients = gradient if of_lengths else (gradient, None)
+        return *gradients, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        values, dt, ray_offsets = ctx.saved_tensors
-        light = _Tangents(values, dt, ray_offsets, ctx.min_transmittance, tangent)
-        return light.of_transmittance if ctx.transmittance else light.of_weights
-
-    vmap = refuse_vmap("ray_weights", _PACK_THEM)
-
-
-_RayLightBackward = last_derivative(
-    "ray_light_backward", "ray_weights is differentiable once in reverse mode; a second derivative was asked for"
-)
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        values, dt, ray_offsets, *settings = inputs
+        calls = _PackedCalls(info.batch_size, values, in_dims[0], ray_offsets, in_dims[2])
+        light = RayLight.apply(calls.pack(values, in_dims[0]), calls.pack(dt, in_dims[1]), calls.ray_offsets, *settings)
+        return calls.unpack(light), 0
 
 
-class _Tangents:
-    """The light along rays and its derivative along a tangent of the densities, or of the alphas where dt is None."""
-
-    def __init__(
-        self, values: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float, tangent: Tensor
-    ) -> None:
-        light = (values, dt, ray_offsets, min_transmittance)
-        transmittance = RayLight.apply(*light, True)
-        self.weights: Tensor = RayLight.apply(*light, False)
-        if dt is None:
-            # Transmittance behind an alpha of 1 is zero, whatever that alpha's tangent.
-            passing = 1 - values
-            thickness = torch.where(passing > 0, tangent / torch.where(passing > 0, passing, 1), 0)
-            of_opacity = transmittance * tangent
-        else:
-            thickness = tangent * dt
-            of_opacity = (transmittance - self.weights) * thickness
-        # Samples that the ray does not reach contribute nothing, not even to the sums of the samples behind them.
-        reached = transmittance != 0
-        ahead = total_ahead(torch.where(reached, thickness, 0)[:, None], ray_offsets)[:, 0]
-        self.of_transmittance = -transmittance * ahead
-        self.of_weights = torch.where(reached, of_opacity - self.weights * ahead, 0)
-
-
-class CompositeSamples(OpFunction):
+class CompositeSamples(PackedFunction):
     """All sums, applied to ``(density, rgb, t, dt, ray_offsets, min_transmittance, distortion)``."""
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+    def forward(*inputs: Any) -> Results:
         with below_autograd():
-            results: tuple[Tensor, ...] = torch.ops.voxelfield.composite.default(*inputs)
+            results: Results = torch.ops.voxelfield.composite.default(*inputs)
         return results
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def formula(*inputs: Any) -> Results:
+        density, rgb, t, dt, ray_offsets, min_transmittance, distortion = inputs
+        light = _Light(density, dt, ray_offsets, min_transmittance)
+        rgb, t, weights = light.reach(rgb), light.reach(t), light.weights
+        columns = [weights[:, None] * rgb, weights[:, None], (weights * t)[:, None]]
+        if distortion:
+            assert light.dt is not None
+            before = scan(torch.stack((weights, weights * t), dim=1), None, ray_offsets, EXCLUSIVE)
+            pairs = 2 * (t * before[:, 0] - before[:, 1]) + weights * light.dt / 3
+            columns.append((weights * pairs)[:, None])
+        sums = total(torch.cat(columns, dim=1), ray_offsets)
+        channels = rgb.shape[1]
+        spread_of_weights = sums[:, channels + 2] if distortion else sums.new_zeros(0)
+        return sums[:, :channels], sums[:, channels], sums[:, channels + 1], weights, spread_of_weights
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
         *tensors, ctx.min_transmittance, ctx.distortion = inputs
-        ray_rgb, opacity, depth_sum, _, spread = output
-        ctx.save_for_backward(*tensors, ray_rgb, opacity, depth_sum, spread)
+        ray_rgb, opacity, depth_sum, _, distortion = output
+        ctx.save_for_backward(*tensors, ray_rgb, opacity, depth_sum, distortion)
         ctx.set_materialize_grads(False)
-        if forward_mode_active():
-            ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: MaybeTensor) -> tuple[MaybeTensor, ...]:
-        *others, of_distortion = grads
-        d_density, d_rgb = _CompositeBackward.apply(
-            *others, of_distortion if ctx.distortion else None, *ctx.saved_tensors, ctx.min_transmittance
-        )
-        return d_density, d_rgb, None, None, None, None, None
+        if not ctx.distortion:  # its result is empty
+            grads = (*grads[:4], None)
+        if _is_transformed():
+            density, rgb, t, dt, ray_offsets, *_ = ctx.saved_tensors
+            gradients = _composite_gradients(grads, density, rgb, t, dt, ray_offsets, ctx.min_transmittance)
+            return *gradients, None, None, None
+        of_distances = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
+        saved = ctx.saved_tensors  # which activation checkpointing computes, with autograd
+        with below_autograd():
+            gradient, of_rgb = torch.ops.voxelfield.composite_backward.default(
+                *grads, *saved, ctx.min_transmittance, of_distances
+            )
+        if not of_distances:
+            return gradient, of_rgb, None, None, None, None, None
+        of_density, of_t, *of_dt = gradient
+        return of_density, of_rgb, of_t, of_dt[0] if of_dt else None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, d_density: MaybeTensor, d_rgb: MaybeTensor, *_: None) -> tuple[Tensor, ...]:
-        density, rgb, t, dt, ray_offsets = ctx.saved_tensors
-        tangent = torch.zeros_like(density) if d_density is None else d_density
-        light = _Tangents(density, dt, ray_offsets, ctx.min_transmittance, tangent)
-        of_color = light.of_weights[:, None] * rgb
-        if d_rgb is not None:
-            of_color = of_color + light.weights[:, None] * d_rgb
-        of_weights = light.of_weights[:, None]
-        columns = [of_color, of_weights, of_weights * t[:, None]]
-        if ctx.distortion:
-            columns.append(of_weights * _distortion_slope(light.weights, t, dt, ray_offsets)[:, None])
-        sums = total(torch.cat(columns, dim=1), ray_offsets)
-        of_distortion = sums[:, 5] if ctx.distortion else sums.new_zeros(0)
-        return sums[:, :3], sums[:, 3], sums[:, 4], light.of_weights, of_distortion
-
-    vmap = refuse_vmap("composite", _PACK_THEM)
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Results, tuple[int, ...]]:
+        *samples, ray_offsets, min_transmittance, distortion = inputs
+        calls = _PackedCalls(info.batch_size, samples[0], in_dims[0], ray_offsets, in_dims[4])
+        packed = [calls.pack(x, mapped) for x, mapped in zip(samples, in_dims, strict=False)]
+        results = CompositeSamples.apply(*packed, calls.ray_offsets, min_transmittance, distortion)
+        *of_rays, weights, spread_of_weights = results
+        last = calls.rays_of(spread_of_weights) if distortion else weights.new_zeros(info.batch_size, 0)
+        return (*map(calls.rays_of, of_rays), calls.unpack(weights), last), (0,) * 5
 
 
-_CompositeBackward = last_derivative(
-    "composite_backward", "composite is differentiable once in reverse mode; a second derivative was asked for"
+class _Light:
+    """The light along rays by differentiable parts. Everything is zero where a ray has stopped, and in rows of no ray.
+
+    Args:
+        values: (M,) densities, or alphas where dt is None.
+        dt: (M,), or None.
+        ray_offsets: (R + 1,).
+        min_transmittance: Transmittance below which a ray stops.
+    """
+
+    def __init__(self, values: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float) -> None:
+        self.ray_offsets = ray_offsets
+        with torch.no_grad():
+            if dt is None:
+                sound = values <= 1
+                passing = 1 - values
+            else:
+                thickness = values * dt
+                sound = (values < torch.inf) & (thickness == thickness)
+                passing = torch.exp(-thickness)
+            light = self._transmittance(torch.where(sound, passing, 1))
+            self.reached = (light >= min_transmittance) & (light > 0)
+            # A sample that is not sound shows in its weight, and does not change the light behind it.
+            broken = torch.where(self.reached & ~sound, torch.nan, 0.0).to(values.dtype)
+        # Numbers that are not used may be anything; they must not meet a derivative, not even one of zero.
+        used = self.reached & sound
+        self.values = torch.where(used, values, 0)
+        if dt is None:
+            self.dt: MaybeTensor = None
+            self.opacity, self.passing = self.values, 1 - self.values
+        else:
+            self.dt = torch.where(used, dt, 0)
+            thickness = self.values * self.dt
+            self.opacity, self.passing = -torch.expm1(-thickness), torch.exp(-thickness)
+        self.opacity = self.opacity + broken
+        self.transmittance = self.reach(self._transmittance(self.passing))
+        self.weights = self.transmittance * self.opacity
+
+    def _transmittance(self, passing: Tensor) -> Tensor:
+        return scan(None, passing[:, None], self.ray_offsets, EXCLUSIVE)[:, 0]
+
+    def reach(self, x: Tensor) -> Tensor:
+        """Returns (M, ...) with zeros in the rows that no ray reaches."""
+        return torch.where(self.reached if x.dim() == 1 else self.reached[:, None], x, 0)
+
+    def gradients(self, grad: Tensor, *, at_weight: bool = True) -> tuple[Tensor, MaybeTensor]:
+        """Returns the gradients in ``values`` and ``dt`` from one (M,) in the weights, or in the transmittances."""
+        source = self.opacity * grad if at_weight else grad
+        # The gradient of the light behind each sample, which the samples behind it divide among themselves.
+        behind = scan(source[:, None], self.passing[:, None], self.ray_offsets, EXCLUSIVE, reverse=True)[:, 0]
+        of_opacity = self.transmittance * (grad - behind if at_weight else -behind)
+        if self.dt is None:
+            return of_opacity, None
+        of_thickness = of_opacity * self.passing
+        return of_thickness * self.dt, of_thickness * self.values
+
+
+def _composite_gradients(
+    grads: tuple[MaybeTensor, ...],
+    density: Tensor,
+    rgb: Tensor,
+    t: Tensor,
+    dt: MaybeTensor,
+    ray_offsets: Tensor,
+    min_transmittance: float,
+) -> tuple[MaybeTensor, ...]:
+    """Returns the gradients of composite in density, rgb, t and dt, by differentiable parts."""
+    at_rgb, at_opacity, at_depth_sum, at_weights, at_distortion = grads
+    light = _Light(density, dt, ray_offsets, min_transmittance)
+    rgb, t, weights = light.reach(rgb), light.reach(t), light.weights
+
+    def of_each(ray_grad: Tensor) -> Tensor:
+        return spread(ray_grad[:, None], ray_offsets, t.shape[0])[:, 0]
+
+    grad = torch.zeros_like(weights) if at_weights is None else light.reach(at_weights)
+    of_rgb, of_t, of_length = torch.zeros_like(rgb), torch.zeros_like(t), None
+    if at_rgb is not None:
+        at_rgb = spread(at_rgb, ray_offsets, t.shape[0])
+        grad = grad + (at_rgb * rgb).sum(dim=1)
+        of_rgb = weights[:, None] * at_rgb
+    if at_opacity is not None:
+        grad = grad + of_each(at_opacity)
+    if at_depth_sum is not None:
+        at_depth_sum = of_each(at_depth_sum)
+        grad = grad + at_depth_sum * t
+        of_t = weights * at_depth_sum
+    if at_distortion is not None:
+        assert light.dt is not None
+        at_distortion = of_each(at_distortion)
+        moments = torch.stack((weights, weights * t), dim=1)
+        before, behind = (scan(moments, None, ray_offsets, EXCLUSIVE, reverse) for reverse in (False, True))
+        apart = 2 * (before - behind)
+        grad = grad + at_distortion * (t * apart[:, 0] - apart[:, 1] + 2 / 3 * weights * light.dt)
+        of_t = of_t + at_distortion * weights * apart[:, 0]
+        of_length = at_distortion * weights.square() / 3
+    of_density, of_dt = light.gradients(light.reach(grad))
+    if of_dt is not None and of_length is not None:
+        of_dt = of_dt + of_length
+    return of_density, of_rgb, of_t, of_dt
+
+
+class _PackedCalls:
+    """Calls that ``torch.vmap`` maps over, packed into one: the rays of all calls, end to end.
+
+    A ray without results follows the rays of each call. It takes the rows of no ray between them.
+
+    Args:
+        count: Number of calls.
+        values: The densities of a call, or of all of them.
+        mapped: The dimension of ``values`` that is mapped over, or None.
+        ray_offsets: The offsets of a call, or of all of them.
+        offsets_mapped: The dimension of ``ray_offsets`` that is mapped over, or None.
+    """
+
+    def __init__(
+        self, count: int, values: Tensor, mapped: int | None, ray_offsets: Tensor, offsets_mapped: int | None
+    ) -> None:
+        self.count = count
+        self.samples = values.shape[0 if mapped != 0 else 1]
+        offsets = self._of_all(ray_offsets, offsets_mapped).clamp(0, self.samples)
+        rows = torch.arange(self.samples, device=offsets.device)
+        self.on_rays = (rows >= offsets[:, :1]) & (rows < offsets[:, -1:])
+        starts = self.samples * torch.arange(count + 1, device=offsets.device)
+        self.ray_offsets = torch.cat(((offsets + starts[:-1, None]).flatten(), starts[-1:]))
+
+    def _of_all(self, x: Tensor, mapped: int | None) -> Tensor:
+        return x.expand(self.count, *x.shape) if mapped is None else x.movedim(mapped, 0)
+
+    def _only_on_rays(self, x: Tensor) -> Tensor:
+        return torch.where(self.on_rays if x.dim() == 2 else self.on_rays[..., None], x, 0)
+
+    def pack(self, x: MaybeTensor, mapped: int | None) -> MaybeTensor:
+        """Packs the samples of all calls, (M, ...) each."""
+        return None if x is None else self._only_on_rays(self._of_all(x, mapped)).flatten(0, 1)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """Returns the samples of each call, (calls, M, ...)."""
+        return self._only_on_rays(x.unflatten(0, (self.count, self.samples)))
+
+    def rays_of(self, x: Tensor) -> Tensor:
+        """Returns the results for the rays of each call, (calls, R, ...)."""
+        return x.unflatten(0, (self.count, -1))[:, :-1]
+
+
+_RayLightBackward = last_derivative(
+    "ray_light_backward",
+    "the raw op ray_light_backward has no derivative; ops.ray_weights has derivatives of any order",
 )
-
-
-def _distortion_slope(weights: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor) -> Tensor:
-    """Returns the derivative of a ray's distortion in each of its weights (M,)."""
-    moments = torch.stack((weights, weights * t), dim=1)
-    ahead = total_ahead(moments, ray_offsets)
-    apart = 2 * ahead + moments - spread(total(moments, ray_offsets), ray_offsets, weights.shape[0])
-    return 2 * (t * apart[:, 0] - apart[:, 1] + weights * dt / 3)
+_CompositeBackward = last_derivative(
+    "composite_backward", "the raw op composite_backward has no derivative; ops.composite has derivatives of any order"
+)
 
 
 @_library.when_loaded
@@ -233,8 +412,16 @@ def _register() -> None:
         return density.new_empty(density.shape)
 
     @torch.library.register_fake("voxelfield::ray_light_backward")
-    def _(grad: Tensor, density: Tensor, *rest: Any) -> Tensor:
-        return density.new_empty(density.shape)
+    def _(
+        grad: Tensor,
+        density: Tensor,
+        dt: MaybeTensor,
+        ray_offsets: Tensor,
+        min_transmittance: float,
+        transmittance: bool,
+        of_lengths: bool,
+    ) -> Tensor:
+        return density.new_empty((2, *density.shape) if of_lengths else density.shape)
 
     @torch.library.register_fake("voxelfield::composite")
     def _(
@@ -251,7 +438,7 @@ def _register() -> None:
             raise ArgumentValueError("dt must be given for distortion")
         rays = ray_offsets.shape[0] - 1
         return (
-            density.new_empty(rays, 3),
+            density.new_empty(rays, rgb.shape[1]),
             density.new_empty(rays),
             density.new_empty(rays),
             density.new_empty(density.shape),
@@ -267,9 +454,13 @@ def _register() -> None:
         grad_distortion: MaybeTensor,
         density: Tensor,
         rgb: Tensor,
+        t: Tensor,
+        dt: MaybeTensor,
         *rest: Any,
     ) -> tuple[Tensor, Tensor]:
-        return density.new_empty(density.shape), rgb.new_empty(rgb.shape)
+        *_, of_distances = rest
+        rows = (2 if dt is None else 3,) if of_distances else ()
+        return density.new_empty(*rows, *density.shape), rgb.new_empty(rgb.shape)
 
     register_autograd("ray_light", RayLight.apply)
     register_autograd("ray_light_backward", _RayLightBackward.apply)

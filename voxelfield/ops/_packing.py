@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.ops import _constants
+from voxelfield.ops._checks import check_dtype, check_index, check_ray_offsets, check_tensor, is_readable
 from voxelfield.ops._errors import shown
 
 
@@ -36,19 +37,88 @@ class PackedSamples(NamedTuple):
     rays_kept: Tensor
 
 
+def offsets_from_ray_index(ray_index: Tensor, rays: int) -> Tensor:
+    """Returns where the samples of each ray begin, from the ray of each sample.
+
+    Args:
+        ray_index: (M,) int64 or int32, in 0..rays - 1, never falling. Checked on the CPU only, because that would
+            synchronise on CUDA.
+        rays: The number of rays R.
+
+    Returns:
+        (R + 1,) int64 ``ray_offsets``: the samples of ray r are ``ray_offsets[r]:ray_offsets[r + 1]``.
+
+    Raises:
+        TypeError: ``ray_index`` is not a tensor of integers, or ``rays`` is not an int.
+        ValueError: ``ray_index`` has the wrong shape, ``rays`` is negative or above 2^40; or, on the CPU, ``ray_index`` falls or
+            leaves 0..rays - 1.
+    """
+    check_tensor("ray_index", ray_index, ("M",))
+    check_dtype("ray_index", ray_index, (torch.int64, torch.int32))
+    _check_count("rays", rays, "rays")
+    check_index("ray_index", ray_index, rays, f"as there are {rays} rays")
+    if is_readable(ray_index) and bool((ray_index[1:] < ray_index[:-1]).any()):
+        raise ValueError("ray_index must not decrease: sort the samples by ray")
+    return torch.searchsorted(ray_index.long().contiguous(), torch.arange(rays + 1, device=ray_index.device))
+
+
+def pack_info(ray_index: Tensor, rays: int) -> Tensor:
+    """Returns the first sample of each ray and the number of its samples, which is nerfacc's form of ray offsets.
+
+    Args:
+        ray_index: As for :func:`offsets_from_ray_index`.
+        rays: The number of rays R.
+
+    Returns:
+        (R, 2) int64 of ``[first, count]``. ``ray_offsets`` are the first column, followed by M.
+
+    Raises:
+        TypeError: As for :func:`offsets_from_ray_index`.
+        ValueError: As for :func:`offsets_from_ray_index`.
+    """
+    offsets = offsets_from_ray_index(ray_index, rays)
+    return torch.stack((offsets[:-1], offsets.diff()), dim=1)
+
+
+def ray_index_from_offsets(ray_offsets: Tensor, samples: int) -> Tensor:
+    """Returns the ray of each sample.
+
+    Args:
+        ray_offsets: (R + 1,) int64 or int32, as for :func:`composite`.
+        samples: The number of samples M. It is an argument because reading ``ray_offsets[-1]`` would synchronise.
+
+    Returns:
+        (M,) int64, never falling. Rows past ``ray_offsets[-1]``, which belong to no ray, get the last ray, as in
+        :class:`PackedSamples`.
+
+    Raises:
+        TypeError: ``ray_offsets`` is not a tensor of integers, or ``samples`` is not an int.
+        ValueError: ``ray_offsets`` has the wrong shape, ``samples`` is negative or above 2^40; or, on the CPU, ``ray_offsets`` fall
+            or leave 0..samples.
+    """
+    _check_count("samples", samples, "samples")
+    ray_offsets = check_ray_offsets(ray_offsets, samples, "samples", ray_offsets)
+    rows = torch.arange(samples, device=ray_offsets.device)
+    index = torch.searchsorted(ray_offsets[1:].contiguous(), rows, right=True)
+    return index.clamp_(max=max(ray_offsets.shape[0] - 2, 0))
+
+
 # Beyond this, sizes in bytes may overflow.
 _MAX_ROWS = 1 << 40
 
 
 def check_capacity(capacity: object) -> None:
     """Raises unless ``capacity`` is None or a number of rows."""
-    if capacity is None:
-        return
-    if not isinstance(capacity, int) or isinstance(capacity, bool):
-        raise TypeError(f"capacity must be an int or None, got {type(capacity).__name__}")
-    if not 0 <= capacity <= _MAX_ROWS:
-        limit = "at least 0" if capacity < 0 else "at most 2^40"
-        raise ValueError(f"capacity must be a number of samples, {limit}, got {shown(capacity)}")
+    if capacity is not None:
+        _check_count("capacity", capacity, "samples", "an int or None")
+
+
+def _check_count(name: str, count: object, what: str, kind: str = "an int") -> None:
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise TypeError(f"{name} must be {kind}, got {type(count).__name__}")
+    if not 0 <= count <= _MAX_ROWS:
+        limit = "at least 0" if count < 0 else "at most 2^40"
+        raise ValueError(f"{name} must be a number of {what}, {limit}, got {shown(count)}")
 
 
 def parts_of(rays: int, segments_per_ray: int = 1) -> int:

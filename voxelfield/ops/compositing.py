@@ -8,8 +8,7 @@ from torch import Tensor
 
 from voxelfield.ops._autograd import MaybeTensor
 from voxelfield.ops._checks import check_tensor
-from voxelfield.ops._light import CompositeSamples, RayLight, check_samples, run, run_eagerly
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._light import CompositeSamples, RayLight, check_samples, per_sample, run, run_eagerly
 from voxelfield.ops.ray_sums import widen
 
 MIN_TRANSMITTANCE = 1e-4
@@ -20,7 +19,7 @@ class Composite(NamedTuple):
     r"""The result of :func:`composite` and :func:`composite_alphas`.
 
     Attributes:
-        rgb: (R, 3) :math:`\sum w_i c_i`, without any background.
+        rgb: (R, C) :math:`\sum w_i c_i`, without any background.
         opacity: (R,) :math:`\sum w_i`.
         depth_sum: (R,) :math:`\sum w_i t_i`; divide by ``opacity`` for the mean distance.
         weights: (M,) :math:`w_i`.
@@ -38,7 +37,7 @@ def composite(
     density: Tensor,
     rgb: Tensor,
     t: Tensor,
-    dt: Tensor,
+    dt: Tensor | float,
     ray_offsets: Tensor,
     *,
     min_transmittance: float = MIN_TRANSMITTANCE,
@@ -61,11 +60,12 @@ def composite(
 
     Args:
         density: (M,) float32, float64, float16 or bfloat16, non-negative, per world unit of length; differentiable.
-        rgb: (M, 3) colours; differentiable.
-        t: (M,) distance of each sample; not differentiable.
-        dt: (M,) length of each sample's interval; not differentiable. ``rgb``, ``t`` and ``dt`` are float64 if
-            ``density`` is; otherwise each is float32, float16 or bfloat16.
-        ray_offsets: (R + 1,) int64: the samples of ray r are ``ray_offsets[r]:ray_offsets[r + 1]``, near to far. They
+        rgb: (M, C) colours, or any C >= 1 features to be summed like colours; differentiable. C = 3 is fastest.
+        t: (M,) distance of each sample; differentiable.
+        dt: (M,) length of each sample's interval, or one length for all samples; differentiable. ``rgb``, ``t`` and
+            ``dt`` are float64 if ``density`` is; otherwise each is float32, float16 or bfloat16.
+        ray_offsets: (R + 1,) int64, or int32, which is converted: the samples of ray r are
+            ``ray_offsets[r]:ray_offsets[r + 1]``, near to far. They
             lie in 0..M and never fall. Not checked on CUDA, because that would synchronise: offsets outside are clamped
             to 0..M, a ray that would end before it begins has no samples, and a sample of several rays has the weight
             and gradient of any of them.
@@ -74,23 +74,24 @@ def composite(
 
     Returns:
         The sums of each ray and the weights of all samples, in float64 if ``density`` is float64 and in float32
-        otherwise, under autocast too. A ray without samples is all zeros. Differentiable once in reverse mode, and in
-        forward mode.
+        otherwise, under autocast too. A ray without samples is all zeros.
+
+        Differentiable any number of times, in both modes. Values and first derivatives in reverse mode come from one
+        kernel each. Forward mode, backward passes with ``create_graph=True`` and ``torch.func`` use several scans and
+        sums along rays instead, which take longer. ``torch.vmap`` maps over all tensors in one call of the kernel.
 
     Raises:
         TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or ``min_transmittance`` is out of range; or, on the CPU,
             ``ray_offsets`` fall or leave 0..M.
-        NotImplementedError: A second derivative, a tangent of ``t`` or ``dt``, or ``torch.vmap`` is requested.
     """
-    results = run_eagerly(
-        CompositeSamples, (density, rgb), (t, dt), density, rgb, t, dt, ray_offsets, min_transmittance, distortion
-    )
+    lengths = dt if isinstance(dt, Tensor) and dt.dim() > 0 else per_sample(dt, density)
+    tensors = density, rgb, t, lengths
+    results = run_eagerly(CompositeSamples, tensors, *tensors, ray_offsets, min_transmittance, distortion)
     if results is not None:
         return _named(results, distortion)
-    check_samples("density", density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=dt)
-    t, dt = hold_constant("composite", t=t, dt=dt)
-    inputs = (widen(density), widen(rgb), widen(t), widen(dt), ray_offsets, min_transmittance, distortion)
+    ray_offsets = check_samples("density", density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=lengths)
+    inputs = (widen(density), widen(rgb), widen(t), widen(lengths), ray_offsets, min_transmittance, distortion)
     return _named(run("composite", CompositeSamples, *inputs), distortion)
 
 
@@ -107,7 +108,7 @@ def composite_alphas(
             weight zero, receive no gradient and contribute none to that alpha. An alpha above 1, or NaN, gives a
             weight of NaN.
         rgb: As for :func:`composite`; differentiable.
-        t: As for :func:`composite`; not differentiable.
+        t: As for :func:`composite`; differentiable.
         ray_offsets: As for :func:`composite`.
         min_transmittance: As for :func:`composite`.
 
@@ -117,88 +118,81 @@ def composite_alphas(
     Raises:
         TypeError: As for :func:`composite`.
         ValueError: As for :func:`composite`.
-        NotImplementedError: As for :func:`composite`.
     """
-    results = run_eagerly(
-        CompositeSamples, (alpha, rgb), (t,), alpha, rgb, t, None, ray_offsets, min_transmittance, False
-    )
+    tensors = alpha, rgb, t
+    results = run_eagerly(CompositeSamples, tensors, *tensors, None, ray_offsets, min_transmittance, False)
     if results is not None:
         return _named(results, False)
-    check_samples("alpha", alpha, ray_offsets, min_transmittance, rgb=rgb, t=t)
-    (t,) = hold_constant("composite_alphas", t=t)
+    ray_offsets = check_samples("alpha", alpha, ray_offsets, min_transmittance, rgb=rgb, t=t)
     inputs = (widen(alpha), widen(rgb), widen(t), None, ray_offsets, min_transmittance, False)
     return _named(run("composite", CompositeSamples, *inputs), False)
 
 
 def ray_weights(
-    density: Tensor, dt: Tensor, ray_offsets: Tensor, *, min_transmittance: float = MIN_TRANSMITTANCE
+    density: Tensor, dt: Tensor | float, ray_offsets: Tensor, *, min_transmittance: float = MIN_TRANSMITTANCE
 ) -> Tensor:
     """Returns the weights (M,) of :func:`composite` alone: each sample's share of its pixel.
 
     Args:
-        density: As for :func:`composite`; differentiable, once in reverse mode, and in forward mode.
-        dt: As for :func:`composite`; not differentiable.
+        density: As for :func:`composite`; differentiable.
+        dt: As for :func:`composite`; differentiable.
         ray_offsets: As for :func:`composite`.
         min_transmittance: As for :func:`composite`.
 
     Raises:
         TypeError: As for :func:`composite`.
         ValueError: As for :func:`composite`.
-        NotImplementedError: As for :func:`composite`.
     """
-    return _light_of_density("ray_weights", density, dt, ray_offsets, min_transmittance, transmittance=False)
+    return _light_of_density(density, dt, ray_offsets, min_transmittance, transmittance=False)
 
 
 def ray_transmittance(
-    density: Tensor, dt: Tensor, ray_offsets: Tensor, *, min_transmittance: float = MIN_TRANSMITTANCE
+    density: Tensor, dt: Tensor | float, ray_offsets: Tensor, *, min_transmittance: float = MIN_TRANSMITTANCE
 ) -> Tensor:
     """Returns the share of light (M,) that reaches each sample past the ones ahead of it; 0 where a ray has stopped.
 
     Args:
-        density: As for :func:`composite`; differentiable, once in reverse mode, and in forward mode. One that is not
+        density: As for :func:`composite`; differentiable. One that is not
             finite is ignored here; it shows in the weights.
-        dt: As for :func:`composite`; not differentiable.
+        dt: As for :func:`composite`; differentiable.
         ray_offsets: As for :func:`composite`.
         min_transmittance: As for :func:`composite`.
 
     Raises:
         TypeError: As for :func:`composite`.
         ValueError: As for :func:`composite`.
-        NotImplementedError: As for :func:`composite`.
     """
-    return _light_of_density("ray_transmittance", density, dt, ray_offsets, min_transmittance, transmittance=True)
+    return _light_of_density(density, dt, ray_offsets, min_transmittance, transmittance=True)
 
 
 def alpha_weights(alpha: Tensor, ray_offsets: Tensor, *, min_transmittance: float = MIN_TRANSMITTANCE) -> Tensor:
     """Returns the weights (M,) of :func:`composite_alphas` alone.
 
     Args:
-        alpha: As for :func:`composite_alphas`; differentiable, once in reverse mode, and in forward mode.
+        alpha: As for :func:`composite_alphas`; differentiable.
         ray_offsets: As for :func:`composite`.
         min_transmittance: As for :func:`composite`.
 
     Raises:
         TypeError: As for :func:`composite`.
         ValueError: As for :func:`composite`.
-        NotImplementedError: As for :func:`composite`.
     """
-    return _light("alpha_weights", alpha, None, ray_offsets, min_transmittance, transmittance=False)
+    return _light(alpha, None, ray_offsets, min_transmittance, transmittance=False)
 
 
 def alpha_transmittance(alpha: Tensor, ray_offsets: Tensor, *, min_transmittance: float = MIN_TRANSMITTANCE) -> Tensor:
     """Returns the share of light (M,) that reaches each sample of given opacity; 0 where a ray has stopped.
 
     Args:
-        alpha: As for :func:`composite_alphas`; differentiable, once in reverse mode, and in forward mode.
+        alpha: As for :func:`composite_alphas`; differentiable.
         ray_offsets: As for :func:`composite`.
         min_transmittance: As for :func:`composite`.
 
     Raises:
         TypeError: As for :func:`composite`.
         ValueError: As for :func:`composite`.
-        NotImplementedError: As for :func:`composite`.
     """
-    return _light("alpha_transmittance", alpha, None, ray_offsets, min_transmittance, transmittance=True)
+    return _light(alpha, None, ray_offsets, min_transmittance, transmittance=True)
 
 
 def _named(results: tuple[Tensor, ...], with_distortion: bool) -> Composite:
@@ -207,33 +201,25 @@ def _named(results: tuple[Tensor, ...], with_distortion: bool) -> Composite:
 
 
 def _light_of_density(
-    op: str, density: Tensor, dt: Tensor, ray_offsets: Tensor, min_transmittance: float, *, transmittance: bool
+    density: Tensor, dt: Tensor | float, ray_offsets: Tensor, min_transmittance: float, *, transmittance: bool
 ) -> Tensor:
-    if dt is None:  # otherwise the densities would be taken for alphas
+    lengths = dt if isinstance(dt, Tensor) and dt.dim() > 0 else per_sample(dt, density)
+    if lengths is None:  # otherwise the densities would be taken for alphas
         check_tensor("dt", dt, ("M",))
-    return _light(op, density, dt, ray_offsets, min_transmittance, transmittance=transmittance)
+    return _light(density, lengths, ray_offsets, min_transmittance, transmittance=transmittance)
 
 
 def _light(
-    op: str,
-    values: Tensor,
-    dt: MaybeTensor,
-    ray_offsets: Tensor,
-    min_transmittance: float,
-    *,
-    transmittance: bool,
+    values: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float, *, transmittance: bool
 ) -> Tensor:
-    constant = () if dt is None else (dt,)
-    light: Tensor | None = run_eagerly(
-        RayLight, (values,), constant, values, dt, ray_offsets, min_transmittance, transmittance
-    )
+    tensors = (values,) if dt is None else (values, dt)
+    light: Tensor | None = run_eagerly(RayLight, tensors, values, dt, ray_offsets, min_transmittance, transmittance)
     if light is not None:
         return light
     if dt is None:
-        check_samples("alpha", values, ray_offsets, min_transmittance)
+        ray_offsets = check_samples("alpha", values, ray_offsets, min_transmittance)
     else:
-        check_samples("density", values, ray_offsets, min_transmittance, dt=dt)
-        (dt,) = hold_constant(op, dt=dt)
+        ray_offsets = check_samples("density", values, ray_offsets, min_transmittance, dt=dt)
         dt = widen(dt)
     light = run("ray_light", RayLight, widen(values), dt, ray_offsets, min_transmittance, transmittance)
     return light

@@ -21,7 +21,7 @@ from voxelfield.ops._autograd import (
     traces_ops,
 )
 from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
-from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
+from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError
 from voxelfield.ops._no_derivative import refuse_jvp, refuse_vmap
 
 
@@ -66,7 +66,7 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
     if not needs_long_path() and isinstance(input, Tensor) and input.is_cuda:
         try:
             return _run_on_cuda(input, weights, count)
-        except Exception:
+        except EXPLAINED_LATER:
             pass
     check_tensor("input", input, ("N", "in"))
     if input.is_cuda:

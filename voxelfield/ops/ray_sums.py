@@ -1,4 +1,4 @@
-"""Sums of values over the samples of packed rays."""
+"""Sums, running sums and running products of values along packed rays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sum_along_rays(values: Tensor, ray_offsets: Tensor, weights: Tensor | None =
 
     Args:
         values: (M,) or (M, C), float32, float64, float16 or bfloat16; differentiable.
-        ray_offsets: (R + 1,) int64, as for :func:`composite`. Rows that belong to no ray are ignored.
+        ray_offsets: (R + 1,) int64 or int32, as for :func:`composite`. Rows that belong to no ray are ignored.
         weights: (M,), differentiable; None for ones. Weights that are not float64 go with values that are not.
 
     Returns:
@@ -32,25 +32,114 @@ def sum_along_rays(values: Tensor, ray_offsets: Tensor, weights: Tensor | None =
         TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device; or, on the CPU, ``ray_offsets`` fall or leave 0..M.
     """
+    rows, ray_offsets = _checked_rows(values, ray_offsets)
+    if weights is not None:
+        check_tensor("weights", weights, (rows.shape[0],), " as values has rows")
+        check_dtype("weights", weights, FLOATING)
+        weights = widen(weights)
+        check_dtype("weights", weights, (rows.dtype,), " as values is, or 16-bit")
+        check_same_device("weights", weights, "values", values)
+        rows = rows * weights[:, None]
+    sums = total(rows, ray_offsets)
+    return sums[:, 0] if values.dim() == 1 else sums
+
+
+def inclusive_sum(values: Tensor, ray_offsets: Tensor) -> Tensor:
+    r"""Sums up to each sample of its ray: :math:`\sum_{j \le i} v_j`.
+
+    The order of summation is fixed. Differentiable any number of times, in both modes; ``torch.vmap`` maps over
+    ``values``.
+
+    Args:
+        values: (M,) or (M, C), float32, float64, float16 or bfloat16; differentiable.
+        ray_offsets: (R + 1,) int64 or int32, as for :func:`composite`. Rows that belong to no ray get zeros.
+
+    Returns:
+        The shape of ``values``, float64 for float64 values and float32 for all others, in which sums are computed.
+
+    Raises:
+        TypeError: As for :func:`sum_along_rays`.
+        ValueError: As for :func:`sum_along_rays`.
+    """
+    return _scan_values(values, ray_offsets, INCLUSIVE, product=False)
+
+
+def exclusive_sum(values: Tensor, ray_offsets: Tensor) -> Tensor:
+    r"""Sums over the samples before each one on its ray: :math:`\sum_{j < i} v_j`, 0 for the first.
+
+    Args:
+        values: As for :func:`inclusive_sum`.
+        ray_offsets: As for :func:`inclusive_sum`.
+
+    Returns:
+        As :func:`inclusive_sum`.
+
+    Raises:
+        TypeError: As for :func:`sum_along_rays`.
+        ValueError: As for :func:`sum_along_rays`.
+    """
+    return _scan_values(values, ray_offsets, EXCLUSIVE, product=False)
+
+
+def inclusive_prod(values: Tensor, ray_offsets: Tensor) -> Tensor:
+    r"""Multiplies up to each sample of its ray: :math:`\prod_{j \le i} v_j`.
+
+    Derivatives are computed without dividing by values, so they are right where values are zero.
+
+    Args:
+        values: As for :func:`inclusive_sum`.
+        ray_offsets: As for :func:`inclusive_sum`.
+
+    Returns:
+        As :func:`inclusive_sum`.
+
+    Raises:
+        TypeError: As for :func:`sum_along_rays`.
+        ValueError: As for :func:`sum_along_rays`.
+    """
+    return _scan_values(values, ray_offsets, INCLUSIVE, product=True)
+
+
+def exclusive_prod(values: Tensor, ray_offsets: Tensor) -> Tensor:
+    r"""Multiplies the samples before each one on its ray: :math:`\prod_{j < i} v_j`, 1 for the first.
+
+    With ``1 - alpha`` as values, this is the transmittance. Derivatives are computed without dividing by values, so
+    they are right where values are zero.
+
+    Args:
+        values: As for :func:`inclusive_sum`.
+        ray_offsets: As for :func:`inclusive_sum`.
+
+    Returns:
+        As :func:`inclusive_sum`.
+
+    Raises:
+        TypeError: As for :func:`sum_along_rays`.
+        ValueError: As for :func:`sum_along_rays`.
+    """
+    return _scan_values(values, ray_offsets, EXCLUSIVE, product=True)
+
+
+def _scan_values(values: Tensor, ray_offsets: Tensor, form: int, *, product: bool) -> Tensor:
+    rows, ray_offsets = _checked_rows(values, ray_offsets)
+    scanned = scan(None, rows, ray_offsets, form) if product else scan(rows, None, ray_offsets, form)
+    return scanned[:, 0] if values.dim() == 1 else scanned
+
+
+def _checked_rows(values: Tensor, ray_offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Checks the arguments of a public function and loads its kernels.
+
+    Returns:
+        The values as (M, C), widened if they are 16-bit, and the offsets as int64.
+    """
     if not isinstance(values, Tensor):
         raise TypeError(f"values must be a torch.Tensor, got {type(values).__name__}")
     check_tensor("values", values, ("M",) if values.dim() == 1 else ("M", "C"))
     check_dtype("values", values, FLOATING)
-    count = values.shape[0]
-    check_ray_offsets(ray_offsets, count, "values", values)
-    values = widen(values)
-    if weights is not None:
-        check_tensor("weights", weights, (count,), " as values has rows")
-        check_dtype("weights", weights, FLOATING)
-        weights = widen(weights)
-        check_dtype("weights", weights, (values.dtype,), " as values is, or 16-bit")
-        check_same_device("weights", weights, "values", values)
+    ray_offsets = check_ray_offsets(ray_offsets, values.shape[0], "values", values)
     _library.ensure_loaded(values.device.type)
-    rows = values[:, None] if values.dim() == 1 else values
-    if weights is not None:
-        rows = rows * weights[:, None]
-    sums = total(rows, ray_offsets)
-    return sums[:, 0] if values.dim() == 1 else sums
+    rows = widen(values)
+    return rows[:, None] if rows.dim() == 1 else rows, ray_offsets
 
 
 def widen(x: Tensor) -> Tensor:
@@ -66,12 +155,30 @@ def total(values: Tensor, ray_offsets: Tensor) -> Tensor:
     return sums
 
 
-def total_ahead(values: Tensor, ray_offsets: Tensor) -> Tensor:
-    """Returns for each row of (M, C) the sum of the rows before it on its ray; zeros for rows of no ray."""
+# The forms of a scan, as in extension/volume/ray_sums_ops.h.
+EXCLUSIVE, INCLUSIVE, TRANSPOSED = 0, 1, 2
+
+
+def scan(values: MaybeTensor, factors: MaybeTensor, ray_offsets: Tensor, form: int, reverse: bool = False) -> Tensor:
+    r"""Returns the recurrence :math:`y_i = v_i + f_i y_{i-1}` along each ray, from its first sample or its last one.
+
+    Without factors it is a sum, which begins with 0. Without values it is a product, which begins with 1.
+
+    Args:
+        values: (M, C), or None for zeros.
+        factors: (M, C), or None for ones.
+        ray_offsets: (R + 1,).
+        form: ``EXCLUSIVE``: :math:`y_{i-1}`. ``INCLUSIVE``: :math:`y_i`. ``TRANSPOSED``:
+            :math:`y_i = v_i + f_{i-1} y_{i-1}`, which in the other direction is the adjoint of ``INCLUSIVE``.
+        reverse: Whether the scan begins with the last sample.
+
+    Returns:
+        (M, C); zeros for rows of no ray.
+    """
     if torch.compiler.is_compiling():
-        return _kernels().exclusive_sum_along_rays.default(values, ray_offsets)
-    sums: Tensor = _TotalAhead.apply(values, ray_offsets)
-    return sums
+        return _kernels().scan_along_rays.default(values, factors, ray_offsets, form, reverse)
+    scanned: Tensor = _Scan.apply(values, ray_offsets, factors, form, reverse)
+    return scanned
 
 
 def spread(values: Tensor, ray_offsets: Tensor, samples: int) -> Tensor:
@@ -97,8 +204,7 @@ class _AlongRays(Function):
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[Any, ...], values: Tensor, *others: Any) -> tuple[Tensor, int]:
-        if in_dims[1] is not None:
-            raise NotImplementedError("sum_along_rays cannot be mapped over ray_offsets by torch.vmap: map over values")
+        _refuse_mapped_offsets(in_dims[1])
         values = values.movedim(in_dims[0], 2)
         return cls.apply(values.flatten(1), *others).unflatten(1, values.shape[1:]), 2
 
@@ -142,27 +248,83 @@ class _Spread(_AlongRays):
         return spread(tangent, ray_offsets, ctx.samples)
 
 
-class _TotalAhead(_AlongRays):
+class _Scan(Function):
+    """:func:`scan`, applied to ``(values, ray_offsets, factors, form, reverse)``: its derivatives are scans."""
+
     @staticmethod
-    def forward(values: Tensor, ray_offsets: Tensor) -> Tensor:
+    def forward(values: MaybeTensor, ray_offsets: Tensor, factors: MaybeTensor, form: int, reverse: bool) -> Tensor:
         with below_autograd():
-            sums: Tensor = _kernels().exclusive_sum_along_rays.default(values, ray_offsets)
-        return sums
+            scanned: Tensor = _kernels().scan_along_rays.default(values, factors, ray_offsets, form, reverse)
+        return scanned
 
     @staticmethod
-    def backward(ctx: Any, grad: MaybeTensor) -> tuple[MaybeTensor, None]:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        values, ray_offsets, factors, ctx.form, ctx.reverse = inputs
+        ctx.set_materialize_grads(False)
+        # Of a sum, only the shape matters.
+        saved = ray_offsets, factors, None if factors is None else values
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    @staticmethod
+    def backward(ctx: Any, grad: MaybeTensor) -> tuple[MaybeTensor, ...]:
         if grad is None:
-            return None, None
-        (ray_offsets,) = ctx.saved_tensors
-        # The sum over the samples behind each one. Rows of no ray contribute nothing and receive zeros.
-        everything = spread(total(grad, ray_offsets), ray_offsets, ctx.rows)
-        ones = grad.new_ones(ray_offsets.shape[0] - 1, grad.shape[1])
-        on_rays = spread(ones, ray_offsets, ctx.rows)
-        return everything - on_rays * grad - total_ahead(grad, ray_offsets), None
+            return (None,) * 5
+        ray_offsets, factors, values = ctx.saved_tensors
+        form, back = ctx.form, not ctx.reverse
+        of_values = scan(grad, factors, ray_offsets, _ADJOINT[form], back)
+        if factors is None:
+            return of_values, None, None, None, None
+        of_factors = None
+        if ctx.needs_input_grad[2]:
+            # Each factor is multiplied by the y of the sample before it, or in the transposed form by its own.
+            if form == TRANSPOSED:
+                ahead = scan(grad, factors, ray_offsets, EXCLUSIVE, back)
+                of_factors = ahead * scan(values, factors, ray_offsets, TRANSPOSED, ctx.reverse)
+            else:
+                of_factors = of_values * scan(values, factors, ray_offsets, EXCLUSIVE, ctx.reverse)
+        return of_values if ctx.needs_input_grad[0] else None, None, of_factors, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return total_ahead(tangent, *ctx.saved_tensors)
+    def jvp(ctx: Any, of_values: MaybeTensor, _: None, of_factors: MaybeTensor, *__: None) -> Tensor:
+        ray_offsets, factors, values = ctx.saved_tensors
+        form, reverse = ctx.form, ctx.reverse
+        terms = [] if of_values is None else [scan(of_values, factors, ray_offsets, form, reverse)]
+        if of_factors is not None:
+            inner, outer = (TRANSPOSED, EXCLUSIVE) if form == TRANSPOSED else (EXCLUSIVE, form)
+            scaled = of_factors * scan(values, factors, ray_offsets, inner, reverse)
+            terms.append(scan(scaled, factors, ray_offsets, outer, reverse))
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[Any, ...],
+        values: MaybeTensor,
+        ray_offsets: Tensor,
+        factors: MaybeTensor,
+        form: int,
+        reverse: bool,
+    ) -> tuple[Tensor, int]:
+        _refuse_mapped_offsets(in_dims[1])
+
+        def as_columns(x: MaybeTensor, mapped: int | None) -> MaybeTensor:
+            if x is None:
+                return None
+            x = x[..., None].expand(*x.shape, info.batch_size) if mapped is None else x.movedim(mapped, 2)
+            return x.flatten(1)
+
+        columns = as_columns(values, in_dims[0]), as_columns(factors, in_dims[2])
+        scanned = scan(columns[0], columns[1], ray_offsets, form, reverse)
+        return scanned.unflatten(1, (-1, info.batch_size)), 2
+
+
+_ADJOINT = {EXCLUSIVE: EXCLUSIVE, INCLUSIVE: TRANSPOSED, TRANSPOSED: INCLUSIVE}
+
+
+def _refuse_mapped_offsets(mapped: int | None) -> None:
+    if mapped is not None:
+        raise NotImplementedError("sum_along_rays cannot be mapped over ray_offsets by torch.vmap: map over values")
 
 
 @_library.when_loaded
@@ -171,14 +333,18 @@ def _register() -> None:
     def _(values: Tensor, ray_offsets: Tensor) -> Tensor:
         return values.new_empty(ray_offsets.shape[0] - 1, values.shape[1])
 
-    @torch.library.register_fake("voxelfield::exclusive_sum_along_rays")
-    def _(values: Tensor, ray_offsets: Tensor) -> Tensor:
-        return values.new_empty(values.shape)
+    @torch.library.register_fake("voxelfield::scan_along_rays")
+    def _(values: MaybeTensor, factors: MaybeTensor, ray_offsets: Tensor, form: int, reverse: bool) -> Tensor:
+        like = factors if values is None else values
+        assert like is not None, "values or factors must be given"
+        return like.new_empty(like.shape)
 
     @torch.library.register_fake("voxelfield::spread_along_rays")
     def _(values: Tensor, ray_offsets: Tensor, samples: int) -> Tensor:
         return values.new_empty(samples, values.shape[1])
 
     register_autograd("sum_along_rays", _Total.apply)
-    register_autograd("exclusive_sum_along_rays", _TotalAhead.apply)
+    register_autograd(
+        "scan_along_rays", lambda values, factors, ray_offsets, *how: _Scan.apply(values, ray_offsets, factors, *how)
+    )
     register_autograd("spread_along_rays", _Spread.apply)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_dtype, check_fraction, check_ray_offsets, check_same_device, check_tensor
+from voxelfield.ops._light import per_sample
 from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
@@ -19,7 +20,7 @@ def select_samples(
     density: Tensor,
     positions: Tensor,
     t: Tensor,
-    dt: Tensor,
+    dt: Tensor | float,
     ray_offsets: Tensor,
     *,
     min_transmittance: float = MIN_TRANSMITTANCE,
@@ -35,7 +36,7 @@ def select_samples(
         density: (M,) float32, non-negative, per world unit of length; M below 2^31.
         positions: (M, 3) float32.
         t: (M,) float32, distance of each sample.
-        dt: (M,) float32, length of each sample's interval.
+        dt: (M,) float32, length of each sample's interval, or one length for all samples.
         ray_offsets: As for :func:`composite`.
         min_transmittance: Transmittance below which a ray stops, in [0, 1]; 0 never stops it.
         min_weight: A sample is kept if its weight exceeds this; in [0, 1].
@@ -55,22 +56,25 @@ def select_samples(
     check_tensor("density", density, ("M",))
     count = density.shape[0]
     shapes = {"density": (count,), "positions": (count, 3), "t": (count,), "dt": (count,)}
-    for name, value in (("density", density), ("positions", positions), ("t", t), ("dt", dt)):
+    lengths: Tensor = per_sample(dt, density)
+    for name, value in (("density", density), ("positions", positions), ("t", t), ("dt", lengths)):
         check_tensor(name, value, shapes[name])
         check_dtype(name, value, (torch.float32,))
         check_same_device(name, value, "density", density)
-    check_ray_offsets(ray_offsets, count, "density", density)
+    ray_offsets = check_ray_offsets(ray_offsets, count, "density", density)
     check_fraction("min_transmittance", min_transmittance)
     check_fraction("min_weight", min_weight)
-    density, positions, t, dt = hold_constant("select_samples", density=density, positions=positions, t=t, dt=dt)
+    density, positions, t, lengths = hold_constant(
+        "select_samples", density=density, positions=positions, t=t, dt=lengths
+    )
     check_capacity(capacity)
     _library.ensure_loaded(density.device.type)
     with torch.no_grad():
         kept, counts, sums = torch.ops.voxelfield.count_visible_samples(
-            density, dt, ray_offsets, min_transmittance, min_weight
+            density, lengths, ray_offsets, min_transmittance, min_weight
         )
         rows = int(sums.sum()) if capacity is None else capacity
-        packed = torch.ops.voxelfield.pack_visible_samples(positions, t, dt, ray_offsets, kept, counts, sums, rows)
+        packed = torch.ops.voxelfield.pack_visible_samples(positions, t, lengths, ray_offsets, kept, counts, sums, rows)
     return PackedSamples(*packed)
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from voxelfield import ops
 from voxelfield.grids.boxes import box_tensor, parse_box
+from voxelfield.ops._autograd import traces_ops
 from voxelfield.ops._checks import check_dtype, check_result, check_same_device, check_tensor
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.empty_distance import empty_distance
@@ -141,12 +142,16 @@ class OccupancyGrid(nn.Module):
         threshold: float,
         decay: float = 0.95,
         chunk: int = 1 << 20,
+        cells: int | None = None,
     ) -> None:
         """Marks the cells in which a field of any kind was observed to reach an opacity.
 
-        The field is evaluated at one random point of each possible cell; a cell's density is the highest value observed
-        there, decayed at each call (Mueller et al. 2022, appendix E.2). Does not synchronise with the device, except in
-        the first call after :meth:`restrict`.
+        The field is evaluated at one random point of each possible cell, or of some of them; a cell's density is the
+        highest value observed there, decayed at each call (Mueller et al. 2022, appendix E.2). Does not synchronise
+        with the device, except in the first call after :meth:`restrict`.
+
+        That appendix evaluates every cell in the first 256 steps of training. Later, it draws half of ``cells`` from
+        all cells and half from the occupied ones, as nerfacc does with half as many as there are cells.
 
         Args:
             density: Maps world positions (M, 3) to densities (M,), per world unit, as float32, float16 or bfloat16.
@@ -154,32 +159,52 @@ class OccupancyGrid(nn.Module):
             threshold: Opacity :math:`1 - e^{-density * step}` of one sample, above which a cell counts as occupied.
             decay: Factor applied to the earlier densities, in [0, 1].
             chunk: Number of cells per evaluation, to bound memory.
+            cells: Number of possible cells to draw, with replacement: the first half of them, rounded up, uniformly,
+                and the others from the occupied ones, if there are any. None evaluates each possible cell once.
 
         Raises:
             TypeError: ``density`` does not return a tensor of such a dtype.
-            ValueError: ``threshold`` is outside (0, 1), ``decay`` outside [0, 1] or ``chunk`` below 1, or ``density``
-                returns a tensor of another shape or device.
+            ValueError: ``threshold`` is outside (0, 1), ``decay`` outside [0, 1], or ``chunk`` or ``cells`` below 1, or
+                ``density`` returns a tensor of another shape or device.
         """
         _check_threshold(threshold)
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must lie in [0, 1], got {decay}")
-        if chunk < 1:
-            raise ValueError(f"chunk must be at least 1, got {chunk}")
+        for name, count in (("chunk", chunk), ("cells", cells)):
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
         if self._cells is None:
             self._cells = self.possible.nonzero()
         extent = self.aabb[1] - self.aabb[0]
-        size = torch.stack([extent[axis] / cells for axis, cells in enumerate(self.occupied.shape)])
+        size = torch.stack([extent[axis] / along for axis, along in enumerate(self.occupied.shape)])
         # A non-finite density keeps its cell occupied until the next update, but not permanently.
         self.highest.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).mul_(decay)
         highest = self.highest.view(-1)
-        for cells in self._cells.split(chunk):
-            points = self.aabb[0] + (cells + torch.rand(cells.shape, device=cells.device)) * size
+        evaluated = self._cells if cells is None else self._draw(cells, self._cells)
+        for part in evaluated.split(chunk):
+            points = self.aabb[0] + (part + torch.rand(part.shape, device=part.device)) * size
             seen = density(points)
             check_result("density(points)", seen, (points.shape[0],), points)
             _, y, z = self.occupied.shape
-            index = (cells[:, 0] * y + cells[:, 1]) * z + cells[:, 2]
-            highest[index] = torch.maximum(highest[index], seen.float())
+            index = (part[:, 0] * y + part[:, 1]) * z + part[:, 2]
+            if cells is None:
+                highest[index] = torch.maximum(highest[index], seen.float())
+            else:  # a cell may have been drawn more than once
+                highest.scatter_reduce_(0, index, seen.float(), "amax")
         self._occupy(_reaches(self.highest, step, threshold), self.aabb)
+
+    def _draw(self, count: int, possible: Tensor) -> Tensor:
+        """Draws possible cells, half of them from the occupied ones; returns their indices (count, 3)."""
+        if len(possible) == 0:
+            return possible
+        uniform = possible[torch.randint(len(possible), (count - count // 2,), device=possible.device)]
+        # The number of occupied cells is known only on the device.
+        occupied = self.occupied & self.possible
+        ranks = torch.where(occupied.any(), occupied, self.possible).view(-1).cumsum(0, dtype=torch.int32)
+        drawn = torch.randint(1 << 62, (count // 2,), device=ranks.device) % ranks[-1]
+        index = torch.searchsorted(ranks, drawn.int(), right=True)
+        _, y, z = occupied.shape  # torch.unravel_index would synchronise
+        return torch.cat((uniform, torch.stack((index // (y * z), index // z % y, index % z), dim=-1)))
 
     def holds(self, points: Tensor) -> Tensor:
         """Returns which positions lie in an occupied cell.
@@ -274,7 +299,9 @@ class _Derived:
         return self._value is not None
 
     def of(self, occupied: Tensor) -> Tensor:
-        """Returns the value for the present content of ``occupied``."""
+        """Returns the value for the present content of ``occupied``; a compiled graph recomputes it in each run."""
+        if traces_ops():  # versions cannot be compared in a graph
+            return self._compute(occupied)
         version = None if occupied.is_inference() else occupied._version  # inference tensors have no version counter
         if self._value is None or self._source is not occupied or version is None or self._version != version:
             with torch.inference_mode(False):  # inference tensors cannot be written to outside inference mode

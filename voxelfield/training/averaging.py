@@ -23,8 +23,8 @@ class WeightAverage:
     At a high learning rate, the weights jump around a minimum; their mean is closer to it and generalises better
     (Polyak and Juditsky 1992; Izmailov et al. 2018). Averaging begins some time constants before the end of training.
 
-    ``torch.optim.swa_utils.AveragedModel`` is not suitable: it copies the whole module at the start, including working
-    copies of grids, and does not support grids that change their shape.
+    ``torch.optim.swa_utils.AveragedModel`` is not suitable: it copies the whole module at the start, and does not
+    support grids that change their shape.
 
     Args:
         field: The field to average.

@@ -32,6 +32,8 @@ def grid_adam_(
     l2: float = 0.0,
     skip_untouched: bool = False,
     clear_grad: bool = False,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
 ) -> None:
     r"""Takes one step of Adam in place, for several grids in one pass over their memory.
 
@@ -69,6 +71,10 @@ def grid_adam_(
         skip_untouched: Do not update a vertex, nor its moments, if the gradients of all its channels are exactly zero
             (the masked Adam of DirectVoxGO, Sun et al. 2022, for whole vertices).
         clear_grad: Set the gradients of the updated vertices to zero.
+        grad_scale: Factor that all gradients contain and that is divided out: one float32 number on the grids' device,
+            as :class:`torch.amp.GradScaler` keeps it. None means 1.
+        found_inf: If this is not 0, no step is taken, and ``clear_grad`` clears the gradients of all vertices: one
+            float32 number on the grids' device. None means 0.
 
     Raises:
         TypeError: An argument is not a tensor, or has the wrong dtype.
@@ -103,6 +109,9 @@ def grid_adam_(
             check_channel_rates(f"channel_rates[{i}]", factors[i], f"params[{i}]", params[i])
     device = params[0].device
     rates = [_on_device(f"lrs[{i}]", value, device, (torch.float32,)) for i, value in enumerate(lrs)]
+    for name, value in (("grad_scale", grad_scale), ("found_inf", found_inf)):
+        if value is not None:
+            _on_device(name, value, device, (torch.float32,))
     numbers = [_on_device(f"steps[{i}]", value, device, (torch.float32, torch.int64)) for i, value in enumerate(steps)]
     _library.ensure_loaded(device.type)
     torch.ops.voxelfield.grid_adam_(
@@ -116,6 +125,8 @@ def grid_adam_(
         ids,
         counts,
         factors,
+        grad_scale,
+        found_inf,
         *betas,
         eps,
         decay,
@@ -123,6 +134,8 @@ def grid_adam_(
         skip_untouched,
         clear_grad,
     )
+    # Torch does so only for single tensors that an op writes, not for lists.
+    torch.autograd.graph.increment_version([*params, *(copy for copy in copies if copy is not None)])
 
 
 def check_rule(betas: tuple[float, float], eps: float, decay: float, l2: float) -> None:
@@ -180,6 +193,8 @@ def _register() -> None:
         tiles: list[Tensor | None],
         tile_counts: list[Tensor | None],
         channel_rates: list[Tensor | None],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
         beta1: float,
         beta2: float,
         eps: float,

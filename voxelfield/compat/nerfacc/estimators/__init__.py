@@ -1,0 +1,1 @@
+"""Estimators of where along a ray samples are needed."""

@@ -1,0 +1,63 @@
+"""Conversion of ray indices to the form that names the samples of each ray."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from voxelfield import ops
+
+
+@torch.no_grad()
+def pack_info(ray_indices: Tensor, n_rays: int | None = None) -> Tensor:
+    """Returns the first sample of each ray and the number of its samples.
+
+    Args:
+        ray_indices: (all_samples,) int64 or int32, never falling; checked on the CPU only.
+        n_rays: Number of rays. None for one more than the highest index, which synchronises with the device.
+
+    Returns:
+        (n_rays, 2) in the dtype of ``ray_indices``.
+
+    Raises:
+        TypeError: ``ray_indices`` is not a tensor of integers.
+        ValueError: ``ray_indices`` has another shape; or, on the CPU, falls or leaves 0..n_rays - 1.
+    """
+    return ops.pack_info(ray_indices, ray_count(ray_indices, n_rays)).to(ray_indices.dtype)
+
+
+def ray_count(ray_indices: Tensor, n_rays: int | None) -> int:
+    """Returns ``n_rays``, or if it is None the least number of rays that have these indices."""
+    if n_rays is not None:
+        return n_rays
+    return int(ray_indices.max()) + 1 if ray_indices.numel() else 0
+
+
+def offsets_of(packed_info: Tensor | None, ray_indices: Tensor | None, n_rays: int | None, like: Tensor) -> Tensor:
+    """Returns offsets, for functions that return values of samples, from whichever form describes ``like``.
+
+    Args:
+        packed_info: As :func:`pack_info` returns it. Samples between the rays may belong to none: they become rays of
+            their own.
+        ray_indices: As for :func:`pack_info`; ignored if there is a ``packed_info``.
+        n_rays: As for :func:`pack_info`.
+        like: (all_samples,); or of any other shape, whose last dimension is that of samples, if neither of the others
+            is given.
+
+    Returns:
+        Offsets (rays + 1,) int64 into the flattened samples.
+    """
+    if packed_info is not None:
+        if packed_info.dim() != 2 or packed_info.shape[1] != 2:
+            raise ValueError(f"packed_info must have shape (n_rays, 2), got {tuple(packed_info.shape)}")
+        if packed_info.shape[0] == 0:
+            return packed_info.new_zeros(1, dtype=torch.int64)
+        begins, counts = packed_info.long().unbind(dim=1)
+        return torch.stack((begins, begins + counts), dim=1).flatten()
+    if ray_indices is not None:
+        return ops.offsets_from_ray_index(ray_indices, ray_count(ray_indices, n_rays))
+    if like.dim() == 0:
+        raise ValueError("samples must have at least one dimension, got none")
+    samples = like.shape[-1]
+    rays = like[..., 0].numel() if samples else 0
+    return torch.arange(rays + 1, device=like.device) * samples
