@@ -269,9 +269,12 @@ class GridAdam(torch.optim.Optimizer):
         steps = [state["step"] for state in states]
         tiles = [self._tiles(param) for param in params]
         working = [self._working_copy(param) for param in params]
-        followed = [(copy, param) for copy, param in zip(working, params, strict=True) if copy is not None]
-        # A step writes the copies only of the vertices that it updates, so others stay stale.
-        followed = [pair for pair in followed if is_current(*pair)]
+        # Other copies stay out of date, because a step may update only some vertices.
+        followed = [
+            (copy, param)
+            for copy, param in zip(working, params, strict=True)
+            if copy is not None and is_current(copy, param)
+        ]
         grad_scale, found_inf = (self._from_scaler(name, params[0].device) for name in ("grad_scale", "found_inf"))
         torch._foreach_add_(steps, 1 if found_inf is None else (found_inf == 0).to(torch.float32))
         grid_adam_(

@@ -29,7 +29,7 @@ def check_tensor(name: str, value: object, shape: tuple[int | str, ...], why: st
         raise ArgumentTypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
     if value.layout is not torch.strided:
         raise ArgumentValueError(f"{name} must be a dense tensor, got one of layout {value.layout}")
-    if is_divided(value):
+    if type(value) is not Tensor and is_divided(value):
         raise ArgumentTypeError(
             f"{name} must be a whole tensor, got a DTensor: fully_shard gathers parameters only in forward() of the "
             "module that it was given, such as a whole VoxelPyramid, and in methods for register_fsdp_forward_method"
