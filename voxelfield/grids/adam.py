@@ -276,7 +276,10 @@ class GridAdam(torch.optim.Optimizer):
             if copy is not None and is_current(copy, param)
         ]
         grad_scale, found_inf = (self._from_scaler(name, params[0].device) for name in ("grad_scale", "found_inf"))
-        torch._foreach_add_(steps, 1 if found_inf is None else (found_inf == 0).to(torch.float32))
+        if found_inf is None:
+            torch._foreach_add_(steps, 1)
+        else:  # a tensor per step: a single one would be read by the host
+            torch._foreach_add_(steps, [(found_inf == 0).to(torch.float32)] * len(steps))
         grid_adam_(
             params,
             [state["exp_avg"] for state in states],
