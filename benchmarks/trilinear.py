@@ -137,7 +137,7 @@ def prepare_shared(batch: int, inputs: Inputs) -> Prepared:
 def prepare_shared_volume(op: Callable[..., Tensor], batch: int, inputs: Inputs) -> Prepared:
     """Prepares ``F.grid_sample``, or ours of that signature, on a volume that is expanded over a batch."""
     (grid,) = inputs.sources
-    volume = grid.detach().permute(3, 0, 1, 2).contiguous().requires_grad_()
+    volume = grid.detach().permute(3, 0, 1, 2).clone(memory_format=torch.contiguous_format).requires_grad_()
     coordinates = (2 * inputs.points - 1).flip(1).view(batch, 1, 1, -1, 3)
     values = inputs.values.view(batch, 1, 1, -1, volume.shape[0]).movedim(-1, 1).contiguous()
 
