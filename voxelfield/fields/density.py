@@ -78,7 +78,8 @@ class ExponentialDensity(nn.Module):
 class _BoundedExp(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
-        result = x.clamp(max=_constants.HIGHEST_RAW).exp_().mul_(scale)
+        # Not in place: torch 2.11 compiles a Function that changes a tensor in place without its gradient.
+        result = x.clamp(max=_constants.HIGHEST_RAW).exp() * scale
         ctx.save_for_backward(result)
         return result
 
