@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,7 +36,18 @@ def needs_long_path() -> bool:
 
 
 class OpFunction(Function):
-    """An autograd Function around one raw op, with as little host overhead as possible."""
+    """An autograd Function around one raw op, with as little host overhead as possible.
+
+    Attributes:
+        record: Applies the Function and records it, outside of ``torch.func``. It is torch's own ``apply``, bound once
+            for each subclass, because torch 2.14 cannot trace ``super`` of a Function.
+    """
+
+    record: ClassVar[Callable[..., Any]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.record = super(Function, cls).apply  # type: ignore[misc]
 
     @classmethod
     def apply(cls, *inputs: Any) -> Any:
@@ -50,11 +61,6 @@ class OpFunction(Function):
         if not torch.is_grad_enabled() and forward_ad._current_level < 0:
             return cls.forward(*inputs)
         return cls.record(*inputs)
-
-    @classmethod
-    def record(cls, *inputs: Any) -> Any:
-        """Applies the Function and records it, outside of ``torch.func``."""
-        return super(Function, cls).apply(*inputs)  # type: ignore[misc]
 
 
 def register_autograd(op: str, apply: Callable[..., Any]) -> None:
