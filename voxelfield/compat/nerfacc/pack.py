@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -58,6 +60,4 @@ def offsets_of(packed_info: Tensor | None, ray_indices: Tensor | None, n_rays: i
         return ops.offsets_from_ray_index(ray_indices, ray_count(ray_indices, n_rays))
     if like.dim() == 0:
         raise ValueError("samples must have at least one dimension, got none")
-    samples = like.shape[-1]
-    rays = like[..., 0].numel() if samples else 0
-    return torch.arange(rays + 1, device=like.device) * samples
+    return torch.arange(math.prod(like.shape[:-1]) + 1, device=like.device) * like.shape[-1]
