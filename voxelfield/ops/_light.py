@@ -72,10 +72,10 @@ def _check_widened(density: Tensor, ray_offsets: Tensor, min_transmittance: floa
 
 def per_sample(dt: Any, density: Any) -> Any:
     """Returns lengths (M,) if ``dt`` is one length for all samples of ``density``; anything else unchanged."""
-    if not isinstance(density, Tensor) or density.dim() != 1:
+    if (isinstance(dt, Tensor) and dt.dim() > 0) or not isinstance(density, Tensor) or density.dim() != 1:
         return dt
     if isinstance(dt, Tensor):
-        return dt.expand(density.shape) if dt.dim() == 0 else dt
+        return dt.expand(density.shape)
     if isinstance(dt, int | float) and not isinstance(dt, bool):
         return torch.full_like(density, dt, dtype=coordinate_dtype(density.dtype), requires_grad=False)
     return dt

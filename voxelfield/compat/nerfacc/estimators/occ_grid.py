@@ -94,8 +94,8 @@ class OccGridEstimator(nn.Module):
             alpha_fn: The same with opacities; used if there is no ``sigma_fn``.
             near_plane: Distance at which rays begin.
             far_plane: Distance at which they end.
-            t_min: (n_rays,) rays do not begin before.
-            t_max: (n_rays,) rays end at the latest.
+            t_min: (n_rays,) distance before which a ray does not begin.
+            t_max: (n_rays,) distance at which a ray ends at the latest.
             render_step_size: Shortest length of a sample's interval.
             early_stop_eps: The least transmittance in front of a visible sample.
             alpha_thre: The least opacity of a visible sample; at most the mean of ``occs``.
