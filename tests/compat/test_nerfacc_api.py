@@ -584,6 +584,9 @@ def test_bad_arguments_are_named(device):
         nerfacc.rendering(t, t + 1, rays, n_rays=1)
     with pytest.raises(ValueError, match="packed_info must have shape"):
         nerfacc.exclusive_sum(t, rays)
+    for packed_info in ([[2, 2], [0, 2]], [[0, 3], [2, 2]], [[0, 5]]):
+        with pytest.raises(ValueError, match="packed_info must list rays in the order of their samples"):
+            nerfacc.exclusive_sum(t.cpu(), torch.tensor(packed_info))
     with pytest.raises(ValueError, match="outputs must have shape"):
         accumulate_along_rays_(t, None, rays, torch.zeros(2, 3, device=device))
     with pytest.raises(ValueError, match="traverse_steps_limit must be positive"):
