@@ -58,7 +58,7 @@ def main(project: Path = PROJECT) -> None:
         notes = release_notes((project / "CHANGELOG.md").read_text(encoding="utf-8"), version)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    print(notes, end="")  # noqa: T201
+    print(notes, end="")
 
 
 if __name__ == "__main__":

@@ -197,12 +197,16 @@ struct PlaceIntervals {
     MarchLevels all = rays;
     if (rows.end - rows.begin < all.max_count) all.max_count = rows.end - rows.begin;
     int64_t row = rows.begin;
-    all.march(ray, [&](float begin, float end) {
+    const auto place = [&](float begin, float end) {
       begins[row] = begin;
       ends[row] = end;
       ray_index[row] = ray;
       ++row;
-    });
+    };
+    const float stop = all.march(ray, place);
+    // No row is left over unless the caller's offsets leave room for more, or the passes were compiled to round
+    // differently. Rows must not keep what was in memory before.
+    while (row < rows.end) place(stop, stop);
   }
 };
 

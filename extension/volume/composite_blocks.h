@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 
 #include "common/narrow.h"
 #include "volume/composite_ops.h"

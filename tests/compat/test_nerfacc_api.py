@@ -174,6 +174,20 @@ def test_raw_ops_are_registered_as_torch_expects(device):
     torch.library.opcheck(kernels.place_level_intervals.default, (*walk, offsets, int(offsets[-1])))
 
 
+def test_rows_that_the_caller_adds_are_empty_intervals(device):
+    origins, directions = (x.to(device) for x in make_rays(5))
+    ends = torch.zeros(5, device=device), torch.full((5,), 9.0, device=device)
+    occupied, box = torch.ones(1, 2, 2, 2, dtype=torch.bool, device=device), levels_of(1).to(device)
+    walk = origins, directions, *ends, occupied, box, 0.5, 0.0, 100
+    marched = march_levels(*walk)
+    offsets = marched.ray_offsets + 4 * torch.arange(6, device=device)
+    torch.full((3, len(marched.begins) + 20), 7, device=device)  # what may be left in memory
+    begins, ends, rays = torch.ops.voxelfield.place_level_intervals(*walk, offsets, len(marched.begins) + 20)
+    assert (ends > begins).sum() == len(marched.begins)
+    assert (ends == begins).sum() == 20
+    assert torch.equal(rays, torch.arange(5, device=device).repeat_interleave(offsets.diff()))
+
+
 def test_boxes_are_intersected(device):
     boxes = torch.tensor([[0.0, 0, 0, 1, 1, 1], [2.0, 0, 0, 3, 1, 2]], device=device)
     origins = torch.tensor([[-1.0, 0.5, 0.5], [0.5, 0.5, 0.5], [0.0, -1, 1.5], [4.0, 0, 0]], device=device)
@@ -349,6 +363,9 @@ def test_nothing_is_valid_everywhere(device):
     assert extras["weights"].shape == (0,)
     assert nerfacc.rendering(none, none, rays, n_rays=0, **fail)[0].shape == (0, 3)
     assert nerfacc.rendering(none.view(0, 8), none.view(0, 8), **fail)[0].shape == (0, 3)
+    for given in ("rgb_sigma_fn", "rgb_alpha_fn"):
+        function = {given: lambda t_starts, t_ends, _: (none.view(3, 0, 3), t_starts)}
+        assert nerfacc.rendering(none.view(3, 0), none.view(3, 0), **function)[0].tolist() == [[0.0] * 3] * 3
     assert nerfacc.pack_info(rays).shape == (0, 2)
     assert nerfacc.exclusive_sum(none, rays.view(0, 2)).shape == (0,)
     estimator = nerfacc.OccGridEstimator([0, 0, 0, 1, 1, 1], 4).to(device)
@@ -567,6 +584,9 @@ def test_bad_arguments_are_named(device):
         nerfacc.rendering(t, t + 1, rays, n_rays=1)
     with pytest.raises(ValueError, match="packed_info must have shape"):
         nerfacc.exclusive_sum(t, rays)
+    for packed_info in ([[2, 2], [0, 2]], [[0, 3], [2, 2]], [[0, 5]]):
+        with pytest.raises(ValueError, match="packed_info must list rays in the order of their samples"):
+            nerfacc.exclusive_sum(t.cpu(), torch.tensor(packed_info))
     with pytest.raises(ValueError, match="outputs must have shape"):
         accumulate_along_rays_(t, None, rays, torch.zeros(2, 3, device=device))
     with pytest.raises(ValueError, match="traverse_steps_limit must be positive"):
@@ -578,5 +598,8 @@ def test_bad_arguments_are_named(device):
     with pytest.raises(TypeError, match="contraction_type"):
         nerfacc.OccGridEstimator(BOX, contraction_type=None)
     estimator = make_estimator(device)
+    for shape in ((), (3,), (2000,), (192, 2)):
+        with pytest.raises(ValueError, match=r"occ_eval_fn must return shape \(192, 1\) or \(192,\), got"):
+            estimator.update_every_n_steps(0, lambda _, shape=shape: torch.zeros(shape, device=device))
     with pytest.raises(ValueError, match="cone_angle must be finite and not negative"):
         estimator.sampling(t[:, None].expand(4, 3), t[:, None].expand(4, 3), cone_angle=-1.0)

@@ -226,6 +226,14 @@ def test_vmap_over_everything(device):
         torch.func.grad(lambda x: composite(**{**spare, "density": x}, ray_offsets=offsets[0]).rgb.sum())
     )
     assert gradient(several["density"].mT.contiguous()).shape == (2, len(spare["density"]))
+    no_calls = torch.vmap(lambda x: composite_all(**{**spare, "density": x}, ray_offsets=offsets[0]))(
+        several["density"].mT[:0]
+    )
+    assert [x.shape for x in no_calls] == [(0, 4, 3), (0, 4), (0, 4), (0, len(spare["density"])), (0, 4)]
+    with pytest.raises(NotImplementedError, match="derivatives of compositing, cannot be mapped over ray_offsets"):
+        torch.vmap(torch.func.grad(lambda x, rows: ray_weights(x, 0.1, rows).sum()), (None, 0))(
+            spare["density"], offsets
+        )
 
 
 @pytest.mark.parametrize("dt", [0.05, torch.tensor(0.05, dtype=torch.float64)], ids=["number", "tensor"])
@@ -519,6 +527,9 @@ def test_a_density_that_is_not_finite_shows_where_it_is_reached(device, value, p
     weights = result.weights.detach()
     assert weights[place].isnan()
     assert weights.isfinite().sum() == len(weights) - 1
+    (grad,) = torch.autograd.grad(result.weights.sum(), density, create_graph=True)
+    assert grad[: place + 1].isnan().all()  # the light of those ahead would change its weight
+    assert grad[64:].isfinite().all()
     (result.rgb.sum() + result.opacity.sum()).backward()
     assert not density.grad[:64].isfinite().any()
     assert density.grad[64:].isfinite().all()

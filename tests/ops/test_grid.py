@@ -661,6 +661,30 @@ def test_each_repetition_of_an_expanded_grid_has_a_gradient_of_its_own(device):
         torch.autograd.grad(value, view)
 
 
+class Reversed(torch.autograd.Function):
+    """Gradient reversal, which returns a view as many such Functions do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad
+
+
+@pytest.mark.parametrize(
+    "view", [lambda g: expanded(Reversed.apply(g)), lambda g: Reversed.apply(expanded(g))], ids=["before", "behind"]
+)
+def test_functions_between_a_grid_and_its_expansion_are_kept(device, view):
+    grid, points = make(device)
+    points = points[None].repeat(3, 1, 1)
+    plain, turned = leaves(grid, grid)
+    sample_trilinear(expanded(plain), points).sum().backward()
+    sample_trilinear(view(turned), points).sum().backward()
+    assert_matches(turned.grad, -plain.grad)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=str)
 def test_16_bit_points_are_widened(device, dtype, narrow):

@@ -103,6 +103,7 @@ def test_vmap(device, name):
     several = torch.stack([values, 0.5 * values], dim=1)
     actual = torch.vmap(lambda x: SCANS[name](x, offsets), in_dims=1)(several)
     torch.testing.assert_close(actual[1], SCANS[name](0.5 * values, offsets))
+    assert torch.vmap(lambda x: SCANS[name](x, offsets))(values[None][:0]).shape == (0, *values.shape)
     with pytest.raises(NotImplementedError, match="mapped over ray_offsets"):
         torch.vmap(scan, in_dims=(None, None, 0, None))(values, None, offsets.expand(2, -1), 0)
 

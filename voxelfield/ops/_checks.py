@@ -243,7 +243,12 @@ def is_readable(x: Tensor) -> bool:
     # Tracers use tensor subclasses that have no values, and torch.func has wrappers without any.
     if torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cpu:
         return False
-    return not (functorch_active() and torch._C._functorch.is_batchedtensor(x))
+    if not functorch_active():
+        return True
+    wrappers = torch._C._functorch
+    while wrappers.is_gradtrackingtensor(x):  # of what is mapped outside of torch.func.grad, too
+        x = wrappers.get_unwrapped(x)
+    return not wrappers.is_batchedtensor(x)
 
 
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from voxelfield import _library
 from voxelfield.ops import _constants, _derivatives
@@ -211,7 +212,8 @@ def shared_grid(grids: Tensor) -> Tensor | None:
         grids: Any tensor of more than one element along the first dimension.
 
     Returns:
-        The grid, or None: the batch is not expanded, its own gradient is asked for, or it is traced or transformed.
+        The grid, or None: the batch is not expanded, its own gradient is asked for, an autograd Function of the caller
+        lies between the batch and that tensor, or the batch is traced or transformed.
     """
     if grids.stride(0) != 0 or grids.shape[0] < 2 or needs_long_path():
         return None
@@ -222,6 +224,12 @@ def shared_grid(grids: Tensor) -> Tensor | None:
         return None
     if grids.is_leaf or grids.retains_grad or grids._backward_hooks:
         return None
+    # Functions such as gradient reversal return views too, but their backward is more than that of a view.
+    node, end = grids.grad_fn, base.grad_fn
+    while node is not end and node is not None and node.next_functions:
+        if isinstance(node, BackwardCFunction):
+            return None
+        node = node.next_functions[0][0]
     one = grids.detach()[0]
     # The gradient of view() costs nothing, and that of as_strided() a pass over the base.
     if one.is_contiguous() and base.is_contiguous() and one.numel() == base.numel():

@@ -72,10 +72,10 @@ def _check_widened(density: Tensor, ray_offsets: Tensor, min_transmittance: floa
 
 def per_sample(dt: Any, density: Any) -> Any:
     """Returns lengths (M,) if ``dt`` is one length for all samples of ``density``; anything else unchanged."""
-    if not isinstance(density, Tensor) or density.dim() != 1:
+    if (isinstance(dt, Tensor) and dt.dim() > 0) or not isinstance(density, Tensor) or density.dim() != 1:
         return dt
     if isinstance(dt, Tensor):
-        return dt.expand(density.shape) if dt.dim() == 0 else dt
+        return dt.expand(density.shape)
     if isinstance(dt, int | float) and not isinstance(dt, bool):
         return torch.full_like(density, dt, dtype=coordinate_dtype(density.dtype), requires_grad=False)
     return dt
@@ -271,8 +271,8 @@ class _Light:
                 passing = torch.exp(-thickness)
             light = self._transmittance(torch.where(sound, passing, 1))
             self.reached = (light >= min_transmittance) & (light > 0)
-            # A sample that is not sound shows in its weight, and does not change the light behind it.
-            broken = torch.where(self.reached & ~sound, torch.nan, 0.0).to(values.dtype)
+            # A sample that is not sound shows in its weight and gradient, and does not change the light behind it.
+            self.broken = torch.where(self.reached & ~sound, torch.nan, 0.0).to(values.dtype)
         # Numbers that are not used may be anything; they must not meet a derivative, not even one of zero.
         used = self.reached & sound
         self.values = torch.where(used, values, 0)
@@ -283,7 +283,7 @@ class _Light:
             self.dt = torch.where(used, dt, 0)
             thickness = self.values * self.dt
             self.opacity, self.passing = -torch.expm1(-thickness), torch.exp(-thickness)
-        self.opacity = self.opacity + broken
+        self.opacity = self.opacity + self.broken
         self.transmittance = self.reach(self._transmittance(self.passing))
         self.weights = self.transmittance * self.opacity
 
@@ -299,7 +299,7 @@ class _Light:
         source = self.opacity * grad if at_weight else grad
         # The gradient of the light behind each sample, which the samples behind it divide among themselves.
         behind = scan(source[:, None], self.passing[:, None], self.ray_offsets, EXCLUSIVE, reverse=True)[:, 0]
-        of_opacity = self.transmittance * (grad - behind if at_weight else -behind)
+        of_opacity = self.transmittance * (grad - behind if at_weight else -behind) + self.broken
         if self.dt is None:
             return of_opacity, None
         of_thickness = of_opacity * self.passing
@@ -369,6 +369,7 @@ class _PackedCalls:
         self.count = count
         self.samples = values.shape[0 if mapped != 0 else 1]
         offsets = self._of_all(ray_offsets, offsets_mapped).clamp(0, self.samples)
+        self.rays = offsets.shape[1] - 1
         rows = torch.arange(self.samples, device=offsets.device)
         self.on_rays = (rows >= offsets[:, :1]) & (rows < offsets[:, -1:])
         starts = self.samples * torch.arange(count + 1, device=offsets.device)
@@ -390,7 +391,7 @@ class _PackedCalls:
 
     def rays_of(self, x: Tensor) -> Tensor:
         """Returns the results for the rays of each call, (calls, R, ...)."""
-        return x.unflatten(0, (self.count, -1))[:, :-1]
+        return x.unflatten(0, (self.count, self.rays + 1))[:, :-1]
 
 
 _RayLightBackward = last_derivative(

@@ -50,8 +50,8 @@ def offsets_from_ray_index(ray_index: Tensor, rays: int) -> Tensor:
 
     Raises:
         TypeError: ``ray_index`` is not a tensor of integers, or ``rays`` is not an int.
-        ValueError: ``ray_index`` has the wrong shape, ``rays`` is negative or above 2^40; or, on the CPU, ``ray_index`` falls or
-            leaves 0..rays - 1.
+        ValueError: ``ray_index`` has the wrong shape, or ``rays`` is negative or above 2^40; or, on the CPU,
+            ``ray_index`` falls or leaves 0..rays - 1.
     """
     check_tensor("ray_index", ray_index, ("M",))
     check_dtype("ray_index", ray_index, (torch.int64, torch.int32))
@@ -93,8 +93,8 @@ def ray_index_from_offsets(ray_offsets: Tensor, samples: int) -> Tensor:
 
     Raises:
         TypeError: ``ray_offsets`` is not a tensor of integers, or ``samples`` is not an int.
-        ValueError: ``ray_offsets`` has the wrong shape, ``samples`` is negative or above 2^40; or, on the CPU, ``ray_offsets`` fall
-            or leave 0..samples.
+        ValueError: ``ray_offsets`` has the wrong shape, or ``samples`` is negative or above 2^40; or, on the CPU,
+            ``ray_offsets`` fall or leave 0..samples.
     """
     _check_count("samples", samples, "samples")
     ray_offsets = check_ray_offsets(ray_offsets, samples, "samples", ray_offsets)

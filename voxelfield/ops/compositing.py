@@ -65,10 +65,9 @@ def composite(
         dt: (M,) length of each sample's interval, or one length for all samples; differentiable. ``rgb``, ``t`` and
             ``dt`` are float64 if ``density`` is; otherwise each is float32, float16 or bfloat16.
         ray_offsets: (R + 1,) int64, or int32, which is converted: the samples of ray r are
-            ``ray_offsets[r]:ray_offsets[r + 1]``, near to far. They
-            lie in 0..M and never fall. Not checked on CUDA, because that would synchronise: offsets outside are clamped
-            to 0..M, a ray that would end before it begins has no samples, and a sample of several rays has the weight
-            and gradient of any of them.
+            ``ray_offsets[r]:ray_offsets[r + 1]``, near to far. They lie in 0..M and never fall. Not checked on CUDA,
+            because that would synchronise: offsets outside are clamped to 0..M, a ray that would end before it begins
+            has no samples, and a sample of several rays has the weight and gradient of any of them.
         min_transmittance: Transmittance below which a ray stops, in [0, 1]; 0 never stops it.
         distortion: Whether to compute the distortion.
 
@@ -85,7 +84,7 @@ def composite(
         ValueError: An argument has the wrong shape or device, or ``min_transmittance`` is out of range; or, on the CPU,
             ``ray_offsets`` fall or leave 0..M.
     """
-    lengths = dt if isinstance(dt, Tensor) and dt.dim() > 0 else per_sample(dt, density)
+    lengths = per_sample(dt, density)
     tensors = density, rgb, t, lengths
     results = run_eagerly(CompositeSamples, tensors, *tensors, ray_offsets, min_transmittance, distortion)
     if results is not None:
@@ -152,8 +151,8 @@ def ray_transmittance(
     """Returns the share of light (M,) that reaches each sample past the ones ahead of it; 0 where a ray has stopped.
 
     Args:
-        density: As for :func:`composite`; differentiable. One that is not
-            finite is ignored here; it shows in the weights.
+        density: As for :func:`composite`; differentiable. One that is not finite is ignored here; it shows in the
+            weights.
         dt: As for :func:`composite`; differentiable.
         ray_offsets: As for :func:`composite`.
         min_transmittance: As for :func:`composite`.
@@ -203,7 +202,7 @@ def _named(results: tuple[Tensor, ...], with_distortion: bool) -> Composite:
 def _light_of_density(
     density: Tensor, dt: Tensor | float, ray_offsets: Tensor, min_transmittance: float, *, transmittance: bool
 ) -> Tensor:
-    lengths = dt if isinstance(dt, Tensor) and dt.dim() > 0 else per_sample(dt, density)
+    lengths = per_sample(dt, density)
     if lengths is None:  # otherwise the densities would be taken for alphas
         check_tensor("dt", dt, ("M",))
     return _light(density, lengths, ray_offsets, min_transmittance, transmittance=transmittance)

@@ -52,8 +52,9 @@ def sample_trilinear(
         grid: (X, Y, Z, C), channels last, or a batch (B, X, Y, Z, C). float32, float64, float16 or bfloat16, on CPU or
             CUDA, with any strides (a non-contiguous grid is copied). With ``mode="nearest"`` also bool, uint8, int8,
             int16, int32 or int64, such as labels. A grid that is expanded over the batch,
-            ``grid[None].expand(B, -1, -1, -1, -1)``, is read where it is, and the tensor that was expanded receives
-            one gradient; the expanded view is then no part of the graph, so ask for the gradient of that tensor.
+            ``grid[None].expand(B, -1, -1, -1, -1)``, is read where it is, and the tensor of which it is a view receives
+            one gradient. No view of that tensor is then part of the graph: ask for the gradient of the tensor itself,
+            and register hooks on it, not on a view between the two.
         points: (..., 3) x, y, z in the unit cube, or (B, ..., 3) for a batch, on the grid's device. float32 or float64;
             they are converted to float64 for a float64 grid and to float32 otherwise, and 16-bit points are widened
             with a warning. A point with a NaN or infinite coordinate yields zeros and receives no gradient.

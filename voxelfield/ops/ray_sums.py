@@ -308,15 +308,16 @@ class _Scan(Function):
     ) -> tuple[Tensor, int]:
         _refuse_mapped_offsets(in_dims[1])
 
-        def as_columns(x: MaybeTensor, mapped: int | None) -> MaybeTensor:
+        def with_calls_last(x: MaybeTensor, mapped: int | None) -> MaybeTensor:
             if x is None:
                 return None
-            x = x[..., None].expand(*x.shape, info.batch_size) if mapped is None else x.movedim(mapped, 2)
-            return x.flatten(1)
+            return x[..., None].expand(*x.shape, info.batch_size) if mapped is None else x.movedim(mapped, 2)
 
-        columns = as_columns(values, in_dims[0]), as_columns(factors, in_dims[2])
+        given = with_calls_last(values, in_dims[0]), with_calls_last(factors, in_dims[2])
+        columns = [None if x is None else x.flatten(1) for x in given]
         scanned = scan(columns[0], columns[1], ray_offsets, form, reverse)
-        return scanned.unflatten(1, (-1, info.batch_size)), 2
+        shape = next(x.shape for x in given if x is not None)
+        return scanned.unflatten(1, shape[1:]), 2
 
 
 _ADJOINT = {EXCLUSIVE: EXCLUSIVE, INCLUSIVE: TRANSPOSED, TRANSPOSED: INCLUSIVE}
@@ -324,7 +325,9 @@ _ADJOINT = {EXCLUSIVE: EXCLUSIVE, INCLUSIVE: TRANSPOSED, TRANSPOSED: INCLUSIVE}
 
 def _refuse_mapped_offsets(mapped: int | None) -> None:
     if mapped is not None:
-        raise NotImplementedError("sum_along_rays cannot be mapped over ray_offsets by torch.vmap: map over values")
+        raise NotImplementedError(
+            "sums along rays, and derivatives of compositing, cannot be mapped over ray_offsets by torch.vmap"
+        )
 
 
 @_library.when_loaded

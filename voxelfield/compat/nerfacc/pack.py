@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from voxelfield import ops
+from voxelfield.ops._checks import offsets_fit
 
 
 @torch.no_grad()
@@ -37,8 +40,8 @@ def offsets_of(packed_info: Tensor | None, ray_indices: Tensor | None, n_rays: i
     """Returns offsets, for functions that return values of samples, from whichever form describes ``like``.
 
     Args:
-        packed_info: As :func:`pack_info` returns it. Samples between the rays may belong to none: they become rays of
-            their own.
+        packed_info: As :func:`pack_info` returns it, with rays in the order of their samples; checked on the CPU only.
+            Samples between the rays may belong to none: they become rays of their own.
         ray_indices: As for :func:`pack_info`; ignored if there is a ``packed_info``.
         n_rays: As for :func:`pack_info`.
         like: (all_samples,); or of any other shape, whose last dimension is that of samples, if neither of the others
@@ -53,11 +56,14 @@ def offsets_of(packed_info: Tensor | None, ray_indices: Tensor | None, n_rays: i
         if packed_info.shape[0] == 0:
             return packed_info.new_zeros(1, dtype=torch.int64)
         begins, counts = packed_info.long().unbind(dim=1)
-        return torch.stack((begins, begins + counts), dim=1).flatten()
+        offsets = torch.stack((begins, begins + counts), dim=1).flatten()
+        if not offsets_fit(offsets, like.shape[0]):
+            raise ValueError(
+                f"packed_info must list rays in the order of their samples, within the {like.shape[0]} samples"
+            )
+        return offsets
     if ray_indices is not None:
         return ops.offsets_from_ray_index(ray_indices, ray_count(ray_indices, n_rays))
     if like.dim() == 0:
         raise ValueError("samples must have at least one dimension, got none")
-    samples = like.shape[-1]
-    rays = like[..., 0].numel() if samples else 0
-    return torch.arange(rays + 1, device=like.device) * samples
+    return torch.arange(math.prod(like.shape[:-1]) + 1, device=like.device) * like.shape[-1]

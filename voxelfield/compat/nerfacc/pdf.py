@@ -19,8 +19,8 @@ def searchsorted(
         values: (n_rays, n_values).
 
     Returns:
-        The indices (n_rays, n_values) int64 of the last edge that is not greater, and of the one after it. Values
-        outside a ray's range have both indices at its end.
+        The indices (n_rays, n_values) int64 of the last edge that is not greater, and of the one after it. A value
+        below all edges has index 0 twice, and one above all edges has the last two indices.
 
     Raises:
         NotImplementedError: Samples are packed.

@@ -94,8 +94,8 @@ class OccGridEstimator(nn.Module):
             alpha_fn: The same with opacities; used if there is no ``sigma_fn``.
             near_plane: Distance at which rays begin.
             far_plane: Distance at which they end.
-            t_min: (n_rays,) rays do not begin before.
-            t_max: (n_rays,) rays end at the latest.
+            t_min: (n_rays,) distance before which a ray does not begin.
+            t_max: (n_rays,) distance at which a ray ends at the latest.
             render_step_size: Shortest length of a sample's interval.
             early_stop_eps: The least transmittance in front of a visible sample.
             alpha_thre: The least opacity of a visible sample; at most the mean of ``occs``.
@@ -163,6 +163,7 @@ class OccGridEstimator(nn.Module):
 
         Raises:
             RuntimeError: The module is not in training mode.
+            ValueError: ``occ_eval_fn`` returns another shape.
         """
         if not self.training:
             raise RuntimeError("update_every_n_steps must be called in training mode: call .train(), or _update()")
@@ -242,7 +243,11 @@ class OccGridEstimator(nn.Module):
         for level, cells in enumerate(cells_of_levels):
             low, high = self.aabbs[level].split(3)
             unit = (self._coordinates(cells) + torch.rand(len(cells), 3, device=self.device)) / self.resolution
-            values = occ_eval_fn(low + unit * (high - low)).squeeze(-1).to(self.occs.dtype)
+            values = occ_eval_fn(low + unit * (high - low))
+            if values.shape not in ((len(cells),), (len(cells), 1)):
+                wanted = f"({len(cells)}, 1) or ({len(cells)},)"
+                raise ValueError(f"occ_eval_fn must return shape {wanted}, got {tuple(values.shape)}")
+            values = values.flatten().to(self.occs.dtype)
             occs = self.occs[level * self.cells_per_lvl : (level + 1) * self.cells_per_lvl]
             occs[cells] = occs[cells] * ema_decay
             occs.scatter_reduce_(0, cells, values, "amax")  # a cell may have been drawn twice
