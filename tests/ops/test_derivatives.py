@@ -142,6 +142,10 @@ CALLS = {
         lambda: rays() | {"aabb": box(), "offset": torch.full((2,), 0.5)},
         lambda **x: ops.march_rays(**x, occupied=cells(), step=0.1),
     ),
+    "march_levels": (
+        lambda: rays() | {"aabbs": box().view(1, 6)},
+        lambda **x: _internal.march_levels(**x, occupied=cells()[None], step=0.1),
+    ),
     "march_pieces": (
         lambda: rays() | {"aabb": box(), "offset": torch.full((2,), 0.5)},
         lambda **x: _internal.march_pieces(**x, occupied=ops.pack_occupancy(cells()), step=0.1, boxes=BOXES),
