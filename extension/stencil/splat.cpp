@@ -293,8 +293,8 @@ void splat_grid(const Level<GridLocator<T>, scalar_t>& level, const Tensor& valu
   const scalar_t* first = values.const_data_ptr<scalar_t>() + level.column;
   const Splat<Weights, scalar_t> job{level.locator, first, columns, at, level.data, accumulate};
   const int64_t channels = job.locator.channels;
-  const bool few = kVectorisesPoints<Weights, scalar_t> && channels <= kFewChannels && !job.locator.nearest &&
-                   job.locator.resolution[2] > 1;
+  const bool few = kVectorisesPoints<Weights, scalar_t> && channels > 0 && channels <= kFewChannels &&
+                   !job.locator.nearest && job.locator.resolution[2] > 1;
   const SortedPoints sorted = sort_by_column(job.locator, job.at, few, first, columns);
   const int64_t grids = job.locator.grids(job.at.count);
   const int64_t size_x = job.locator.resolution[0], size_y = job.locator.resolution[1];

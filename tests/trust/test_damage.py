@@ -90,13 +90,15 @@ def try_modules(folder: Path, flips: int, cuts: int) -> int:
     tried = 0
     for what, content in damages(module.read_bytes(), flips, cuts, seed=4):
         copy.write_bytes(content)
-        reason = _library._misfit(_build.CPU_MODULE, copy)
+        misfit = _library._misfit(_build.CPU_MODULE, copy)
+        assert misfit is not None, what
+        reason = misfit.reason
         # Damage to the stamp itself makes it one of other sources.
         assert reason.startswith(("is damaged, or was changed: ", "was compiled from other sources than ")), what
         assert "\n" not in reason
         tried += 1
     copy.write_bytes(module.read_bytes())
-    assert _library._misfit(_build.CPU_MODULE, copy) == "", "the whole one must be taken"
+    assert _library._misfit(_build.CPU_MODULE, copy) is None, "the whole one must be taken"
     return tried
 
 
