@@ -93,6 +93,10 @@ def sample_trilinear(
         An infinite feature yields NaN rather than infinity where its vertex also replaces a missing neighbour: at the
         last face of the grid, and with ``mode="nearest"``.
     """
+    if isinstance(grid, Tensor) and grid.dim() == 4:  # in the common case, nothing has to be prepared
+        sampled = sample_eagerly((grid,), points, False, padding, align_corners, mode, with_gradient)
+        if sampled is not None:
+            return sampled
     source, rows = grid, points
     if isinstance(grid, Tensor) and isinstance(points, Tensor) and grid.dim() in (4, 5):
         source, rows = _as_rows(grid, points)
