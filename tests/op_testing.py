@@ -106,6 +106,16 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@contextmanager
+def never_synchronising() -> Iterator[None]:
+    """Makes torch raise an error where the host waits for a CUDA device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 class OpRecorder(TorchDispatchMode):
     """Records the names of the voxelfield ops that run inside it, and the shapes of the last result of each."""
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 import two_ranks
 from grid_models import KINDS, build, by_torch, grid_adam, somewhere
+from op_testing import never_synchronising
 from reference import sample_grid
 from torch import nn
 from torch.nn.utils import (
@@ -127,18 +128,6 @@ def test_a_line_search_sees_the_parameters_that_it_tries(device, kind):
     assert_reads_its_features(model, points)
 
 
-@contextmanager
-def without_synchronising(device):
-    if device.type != "cuda":
-        yield
-        return
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.parametrize("unscale", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_grad_scaler_skips_an_overflow_and_goes_on(device, kind, unscale):
@@ -155,7 +144,7 @@ def test_grad_scaler_skips_an_overflow_and_goes_on(device, kind, unscale):
             scaler.unscale_(optimizer)
             clip_grad_norm_(model.levels, 1e6)
         before = scaler.get_scale()
-        with without_synchronising(device):
+        with never_synchronising() if device.type == "cuda" else nullcontext():
             scaler.step(optimizer)
         scaler.update()
         if repeat == 0:

@@ -9,7 +9,7 @@ import pytest
 import reference
 import torch
 from march_testing import assert_same_samples
-from op_testing import LAYOUTS, threads
+from op_testing import LAYOUTS, never_synchronising, threads
 from torch.nn import functional as F
 
 from voxelfield import _library
@@ -465,11 +465,8 @@ def test_a_captured_march_follows_its_inputs():
 def test_a_march_into_a_capacity_never_synchronises():
     scene = on("cuda", make_scene(count=500))
     for occupied in (scene["occupied"], pack_occupancy(scene["occupied"])):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with never_synchronising():
             march_rays(**{**scene, "occupied": occupied}, step=STEP, capacity=3000)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize(("capacity", "error"), [(-1, ValueError), (2.0, TypeError), (True, TypeError)])

@@ -8,7 +8,7 @@ import math
 import pytest
 import reference
 import torch
-from op_testing import LAYOUTS, threads
+from op_testing import LAYOUTS, never_synchronising, threads
 
 from voxelfield import _library
 from voxelfield.ops import ray_weights, select_samples
@@ -177,11 +177,8 @@ def test_a_captured_selection_follows_its_inputs():
 def test_a_selection_into_a_capacity_never_synchronises():
     inputs = make("cuda")
     select_samples(**inputs, capacity=100)  # loads the extension
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_synchronising():
         select_samples(**inputs, capacity=100)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 # --- errors and registration

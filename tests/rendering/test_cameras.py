@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from op_testing import never_synchronising
 
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.lens import LENS_TERMS, Lens
@@ -278,12 +279,9 @@ def test_casting_rays_never_waits_for_the_device():
     cameras = make_cameras(device="cuda")
     camera_index = torch.randint(len(cameras), (64,), device="cuda")
     pixels, aabb = torch.rand(64, 2, device="cuda"), AABB.cuda()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_synchronising():
         cameras.rays(camera_index, pixels, aabb)
         cameras.image_rays(0, aabb)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("index", [slice(1, 3), [4, 0], torch.tensor([5, 5])])
