@@ -1,4 +1,4 @@
-"""Axis-aligned boxes in world units: as numbers, which outlive a move to the meta device, and as tensors."""
+"""Axis-aligned boxes in world units: as numbers, which outlive a move to the meta device, as tensors, and in cells."""
 
 from __future__ import annotations
 
@@ -78,3 +78,16 @@ def _round_to_float32(value: float) -> float:
         return float(struct.unpack("f", struct.pack("f", value))[0])
     except OverflowError:
         return math.copysign(math.inf, value)
+
+
+def cell_indices(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the indices along x, y, z of cells that are counted in the order of memory.
+
+    Does not synchronise with the device, which ``torch.unravel_index`` would.
+
+    Args:
+        flat: (M,) int64.
+        shape: Numbers of cells along x, y, z.
+    """
+    _, y, z = shape
+    return flat // (y * z), flat // z % y, flat % z

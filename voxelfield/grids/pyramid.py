@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from itertools import chain, pairwise
 from typing import Any, cast
 
 import torch
@@ -92,7 +92,7 @@ class VoxelPyramid(nn.Module):
         for bound in bounds:
             check_not_negative("init_range", bound)
         check_choice("reduce", reduce, REDUCTIONS)
-        if reduce == "sum" and any(finer % coarser for coarser, finer in itertools.pairwise(resolutions)):
+        if reduce == "sum" and any(finer % coarser for coarser, finer in pairwise(resolutions)):
             raise ArgumentValueError(
                 "resolutions of levels that are added up must each be a whole multiple of the one before, "
                 f"got {list(resolutions)}"
@@ -138,7 +138,7 @@ class VoxelPyramid(nn.Module):
     @property
     def levels(self) -> list[nn.Parameter]:
         """The levels' features (X_l, Y_l, Z_l, C), coarse to fine; for sparse levels the atlas."""
-        return [cast(nn.Parameter, grid.features) for grid in itertools.chain(self._grids, self._sparse_grids)]
+        return [cast(nn.Parameter, grid.features) for grid in chain(self._grids, self._sparse_grids)]
 
     @property
     def blocks(self) -> list[Tensor | None]:
@@ -172,8 +172,7 @@ class VoxelPyramid(nn.Module):
 
     @property
     def _active_features(self) -> list[nn.Parameter]:
-        grids = itertools.chain(self._grids, self._sparse_grids)
-        return [cast(nn.Parameter, grid.features) for grid in itertools.islice(grids, self.active)]
+        return self.levels[: self.active]
 
     @property
     def _active_sparse(self) -> list[SparseGrid]:

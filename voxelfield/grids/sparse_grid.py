@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from voxelfield import ops
-from voxelfield.grids.boxes import box_tensor, parse_box
+from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
 from voxelfield.grids.resampling import migratable_state
 from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._internal.sparse_grid import places_in_atlas, share_copies_
@@ -266,9 +266,8 @@ class SparseGrid(nn.Module):
 
     def _numbers(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the indices of all blocks in the atlas, (count,) along each axis, in the order of ``exists``."""
-        _, y, z = (size // BLOCK_VERTICES for size in self._atlas_shape())
         order = torch.arange(self._count, device=self.exists.device)
-        return order // (y * z), order // z % y, order % z
+        return cell_indices(order, [size // BLOCK_VERTICES for size in self._atlas_shape()])
 
     def _rows(self) -> Tensor:
         """Returns the rows of the flattened atlas that hold the vertices of each block, (count, 512) int64."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from voxelfield import ops
-from voxelfield.grids.boxes import box_tensor, parse_box
+from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
 from voxelfield.ops._autograd import traces_ops
 from voxelfield.ops._checks import check_dtype, check_result, check_same_device, check_tensor
 from voxelfield.ops._errors import shown
@@ -203,8 +203,7 @@ class OccupancyGrid(nn.Module):
         ranks = torch.where(occupied.any(), occupied, self.possible).view(-1).cumsum(0, dtype=torch.int32)
         drawn = torch.randint(1 << 62, (count // 2,), device=ranks.device) % ranks[-1]
         index = torch.searchsorted(ranks, drawn.int(), right=True)
-        _, y, z = occupied.shape  # torch.unravel_index would synchronise
-        return torch.cat((uniform, torch.stack((index // (y * z), index // z % y, index % z), dim=-1)))
+        return torch.cat((uniform, torch.stack(cell_indices(index, occupied.shape), dim=-1)))
 
     def holds(self, points: Tensor) -> Tensor:
         """Returns which positions lie in an occupied cell.

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from voxelfield import ops
 from voxelfield.compat.nerfacc.data_specs import RayIntervals, RaySamples
 from voxelfield.ops._internal.march_levels import march_levels
 
@@ -110,10 +111,10 @@ def traverse_grids(
         ray_indices=ray_index,
         is_valid=torch.ones_like(ray_index, dtype=torch.bool),
     )
-    return _edges(begins, ends, ray_index, offsets), samples, stops
+    return _edges(begins, ends, ray_index, len(rays_o)), samples, stops
 
 
-def _edges(begins: Tensor, ends: Tensor, ray_index: Tensor, ray_offsets: Tensor) -> RayIntervals:
+def _edges(begins: Tensor, ends: Tensor, ray_index: Tensor, n_rays: int) -> RayIntervals:
     """Returns the edges of packed intervals, with one edge where an interval begins at the end of another."""
     count = begins.shape[0]
     joins = torch.zeros_like(ray_index, dtype=torch.bool)
@@ -128,6 +129,4 @@ def _edges(begins: Tensor, ends: Tensor, ray_index: Tensor, ray_offsets: Tensor)
     vals, rays = begins.new_empty(edges), ray_index.new_empty(edges)
     vals[right - 1], vals[right] = begins, ends
     rays[right - 1], rays[right] = ray_index, ray_index
-    first_edge = torch.searchsorted(rays, torch.arange(ray_offsets.shape[0], device=rays.device))
-    packed_info = torch.stack((first_edge[:-1], first_edge.diff()), dim=1)
-    return RayIntervals(vals, packed_info, rays, is_left, is_right)
+    return RayIntervals(vals, ops.pack_info(rays, n_rays), rays, is_left, is_right)

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from voxelfield.export.geometry.lattice import Lattice
 from voxelfield.fields.field import Field, frame_of
+from voxelfield.grids.boxes import cell_indices
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_points
 
@@ -77,7 +78,5 @@ class OccupiedVertices:
 
 def unravelled(flat: Tensor, first: int, lattice: Lattice) -> Tensor:
     """Returns the indices (M, 3) in a lattice of the points (M,) of its layers from ``first`` on, counted in order."""
-    _, height, depth = lattice.shape
-    x = torch.div(flat, height * depth, rounding_mode="floor")
-    y = torch.div(flat, depth, rounding_mode="floor") % height
-    return torch.stack((x + first, y, flat % depth), dim=-1)
+    x, y, z = cell_indices(flat, lattice.shape)
+    return torch.stack((x + first, y, z), dim=-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,31 +103,10 @@ _NO_LIMIT = (1 << 63) - 1
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::count_level_intervals")
-    def _(
-        origins: Tensor,
-        directions: Tensor,
-        near: Tensor,
-        far: Tensor,
-        occupied: Tensor,
-        aabbs: Tensor,
-        step: float,
-        cone_angle: float,
-        max_count: int,
-    ) -> tuple[Tensor, Tensor]:
+    def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor]:
         return near.new_empty(near.shape, dtype=torch.int64), near.new_empty(near.shape)
 
     @torch.library.register_fake("voxelfield::place_level_intervals")
-    def _(
-        origins: Tensor,
-        directions: Tensor,
-        near: Tensor,
-        far: Tensor,
-        occupied: Tensor,
-        aabbs: Tensor,
-        step: float,
-        cone_angle: float,
-        max_count: int,
-        ray_offsets: Tensor,
-        samples: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *_, samples = walk
         return near.new_empty(samples), near.new_empty(samples), near.new_empty(samples, dtype=torch.int64)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield.compat.nerfacc.volrend import render_visibility_from_alpha, render_visibility_from_density
+from voxelfield.grids.boxes import cell_indices
 from voxelfield.ops._internal.march_levels import march_levels
 
 _SamplesFn = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -119,7 +120,7 @@ class OccGridEstimator(nn.Module):
             near = near + torch.rand_like(near) * render_step_size
         step = max(render_step_size, 0.0)
         marched = march_levels(rays_o, rays_d, near, far, self.binaries, self.aabbs, step, cone_angle)
-        t_starts, t_ends, ray_indices, ray_offsets, _ = marched
+        t_starts, t_ends, ray_indices, *_ = marched
         evaluate = sigma_fn if sigma_fn is not None else alpha_fn
         if evaluate is None or t_starts.shape[0] == 0 or not (alpha_thre > 0.0 or early_stop_eps > 0.0):
             return ray_indices, t_starts, t_ends
@@ -128,15 +129,13 @@ class OccGridEstimator(nn.Module):
         name = "sigmas" if sigma_fn is not None else "alphas"
         if values.shape != t_starts.shape:
             raise ValueError(f"{name} must have shape {tuple(t_starts.shape)}, got {tuple(values.shape)}")
-        rays = torch.stack((ray_offsets[:-1], ray_offsets.diff()), dim=1)
         if alpha_thre > 0.0:
             alpha_thre = min(alpha_thre, self.occs.mean().item())
+        rule = (None, ray_indices, len(rays_o), early_stop_eps, alpha_thre)
         if sigma_fn is not None:
-            visible = render_visibility_from_density(
-                t_starts, t_ends, values, rays, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre
-            )
+            visible = render_visibility_from_density(t_starts, t_ends, values, *rule)
         else:
-            visible = render_visibility_from_alpha(values, rays, early_stop_eps=early_stop_eps, alpha_thre=alpha_thre)
+            visible = render_visibility_from_alpha(values, *rule)
         rows = visible.nonzero()[:, 0]
         return ray_indices[rows], t_starts[rows], t_ends[rows]
 
@@ -227,8 +226,7 @@ class OccGridEstimator(nn.Module):
 
     def _coordinates(self, cells: Tensor) -> Tensor:
         """Returns x, y, z (M, 3) int64 of the cells of a box."""
-        _, y, z = self.binaries.shape[1:]
-        return torch.stack((cells // (y * z), cells // z % y, cells % z), dim=-1)
+        return torch.stack(cell_indices(cells, self.binaries.shape[1:]), dim=-1)
 
     @torch.no_grad()
     def _update(
