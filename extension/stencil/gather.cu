@@ -154,65 +154,34 @@ __global__ void __launch_bounds__(kStagedThreads)
   }
 }
 
-// Reads the `Count` consecutive elements from `data[first]` on in aligned words of four, of which there are as few as
-// possible. Elements beyond `end` are not read.
-template <int Count>
-__device__ __forceinline__ void load_in_words(const float* data, int first, int end, float (&values)[Count]) {
-  constexpr int kWords = (Count + 6) / 4;
-  const int skip = first & 3;
-  float read[4 * kWords];
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    const int at = first - skip + 4 * i;
-    float4 word{};
-    if (at + 4 <= end) {
-      if (4 * i < skip + Count) word = __ldg(reinterpret_cast<const float4*>(data + at));
-    } else {
-      if (at < end) word.x = __ldg(data + at);
-      if (at + 1 < end) word.y = __ldg(data + at + 1);
-      if (at + 2 < end) word.z = __ldg(data + at + 2);
-    }
-    memcpy(read + 4 * i, &word, sizeof(word));
-  }
-  // Registers cannot be indexed, so the elements are moved down by two places and then by one.
-#pragma unroll
-  for (int i = 0; i <= Count && i + 2 < 4 * kWords; ++i) read[i] = skip & 2 ? read[i + 2] : read[i];
-#pragma unroll
-  for (int i = 0; i < Count; ++i) values[i] = skip & 1 ? read[i + 1] : read[i];
-}
-
 constexpr int kGatherThreads = 256;
 
-// Samples a float32 grid of one or three channels, which vectors do not fit, with one thread per point. The two
-// vertices of a row along z are adjacent in memory, so both are read together.
+// Samples a float32 grid of one or three channels, which vectors do not fit. Two neighbouring threads process a point,
+// one on each side along z, with all channels. One thread for each channel would compute as many stencils as values.
 template <int Channels, typename T>
 __global__ void __launch_bounds__(kGatherThreads)
     gather_few_kernel(const Level<GridLocator<T, true>, const float> level, const T* __restrict__ points,
                       float* __restrict__ out, int64_t n) {
-  __shared__ float rows[kGatherThreads * Channels];
-  const int count = static_cast<int>(n), begin = static_cast<int>(blockIdx.x) * kGatherThreads;
-  const int index = begin + static_cast<int>(threadIdx.x);
-  const auto s = find_stencil(level.locator, points, min(index, count - 1));
-  const int32_t* const resolution = level.locator.resolution;
-  const int end = resolution[0] * resolution[1] * resolution[2] * Channels;
-  const bool has_upper = s.step[2] > 0;
-  T low[Channels] = {}, high[Channels] = {};
+  const int count = static_cast<int>(n), thread = static_cast<int>(blockIdx.x * kGatherThreads + threadIdx.x);
+  const int index = thread / 2;
+  const bool upper = thread & 1;
+  auto s = find_stencil(level.locator, points, min(index, count - 1));
+  s.take_side(2, upper);
+  float corner[kCorners / 2][Channels];
 #pragma unroll
   for (int k = 0; k < kCorners / 2; ++k) {
-    float pair[2 * Channels];
-    load_in_words(level.data, s.origin + (k & 2 ? s.step[0] : 0) + (k & 1 ? s.step[1] : 0), end, pair);
 #pragma unroll
-    for (int c = 0; c < Channels; ++c) {
-      low[c] += s.value(2 * k) * pair[c];
-      high[c] += s.value(2 * k + 1) * (has_upper ? pair[Channels + c] : pair[c]);
-    }
+    for (int c = 0; c < Channels; ++c) corner[k][c] = __ldg(level.data + (s.offset(2 * k) + c));
   }
-  // Neighbouring threads store neighbouring elements. Values read for an empty stencil may be NaN.
 #pragma unroll
-  for (int c = 0; c < Channels; ++c) rows[threadIdx.x * Channels + c] = s.empty ? T(0) : low[c] + high[c];
-  __syncthreads();
-  const int elements = min(count - begin, kGatherThreads) * Channels;
-  for (int i = threadIdx.x; i < elements; i += kGatherThreads) out[begin * Channels + i] = rows[i];
+  for (int c = 0; c < Channels; ++c) {
+    T sum = 0;
+#pragma unroll
+    for (int k = 0; k < kCorners / 2; ++k) sum += s.value(2 * k) * corner[k][c];
+    sum += __shfl_xor_sync(kFullWarp, sum, 1);
+    // Values read for an empty stencil may be NaN. The two threads take turns, so that they store neighbouring elements.
+    if (index < count && upper == (c & 1)) out[index * Channels + c] = s.empty ? T(0) : sum;
+  }
 }
 
 // `Single`: there is one level, and a warp processes all of its channels at once. `row_buffer`: a warp processes all
@@ -344,10 +313,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Grids of one or three float32 channels are read with one thread per point if the L2 cache is at least this many times
-// as large. For larger grids, transfers to the L1 caches take more time than computing a stencil in several threads.
-constexpr int64_t kMinL2Sizes = 8;
-
 // 16-bit rows of at least this many channels, or this many vectors, are read in words by a separate kernel.
 constexpr int kWideRow = 12;
 constexpr int kWideVectors = 4;
@@ -386,14 +351,20 @@ struct Cuda : CudaBackend {
   template <int Width, typename Weights, typename Locator, typename scalar_t>
   static void gather_part(const Levels<Locator, const scalar_t>& levels, const PointsView<Weights>& at, scalar_t* out) {
     using T = opmath_t<scalar_t>;
+    if constexpr (kSpecialised<Weights> && std::is_same_v<Locator, GridLocator<float>>) {
+      Levels<GridLocator<float, false, false>, const scalar_t> bounded(levels.columns, levels.sum);
+      bool wraps = false;
+      for (const auto& level : levels) {
+        wraps = wraps || level.locator.is_periodic();
+        bounded.add({level.locator.without_wrapping(), level.data, level.column});
+      }
+      if (!wraps) return gather_part<Width>(bounded, at, out);
+    }
     if constexpr (kNarrow<Locator> && std::is_same_v<scalar_t, float> && Width == 1) {
-      const auto& level = levels.level[0];
-      const int64_t channels = levels.columns, bytes = level.locator.vertices(at.count) * channels * sizeof(float);
-      if (levels.count == 1 && (channels == 1 || channels == 3) &&
-          reinterpret_cast<uintptr_t>(level.data) % sizeof(float4) == 0 &&
-          bytes * kMinL2Sizes <= device_attribute(cudaDevAttrL2CacheSize)) {
-        const auto kernel = channels == 1 ? gather_few_kernel<1, T> : gather_few_kernel<3, T>;
-        return launch(kernel, blocks(at.count, kGatherThreads), kGatherThreads, 0, level, at.points, out, at.count);
+      if (levels.count == 1 && (levels.columns == 1 || levels.columns == 3)) {
+        const auto kernel = levels.columns == 1 ? gather_few_kernel<1, T> : gather_few_kernel<3, T>;
+        return launch(kernel, blocks(at.count, kGatherThreads / 2), kGatherThreads, 0, levels.level[0], at.points, out,
+                      at.count);
       }
     }
     const LaneLayout layout(max_vectors(levels, Width));

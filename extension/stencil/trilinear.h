@@ -225,8 +225,9 @@ struct CornerWeight {
 };
 
 // Finds the cell of dense, contiguous (B, X, Y, Z, C) grids that contains a point of the unit cube. A `Plain` locator
-// supports only the common case (see is_plain()), and takes half the instructions.
-template <typename T, bool Plain = false>
+// supports only the common case (see is_plain()), and takes half the instructions. Without `MayWrap`, it supports all but
+// periodic grids, and takes a fifth fewer registers.
+template <typename T, bool Plain = false, bool MayWrap = !Plain>
 struct GridLocator {
   using offset_t = std::conditional_t<Plain, int32_t, int64_t>;
 
@@ -255,6 +256,12 @@ struct GridLocator {
     return {{resolution[0], resolution[1], resolution[2]}, padding, channels, 0, true, false};
   }
 
+  bool is_periodic() const { return padding == Padding::kPeriodic || padding == Padding::kPeriodicClosed; }
+
+  GridLocator<T, false, false> without_wrapping() const {
+    return {{resolution[0], resolution[1], resolution[2]}, padding, channels, points_per_grid, align_corners, nearest};
+  }
+
   VOXELFIELD_HOST_DEVICE Stencil<T, offset_t> operator()(const T* points, int64_t index) const {
     return find(points, index, padding != Padding::kZeros);
   }
@@ -264,8 +271,8 @@ struct GridLocator {
   template <typename Clamps>
   VOXELFIELD_HOST_DEVICE Stencil<T, offset_t> find(const T* points, int64_t index, Clamps clamps) const {
     const bool aligned = Plain || align_corners, rounds = !Plain && nearest;
-    const bool closed = !Plain && padding == Padding::kPeriodicClosed;
-    const bool wraps = !Plain && (closed || padding == Padding::kPeriodic);
+    const bool closed = MayWrap && padding == Padding::kPeriodicClosed;
+    const bool wraps = MayWrap && (closed || padding == Padding::kPeriodic);
     const T* point = points + 3 * index;
     Stencil<T, offset_t> s;
     s.origin = 0;

@@ -272,6 +272,26 @@ def test_integers_are_copied_from_the_nearest_voxel(device, padding):
         grid_sample(labels, where, "bilinear", padding, False)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("channels", [2, 3])
+def test_few_points_are_sampled_channel_by_channel(device, shared, channels):
+    volume, where = make(device, shape=(1 if shared else 2, channels, 8, 8, 8), out=(1, 2, 3))
+    where = torch.cat((where, where.flip(2)))[:2]
+    grid_sample(volume[:1], where[:1], align_corners=False)  # loads the kernels, which the first call does on its way
+
+    def sample(function):
+        return lambda volume, where: function(volume.expand(2, -1, -1, -1, -1), where, align_corners=False)
+
+    expected = results(sample(F.grid_sample), volume, where, ())
+    with OpRecorder() as recorder:
+        actual = results(sample(grid_sample), volume, where, ())
+    assert_all_match(actual, expected, ("value", "d input", "d grid"))
+    assert actual[0].is_contiguous()
+    assert recorder.shapes["splat_trilinear"] == [((1 if shared else 2) * channels, 8, 8, 8, 1)]
+    inputs = leaves(volume, where)
+    assert torch.autograd.gradgradcheck(sample(grid_sample), inputs, nondet_tol=1e-12)
+
+
 def test_periodic_volumes(device):
     volume, where = make(device)
     shifted = where + 2 * torch.randint(-3, 4, where.shape, device=device)  # with align_corners=False, 2 is a period
