@@ -280,9 +280,9 @@ struct GridLocator {
     offset_t stride = static_cast<offset_t>(channels);
     VOXELFIELD_UNROLL
     for (int axis = 2; axis >= 0; --axis) {
-      const int32_t size = closed ? resolution[axis] - 1 : resolution[axis], last = size - 1;
+      const int32_t last = resolution[axis] - (closed ? 2 : 1);
       const T end = coordinate_of<T>(last);
-      T rise = aligned ? end : T(size);
+      T rise = aligned ? end : T(resolution[axis] - (closed ? 1 : 0));
       T u = multiply_add(point[axis], rise, aligned ? T(0) : T(-0.5));
       if (!Plain && padding == Padding::kReflection) {
         const T margin = aligned ? T(0) : T(0.5);
@@ -293,7 +293,7 @@ struct GridLocator {
         if (folded.reversed) rise = -rise;
       }
       if (wraps) {
-        u = wrap(u, coordinate_of<T>(size));
+        u = wrap(u, coordinate_of<T>(last + 1));
       } else if (clamps) {
         // At and beyond the faces the clamped coordinate is constant, as in F.grid_sample.
         if (!(u > T(0) && u < end)) rise = T(0);
