@@ -82,7 +82,7 @@ setup(
     | {
         "voxelfield": ["py.typed"],
         "voxelfield.datasets": ["manifests/*.json"],
-        "voxelfield.report": ["templates/*"],
+        "voxelfield.evaluation.report": ["templates/*"],
     },
     **compiled_parts(),
 )

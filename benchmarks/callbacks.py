@@ -32,12 +32,12 @@ from torch.nn import functional as F
 
 from voxelfield.fields.callbacks import CallbackField
 from voxelfield.fields.field import Field, RadianceField
-from voxelfield.fields.recipes.mlp import MLPRecipe
-from voxelfield.fields.recipes.pyramid import ExponentialDensityConfig, PyramidRecipe
-from voxelfield.fields.recipes.recipe import Recipe
-from voxelfield.fields.recipes.sh import SHDensityConfig, SHRecipe
-from voxelfield.fields.recipes.softplus import SoftplusDensityConfig
 from voxelfield.grids.adam import GridAdam
+from voxelfield.models.mlp import MLPRecipe
+from voxelfield.models.pyramid import ExponentialDensityConfig, PyramidRecipe
+from voxelfield.models.recipe import Recipe
+from voxelfield.models.sh import SHDensityConfig, SHRecipe
+from voxelfield.models.softplus import SoftplusDensityConfig
 from voxelfield.ops import PackedSamples
 from voxelfield.rendering.march import Capacity, RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid

@@ -36,14 +36,14 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from voxelfield.datasets.scene import Split
+from voxelfield.evaluation.evaluation import evenly_spaced
+from voxelfield.evaluation.metrics import psnr, ssim
+from voxelfield.evaluation.views import evaluation_background
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.renderer import FieldRenderer, fastest_backend
 from voxelfield.training.clock import synchronized_time
-from voxelfield.training.evaluation import evenly_spaced
-from voxelfield.training.metrics import psnr, ssim
 from voxelfield.training.run import Run, load_run
-from voxelfield.training.views import evaluation_background
 
 QUICK_FRAMES = 10
 PROFILED_FRAMES = 10

@@ -29,9 +29,9 @@ import torch
 from _run_scene import load_run_scene
 from torch import Tensor
 
+from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.ops import mlp
 from voxelfield.training.clock import synchronized_time
-from voxelfield.training.evaluation import evenly_spaced
 from voxelfield.training.run import load_run
 
 LIMITS = (166912, 101376, 65536)

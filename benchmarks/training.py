@@ -46,7 +46,7 @@ from voxelfield._library import ensure_loaded
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.training.config import RunConfig, preset
 from voxelfield.training.configured import load_configured_scene
-from voxelfield.training.logging import NullLogger
+from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.session import Session
 
 FINEST_RESOLUTIONS = {"cuda": (128, 192, 512, 768, 1024), "cpu": (32, 64, 96)}

@@ -13,9 +13,9 @@ from free_ports import free_port
 
 import voxelfield
 from voxelfield.datasets.scene import Scene
-from voxelfield.fields.recipes.mlp import MLPRecipe
 from voxelfield.grids.boxes import parse_box
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.models.mlp import MLPRecipe
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 from voxelfield.training.config import StageConfig, TrainerConfig, preset
 from voxelfield.training.run import Run
 from voxelfield.training.session import Session

@@ -8,8 +8,8 @@ import torch
 
 from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE
-from voxelfield.training.checkpoint import checkpoints
 from voxelfield.training.run import Run, load_model, load_run
+from voxelfield.training.state.checkpoint import checkpoints
 
 
 def load(path: Path | str, device: torch.device | str = "auto") -> Run:

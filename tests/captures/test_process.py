@@ -19,7 +19,7 @@ from voxelfield.captures.processing import REPORT, ProcessOptions, process
 from voxelfield.captures.reconstruction import Report
 from voxelfield.cli.command import main
 from voxelfield.datasets.images import read_images
-from voxelfield.training.video import write_video
+from voxelfield.media.video import write_video
 
 CAMERAS = corner_cameras(8)
 

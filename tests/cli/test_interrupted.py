@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from short_runs import finish, start
 
-from voxelfield.training.checkpoint import checkpoint_path, load_checkpoint
+from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
 
 # Runs train.py after a change of what it calls; the signal stands for one that arrives just then.
 PATCHED = """

@@ -19,8 +19,8 @@ from voxelfield.cli.render import main, parser, path_of
 from voxelfield.datasets.scene import Scene
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.view_pictures import depth_range
+from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.config import preset
-from voxelfield.training.refined_cameras import RefinedCameras
 from voxelfield.training.session import Session
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"

@@ -27,8 +27,8 @@ from voxelfield.datasets.bounds import box_of_cameras, box_of_frusta, box_of_poi
 from voxelfield.datasets.lenses import CAMERA_MODELS
 from voxelfield.datasets.registry import format_of
 from voxelfield.datasets.scene import Split
-from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.cameras import orbit
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
 FLIP = np.diag([1.0, -1.0, -1.0, 1.0])

@@ -13,10 +13,10 @@ from PIL import Image
 import voxelfield
 from voxelfield.cli.train import for_photographs
 from voxelfield.datasets.forward import NotForwardError, ndc_box_of_cameras
-from voxelfield.grids.ndc_box import NdcBox
-from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import exp_se3
+from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 from voxelfield.training.config import parse, preset
 from voxelfield.training.config.run import SceneConfig
 from voxelfield.training.configured import load_configured_scene

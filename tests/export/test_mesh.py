@@ -20,10 +20,10 @@ from voxelfield.export.geometry.repair import fill_holes, largest_component
 from voxelfield.export.geometry.surface import half_absorbing_density
 from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
 from voxelfield.export.points import save_points
-from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 
 trimesh = pytest.importorskip("trimesh")
 pytest.importorskip("skimage")

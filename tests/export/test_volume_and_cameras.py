@@ -14,9 +14,9 @@ import voxelfield
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export.camera_file import save_cameras
 from voxelfield.export.volume import save_volume
-from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import LENS_TERMS, Lens
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 
 
 def places(volume) -> torch.Tensor:

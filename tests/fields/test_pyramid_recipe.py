@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from voxelfield.fields.recipes.pyramid import PyramidRecipe
+from voxelfield.models.pyramid import PyramidRecipe
 
 BOX = torch.tensor([[0.0] * 3, [1.0] * 3])
 

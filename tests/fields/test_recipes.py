@@ -13,9 +13,9 @@ import pytest
 from warm_python import warm_python
 
 from voxelfield.config.parsing import parse
-from voxelfield.fields.recipes.pyramid import PyramidRecipe
-from voxelfield.fields.recipes.recipe import Recipe
-from voxelfield.fields.recipes.registry import recipe_names
+from voxelfield.models.pyramid import PyramidRecipe
+from voxelfield.models.recipe import Recipe
+from voxelfield.models.registry import recipe_names
 
 ROOT = Path(__file__).parents[2]
 LEARNED = 17.0  # dB
@@ -28,7 +28,7 @@ def install(folder: Path, name: str, entry_points: dict[str, str]) -> None:
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     announced = "".join(f"{key} = {value}\n" for key, value in entry_points.items())
-    (metadata / "entry_points.txt").write_text(f"[voxelfield.fields.recipes]\n{announced}")
+    (metadata / "entry_points.txt").write_text(f"[voxelfield.models]\n{announced}")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sdf_field.py").write_text(shown["sdf_field.py"])
     project = configparser.ConfigParser()
     project.read_string(shown["pyproject.toml"])  # these few lines of TOML are an INI file too
-    announced = dict(project['project.entry-points."voxelfield.fields.recipes"'])
+    announced = dict(project['project.entry-points."voxelfield.models"'])
     install(folder, "sdf_field", {name: value.strip('"') for name, value in announced.items()})
     return folder
 
@@ -85,7 +85,7 @@ def test_a_recipe_that_ends_the_program_does_not(tmp_path: Path) -> None:
     done = run(tmp_path, "train.py", "trainer.steps=-1")
     assert "model=leaving is not available" in done.stderr
     assert "trainer.steps must be at least 1, got -1" in done.stderr
-    script = "from voxelfield.fields.recipes.recipe import Recipe; Recipe.choose({'kind': 'leaving'}, 'model')"
+    script = "from voxelfield.models.recipe import Recipe; Recipe.choose({'kind': 'leaving'}, 'model')"
     refused = run(tmp_path, "-c", script).stderr.splitlines()[-1]
     wanted = "ValueError: model.kind=leaving must name a recipe that can be imported, got SystemExit: goodbye"
     assert refused == wanted

@@ -17,10 +17,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from voxelfield.export.model_file import _checksum, _with_checksum, save_model
-from voxelfield.training.checkpoint import save_checkpoint
 from voxelfield.training.config import preset
 from voxelfield.training.run import Run, restore_run
-from voxelfield.training.sealed_file import SealingFile
+from voxelfield.training.state.checkpoint import save_checkpoint
+from voxelfield.training.state.sealed_file import SealingFile
 
 KEY = "voxelfield model"
 _BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))

@@ -20,8 +20,8 @@ from pyramid_scene import (
 )
 
 from voxelfield import _library, ops
-from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.ops import _internal
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 
 INITIAL = 8.0
 LIMITS = {"min_transmittance": 1e-4, "min_weight": 1e-3}

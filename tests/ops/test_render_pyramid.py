@@ -23,7 +23,6 @@ from voxelfield import _library, ops
 from voxelfield.fields.decoders import FusedMLPDecoder, spherical_harmonics
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
-from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.ops import _internal
 from voxelfield.rendering.cameras import Cameras
@@ -31,6 +30,7 @@ from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render_view
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 
 WIDTH, HEIGHT = 45, 26
 INITIAL = 8.0

@@ -56,7 +56,7 @@ import sys
 
 sys.modules["hydra"] = None
 import voxelfield
-from voxelfield.fields.recipes.mlp import MLPRecipe
+from voxelfield.models.mlp import MLPRecipe
 from voxelfield.training.config import OccupancyConfig, OptimizerConfig, TrainerConfig
 
 scene = voxelfield.load_scene("bricks", image_size=50)
@@ -79,7 +79,7 @@ import torch
 
 before = set(sys.modules)
 import voxelfield
-from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.state.checkpoint import load_checkpoint
 from voxelfield.training.config import preset
 
 scene = voxelfield.load_scene("bricks", image_size=50)

@@ -27,11 +27,11 @@ from voxelfield.cli.train import for_photographs, main, whole_command_line, with
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.devices import choose_device
-from voxelfield.training.checkpoint import checkpoint_path, load_checkpoint
+from voxelfield.evaluation.evaluation import REQUIRED_METRICS, evenly_spaced
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.configured import build_logger
-from voxelfield.training.evaluation import REQUIRED_METRICS, evenly_spaced
-from voxelfield.training.logging import NullLogger
+from voxelfield.training.logs.logging import NullLogger
+from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"

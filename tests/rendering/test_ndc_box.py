@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.fields.field import RadianceField
-from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, march, visible_samples
@@ -23,6 +22,7 @@ from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.rigid import exp_se3
 from voxelfield.rendering.sample_positions import positions_on_rays
 from voxelfield.rendering.visible_cells import visible_cells
+from voxelfield.rendering.warps.ndc_box import NdcBox
 
 POSE = exp_se3(torch.tensor([[0.3, -0.2, 0.5, 0.4, -0.3, 0.2]], dtype=torch.float64))[0]
 BOX = NdcBox(

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from voxelfield.fields.decoders import FusedMLPDecoder, spherical_harmonics
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
-from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.ops import PackedSamples
 from voxelfield.rendering.cameras import Cameras
@@ -22,6 +21,7 @@ from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import render
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.rendering.sample_positions import positions_on_rays
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 NESTED = NestedBoxes(BOX, 3, near=0.1)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from voxelfield.report.charts import (
+from voxelfield.evaluation.report.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,

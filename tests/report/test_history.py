@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from voxelfield.report.history import read_history
-from voxelfield.training.logging import TensorBoardLogger
+from voxelfield.evaluation.report.history import read_history
+from voxelfield.training.logs.logging import TensorBoardLogger
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from voxelfield.report.history import read_history
-from voxelfield.report.surroundings import (
+from voxelfield.evaluation.report.history import read_history
+from voxelfield.evaluation.report.surroundings import (
     chosen_settings,
     commands,
     environment,

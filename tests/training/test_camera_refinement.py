@@ -20,24 +20,24 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.transforms import read_transforms
-from voxelfield.grids.ndc_box import NdcBox
-from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.alignment import Similarity, align_cameras, pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rigid import compose as product
 from voxelfield.rendering.rigid import exp_se3
-from voxelfield.training import lost_cameras
+from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.camera_refinement import CameraRefinement, motion_unit
-from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.cameras import lost_cameras
+from voxelfield.training.cameras.camera_refinement import CameraRefinement, motion_unit
+from voxelfield.training.cameras.exposure import AffineExposure
+from voxelfield.training.cameras.lost_cameras import LostCameras, shrunk
+from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, RefinedCameras, write_cameras
+from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import CameraConfig
 from voxelfield.training.configured import train_as_configured
-from voxelfield.training.exposure import AffineExposure
-from voxelfield.training.lost_cameras import LostCameras, shrunk
-from voxelfield.training.refined_cameras import CAMERAS_FILE, RefinedCameras, write_cameras
 from voxelfield.training.session import Session
-from voxelfield.training.view_refinement import refine_views
+from voxelfield.training.state.checkpoint import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"

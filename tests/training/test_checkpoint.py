@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-import voxelfield.training.checkpoint as checkpoint
-from voxelfield.training.checkpoint import (
+import voxelfield.training.state.checkpoint as checkpoint
+from voxelfield.training.state.checkpoint import (
     FORMAT,
     CheckpointError,
     CheckpointVersionError,

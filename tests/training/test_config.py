@@ -12,10 +12,10 @@ import quick_presets
 import torch
 from omegaconf import OmegaConf
 
-from voxelfield.fields.recipes import levels as limits
-from voxelfield.fields.recipes.mlp import MLPRecipe
-from voxelfield.fields.recipes.pyramid import PyramidRecipe
-from voxelfield.fields.recipes.sh import SHRecipe
+from voxelfield.models import levels as limits
+from voxelfield.models.mlp import MLPRecipe
+from voxelfield.models.pyramid import PyramidRecipe
+from voxelfield.models.sh import SHRecipe
 from voxelfield.ops import _constants
 from voxelfield.training.config import (
     CameraConfig,

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from voxelfield.datasets.scene import Split
+from voxelfield.evaluation.evaluation import Evaluation, View, evaluate_split, write_metrics, write_table
+from voxelfield.evaluation.metrics import psnr, ssim
+from voxelfield.media.video import write_video
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import composite_background
-from voxelfield.training.evaluation import Evaluation, View, evaluate_split, write_metrics, write_table
-from voxelfield.training.metrics import psnr, ssim
-from voxelfield.training.video import write_video
 
 WHITE = torch.ones(3)
 METRICS = {"psnr": 31.5, "ssim": 0.95, "train_seconds": 12, "steps": 100, "device": "cpu", "views": 3}

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 import voxelfield
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.training.checkpoint import load_checkpoint
-from voxelfield.training.evaluation import evaluate_split
-from voxelfield.training.exposure import AffineExposure
-from voxelfield.training.logging import NullLogger
+from voxelfield.training.cameras.exposure import AffineExposure
+from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.session import Session
+from voxelfield.training.state.checkpoint import load_checkpoint
 
 SIZE = 24
 RADIUS = 0.7

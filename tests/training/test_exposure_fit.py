@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.scene import Split
+from voxelfield.evaluation.evaluation import Evaluation, evaluate_split
+from voxelfield.evaluation.exposure_fit import cross_fitted
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
-from voxelfield.training.evaluation import Evaluation, evaluate_split
-from voxelfield.training.exposure_fit import cross_fitted
 
 HEIGHT, WIDTH = 14, 26
 LEFT, RIGHT = slice(None, WIDTH // 2), slice(WIDTH // 2, None)

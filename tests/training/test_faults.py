@@ -21,19 +21,21 @@ from quick_presets import compose, preset
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
-from voxelfield.report import writing
-from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.training import configured, evaluation, saving
-from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.evaluation import evaluation
+from voxelfield.evaluation.report import writing
+from voxelfield.evaluation.report.thumbnails import Thumbnails
+from voxelfield.media.png import PngWriter
+from voxelfield.media.video import write_video
+from voxelfield.training import configured
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.configured import build_logger, train_as_configured
-from voxelfield.training.failsafe_logger import FailsafeLogger
-from voxelfield.training.logging import NullLogger, TensorBoardLogger
+from voxelfield.training.logs.failsafe_logger import FailsafeLogger
+from voxelfield.training.logs.logging import NullLogger, TensorBoardLogger
 from voxelfield.training.memory import MemoryEstimate, explain_shortage
-from voxelfield.training.png import PngWriter
 from voxelfield.training.run import Run
 from voxelfield.training.session import Session
-from voxelfield.training.video import write_video
+from voxelfield.training.state import saving
+from voxelfield.training.state.checkpoint import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"

@@ -17,19 +17,19 @@ from voxelfield.cli.render import main as render_command
 from voxelfield.datasets.forward import ndc_box_of_cameras
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export.region import Region
-from voxelfield.fields.recipes.pyramid import PyramidRecipe
-from voxelfield.grids.ndc_box import NdcBox
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.models.pyramid import PyramidRecipe
 from voxelfield.rendering.cameras import Cameras, reference_camera
 from voxelfield.rendering.paths import spiral
 from voxelfield.rendering.projection import views_of_points
 from voxelfield.rendering.rigid import compose, exp_se3
+from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 from voxelfield.training import session as session_module
-from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import CameraConfig
 from voxelfield.training.configured import load_configured_scene
-from voxelfield.training.run_paths import depth_bounds, seen_point, usual_path
 from voxelfield.training.session import Session
+from voxelfield.training.state.checkpoint import load_checkpoint
+from voxelfield.training.state.run_paths import depth_bounds, seen_point, usual_path
 from voxelfield.viewer.drawing.look import Look
 from voxelfield.viewer.drawing.maps import depth_map
 from voxelfield.viewer.drawing.painter import Painter

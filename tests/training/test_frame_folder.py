@@ -11,12 +11,12 @@ import torch
 from file_limits import files_at_most
 from PIL import Image
 
+from voxelfield.media.frame_folder import DESCRIPTION, FrameFolder, FrameKind, farthest
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import turbo
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.render import View
 from voxelfield.rendering.view_pictures import picture
-from voxelfield.training.frame_folder import DESCRIPTION, FrameFolder, FrameKind, farthest
 
 
 def cameras(count: int = 3, shift: float = 0.0) -> Cameras:

@@ -5,7 +5,7 @@ import builtins
 import pytest
 import torch
 
-from voxelfield.training.logging import (
+from voxelfield.training.logs.logging import (
     NullLogger,
     RunLogger,
     TensorBoardLogger,

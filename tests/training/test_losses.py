@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from voxelfield import VoxelGrid
+from voxelfield.evaluation.metrics import ssim
 from voxelfield.fields.decoders import ColorMLPDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
-from voxelfield.fields.recipes.mlp import MLPRecipe
-from voxelfield.fields.recipes.pyramid import PyramidRecipe
+from voxelfield.models.mlp import MLPRecipe
+from voxelfield.models.pyramid import PyramidRecipe
 from voxelfield.ops import PackedSamples
 from voxelfield.rendering.render import Rendering
 from voxelfield.training import losses
 from voxelfield.training.config import LossConfig
 from voxelfield.training.losses import RenderedBatch
-from voxelfield.training.metrics import ssim
 from voxelfield.training.structure import structure_weights
 
 

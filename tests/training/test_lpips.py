@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from voxelfield.evaluation.lpips import Lpips, check_lpips, vgg16_blocks, weights_file
 from voxelfield.installed import MissingPackageError
-from voxelfield.training.lpips import Lpips, check_lpips, vgg16_blocks, weights_file
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from voxelfield.training.metrics import mse_to_psnr, psnr, ssim
+from voxelfield.evaluation.metrics import mse_to_psnr, psnr, ssim
 
 
 def _reference_ssim(first, second):

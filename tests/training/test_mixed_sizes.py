@@ -14,10 +14,10 @@ from quick_presets import preset
 import voxelfield
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.evaluation.evaluation import evaluate_split
+from voxelfield.evaluation.metrics import psnr
 from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.render import View
-from voxelfield.training.evaluation import evaluate_split
-from voxelfield.training.metrics import psnr
 from voxelfield.training.session import Session
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"

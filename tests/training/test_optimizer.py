@@ -13,8 +13,8 @@ from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.training import optimizer as optimizer_module
+from voxelfield.training.cameras.exposure import AffineExposure
 from voxelfield.training.config import OptimizerConfig, RatesConfig
-from voxelfield.training.exposure import AffineExposure
 from voxelfield.training.optimizer import Optimizers
 
 BOX = ((0, 0, 0), (1, 1, 1))

@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
+from voxelfield.media.png import PngWriter
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.training.png import PngWriter
 
 
 def test_png_holds_the_rounded_image(tmp_path, device):

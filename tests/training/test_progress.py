@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import logging
 
-from voxelfield.training.progress import Progress
+from voxelfield.training.logs.progress import Progress
 
 
 class _Clock:

@@ -15,14 +15,14 @@ from short_runs import TINY
 import voxelfield
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.training.checkpoint import (
+from voxelfield.training.configured import train_as_configured
+from voxelfield.training.state.checkpoint import (
     CheckpointError,
     checkpoint_path,
     load_checkpoint,
     save_checkpoint,
 )
-from voxelfield.training.configured import train_as_configured
-from voxelfield.training.fingerprint import changes, fingerprint
+from voxelfield.training.state.fingerprint import changes, fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 

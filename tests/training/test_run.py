@@ -18,12 +18,12 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.registry import Format
 from voxelfield.datasets.scene import Scene
-from voxelfield.fields.recipes.mlp import MLPRecipe
-from voxelfield.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from voxelfield.training.evaluation import evaluate_split
+from voxelfield.evaluation.evaluation import evaluate_split
+from voxelfield.models.mlp import MLPRecipe
 from voxelfield.training.run import load_run
-from voxelfield.training.saved_state import check_state
 from voxelfield.training.session import Session
+from voxelfield.training.state.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from voxelfield.training.state.saved_state import check_state
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"

@@ -12,8 +12,8 @@ import pytest
 from lock_holder import end, holder
 from warm_python import Running
 
-from voxelfield.training import run_directory
-from voxelfield.training.run_directory import (
+from voxelfield.training.state import run_directory
+from voxelfield.training.state.run_directory import (
     RESULTS,
     DirectoryInUseError,
     check_ended,

@@ -23,16 +23,17 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.fields.field import RadianceField
-from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.models.recipe import Recipe
 from voxelfield.rendering.render import render_view
-from voxelfield.training import graph, losses, saving
+from voxelfield.training import graph, losses
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.checkpoint import load_checkpoint, resolve_checkpoint
 from voxelfield.training.config import LossConfig, OptimizerConfig, TrainerConfig
-from voxelfield.training.logging import NullLogger
+from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.losses import RenderedBatch
 from voxelfield.training.occupied_space import EmptyFieldError
 from voxelfield.training.session import Hook, Session
+from voxelfield.training.state import saving
+from voxelfield.training.state.checkpoint import load_checkpoint, resolve_checkpoint
 from voxelfield.training.step import TrainingStep
 from voxelfield.training.structure import structure_weights
 

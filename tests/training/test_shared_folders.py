@@ -19,12 +19,12 @@ from short_runs import ROOT, TINY
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.training.configured import train_as_configured
-from voxelfield.training.evaluation import evaluate_split
-from voxelfield.training.run_directory import DirectoryInUseError
 from voxelfield.training.session import Session
+from voxelfield.training.state.run_directory import DirectoryInUseError
 
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 

@@ -14,14 +14,14 @@ from torch.nn import functional as F
 
 import voxelfield
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.alignment import pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.rendering.visible_cells import shown_cells, visible_cells
-from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 from voxelfield.training.session import Session
+from voxelfield.training.state.checkpoint import load_checkpoint
 
 SIZE = 24
 BOXES = NestedBoxes(((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0)), 5, near=0.2)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from voxelfield.training.video import Pace, write_video, write_views
-from voxelfield.training.video_formats import CODECS, CONTAINERS, video_format
+from voxelfield.media.video import Pace, write_video, write_views
+from voxelfield.media.video_formats import CODECS, CONTAINERS, video_format
 
 imageio = pytest.importorskip("imageio.v2")
 pytest.importorskip("imageio_ffmpeg")
@@ -101,7 +101,7 @@ def test_frames_are_encoded_while_others_are_rendered(tmp_path):
 
 
 def test_a_slow_encoder_is_waited_for_and_said_to_be(tmp_path, monkeypatch):
-    from voxelfield.training import video
+    from voxelfield.media import video
 
     write = video.write_video
 
@@ -122,7 +122,7 @@ def test_a_slow_encoder_is_waited_for_and_said_to_be(tmp_path, monkeypatch):
 
 
 def test_frames_arrive_in_order_and_whole(tmp_path, monkeypatch):
-    from voxelfield.training import video
+    from voxelfield.media import video
 
     found = []
     monkeypatch.setattr(video, "write_video", lambda path, frames, *rest: found.extend(frames))
@@ -134,7 +134,7 @@ def test_frames_arrive_in_order_and_whole(tmp_path, monkeypatch):
 
 @pytest.mark.cuda
 def test_a_slow_device_is_not_taken_for_a_slow_encoder(tmp_path, monkeypatch):
-    from voxelfield.training import video
+    from voxelfield.media import video
 
     monkeypatch.setattr(video, "write_video", lambda path, frames, *rest: list(frames))
 
@@ -159,7 +159,7 @@ def test_what_stops_rendering_stops_the_video(tmp_path):
 
 
 def test_frames_that_wait_are_dropped_if_rendering_fails(tmp_path, monkeypatch):
-    from voxelfield.training import video
+    from voxelfield.media import video
 
     encoded, started = [], threading.Event()
 
@@ -181,7 +181,7 @@ def test_frames_that_wait_are_dropped_if_rendering_fails(tmp_path, monkeypatch):
 
 
 def test_an_interrupt_while_the_encoder_is_waited_for_ends_it(tmp_path, monkeypatch):
-    from voxelfield.training import video
+    from voxelfield.media import video
 
     give = video._Handover.give
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from voxelfield.training import zero_packing
-from voxelfield.training.zero_packing import copy_without_zeros, put_back_zeros
+from voxelfield.training.state import zero_packing
+from voxelfield.training.state.zero_packing import copy_without_zeros, put_back_zeros
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:

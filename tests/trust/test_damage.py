@@ -17,7 +17,7 @@ from short_runs import ROOT, run
 import voxelfield
 from voxelfield import _build, _library
 from voxelfield.export.model_file import MODEL_FILE, ModelFileError
-from voxelfield.training.checkpoint import CheckpointError, checkpoint_path, load_checkpoint, load_newest
+from voxelfield.training.state.checkpoint import CheckpointError, checkpoint_path, load_checkpoint, load_newest
 
 FLIPS, CUTS = 200, 50
 

@@ -20,7 +20,7 @@ from short_runs import finish, run, start
 from test_kills import tensors
 from warm_python import warm_python
 
-from voxelfield.training.checkpoint import checkpoints, load_checkpoint
+from voxelfield.training.state.checkpoint import checkpoints, load_checkpoint
 
 COMMAND = ("resume=auto", "trainer.evaluation.video_frames=2", "trainer.evaluation.views=2")
 RESULTS = {"metrics.json", "per_view.csv", "model.safetensors", "orbit.mp4", "test"}

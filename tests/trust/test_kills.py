@@ -18,7 +18,7 @@ import torch
 from short_runs import finish, start
 from warm_python import Running, WarmPython, warm_python
 
-from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.state.checkpoint import load_checkpoint
 
 # A checkpoint every few steps, so that hardly a kill takes a run back to its beginning.
 STEPS, EVERY, LOGGED, SHOWN = 120, 6, 4, 30

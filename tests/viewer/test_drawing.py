@@ -11,16 +11,16 @@ import torch
 from viewer_scene import SIZE, bricks, nested_run, trained_run
 
 from voxelfield.datasets.scene import Split
+from voxelfield.evaluation.views import render_settings
 from voxelfield.grids.boxes import parse_box
-from voxelfield.grids.ndc_box import NdcBox
-from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.images import composite_background, turbo
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import render
-from voxelfield.training.views import render_settings
+from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 from voxelfield.viewer.drawing.density_plane import draw_density
 from voxelfield.viewer.drawing.look import MODES, Look, Slice
 from voxelfield.viewer.drawing.maps import MANY_SAMPLES, brightened, depth_map, normal_map

@@ -14,7 +14,7 @@ from viewer_scene import session
 from voxelfield.cli import view as view_command
 from voxelfield.installed import MissingPackageError
 from voxelfield.training.config import LoggerConfig
-from voxelfield.training.logging import NullLogger
+from voxelfield.training.logs.logging import NullLogger
 from voxelfield.viewer import watch
 from voxelfield.viewer.curves import Curves, RecordingLogger, read_curves
 from voxelfield.viewer.page import address
@@ -122,7 +122,7 @@ def test_what_is_logged_reaches_the_charts_and_the_log():
 
 
 def test_a_finished_runs_curves_are_read_from_its_events(tmp_path):
-    from voxelfield.training.logging import TensorBoardLogger
+    from voxelfield.training.logs.logging import TensorBoardLogger
 
     log = TensorBoardLogger(tmp_path)
     for step in (1, 2, 3):

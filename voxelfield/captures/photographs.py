@@ -13,7 +13,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from voxelfield.captures.measures import sharpness
 from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, open_image
-from voxelfield.ffmpeg import ffmpeg_program
+from voxelfield.media.ffmpeg import ffmpeg_program
 
 REDUCTIONS = (2, 4, 8)
 """Factors of the reduced copies, in the folders ``images_2``, ``images_4`` and ``images_8``."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
+from voxelfield.evaluation.evaluation import write_table
+from voxelfield.evaluation.lpips import check_lpips
 from voxelfield.files import atomic_write
-from voxelfield.training.evaluation import write_table
-from voxelfield.training.lpips import check_lpips
 
 logger = logging.getLogger(__name__)
 

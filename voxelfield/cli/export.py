@@ -15,7 +15,7 @@ from voxelfield.export.geometry.mesh import check_mesh_path, save_mesh
 from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
 from voxelfield.export.points import check_points_path, save_points
 from voxelfield.export.volume import check_volume_path, save_volume
-from voxelfield.training.densities import is_empty
+from voxelfield.training.logs.densities import is_empty
 from voxelfield.training.run import Run
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
-from voxelfield.training.run_directory import check_results, hold
+from voxelfield.training.state.run_directory import check_results, hold
 
 
 class HoldRunDirectory(Callback):

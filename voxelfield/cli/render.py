@@ -17,21 +17,21 @@ import voxelfield
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of
 from voxelfield.datasets.camera_path import LARGEST_FPS, LARGEST_SIDE, read_camera_path
-from voxelfield.ffmpeg import ffmpeg_program
+from voxelfield.media.ffmpeg import ffmpeg_program
+from voxelfield.media.frame_folder import FrameFolder, FrameKind, farthest
+from voxelfield.media.video import write_views
+from voxelfield.media.video_formats import CODECS, VideoFormat, video_format
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import at_size, interpolate, spiral
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, FieldRenderer
 from voxelfield.rendering.view_pictures import PICTURES, depth_range, picture
-from voxelfield.training.fingerprint import fingerprint_of_weights
-from voxelfield.training.frame_folder import FrameFolder, FrameKind, farthest
 from voxelfield.training.run import Run
-from voxelfield.training.run_directory import VIDEO
-from voxelfield.training.run_paths import depth_bounds, seen_point, usual_path
+from voxelfield.training.state.fingerprint import fingerprint_of_weights
+from voxelfield.training.state.run_directory import VIDEO
+from voxelfield.training.state.run_paths import depth_bounds, seen_point, usual_path
 from voxelfield.training.transfers import AHEAD
-from voxelfield.training.video import write_views
-from voxelfield.training.video_formats import CODECS, VideoFormat, video_format
 
 logger = logging.getLogger(__name__)
 

@@ -29,16 +29,16 @@ from voxelfield.datasets.images import count_images, seem_opaque
 from voxelfield.datasets.locate import configured_scenes, find_scene, is_path
 from voxelfield.datasets.registry import format_of, why_no_folder
 from voxelfield.devices import DEVICES
-from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.installed import MissingPackageError, config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.ops._errors import is_out_of_memory
+from voxelfield.rendering.warps.ndc_box import NdcBox
 from voxelfield.training.config import LoggerConfig, complete_overrides, config_name, preset, trainer_for_photographs
 from voxelfield.training.config.announced import offer_announced_recipes
 from voxelfield.training.configured import Watcher, load_configured_scene, train_as_configured
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.occupied_space import EmptyFieldError
-from voxelfield.training.run_directory import release
+from voxelfield.training.state.run_directory import release
 
 logger = logging.getLogger("train")
 

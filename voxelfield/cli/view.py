@@ -11,9 +11,9 @@ from pathlib import Path
 import voxelfield
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of
+from voxelfield.evaluation.views import evaluation_background
 from voxelfield.installed import MissingPackageError
 from voxelfield.training.run import Run
-from voxelfield.training.views import evaluation_background
 from voxelfield.viewer.curves import Curves, read_curves
 from voxelfield.viewer.drawing.look import Look
 from voxelfield.viewer.drawing.painter import Painter, content_boxes, reference_of

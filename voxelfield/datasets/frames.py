@@ -21,9 +21,9 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
 from voxelfield.datasets.transparency import shows_object, without_transparency
 from voxelfield.grids.boxes import box_tensor, parse_box
-from voxelfield.grids.ndc_box import NdcBox
-from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.registry import formats_of, recognised_format
 from voxelfield.datasets.scene import Scene
 from voxelfield.grids.boxes import parse_box
-from voxelfield.grids.ndc_box import NdcBox
-from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.installed import MissingPackageError
+from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +59,13 @@ def load_scene(
         aabb: (2, 3) box that holds what matters, world units. None: that of ``configs/scene`` if ``scene`` is a name in
             it, never for a path; otherwise as :func:`voxelfield.datasets.frames.make_scene` chooses.
         boxes: Number of nested boxes, the smallest of which is ``aabb``, for a scene that reaches beyond it
-            (:class:`voxelfield.grids.nested_boxes.NestedBoxes`); 1: nothing is outside. None: several for photographs
-            of a place, of which less than a tenth is transparent, where no box is given; else 1.
+            (:class:`voxelfield.rendering.warps.nested_boxes.NestedBoxes`); 1: nothing is outside. None: several for
+            photographs of a place, of which less than a tenth is transparent, where no box is given; else 1.
         near: Distance from a camera before which nothing is sampled, world units, with nested boxes; with ``ndc``, the
             depth of the near plane. None: as the cameras suggest, or 0.
-        ndc: Whether the grid lies in normalised device coordinates (:class:`voxelfield.grids.ndc_box.NdcBox`), for
-            photographs that all look the same way; None: where they do and points of the scene are known, unless
-            ``aabb`` or ``boxes`` is given.
+        ndc: Whether the grid lies in normalised device coordinates
+            (:class:`voxelfield.rendering.warps.ndc_box.NdcBox`), for photographs that all look the same way; None:
+            where they do and points of the scene are known, unless ``aabb`` or ``boxes`` is given.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
         root: Folder of scenes, where a name is looked for.
         download: Fetch a scene that is not there but public.

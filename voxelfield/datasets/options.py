@@ -33,8 +33,9 @@ class LoadOptions:
         near: Distance from a camera before which nothing is sampled, world units, with nested boxes; with ``ndc``, the
             depth of the near plane. None: as the cameras suggest.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
-        ndc: Whether a capture's grid lies in normalised device coordinates (:class:`voxelfield.grids.ndc_box.NdcBox`);
-            None: if all cameras face the same way, points are known, and neither a box nor a number of boxes is given.
+        ndc: Whether a capture's grid lies in normalised device coordinates
+            (:class:`voxelfield.rendering.warps.ndc_box.NdcBox`); None: if all cameras face the same way, points are
+            known, and neither a box nor a number of boxes is given.
 
     Raises:
         ValueError: A value is none of these.

@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from voxelfield.evaluation.views import render_settings
 from voxelfield.export.importance import feature_importance
 from voxelfield.export.quantized import (
     dequantize,
@@ -46,7 +47,6 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.visible_cells import visible_cells
 from voxelfield.training.config import RunConfig, TrainerConfig
-from voxelfield.training.views import render_settings
 
 FORMAT = 4
 """Layout version of the files. Raise it when an older voxelfield could not read them."""

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.ops._checks import check_at_least_one, check_field, check_float32, check_index, check_same_device
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.lens import lens_rays
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays, intersect_aabb
+from voxelfield.rendering.warps.ndc_box import NdcBox
 
 _LATTICE = 33  # points along each side of the image
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from voxelfield import ops
 from voxelfield.fields.field import Field, density_at_samples, frame_of
 from voxelfield.fields.pyramid_density import PyramidDensity
-from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.ops._internal.march_pieces import march_through
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.selection import MIN_WEIGHT
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
+from voxelfield.rendering.warps.field_frame import FieldFrame
 
 # Unused rows of a fixed capacity are spread over this many positions, with this many consecutive rows at each. If all
 # were at one position, the atomic additions of their zero gradients to a grid would be serialised on a GPU; if each had

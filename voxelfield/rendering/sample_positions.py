@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.ops import PackedSamples
 from voxelfield.ops.ray_sums import spread
+from voxelfield.rendering.warps.field_frame import FieldFrame
 
 
 def positions_on_rays(

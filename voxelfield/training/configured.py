@@ -19,13 +19,27 @@ from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
+from voxelfield.evaluation.evaluation import Evaluation, check_pictures, picture_name, write_metrics, write_table
+from voxelfield.evaluation.lpips import check_lpips
+from voxelfield.evaluation.report.surroundings import chosen_settings, environment, given_overrides, peak_host_gib
+from voxelfield.evaluation.report.thumbnails import Thumbnails
 from voxelfield.export.model_file import MODEL_FILE
-from voxelfield.fields.recipes.recipe import Recipe
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.media.png import PngWriter
+from voxelfield.media.video import write_views
 from voxelfield.messages import clipped
-from voxelfield.report.surroundings import chosen_settings, environment, given_overrides, peak_host_gib
-from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.training.checkpoint import (
+from voxelfield.models.recipe import Recipe
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, write_cameras
+from voxelfield.training.config import LoggerConfig, RunConfig, parse
+from voxelfield.training.config.run import AUTO, NDC_RECORD, SceneConfig
+from voxelfield.training.determinism import reproducible
+from voxelfield.training.interrupt import Interrupt, Interrupted
+from voxelfield.training.logs.failsafe_logger import FailsafeLogger
+from voxelfield.training.logs.logging import NullLogger, RunLogger, TensorBoardLogger, flatten_config
+from voxelfield.training.memory import explain_shortage
+from voxelfield.training.results import Results
+from voxelfield.training.session import Session
+from voxelfield.training.state.checkpoint import (
     check_progress,
     checkpoint_step,
     checkpoints,
@@ -34,20 +48,8 @@ from voxelfield.training.checkpoint import (
     load_resolved,
     resolve_checkpoint,
 )
-from voxelfield.training.config import LoggerConfig, RunConfig, parse
-from voxelfield.training.config.run import AUTO, NDC_RECORD, SceneConfig
-from voxelfield.training.determinism import reproducible
-from voxelfield.training.evaluation import Evaluation, check_pictures, picture_name, write_metrics, write_table
-from voxelfield.training.failsafe_logger import FailsafeLogger
-from voxelfield.training.finished import finished_metrics, recorded_settings
-from voxelfield.training.interrupt import Interrupt, Interrupted
-from voxelfield.training.logging import NullLogger, RunLogger, TensorBoardLogger, flatten_config
-from voxelfield.training.lpips import check_lpips
-from voxelfield.training.memory import explain_shortage
-from voxelfield.training.png import PngWriter
-from voxelfield.training.refined_cameras import CAMERAS_FILE, write_cameras
-from voxelfield.training.results import Results
-from voxelfield.training.run_directory import (
+from voxelfield.training.state.finished import finished_metrics, recorded_settings
+from voxelfield.training.state.run_directory import (
     METRICS,
     PER_VIEW,
     REPORT,
@@ -57,10 +59,8 @@ from voxelfield.training.run_directory import (
     held,
     keep,
 )
-from voxelfield.training.run_paths import usual_path
-from voxelfield.training.session import Session
+from voxelfield.training.state.run_paths import usual_path
 from voxelfield.training.timing import Timing
-from voxelfield.training.video import write_views
 from voxelfield.training.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -430,7 +430,7 @@ def _remove_pictures(folder: Path, views: Sequence[str]) -> None:
 def _report(run_directory: Path, metrics: dict[str, Any], config: RunConfig, thumbnails: Thumbnails) -> None:
     """Writes the report. An error other than that of the disk is logged and does not fail the run."""
     # Imported here, because it is not needed before and takes a while.
-    from voxelfield.report.writing import write_report
+    from voxelfield.evaluation.report.writing import write_report
 
     try:
         path = write_report(run_directory, metrics, config, thumbnails)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from voxelfield.fields.field import RadianceField
-from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.grids.boxes import box_tensor, parse_box
+from voxelfield.models.recipe import Recipe
 from voxelfield.training.config import SceneConfig, TrainerConfig
 
 

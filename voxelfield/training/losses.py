@@ -2,7 +2,7 @@
 
 Each term on rendered rays is a function of a :class:`RenderedBatch` and is listed in ``WEIGHTED_TERMS``; its weight has
 the same name in :class:`voxelfield.training.config.LossConfig`. Terms on the grid itself belong to the recipes
-(:meth:`voxelfield.fields.recipes.recipe.Recipe.grid_losses`).
+(:meth:`voxelfield.models.recipe.Recipe.grid_losses`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from voxelfield.evaluation.metrics import C2, ssim_of_windows
 from voxelfield.fields.field import RadianceField
-from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.models.recipe import Recipe
 from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
 from voxelfield.rendering.render import Rendering
 from voxelfield.training.config import LossConfig
-from voxelfield.training.metrics import C2, ssim_of_windows
 
 
 @dataclass(frozen=True, eq=False)

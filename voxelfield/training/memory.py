@@ -10,7 +10,7 @@ import torch
 
 from voxelfield.datasets.scene import Split
 from voxelfield.fields.field import RadianceField
-from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.models.recipe import Recipe
 from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
 from voxelfield.training.batches import pixel_number_type

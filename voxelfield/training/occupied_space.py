@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.fields.field import RadianceField
-from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.grids.boxes import box_extent
-from voxelfield.grids.field_frame import FieldFrame
+from voxelfield.models.recipe import Recipe
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.projection import distance_to_nearest, views_of_points
 from voxelfield.rendering.visual_hull import visual_hull
+from voxelfield.rendering.warps.field_frame import FieldFrame
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import TrainerConfig
 

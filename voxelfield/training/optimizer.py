@@ -10,9 +10,9 @@ from torch import Tensor
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.training.cameras.exposure import AffineExposure
 from voxelfield.training.config import OptimizerConfig, RatesConfig
 from voxelfield.training.eager import EagerAdamW, EagerGridAdam
-from voxelfield.training.exposure import AffineExposure
 
 # Number of vertices from which restricting updates to the active tiles pays off.
 _WORTH_LISTING = 1 << 17

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from voxelfield.installed import MissingPackageError
-from voxelfield.training.run_directory import hold_again
+from voxelfield.training.state.run_directory import hold_again
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.scene import Split
+from voxelfield.evaluation.evaluation import Evaluation, OnView, evaluate_split, evenly_spaced
+from voxelfield.evaluation.lpips import Lpips
+from voxelfield.evaluation.views import evaluation_background, render_settings, view_renderer
 from voxelfield.export.geometry.mesh import check_mesh_path, save_mesh
 from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
 from voxelfield.export.model_file import Quality, Rounding, parts_of, read_model, save_model
 from voxelfield.fields.field import RadianceField
-from voxelfield.fields.recipes.recipe import Recipe
-from voxelfield.grids.ndc_box import NdcBox
+from voxelfield.media.png import PngWriter
+from voxelfield.models.recipe import Recipe
 from voxelfield.ops._checks import check_at_least_one
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.cameras import Cameras, overview, reference_camera
@@ -25,17 +28,14 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.training.checkpoint import contents_of, load_resolved
+from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.training.cameras.refined_cameras import RefinedCameras
+from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, TrainerConfig, parse
-from voxelfield.training.evaluation import Evaluation, OnView, evaluate_split, evenly_spaced
 from voxelfield.training.fields import grid_box, untrained_field
-from voxelfield.training.lpips import Lpips
 from voxelfield.training.optimizer import copies_dtype
-from voxelfield.training.png import PngWriter
-from voxelfield.training.refined_cameras import RefinedCameras
-from voxelfield.training.saved_state import check_state
-from voxelfield.training.view_refinement import refine_views
-from voxelfield.training.views import evaluation_background, render_settings, view_renderer
+from voxelfield.training.state.checkpoint import contents_of, load_resolved
+from voxelfield.training.state.saved_state import check_state
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,8 +149,8 @@ class Run:
             views: Number of views to evaluate, spread evenly; None for all.
             images: Folder to which the rendered views are written as PNG; None writes none.
             lpips: Whether to compute LPIPS too; None for the value of ``trainer.evaluation.lpips``.
-            on_view: As for :func:`voxelfield.training.evaluation.evaluate_split`.
-            writer: As for :func:`voxelfield.training.evaluation.evaluate_split`.
+            on_view: As for :func:`voxelfield.evaluation.evaluation.evaluate_split`.
+            writer: As for :func:`voxelfield.evaluation.evaluation.evaluate_split`.
             progress: Show a progress bar if the standard error stream is a terminal.
 
         Raises:
@@ -284,7 +284,7 @@ def load_run(path: Path | str, device: torch.device | str) -> Run:
     """Loads the result of a run; the files of its scene are not needed.
 
     Args:
-        path: A run directory or a checkpoint, see :func:`voxelfield.training.checkpoint.resolve_checkpoint`.
+        path: A run directory or a checkpoint, see :func:`voxelfield.training.state.checkpoint.resolve_checkpoint`.
         device: Device for field and occupancy, such as ``"cuda"``.
 
     Raises:

@@ -22,18 +22,23 @@ from voxelfield.datasets.poses import check_cameras_see, likely_mistake
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transparency import check_visible
 from voxelfield.devices import choose_device
-from voxelfield.fields.recipes.recipe import Recipe
-from voxelfield.grids.field_frame import FieldFrame
-from voxelfield.grids.ndc_box import NdcBox
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.evaluation.evaluation import Evaluation
+from voxelfield.evaluation.views import evaluation_background, render_settings, view_renderer
 from voxelfield.messages import clipped
+from voxelfield.models.recipe import Recipe
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.visible_cells import shown_cells
+from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.camera_refinement import CameraRefinement, motion_unit
+from voxelfield.training.cameras.camera_refinement import CameraRefinement, motion_unit
+from voxelfield.training.cameras.exposure import AffineExposure
+from voxelfield.training.cameras.lost_cameras import LostCameras
+from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.clock import Pause, synchronized_time
 from voxelfield.training.config import (
     CameraConfig,
@@ -45,18 +50,16 @@ from voxelfield.training.config import (
     config_name,
     trainer_for_photographs,
 )
-from voxelfield.training.densities import log_densities
-from voxelfield.training.evaluation import Evaluation
-from voxelfield.training.exposure import AffineExposure
-from voxelfield.training.failsafe_logger import FailsafeLogger
 from voxelfield.training.fields import untrained_field
-from voxelfield.training.fingerprint import changes, fingerprint
-from voxelfield.training.finished import changed_settings
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
-from voxelfield.training.logging import NullLogger, RunLogger
+from voxelfield.training.logs.densities import log_densities
+from voxelfield.training.logs.failsafe_logger import FailsafeLogger
+from voxelfield.training.logs.logging import NullLogger, RunLogger
+from voxelfield.training.logs.previews import log_preview
+from voxelfield.training.logs.progress import Progress
+from voxelfield.training.logs.records import has_diverged, mean_losses, rates_of_steps
 from voxelfield.training.losses import grid_terms, grid_weight
-from voxelfield.training.lost_cameras import LostCameras
 from voxelfield.training.memory import (
     MemoryEstimate,
     check_memory,
@@ -66,17 +69,14 @@ from voxelfield.training.memory import (
 )
 from voxelfield.training.occupied_space import OccupiedSpace
 from voxelfield.training.optimizer import Optimizers, copies_dtype
-from voxelfield.training.previews import log_preview
-from voxelfield.training.progress import Progress
-from voxelfield.training.records import has_diverged, mean_losses, rates_of_steps
-from voxelfield.training.refined_cameras import RefinedCameras
 from voxelfield.training.run import Run
-from voxelfield.training.run_directory import held
-from voxelfield.training.saved_state import check_state
-from voxelfield.training.saving import CheckpointWriter
 from voxelfield.training.schedules import stage_at
+from voxelfield.training.state.fingerprint import changes, fingerprint
+from voxelfield.training.state.finished import changed_settings
+from voxelfield.training.state.run_directory import held
+from voxelfield.training.state.saved_state import check_state
+from voxelfield.training.state.saving import CheckpointWriter
 from voxelfield.training.step import TrainingStep
-from voxelfield.training.views import evaluation_background, render_settings, view_renderer
 
 logger = logging.getLogger(__name__)
 

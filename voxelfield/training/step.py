@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from voxelfield.evaluation.metrics import mse_to_psnr
 from voxelfield.fields.field import RadianceField
 from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.rendering.march import Capacity, RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render
 from voxelfield.training.batches import PixelSampler, background_for
-from voxelfield.training.camera_refinement import CameraRefinement
+from voxelfield.training.cameras.camera_refinement import CameraRefinement
+from voxelfield.training.cameras.exposure import AffineExposure
 from voxelfield.training.config import TrainerConfig
-from voxelfield.training.exposure import AffineExposure
 from voxelfield.training.losses import RenderedBatch, backpropagate, rendering_terms
-from voxelfield.training.metrics import mse_to_psnr
 from voxelfield.training.optimizer import Optimizers
 from voxelfield.training.schedules import exponential_decay
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.training.metrics import C2, WINDOW, window_means
+from voxelfield.evaluation.metrics import C2, WINDOW, window_means
 
 
 def structure_weights(images: Tensor, device: torch.device, sizes: Tensor | None = None) -> Tensor:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from voxelfield.report.history import read_history
-from voxelfield.training.logging import RunLogger
+from voxelfield.evaluation.report.history import read_history
+from voxelfield.training.logs.logging import RunLogger
 
 
 class Curves:
@@ -60,7 +60,7 @@ class RecordingLogger:
         self._behind.scalars(step, values)
 
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
-        """Records a picture, as for :class:`voxelfield.training.logging.RunLogger`."""
+        """Records a picture, as for :class:`voxelfield.training.logs.logging.RunLogger`."""
         self._behind.images(step, tag, image)
 
     def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:

@@ -6,9 +6,9 @@ import logging
 import threading
 from typing import Any
 
+from voxelfield.evaluation.views import evaluation_background
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.session import Session
-from voxelfield.training.views import evaluation_background
 from voxelfield.viewer.curves import Curves, RecordingLogger
 from voxelfield.viewer.drawing.painter import boxes_around, reference_of
 from voxelfield.viewer.drawing.photographs import Photographs

@@ -7,8 +7,8 @@ import logging
 
 from hydra.core.config_store import ConfigStore
 
-from voxelfield.fields.recipes.recipe import Recipe
-from voxelfield.fields.recipes.registry import announced_recipes
+from voxelfield.models.recipe import Recipe
+from voxelfield.models.registry import announced_recipes
 
 logger = logging.getLogger(__name__)
 
@@ -24,4 +24,4 @@ def offer_announced_recipes() -> None:
         except (Exception, SystemExit) as error:  # third-party code may raise anything
             logger.warning("model=%s is not available, because its recipe cannot be used: %s", name, error)
         else:
-            ConfigStore.instance().store(group="model", name=name, node=defaults, provider="voxelfield.fields.recipes")
+            ConfigStore.instance().store(group="model", name=name, node=defaults, provider="voxelfield.models")

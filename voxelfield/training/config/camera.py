@@ -43,7 +43,7 @@ def _default_stages() -> list[CameraStageConfig]:
 
 @dataclass
 class CameraConfig:
-    """Refinement of the training cameras; see :class:`voxelfield.training.camera_refinement.CameraRefinement`.
+    """Refinement of the training cameras; see :class:`voxelfield.training.cameras.camera_refinement.CameraRefinement`.
 
     Attributes:
         name: ``none``, or ``refine`` to optimise poses along with the field.
@@ -61,7 +61,7 @@ class CameraConfig:
         focal_from: Share of the steps after which the focal length is optimised, unless ``pose_from`` is later: early
             in training, the field is fog, which misleads it.
         search_poses: Number of poses tried for a camera that reproduces little of its image at the beginning of a stage
-            (:class:`voxelfield.training.lost_cameras.LostCameras`); 0 disables the search.
+            (:class:`voxelfield.training.cameras.lost_cameras.LostCameras`); 0 disables the search.
         test_steps: Number of steps in which the pose of each evaluated view is refined first, with the field fixed; 0
             for none. The views are then evaluated with poses derived from their own images.
         test_lr: Learning rate of these poses.

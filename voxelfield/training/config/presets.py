@@ -10,9 +10,9 @@ from omegaconf import DictConfig
 
 from voxelfield.config.parsing import parse
 from voxelfield.devices import choose_device
-from voxelfield.fields.recipes.recipe import Recipe
-from voxelfield.fields.recipes.registry import recipe_names
 from voxelfield.installed import config_folder
+from voxelfield.models.recipe import Recipe
+from voxelfield.models.registry import recipe_names
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.run import RunConfig
 from voxelfield.training.config.trainer import TrainerConfig

@@ -8,12 +8,12 @@ from typing import Annotated, Literal, TypeAlias
 from voxelfield.config.parsing import Form, Range
 from voxelfield.config.types import NotNegative, Positive
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
-from voxelfield.fields.recipes.pyramid import PyramidRecipe
-from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.grids.boxes import parse_box
-from voxelfield.grids.field_frame import FieldFrame
-from voxelfield.grids.ndc_box import NdcBox, Row
-from voxelfield.grids.nested_boxes import MAX_BOXES, NestedBoxes
+from voxelfield.models.pyramid import PyramidRecipe
+from voxelfield.models.recipe import Recipe
+from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.rendering.warps.ndc_box import NdcBox, Row
+from voxelfield.rendering.warps.nested_boxes import MAX_BOXES, NestedBoxes
 from voxelfield.training.config.camera import CameraConfig
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.trainer import TrainerConfig

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from voxelfield.config.parsing import Range
 from voxelfield.config.types import BelowOne, Count, Natural, NotNegative, Positive, Resolution
-from voxelfield.training.metrics import WINDOW
+from voxelfield.evaluation.metrics import WINDOW
 
 
 @dataclass
@@ -158,7 +158,7 @@ class TrainerConfig:
         background: Background of transparent pixels in training: ``random`` (per pixel), ``white`` or ``black``.
         evaluation_background: Background over which test views are composited.
         exposure: Correction of exposure and white balance learned for each training image: ``none``, or ``affine``, a
-            gain and an offset for each channel (:class:`voxelfield.training.exposure.AffineExposure`).
+            gain and an offset for each channel (:class:`voxelfield.training.cameras.exposure.AffineExposure`).
         max_rays: Largest number of rays per step.
         supersampling: Number of rays along each side of a training pixel; 1 casts a single ray through its centre.
         patches: Number of square patches of neighbouring pixels in each step, in addition to single pixels.

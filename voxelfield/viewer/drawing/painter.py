@@ -7,10 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from voxelfield.evaluation.views import evaluation_background, render_settings, view_renderer
 from voxelfield.fields.field import frame_of
 from voxelfield.grids.boxes import box_tensor
-from voxelfield.grids.field_frame import FieldFrame
-from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.rendering.cameras import Cameras, reference_camera
 from voxelfield.rendering.march import visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -19,9 +18,10 @@ from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY, to_uint8
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.training.densities import is_empty
+from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.training.logs.densities import is_empty
 from voxelfield.training.run import Run
-from voxelfield.training.views import evaluation_background, render_settings, view_renderer
 from voxelfield.viewer.drawing.crop import cropped
 from voxelfield.viewer.drawing.density_plane import draw_density
 from voxelfield.viewer.drawing.look import Look

@@ -12,7 +12,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.projection import pixels_of_rays
-from voxelfield.training.refined_cameras import RefinedCameras
+from voxelfield.training.cameras.refined_cameras import RefinedCameras
 
 # Of the scene's extent, and of a turn in radians: closer poses are the same, after a round trip through the browser.
 _SAME_PLACE = 2e-3

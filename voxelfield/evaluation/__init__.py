@@ -1,0 +1,1 @@
+"""Comparison of renderings with photographs: metrics, views and the report."""

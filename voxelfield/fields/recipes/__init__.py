@@ -1,1 +1,0 @@
-"""Recipes for fields: one file per kind, looked up by name."""

@@ -1,0 +1,1 @@
+"""Images and videos as files."""

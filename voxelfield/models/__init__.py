@@ -1,0 +1,1 @@
+"""Models: one file per kind, looked up by name."""

@@ -1,0 +1,65 @@
+"""A single grid of density and features, with a shallow network for colour: ``model=mlp``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from voxelfield.config.types import Count, NotNegative
+from voxelfield.fields.decoders import ColorMLPDecoder
+from voxelfield.fields.density import DensityActivation
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
+from voxelfield.models.levels import Degree
+from voxelfield.models.recipe import Recipe
+from voxelfield.models.softplus import SoftplusDensityConfig
+
+
+@dataclass
+class MLPRecipe(Recipe):
+    """A single grid of density and features, with a shallow network for colour.
+
+    Attributes:
+        kind: Identifies this recipe.
+        features: Number of features per vertex, in addition to the density.
+        width: Width of the hidden layers.
+        hidden: Number of hidden layers.
+        view_degree: Degree of the spherical harmonics that encode the viewing direction.
+        init_std: Standard deviation of the initial features.
+        density: Settings of the activation that maps the first channel to density.
+    """
+
+    grid_terms: ClassVar[tuple[str, ...]] = ("tv_density", "tv_color")
+
+    kind: Literal["mlp"] = "mlp"
+    features: Count = 11
+    width: Count = 64
+    hidden: Count = 2
+    view_degree: Degree = 3
+    init_std: NotNegative = 0.1
+    density: SoftplusDensityConfig = field(default_factory=SoftplusDensityConfig)
+
+    def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
+        """See :class:`Recipe`. The grid has the first stage's resolution."""
+        density = DensityActivation(self.density.scale, self.density.initial)
+        decoder = ColorMLPDecoder(self.features, self.width, self.hidden, self.view_degree, density)
+        vertices = cubic_voxels(aabb, resolutions[0])
+        grid = VoxelGrid(vertices, decoder.channels, aabb, init_std=self.init_std, device=device)
+        with torch.no_grad():
+            grid.features[..., 0] = 0  # a uniform density: initial noise would be mistaken for matter
+        return RadianceField(grid, decoder).to(device)
+
+    def grid_losses(self, field: RadianceField, weights: Mapping[str, float]) -> dict[str, Tensor]:
+        """See :class:`Recipe`. Returns the total variation of the raw density and of the colour features."""
+        channels = {"tv_density": slice(0, 1), "tv_color": slice(1, None)}
+        grid = field.grid
+        assert isinstance(grid, VoxelGrid)
+        return {name: weight * grid.total_variation(channels=channels[name]) for name, weight in weights.items()}
+
+    def count_features(self, field: RadianceField, finest: int) -> int:
+        """See :class:`Recipe`. The grid is resized up to the finest resolution."""
+        return finest**3 * field.grid.channels

@@ -1,0 +1,169 @@
+"""Grids from coarse to fine, concatenated and read by two shallow networks: ``model=pyramid``, the default."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from voxelfield.config.parsing import Range
+from voxelfield.config.types import Count, NotNegative, Positive, Resolution
+from voxelfield.fields.decoders import FusedMLPDecoder
+from voxelfield.fields.density import ExponentialDensity
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.grids.sparse_grid import BLOCK_VERTICES
+from voxelfield.models.levels import (
+    MAX_LAYERS,
+    MAX_WIDTH,
+    Degree,
+    FusedWidth,
+    built_levels,
+    check_levels,
+    initial_ranges,
+)
+from voxelfield.models.recipe import Recipe
+from voxelfield.rendering.backends.backend import ImageBackend
+from voxelfield.rendering.backends.pyramid_images import PyramidImages
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ExponentialDensityConfig:
+    """Exponential density; see :class:`voxelfield.fields.density.ExponentialDensity`.
+
+    Attributes:
+        initial: Density at a network output of 0, per world unit.
+    """
+
+    initial: Positive = 1.0
+
+
+@dataclass
+class PyramidRecipe(Recipe):
+    """Grids from coarse to fine, concatenated; two shallow networks map their features to density and colour.
+
+    Attributes:
+        kind: Identifies this recipe.
+        resolutions: Resolutions of the dense levels. Levels finer than all ``trainer.stages`` are left out; duplicates
+            count once.
+        sparse_resolutions: Resolutions of additional, finer levels. Once a stage of ``trainer.stages`` reaches such a
+            level, it gets blocks only where training images show something. Levels finer than all stages are left out.
+        max_blocks: Largest number of blocks of the finest sparse level; a block has 512 vertices. Coarser ones get
+            fewer, in proportion to the square of the resolution.
+        channels: Number of features per vertex of each level.
+        init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range], to give the
+            networks a varying input. Those of the other levels start at zero: if initial features vary from vertex to
+            vertex, neighbours learn different codes for the same content.
+        width: Width of the hidden layers of both networks.
+        geometry: Number of outputs of the density network, all of which are inputs of the colour network.
+        hidden: Number of hidden layers of the colour network.
+        view_degree: Degree of the spherical harmonics that encode the viewing direction.
+        density: Settings of the activation that maps the density network's first output to density.
+    """
+
+    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (PyramidImages,)
+
+    kind: Literal["pyramid"] = "pyramid"
+    resolutions: list[Resolution] = field(default_factory=lambda: [16, 32, 64, 128, 256, 400])
+    sparse_resolutions: list[Resolution] = field(default_factory=list)
+    max_blocks: Count = 163840
+    channels: FusedWidth = 4
+    init_range: NotNegative = 5e-5
+    width: FusedWidth = 128
+    geometry: FusedWidth = 16
+    hidden: Annotated[int, Range(1, MAX_LAYERS - 1)] = 3
+    view_degree: Degree = 3
+    density: ExponentialDensityConfig = field(default_factory=ExponentialDensityConfig)
+
+    def check(self, name: str) -> None:
+        """Raises ValueError if settings contradict each other."""
+        harmonics = (self.view_degree + 1) ** 2
+        if self.geometry + harmonics > MAX_WIDTH:
+            raise ValueError(
+                f"{name}.geometry must be at most {MAX_WIDTH - harmonics} with {name}.view_degree={self.view_degree}, "
+                f"got {self.geometry}"
+            )
+
+    def check_resolution(self, finest: int, name: str) -> None:
+        """See :class:`Recipe`."""
+        dense = check_levels(self.resolutions, finest, name)
+        sparse = self._sparse_levels(finest)
+        if sparse != sorted(set(sparse)) or any(level <= dense[-1] for level in sparse):
+            raise ValueError(
+                f"{name}.sparse_resolutions must rise from above the finest of {name}.resolutions, {dense[-1]}, got "
+                f"{self.sparse_resolutions}"
+            )
+        levels = len(dense) + len(sparse)
+        if levels * self.channels > MAX_WIDTH:
+            raise ValueError(
+                f"{name}.channels must be at most {MAX_WIDTH // levels} with {levels} levels, got {self.channels}"
+            )
+
+    def check_camera_refinement(self, finest: int, name: str) -> None:
+        """See :class:`Recipe`."""
+        if self._sparse_levels(finest):
+            raise ValueError(
+                f"{name}.sparse_resolutions must be [] where cameras are refined, because sparse levels have no "
+                f"gradient with respect to positions, got {self.sparse_resolutions}"
+            )
+
+    def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
+        """See :class:`Recipe`."""
+        levels = built_levels(self.resolutions, resolutions)
+        pyramid = VoxelPyramid(
+            levels,
+            self.channels,
+            aabb,
+            init_range=initial_ranges(self.init_range, levels),
+            sparse_resolutions=self._sparse_levels(max(resolutions)),
+            device=device,
+        )
+        density = ExponentialDensity(self.density.initial)
+        decoder = FusedMLPDecoder(pyramid.channels, self.width, self.geometry, self.hidden, self.view_degree, density)
+        return RadianceField(pyramid, decoder).to(device)
+
+    def add_detail(
+        self,
+        field: RadianceField,
+        resolution: int,
+        shown: Callable[[Sequence[int]], Tensor],
+        aabb: Tensor,
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        """See :class:`Recipe`. Allocates blocks of the sparse levels."""
+        assert isinstance(field.grid, VoxelPyramid)
+        levels = self._sparse_levels(resolution)
+        if not levels:
+            return
+        # The cells are those of the finest blocks, so that of these none is allocated for what its neighbour shows.
+        finest = field.grid.sparse_grids[len(levels) - 1]
+        cells = shown(finest.exists.shape)
+        wanted = field.grid.allocate(resolution, cells, aabb, optimizer, max_blocks=self.max_blocks)
+        limits = field.grid.block_limits(self.max_blocks)
+        for level, count in wanted.items():
+            logger.info("level %d: %d blocks", level, min(count, limits[level]))
+            if count > limits[level]:
+                logger.warning(
+                    "level %d would have %d blocks: detail is left out beyond %d; raise model.max_blocks from %d",
+                    *(level, count, limits[level], self.max_blocks),
+                )
+
+    def count_features(self, field: RadianceField, finest: int) -> int:
+        """See :class:`Recipe`. Sparse levels count with the largest number of blocks that they may have."""
+        assert isinstance(field.grid, VoxelPyramid)
+        dense = sum(grid.features.numel() for grid in field.grid.grids)
+        return dense + self.count_sparse_features(field)
+
+    def count_sparse_features(self, field: RadianceField) -> int:
+        """See :class:`Recipe`."""
+        assert isinstance(field.grid, VoxelPyramid)
+        return sum(field.grid.block_limits(self.max_blocks).values()) * BLOCK_VERTICES**3 * self.channels
+
+    def _sparse_levels(self, finest: int) -> list[int]:
+        return [level for level in self.sparse_resolutions if level <= finest]

@@ -1,0 +1,50 @@
+"""The registry of recipes: this package's own, and those that other packages declare as entry points."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import EntryPoint, entry_points
+
+from voxelfield.messages import clipped
+
+ENTRY_POINTS = "voxelfield.models"
+"""The entry point group in which other packages declare recipes."""
+
+_OWN = {
+    "pyramid": ("voxelfield.models.pyramid", "PyramidRecipe"),
+    "sh": ("voxelfield.models.sh", "SHRecipe"),
+    "mlp": ("voxelfield.models.mlp", "MLPRecipe"),
+}
+
+
+def recipe_names() -> tuple[str, ...]:
+    """Returns the names of all recipes, the default one first, without importing them."""
+    return *_OWN, *announced_recipes()
+
+
+def announced_recipes() -> tuple[str, ...]:
+    """Returns the names of the recipes of other packages, without importing them."""
+    return tuple(sorted(_announced()))
+
+
+def load_recipe(name: str) -> object:
+    """Imports the recipe of a name.
+
+    Raises:
+        KeyError: There is no recipe of that name.
+        ValueError: The package that declares it cannot be imported; the message says why.
+    """
+    if name in _OWN:
+        module, attribute = _OWN[name]
+        return getattr(importlib.import_module(module), attribute)
+    entry = _announced()[name]
+    try:
+        return entry.load()
+    # Code of other packages may raise anything; SystemExit would end the program without a word.
+    except (Exception, SystemExit) as error:
+        reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        raise ValueError(f"model.kind={name} must name a recipe that can be imported, got {reason}") from error
+
+
+def _announced() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS) if entry.name not in _OWN}

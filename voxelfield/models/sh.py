@@ -1,0 +1,74 @@
+"""Grids from coarse to fine whose sum holds density and SH colour coefficients, no network: ``model=sh``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from voxelfield.config.types import NotNegative, Positive, Resolution
+from voxelfield.fields.decoders import SHDecoder
+from voxelfield.fields.density import DensityActivation
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.models.levels import Degree, built_levels, check_levels, initial_ranges
+from voxelfield.models.recipe import Recipe
+from voxelfield.models.softplus import SoftplusDensityConfig
+from voxelfield.rendering.backends.backend import ImageBackend
+from voxelfield.rendering.backends.grid_images import GridImages
+
+
+@dataclass
+class SHDensityConfig(SoftplusDensityConfig):
+    """Softplus density with defaults for a sum of grids."""
+
+    scale: Positive = 2.0e5
+    initial: Positive = 1.0
+
+
+@dataclass
+class SHRecipe(Recipe):
+    """Density and spherical-harmonics colour without a network: the sum of grids from coarse to fine.
+
+    Attributes:
+        kind: Identifies this recipe.
+        resolutions: Resolutions of the levels, each a whole multiple of the previous one. Levels finer than all
+            ``trainer.stages`` are left out.
+        degree: Degree of the spherical harmonics.
+        init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range], those of the
+            other levels at zero.
+        density: Settings of the activation that maps the first channel to density.
+    """
+
+    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (GridImages,)
+
+    kind: Literal["sh"] = "sh"
+    resolutions: list[Resolution] = field(default_factory=lambda: [40, 80, 160, 320])
+    degree: Degree = 2
+    init_range: NotNegative = 5e-5
+    density: SHDensityConfig = field(default_factory=SHDensityConfig)
+
+    def check_resolution(self, finest: int, name: str) -> None:
+        """See :class:`Recipe`."""
+        if any(finer % coarser for coarser, finer in pairwise(check_levels(self.resolutions, finest, name))):
+            raise ValueError(
+                f"{name}.resolutions must each be a whole multiple of the one before, got {self.resolutions}"
+            )
+
+    def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
+        """See :class:`Recipe`."""
+        decoder = SHDecoder(self.degree, DensityActivation(self.density.scale, self.density.initial))
+        levels = built_levels(self.resolutions, resolutions)
+        pyramid = VoxelPyramid(
+            levels,
+            decoder.channels,
+            aabb,
+            reduce="sum",
+            init_range=initial_ranges(self.init_range, levels),
+            device=device,
+        )
+        return RadianceField(pyramid, decoder).to(device)

@@ -1,0 +1,311 @@
+"""Normalised device coordinates, for cameras that all look the same way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from voxelfield.grids.boxes import Box, parse_box
+from voxelfield.ops._packing import PackedSamples
+from voxelfield.rendering.warps.field_frame import FieldFrame
+
+# Depth, in depths of the near plane, beyond which there are no samples. All that lies there is within a thousandth of
+# the frame's depth from infinity, which is less than a voxel.
+_FARTHEST = 1000.0
+
+Row: TypeAlias = tuple[float, float, float, float]
+Pose: TypeAlias = tuple[Row, Row, Row]
+"""The first three rows of a camera-to-world matrix, OpenGL axes."""
+
+Window: TypeAlias = tuple[tuple[float, float], tuple[float, float]]
+"""Lower and upper limit of x / depth and y / depth in a camera's frame."""
+
+
+@dataclass(frozen=True)
+class NdcBox:
+    """The space in front of a reference camera, in a projection that turns its frustum into a box.
+
+    A point at (x, y) and at depth d in front of the reference camera is at x / d, y / d and near / d in the field's
+    frame, up to scale: these are the normalised device coordinates of NeRF (Mildenhall et al. 2020, appendix C), with
+    1 / d increasing towards the camera. A projection maps lines to lines, so rays stay straight. A voxel covers the
+    same number of the reference camera's pixels at any depth, and infinity is a face of the box.
+
+    The unit of the frame is half the longer edge of the window. Along z, the frame's box ends at 0, which is infinity,
+    and at the near plane.
+
+    Args:
+        aabb: (2, 3) the part of space that matters most, world units.
+        camera: The reference camera to world, three rows of four; OpenGL axes.
+        near: Depth of the near plane, world units. Every photograph's camera must be on the near side of this plane.
+        window: Limits ((x0, y0), (x1, y1)) of x / depth and y / depth; what lies outside is not represented.
+        depth: Extent of the frame's box along z, in units of x / depth, like the limits of the window.
+
+    Raises:
+        ValueError: An argument is out of range, or the camera's axes are not orthonormal.
+    """
+
+    aabb: Box
+    camera: Pose
+    near: float
+    window: Window
+    depth: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "aabb", parse_box(self.aabb))
+        axes = [row[:3] for row in self.camera]
+        products = [sum(a * b for a, b in zip(one, other, strict=True)) for one in axes for other in axes]
+        identity = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+        positions = [row[3] for row in self.camera]
+        if not (
+            all(abs(a - b) < 1e-3 for a, b in zip(products, identity, strict=True))
+            and all(map(math.isfinite, positions))
+        ):
+            raise ValueError(f"camera must be a rotation with a translation, got {self.camera}")
+        if not (math.isfinite(self.near) and self.near > 0):
+            raise ValueError(f"near must be finite and positive, got {self.near}")
+        (x0, y0), (x1, y1) = self.window
+        if not (all(map(math.isfinite, (x0, y0, x1, y1))) and x0 < x1 and y0 < y1):
+            raise ValueError(f"window must be finite, with lower limits below upper ones, got {self.window}")
+        if not (math.isfinite(self.depth) and self.depth > 0):
+            raise ValueError(f"depth must be finite and positive, got {self.depth}")
+        if not self.depth_of_centre > self.near:
+            raise ValueError(
+                f"aabb must have its centre beyond the near plane at depth {self.near:.4g}, got {self.aabb} with the "
+                f"centre at depth {self.depth_of_centre:.4g}"
+            )
+
+    @property
+    def count(self) -> int:
+        """See :class:`FieldFrame`."""
+        return 1
+
+    @property
+    def depth_of_centre(self) -> float:
+        """Depth of the centre of :attr:`aabb` in front of the reference camera, world units."""
+        x, y, z = ((a + b) / 2 for a, b in zip(*self.aabb, strict=True))
+        away = [along - row[3] for along, row in zip((x, y, z), self.camera, strict=True)]
+        return -sum(a * row[2] for a, row in zip(away, self.camera, strict=True))
+
+    @property
+    def frame_aabb(self) -> Box:
+        """See :class:`FieldFrame`."""
+        (x0, y0), (x1, y1) = self.window
+        x, y = (x1 - x0) / 2 / self._slope, (y1 - y0) / 2 / self._slope
+        return parse_box(((-x, -y, 0.0), (x, y, self._reach)))
+
+    @property
+    def outermost(self) -> Box:
+        """See :class:`FieldFrame`."""
+        corners = [
+            self._in_world(x * depth, y * depth, depth)
+            for x in (self.window[0][0], self.window[1][0])
+            for y in (self.window[0][1], self.window[1][1])
+            for depth in (self.near, self.near * _FARTHEST)
+        ]
+        return parse_box((tuple(map(min, zip(*corners, strict=True))), tuple(map(max, zip(*corners, strict=True)))))
+
+    @property
+    def clearance(self) -> float:
+        """See :class:`FieldFrame`. Zero, because the near plane keeps matter away from cameras."""
+        return 0.0
+
+    @property
+    def op_arguments(self) -> list[float]:
+        """See :class:`FieldFrame`."""
+        return []
+
+    @property
+    def fits_image_kernels(self) -> bool:
+        """See :class:`FieldFrame`."""
+        return False
+
+    def agrees_with(self, other: FieldFrame | None) -> bool:
+        """See :class:`FieldFrame`. Processors differ in the last digits of a window."""
+        return isinstance(other, NdcBox) and all(
+            math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6) for a, b in zip(self._numbers, other._numbers, strict=True)
+        )
+
+    def in_world(self, number: int) -> Box:
+        """See :class:`FieldFrame`."""
+        if number != 1:
+            raise ValueError(f"number must be 1, got {number}")
+        return self.aabb
+
+    def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
+        """See :class:`FieldFrame`. Returns a cube that is as wide as a voxel at the centre of the box.
+
+        Args:
+            voxels: As for :class:`FieldFrame`.
+            number: As for :class:`FieldFrame`.
+        """
+        edge = min(voxels[:2]) * self._slope * self.depth_of_centre
+        return edge, edge, edge
+
+    def to_frame(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`FieldFrame`. The length of a unit is the one along the reference camera's optical axis.
+
+        Args:
+            points: As for :class:`FieldFrame`.
+        """
+        depth = self._depth(points)
+        places = self._project(points)
+        seen = (depth >= self.near) & (depth <= self.near * _FARTHEST) & self._in_window(places)
+        places = torch.where(seen[:, None], places, places.new_full((), math.inf))
+        return places, depth.clamp(min=self.near).square() / (self.near * self.frame_aabb[1][2])
+
+    def to_frame_of(self, points: Tensor, places: Tensor) -> Tensor:
+        """See :class:`FieldFrame`. The places are ignored, because there is a single box.
+
+        Args:
+            points: As for :class:`FieldFrame`.
+            places: As for :class:`FieldFrame`.
+        """
+        return self._project(points)
+
+    def to_world(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See :class:`FieldFrame`. Places at infinity are moved to the farthest depth that has samples.
+
+        Args:
+            places: As for :class:`FieldFrame`.
+        """
+        used = self._in_window(places) & (places[:, 2] >= 0) & (places[:, 2] <= self.frame_aabb[1][2])
+        box = torch.zeros(len(places), dtype=torch.int64, device=places.device)
+        return self._unproject(places), box, used
+
+    def map_rays(
+        self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See :class:`FieldFrame`. Mapped rays begin at the near plane, or where the given interval does.
+
+        Args:
+            origins: As for :class:`FieldFrame`.
+            directions: As for :class:`FieldFrame`.
+            near: As for :class:`FieldFrame`.
+            far: As for :class:`FieldFrame`.
+        """
+        start, slope = self._depth(origins), -self._along(directions, 2)
+        # Where a ray crosses the two planes between which samples lie. A ray parallel to them never does; it lies
+        # between them or not, and dividing by zero gives infinities of the right signs.
+        at_near, at_far = ((depth - start) / slope for depth in (self.near, self.near * _FARTHEST))
+        begin = torch.maximum(near, torch.minimum(at_near, at_far))
+        end = torch.minimum(far, torch.maximum(at_near, at_far))
+        passes = end > begin  # False for NaN
+        begin, end = torch.where(passes, begin, near), torch.where(passes, end, near)
+        first = self._project(origins + begin[:, None] * directions)
+        whole = self._project(origins + end[:, None] * directions) - first
+        length = whole.norm(dim=-1)
+        passes = passes & (length > 0) & length.isfinite()
+        unit = torch.where(passes[:, None], whole / length[:, None], directions)
+        zero = torch.zeros_like(length)
+        return torch.where(passes[:, None], first, 0.0), unit, zero, torch.where(passes, length, zero)
+
+    def world_distances(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
+        """See :class:`FieldFrame`.
+
+        Args:
+            samples: As for :class:`FieldFrame`.
+            origins: As for :class:`FieldFrame`.
+            directions: As for :class:`FieldFrame`.
+        """
+        rays = samples.ray_index
+        return ((self._unproject(samples.positions) - origins[rays]) * directions[rays]).sum(dim=-1)
+
+    def world_lengths(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
+        """See :class:`FieldFrame`.
+
+        Args:
+            samples: As for :class:`FieldFrame`.
+            origins: As for :class:`FieldFrame`.
+            directions: As for :class:`FieldFrame`.
+        """
+        near = torch.zeros_like(origins[:, 0])
+        _, along, _, _ = self.map_rays(origins, directions, near, torch.full_like(near, math.inf))
+        half = 0.5 * samples.dt[:, None] * along[samples.ray_index]
+        before, after = (self._unproject(samples.positions + shift) for shift in (-half, half))
+        return (after - before).norm(dim=-1)
+
+    def ray_spacing(self, origins: Tensor, angles: Tensor) -> float:
+        """See :class:`FieldFrame`. Rays are farthest apart at the corners of the window.
+
+        Args:
+            origins: As for :class:`FieldFrame`.
+            angles: As for :class:`FieldFrame`.
+        """
+        (x0, y0), (x1, y1) = self.window
+        steepest = max(x0 * x0, x1 * x1) + max(y0 * y0, y1 * y1)
+        nearest = max(1.0, float(((self.near - self._depth(origins)) / self.near).max()))
+        return float(angles.max()) * nearest * (1 + steepest) / self._slope
+
+    def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
+        """See :class:`FieldFrame`. Rays can pass through all of them.
+
+        Args:
+            resolution: As for :class:`FieldFrame`.
+            device: As for :class:`FieldFrame`.
+        """
+        return torch.ones(tuple(resolution), dtype=torch.bool, device=device)
+
+    @property
+    def _numbers(self) -> list[float]:
+        """All numbers that define the coordinates."""
+        rows = (*self.aabb, *self.camera, *self.window)
+        return [self.near, self.depth, *(number for row in rows for number in row)]
+
+    @property
+    def _slope(self) -> float:
+        """Half the longer edge of the window: the unit of the frame."""
+        (x0, y0), (x1, y1) = self.window
+        return max(x1 - x0, y1 - y0) / 2
+
+    @property
+    def _reach(self) -> float:
+        """Place of the near plane along the frame's z axis."""
+        return self.depth / self._slope
+
+    def _along(self, vectors: Tensor, axis: int) -> Tensor:
+        """Returns the components (M,) of world vectors along an axis of the reference camera."""
+        x, y, z = vectors.unbind(-1)
+        # Python numbers instead of a tensor, because a copy from the host cannot be captured in a CUDA graph.
+        a, b, c = (row[axis] for row in self.camera)
+        return a * x + b * y + c * z
+
+    def _from_camera(self, points: Tensor) -> Tensor:
+        """Returns world positions (M, 3) relative to the reference camera's position, in the world's axes."""
+        x, y, z = points.unbind(-1)
+        return torch.stack((x - self.camera[0][3], y - self.camera[1][3], z - self.camera[2][3]), dim=-1)
+
+    def _in_window(self, places: Tensor) -> Tensor:
+        """Returns which positions (M, 3) in the frame lie within the window."""
+        x, y, _ = self.frame_aabb[1]
+        return (places[:, 0].abs() <= x) & (places[:, 1].abs() <= y)
+
+    def _depth(self, points: Tensor) -> Tensor:
+        return -self._along(self._from_camera(points), 2)
+
+    def _project(self, points: Tensor) -> Tensor:
+        """Maps world positions (M, 3) to the frame, as if points nearer than the near plane were at its depth."""
+        away = self._from_camera(points)
+        depth = (-self._along(away, 2)).clamp(min=self.near)
+        (x0, y0), (x1, y1) = self.window
+        x = (self._along(away, 0) / depth - (x0 + x1) / 2) / self._slope
+        y = (self._along(away, 1) / depth - (y0 + y1) / 2) / self._slope
+        return torch.stack((x, y, self._reach * self.near / depth), dim=-1)
+
+    def _unproject(self, places: Tensor) -> Tensor:
+        """Maps positions (M, 3) in the frame to the world, at depths from the near plane to the farthest."""
+        x, y, z = places.unbind(-1)
+        depth = (self._reach * self.near / z.clamp(min=self._reach / _FARTHEST)).clamp(min=self.near)
+        (x0, y0), (x1, y1) = self.window
+        across = (x * self._slope + (x0 + x1) / 2) * depth
+        up = (y * self._slope + (y0 + y1) / 2) * depth
+        rows = [right * across + high * up - back * depth + at for right, high, back, at in self.camera]
+        return torch.stack(rows, dim=-1)
+
+    def _in_world(self, right: float, up: float, depth: float) -> tuple[float, float, float]:
+        x, y, z = (a * right + b * up - c * depth + at for a, b, c, at in self.camera)
+        return x, y, z

@@ -1,0 +1,277 @@
+"""Nested boxes, for scenes that extend further than a grid of one resolution can."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
+from voxelfield.ops._internal.march_pieces import world_distances
+from voxelfield.ops._packing import PackedSamples
+from voxelfield.rendering.warps.field_frame import FieldFrame
+
+# As in extension/common/constants.h, repeated here because a configuration is checked before the extension is loaded.
+MAX_BOXES = 12
+# Gap between neighbouring boxes in the field's frame, in halves of a box's longest edge. It has room for one voxel of a
+# level of resolution 16 with up to 7 cubes, so that the features of one box do not affect another box. Coarser voxels
+# straddle two boxes; training tolerates that.
+_GAP = 0.25
+
+
+@dataclass(frozen=True)
+class NestedBoxes:
+    """Concentric boxes, each ``ratio`` times as large as the next smaller one.
+
+    A field over nested boxes has its own frame. In that frame all boxes have the size of the smallest one, measured in
+    halves of its longest edge, and stand side by side along x. A world point belongs to the smallest box that contains
+    it. Voxels thus grow with the distance from the centre, as a pixel's footprint does, and rays stay straight within a
+    box, whereas a contraction of space (Barron et al. 2022, mip-NeRF 360, equation 10) would bend them. Instant-NGP
+    (Mueller et al. 2022, appendix E) uses such cascades for its occupancy grid.
+
+    Args:
+        aabb: (2, 3) the smallest box, world units; it should contain what needs the most detail.
+        count: Number of boxes, 1 to 12.
+        ratio: Ratio of the sizes of successive boxes, above 1.
+        near: Distance from a camera within which no samples are placed, world units. Space this close is seen by only
+            one camera, so training could fit that camera's image by placing matter right in front of its lens.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+
+    aabb: Box
+    count: int
+    ratio: float = 2.0
+    near: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "aabb", parse_box(self.aabb))
+        if not isinstance(self.count, int) or not 1 <= self.count <= MAX_BOXES:
+            raise ValueError(f"count must be 1 to {MAX_BOXES} boxes, got {self.count}")
+        if not (math.isfinite(self.ratio) and self.ratio > 1):
+            raise ValueError(f"ratio must be finite and above 1, got {self.ratio}")
+        if not (math.isfinite(self.near) and self.near >= 0):
+            raise ValueError(f"near must be finite and not negative, got {self.near}")
+        try:
+            _ = self.outermost
+        except (OverflowError, ValueError) as error:
+            raise ValueError(
+                f"ratio must leave the largest of {self.count} boxes within the range of float32, got {self.ratio}"
+            ) from error
+
+    @property
+    def unit(self) -> float:
+        """Half of the smallest box's longest edge, world units: the unit of the field's frame."""
+        return max(box_extent(self.aabb)) / 2
+
+    @property
+    def outermost(self) -> Box:
+        """The largest box, world units."""
+        return self.in_world(self.count)
+
+    @property
+    def clearance(self) -> float:
+        """See :class:`FieldFrame`."""
+        return self.near
+
+    @property
+    def fits_image_kernels(self) -> bool:
+        """See :class:`FieldFrame`."""
+        return True
+
+    def in_world(self, number: int) -> Box:
+        """Returns one of the boxes in world units.
+
+        Args:
+            number: Index of the box, counted from 1; 1 is the smallest.
+        """
+        low, high = self.aabb
+        reach = self.ratio ** (number - 1)
+        centre = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
+        half = [(b - a) / 2 * reach for a, b in zip(low, high, strict=True)]
+        return parse_box(
+            ([c - h for c, h in zip(centre, half, strict=True)], [c + h for c, h in zip(centre, half, strict=True)])
+        )
+
+    def agrees_with(self, other: FieldFrame | None) -> bool:
+        """See :class:`FieldFrame`."""
+        return self == other
+
+    def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
+        """See :class:`FieldFrame`.
+
+        Args:
+            voxels: As for :class:`FieldFrame`.
+            number: As for :meth:`in_world`.
+        """
+        x, y, z = (edge * self.unit * self.ratio ** (number - 1) for edge in voxels)
+        return x, y, z
+
+    @property
+    def frame_aabb(self) -> Box:
+        """The bounding box of all boxes in the field's frame."""
+        x, y, z = self._half
+        return parse_box(((-x, -y, -z), (x + self._pitch * (self.count - 1), y, z)))
+
+    @property
+    def op_arguments(self) -> list[float]:
+        """The ten numbers that represent the boxes in compiled ops, in the order of extension/rays/cut_rays_ops.h."""
+        low, high = self.aabb
+        centre = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
+        half = [(b - a) / 2 for a, b in zip(low, high, strict=True)]
+        return [*centre, *half, self.ratio, float(self.count), self._pitch, self.near]
+
+    def to_frame(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Maps world positions to the field's frame.
+
+        Args:
+            points: (M, 3) world positions, float32.
+
+        Returns:
+            (M, 3) positions in the field's frame, infinite for points outside the largest box; and (M,) the length in
+            world units of one unit of that frame at each point.
+        """
+        centre, half = self._centre_and_half(points.device)
+        local = (points - centre) / self.unit
+        far = (local.abs() / half).amax(dim=-1)
+        # Count comparisons instead of taking a logarithm: a point on a face must belong to the box with that face.
+        scales = self._scales(points.device)
+        box = (far[:, None] > scales[:-1]).sum(dim=-1)
+        scale = scales[box]
+        place = local / scale[:, None]
+        place = torch.cat((place[:, :1] + self._pitch * box[:, None], place[:, 1:]), dim=-1)
+        # A point outside the largest box would otherwise get a place that may lie in another box.
+        place = torch.where((far > scales[-1])[:, None], place.new_full((), math.inf), place)
+        return place, scale * self.unit
+
+    def to_frame_of(self, points: Tensor, places: Tensor) -> Tensor:
+        """Maps world positions to the field's frame, each into the box of a given place, differentiably.
+
+        Args:
+            points: (M, 3) world positions.
+            places: (M, 3) places in the field's frame that select the boxes; places that are not finite select the
+                smallest box.
+
+        Returns:
+            (M, 3) positions in the field's frame; outside the selected box's faces where ``points`` are outside it.
+        """
+        box = torch.round(places[:, 0].nan_to_num() / self._pitch).clamp(0, self.count - 1)
+        scale = self.unit * self.ratio**box
+        # Python numbers, not tensors: tensors cannot be copied from the host during CUDA graph capture.
+        middles = ((low + high) / 2 for low, high in zip(*self.aabb, strict=True))
+        x, y, z = ((along - middle) / scale for along, middle in zip(points.unbind(-1), middles, strict=True))
+        return torch.stack((x + self._pitch * box, y, z), dim=-1)
+
+    def to_world(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Maps places in the field's frame to world positions.
+
+        Args:
+            places: (M, 3) float32; a place in a gap between boxes is assigned to the nearest box.
+
+        Returns:
+            (M, 3) world positions, (M,) the boxes' indices, int64, and (M,) whether rays can pass through the place: it
+            must be inside its box but outside the next smaller one.
+        """
+        centre, half = self._centre_and_half(places.device)
+        box = torch.round(places[:, 0] / self._pitch).long().clamp_(0, self.count - 1)
+        local = torch.cat((places[:, :1] - self._pitch * box[:, None], places[:, 1:]), dim=-1)
+        far = (local.abs() / half).amax(dim=-1)
+        used = (far <= 1) & ((box == 0) | (far >= 1 / self.ratio))
+        scale = self._scales(places.device)[box]
+        return local * (scale * self.unit)[:, None] + centre, box, used
+
+    def map_rays(
+        self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See :class:`FieldFrame`. Returns the rays as they are, because ops cut them.
+
+        Args:
+            origins: As for :class:`FieldFrame`.
+            directions: As for :class:`FieldFrame`.
+            near: As for :class:`FieldFrame`.
+            far: As for :class:`FieldFrame`.
+        """
+        return origins, directions, near, far
+
+    def world_distances(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
+        """See :class:`FieldFrame`.
+
+        Args:
+            samples: As for :class:`FieldFrame`.
+            origins: As for :class:`FieldFrame`.
+            directions: As for :class:`FieldFrame`.
+        """
+        return world_distances(self.op_arguments, samples, origins, directions)
+
+    def world_lengths(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
+        """See :class:`FieldFrame`.
+
+        Args:
+            samples: As for :class:`FieldFrame`.
+            origins: As for :class:`FieldFrame`.
+            directions: As for :class:`FieldFrame`.
+        """
+        rays, distances = samples.ray_index, self.world_distances(samples, origins, directions)
+        return samples.dt * self.to_frame(origins[rays] + distances[:, None] * directions[rays])[1]
+
+    def ray_spacing(self, origins: Tensor, angles: Tensor) -> float:
+        """See :class:`FieldFrame`. In units of a box, rays are farthest apart in the smallest one, at its far corner.
+
+        Args:
+            origins: As for :class:`FieldFrame`.
+            angles: As for :class:`FieldFrame`.
+        """
+        centre = box_tensor(self.aabb, origins.device).mean(dim=0)
+        distance = (origins - centre).norm(dim=-1) + math.sqrt(3) * self.unit
+        return float((distance * angles).max()) / self.unit
+
+    def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
+        """Returns which cells of a grid over the field's frame rays can pass through.
+
+        Args:
+            resolution: Number of cells of :attr:`frame_aabb` along x, y and z.
+            device: Device of the result.
+
+        Returns:
+            (X, Y, Z) bool.
+        """
+        frame = box_tensor(self.frame_aabb, device)
+        edges = [
+            torch.linspace(float(frame[0, axis]), float(frame[1, axis]), cells + 1, device=device)
+            for axis, cells in enumerate(resolution)
+        ]
+        box = torch.round((edges[0][:-1] + edges[0][1:]) / 2 / self._pitch).clamp_(0, self.count - 1)
+        nearest, farthest = [], []
+        for axis, along in enumerate(edges):
+            low, high = along[:-1], along[1:]
+            if axis == 0:
+                low, high = low - self._pitch * box, high - self._pitch * box
+            reach = self._half[axis]
+            nearest.append(torch.where((low < 0) & (high > 0), 0.0, torch.minimum(low.abs(), high.abs())) / reach)
+            farthest.append(torch.maximum(low.abs(), high.abs()) / reach)
+
+        def largest(along: list[Tensor]) -> Tensor:
+            x, y, z = along
+            return torch.maximum(torch.maximum(x[:, None, None], y[:, None]), z)
+
+        inner = (box == 0)[:, None, None]
+        return (largest(nearest) < 1) & (inner | (largest(farthest) > 1 / self.ratio))
+
+    @property
+    def _half(self) -> tuple[float, ...]:
+        return tuple(extent / 2 / self.unit for extent in box_extent(self.aabb))
+
+    @property
+    def _pitch(self) -> float:
+        return 2 * self._half[0] + _GAP
+
+    def _centre_and_half(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        aabb = box_tensor(self.aabb, device)
+        return aabb.mean(dim=0), (aabb[1] - aabb[0]) / (2 * self.unit)
+
+    def _scales(self, device: torch.device) -> Tensor:
+        return torch.tensor([self.ratio**box for box in range(self.count)], dtype=torch.float32, device=device)

@@ -1,0 +1,1 @@
+"""Parts of training that belong to cameras: refinement of poses, lost cameras, exposure."""

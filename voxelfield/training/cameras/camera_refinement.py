@@ -1,0 +1,252 @@
+"""Cameras that are optimised along with the field."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.rigid import compose, exp_se3, log_se3
+from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.training.eager import EagerAdamW
+from voxelfield.training.schedules import exponential_decay
+
+_BETAS = (0.9, 0.99)
+
+
+def motion_unit(frame: FieldFrame | None) -> float:
+    """Returns the unit of translations for a scene, world units; see :class:`CameraRefinement`.
+
+    It is 1, because scenes are about as large as a few units, except in normalised device coordinates: such scenes keep
+    the units of their files, and the unit is the depth of the centre of what matters.
+
+    Args:
+        frame: The field's frame, or None for a single box.
+    """
+    return frame.depth_of_centre if isinstance(frame, NdcBox) else 1.0
+
+
+class CameraRefinement(nn.Module):
+    r"""A rigid motion of each camera and a factor on all focal lengths, with the optimizer that updates them.
+
+    The pose of camera n is :math:`T \exp(\xi_n) T^{-1} P_n`: the given pose, moved about the centre of the scene, as in
+    BARF (Lin et al. 2021, section 3.1). A rotation about that point rotates the visible part of the scene and hardly
+    shifts it. A rotation about the camera's own position would also shift it, like a translation does, so the two would
+    be hard to separate.
+
+    For the same reason, all positions move towards or away from the centre in proportion to the focal lengths. The
+    scene's centre then keeps its size in the images, and the field need not be relearned; only the perspective changes,
+    which is what determines focal lengths. The scale of the scene, which images cannot determine, follows.
+
+    Nothing here synchronises with the device, so it can be captured in a CUDA graph.
+
+    Args:
+        cameras: The given cameras, on the device.
+        centre: (3,) the point about which cameras are rotated, world units.
+        steps: Number of steps over which the learning rates decay.
+        pose_lr: Learning rate of the motions, in radians and in units of ``unit``.
+        focal_lr: Learning rate of the logarithm of the focal factor; None keeps focal lengths.
+        final_factor: Factor of the learning rates after the last step.
+        warm_up: Number of steps in which the learning rates rise from zero.
+        pose_from: Number of steps for which the cameras are kept first; the rates rise and decay after that.
+        focal_from: Number of steps after which focal lengths are optimised.
+        unit: Unit of the motions' translations, world units. A translation should shift the images about as much as a
+            rotation by the same number of radians, which it does if the unit is the depth of the scene.
+
+    Attributes:
+        twists: (N, 6) parameter, initially zero, in the format of :func:`voxelfield.rendering.rigid.exp_se3`, with
+            translations in units of ``unit``.
+        log_focal: () parameter, initially zero, or None.
+
+    Raises:
+        ValueError: The focal length of cameras with a distorting lens is to be optimised.
+    """
+
+    given_c2w: Tensor
+    given_intrinsics: Tensor
+
+    def __init__(
+        self,
+        cameras: Cameras,
+        centre: Tensor,
+        *,
+        steps: int,
+        pose_lr: float,
+        focal_lr: float | None = None,
+        final_factor: float = 1.0,
+        warm_up: int = 0,
+        pose_from: int = 0,
+        focal_from: int = 0,
+        unit: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if focal_lr is not None and cameras.lens is not None:
+            raise ValueError("camera.focal must be false for images of a lens that distorts, got true")
+        device = cameras.c2w.device
+        self._cameras = cameras
+        self.register_buffer("given_c2w", cameras.c2w.clone())
+        self.register_buffer("given_intrinsics", cameras.intrinsics.clone())
+        # Subtracted from a pose, and added again, to make its position relative to the centre.
+        self._centre = F.pad(centre[:, None], (3, 0, 0, 1))
+        self.twists = nn.Parameter(torch.zeros(len(cameras), 6, device=device))
+        self._unit = unit
+        self._units = torch.tensor([1.0, 1.0, 1.0, unit, unit, unit], device=device)
+        self.log_focal = None if focal_lr is None else nn.Parameter(torch.zeros((), device=device))
+        self._steps, self._final_factor, self._warm_up = steps, final_factor, max(warm_up, 1)
+        self._pose_from, self._focal_from = pose_from, focal_from
+        self._highest = torch.tensor([pose_lr, focal_lr or 0.0], device=device)
+        self._rates = torch.zeros_like(self._highest)
+        # Views into the tensor of rates, so that the optimizer uses its current values.
+        pose_rate, focal_rate = self._rates.split(1)
+        groups: list[dict[str, Any]] = [{"params": [self.twists], "lr": pose_rate}]
+        if self.log_focal is not None:
+            groups.append({"params": [self.log_focal], "lr": focal_rate})
+        self._optimizer = EagerAdamW(
+            groups,
+            lr=pose_rate,
+            betas=_BETAS,
+            eps=1e-15,
+            weight_decay=0.0,
+            fused=True,
+            capturable=device.type == "cuda",
+        )
+
+    def given(self) -> Cameras:
+        """Returns the given cameras."""
+        return replace(self._cameras, c2w=self.given_c2w, intrinsics=self.given_intrinsics)
+
+    def forward(self) -> Cameras:
+        """Returns the current cameras, differentiable with respect to the parameters."""
+        c2w = compose(exp_se3(self.twists * self._units), self.given_c2w - self._centre)
+        intrinsics = self.given_intrinsics
+        if self.log_focal is not None:
+            factor = self.log_focal.exp()
+            intrinsics = torch.cat((intrinsics[:, :2] * factor, intrinsics[:, 2:]), dim=1)
+            positions = torch.cat((c2w[:, :3, 3:] * factor, c2w[:, 3:, 3:]), dim=1)
+            c2w = torch.cat((c2w[:, :, :3], positions), dim=2)
+        return replace(self._cameras, c2w=c2w + self._centre, intrinsics=intrinsics)
+
+    @torch.no_grad()
+    def refined(self) -> Cameras:
+        """Returns the current cameras, without gradient."""
+        cameras: Cameras = self()
+        return cameras
+
+    @torch.no_grad()
+    def copies(
+        self, index: int, twists: Tensor, shrink: int, *, steps: int, pose_lr: float, final_factor: float
+    ) -> CameraRefinement:
+        """Creates a refinement of several copies of one camera; focal lengths keep their current values.
+
+        Args:
+            index: Index of the camera.
+            twists: (K, 6) initial motions of the copies, as in :attr:`twists`.
+            shrink: Factor by which their images have fewer pixels along each side.
+            steps: As for the constructor.
+            pose_lr: As for the constructor.
+            final_factor: As for the constructor.
+        """
+        copies = CameraRefinement(
+            self.given().shrunk(shrink)[[index] * len(twists)],
+            self._centre[:3, 3],
+            steps=steps,
+            pose_lr=pose_lr,
+            focal_lr=None if self.log_focal is None else 1.0,
+            final_factor=final_factor,
+            focal_from=steps + 1,
+            unit=self._unit,
+        )
+        copies.twists.copy_(twists)
+        if copies.log_focal is not None and self.log_focal is not None:
+            copies.log_focal.copy_(self.log_focal)
+        return copies
+
+    @torch.no_grad()
+    def twists_towards(self, index: int, poses: Tensor) -> Tensor:
+        """Returns the motions that move one camera to given poses, at the current focal lengths.
+
+        Args:
+            index: Index of the camera.
+            poses: (K, 4, 4) camera to world, on the device.
+
+        Returns:
+            (K, 6) as in :attr:`twists`.
+        """
+        poses = (poses - self._centre).double()
+        if self.log_focal is not None:
+            poses[:, :3, 3] /= self.log_focal.double().exp()
+        given = (self.given_c2w[index] - self._centre).double()
+        return log_se3(poses @ torch.linalg.inv(given)).to(self.twists.dtype) / self._units
+
+    @torch.no_grad()
+    def place(self, index: int, twist: Tensor) -> None:
+        """Sets the motion of one camera and resets its moments in the optimizer.
+
+        Args:
+            index: Index of the camera.
+            twist: (6,) as in :attr:`twists`, on the device.
+        """
+        self.twists[index] = twist
+        for moment in self._optimizer.state[self.twists].values():
+            if moment.shape == self.twists.shape:
+                moment[index] = 0
+
+    @torch.no_grad()
+    def step(self, number: Tensor) -> None:
+        """Updates the parameters from their gradients, and clears these.
+
+        Args:
+            number: Number of steps done before this one, an integer on the device.
+        """
+        since = number - self._pose_from
+        rise = ((since + 1) / self._warm_up).clamp(min=0, max=1)
+        decay = exponential_decay(since.clamp(min=0), self._steps - self._pose_from, self._final_factor)
+        torch.mul(self._highest, rise * decay, out=self._rates)
+        self._rates[1] *= number >= self._focal_from
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def scalars(self) -> dict[str, float]:
+        """Returns scalars for the log, by tag: how far cameras have moved so far; synchronises with the device."""
+        values = {
+            "camera/turned_degrees": math.degrees(float(self.twists[:, :3].norm(dim=1).mean())),
+            "camera/moved": self._unit * float(self.twists[:, 3:].norm(dim=1).mean()),
+            "lr/pose": float(self._rates[0]),
+        }
+        if self.log_focal is not None:
+            values["camera/focal_factor"] = math.exp(float(self.log_focal))
+        return values
+
+    def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint, including the refined cameras."""
+        cameras = self.refined()
+        return {
+            "module": self.state_dict(),
+            "optimizer": self._optimizer.state_dict()["state"],
+            "c2w": cameras.c2w,
+            "intrinsics": cameras.intrinsics,
+            "sizes": cameras.all_sizes(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Loads parameters and moments from a checkpoint; learning rates stay as configured.
+
+        Raises:
+            ValueError: The state belongs to other cameras.
+        """
+        given = state["module"]["given_c2w"]
+        if given.shape != self.given_c2w.shape or not torch.equal(given.to(self.given_c2w.device), self.given_c2w):
+            raise ValueError("resume must name a checkpoint of the same cameras, got one of others")
+        self.load_state_dict(state["module"])
+        own = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": own})
+        # Loading copied the rates; the optimizer must use the tensors that `step` changes.
+        for group, rate in zip(self._optimizer.param_groups, self._rates.split(1), strict=False):
+            group["lr"] = rate

@@ -1,0 +1,1 @@
+"""Records of a run: scalars, histograms, previews and the progress bar."""

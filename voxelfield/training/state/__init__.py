@@ -1,0 +1,1 @@
+"""What a run stores: checkpoints, their checks, and the run directory."""

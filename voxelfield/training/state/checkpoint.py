@@ -1,0 +1,430 @@
+"""Checkpoints: files written atomically, loaded without executing code, and checked for damage."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import pickle
+import re
+import zipfile
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+
+from voxelfield.files import atomic_write, open_regular
+from voxelfield.messages import clipped
+from voxelfield.ops._errors import is_out_of_memory
+from voxelfield.training.state.sealed_file import SealingFile, read_seal
+from voxelfield.training.state.zero_packing import copy_without_zeros, put_back_zeros
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 7
+"""Layout version of the files. Raise it when an older voxelfield could not resume from them.
+
+A file is a zip archive followed by a checksum of the whole, which is verified on loading. The checksums of single
+tensors, which are part of every zip archive, serve other readers.
+"""
+
+_ADDED = {"format", "voxelfield"}
+_LAST = "last.pt"
+_NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
+
+
+class CheckpointError(ValueError):
+    """A file is not a usable voxelfield checkpoint; the message names the file and the reason in one line."""
+
+
+class CheckpointVersionError(CheckpointError):
+    """A checkpoint has the format of another version of voxelfield."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint is truncated, or its content does not match the checksum that was written with it."""
+
+
+def checkpoint_path(directory: Path, step: int) -> Path:
+    """Returns the path at which :func:`resolve_checkpoint` finds the checkpoint of a step.
+
+    Args:
+        directory: Run directory.
+        step: Number of optimizer steps taken, not negative.
+
+    Returns:
+        ``directory/checkpoint_<step>.pt``, the step padded to 7 digits so that listings sort.
+    """
+    return directory / f"checkpoint_{step:07d}.pt"
+
+
+def resolve_checkpoint(path: Path) -> Path:
+    """Resolves the value of ``resume=`` to a file.
+
+    Args:
+        path: A checkpoint, or a run directory. A directory stands for its ``checkpoint_<step>.pt`` with the largest
+            step, or its ``last.pt`` if there is no numbered one.
+
+    Returns:
+        An existing file.
+
+    Raises:
+        FileNotFoundError: There is no checkpoint; the message lists the checkpoints in the folder.
+        ValueError: The path is neither a file nor a folder, but a named pipe, for example.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        found = checkpoints(path)
+        if not found:
+            raise FileNotFoundError(f"{path} holds no checkpoint: expected checkpoint_<step>.pt or {_LAST}")
+        return found[-1]
+    if path.exists():
+        open_regular(path).close()  # raises an error that says what it is
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} does not exist, and neither does the folder {path.parent}")
+    names = ", ".join(file.name for file in checkpoints(path.parent)) or "none"
+    raise FileNotFoundError(f"{path} does not exist; checkpoints in {path.parent}: {names}")
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Writes a checkpoint atomically.
+
+    The file replaces ``path`` only when it is complete and on disk: a full disk or Ctrl-C leaves the previous
+    checkpoint intact and no temporary file behind. Large tensors are stored without runs of zeros
+    (:mod:`voxelfield.training.state.zero_packing`).
+
+    Args:
+        path: File to write; its parent directory is created if needed.
+        state: Nested dicts, lists and tuples of tensors (any device) and plain Python values. The keys ``format`` and
+            ``voxelfield`` (the writer's version) are added.
+
+    Raises:
+        TypeError: A value has a type that a safe load would reject, for example a Path or a NumPy scalar.
+        ValueError: ``state`` already contains one of the added keys.
+        OSError: The file cannot be written.
+    """
+    write_checkpoint(path, pack_checkpoint(state))
+
+
+def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns the input of :func:`write_checkpoint`: a copy of a state on the CPU that later steps do not change.
+
+    Args:
+        state: As for :func:`save_checkpoint`.
+
+    Raises:
+        TypeError: As for :func:`save_checkpoint`.
+        ValueError: As for :func:`save_checkpoint`.
+    """
+    reserved = sorted(_ADDED & state.keys())
+    if reserved:
+        raise ValueError(f"state must not hold the keys {reserved}: save_checkpoint adds them")
+    _check_loadable(state, "state")
+    return {"format": FORMAT, "voxelfield": _version(), **copy_without_zeros(state)}
+
+
+def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
+    """Writes a checkpoint atomically, as :func:`save_checkpoint` does; may run in a separate thread.
+
+    Args:
+        path: File to write; its parent directory is created if needed.
+        packed: The result of :func:`pack_checkpoint`.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    try:
+        with atomic_write(path) as file:
+            sealing = SealingFile(file)
+            torch.save(packed, cast("IO[bytes]", sealing))  # torch only calls write and flush
+            sealing.seal()
+    except RuntimeError as error:
+        # While an exception from the file propagates, torch tries to finish its archive, fails at that too, and reports
+        # only "unexpected pos". The user needs to see the underlying cause: a full disk or Ctrl-C.
+        if isinstance(error.__context__, (OSError, KeyboardInterrupt)):
+            raise error.__context__ from None
+        raise
+
+
+def load_checkpoint(
+    path: Path, device: torch.device | str = "cpu", parts: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Loads a checkpoint without executing code from it (``torch.load(weights_only=True)``).
+
+    Args:
+        path: A checkpoint or a run directory, see :func:`resolve_checkpoint`.
+        device: Device for the tensors.
+        parts: Keys of the state to return; restoring the optimizer's tensors takes longer than everything else. None
+            for all keys.
+
+    Returns:
+        The saved state, or the requested parts of it, including the keys ``format`` and ``voxelfield``.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DamagedCheckpointError: The file is truncated or damaged; the message names the newest valid one before it.
+        CheckpointVersionError: The file has another format.
+        CheckpointError: The file is not a voxelfield checkpoint.
+    """
+    return load_resolved(path, device, parts)[1]
+
+
+def load_resolved(
+    path: Path, device: torch.device | str = "cpu", parts: Collection[str] | None = None
+) -> tuple[Path, dict[str, Any]]:
+    """Loads a checkpoint as :func:`load_checkpoint` does, and returns its file as well.
+
+    A run in progress replaces its checkpoints: if that of a run directory is gone before it has been read, the one that
+    replaces it is loaded.
+
+    Args:
+        path: As for :func:`load_checkpoint`.
+        device: As for :func:`load_checkpoint`.
+        parts: As for :func:`load_checkpoint`.
+
+    Returns:
+        The file, and the result of :func:`load_checkpoint`.
+
+    Raises:
+        FileNotFoundError: As for :func:`load_checkpoint`.
+        CheckpointError: As for :func:`load_checkpoint`.
+    """
+    while True:
+        file = resolve_checkpoint(path)
+        try:
+            return file, _load_file(file, device, parts)
+        except FileNotFoundError:
+            if file == Path(path) or file.exists():
+                raise
+
+
+def _load_file(path: Path, device: torch.device | str, parts: Collection[str] | None) -> dict[str, Any]:
+    """Implements :func:`load_checkpoint` for a file."""
+    try:
+        return _read(path, device, parts)
+    except DamagedCheckpointError as error:
+        beside = checkpoints(path.parent)
+        older = newest_sound(beside[: beside.index(path)] if path in beside else [])
+        advice = "there is no intact one before it" if older is None else f"the newest intact one before it is {older}"
+        raise DamagedCheckpointError(f"{error}; {advice}") from error
+
+
+def load_newest(directory: Path, device: torch.device | str = "cpu") -> tuple[Path, dict[str, Any]] | None:
+    """Loads the newest valid checkpoint of a run; logs a warning for each file that it skips.
+
+    Args:
+        directory: Run directory, which need not exist.
+        device: Device for the tensors.
+
+    Returns:
+        The file and its state as :func:`load_checkpoint` returns it, or None if there is no valid one.
+
+    Raises:
+        CheckpointVersionError: A checkpoint has another format. Skipping it would repeat training already done.
+    """
+    for path in reversed(checkpoints(directory) if directory.is_dir() else []):
+        try:
+            return path, _read(path, device, None)
+        except CheckpointVersionError:
+            raise
+        except CheckpointError as error:
+            logger.warning("%s; it is skipped", error)
+    return None
+
+
+def newest_sound(paths: Sequence[Path]) -> Path | None:
+    """Returns the last of several files whose checksums are correct, or None; tensors are read but not loaded.
+
+    Args:
+        paths: Checkpoints, the newest last.
+    """
+    for path in reversed(paths):
+        try:
+            _check_archive(path)
+        except CheckpointError:
+            continue
+        return path
+    return None
+
+
+@contextlib.contextmanager
+def contents_of(path: Path) -> Iterator[None]:
+    """Raises an error that names a checkpoint if its content, although undamaged, is not that of a run.
+
+    Args:
+        path: The file.
+
+    Raises:
+        CheckpointError: The block fails, for example because parts of the checkpoint contradict each other.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError, OverflowError, AssertionError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        raise CheckpointError(
+            f"{path} does not hold the state of a run: its parts do not fit together ({reason})"
+        ) from error
+    except ValueError as error:  # from its configuration
+        if str(path) in str(error):
+            raise
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def check_progress(state: Mapping[str, Any]) -> None:
+    """Raises TypeError if a state's step or training time is not a valid number, and KeyError if it is missing."""
+    step, seconds = state["step"], state["train_seconds"]
+    if type(step) is not int or step < 0:
+        raise TypeError(f"step must be a whole number, not negative, got {clipped(repr(step))}")
+    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+        raise TypeError(f"train_seconds must be a number, not negative, got {clipped(repr(seconds))}")
+
+
+def _read(path: Path, device: torch.device | str, parts: Collection[str] | None) -> dict[str, Any]:
+    """Loads a file, without advice about others if it is damaged."""
+    is_sealed = _check_archive(path)
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} is not a voxelfield checkpoint: it holds objects other than tensors and plain values"
+        ) from error
+    except (RuntimeError, ValueError) as error:
+        # Errors about an absent or full device must stay visible. On the CPU, RuntimeErrors are about the file.
+        of_the_file = torch.device(device).type == "cpu" or "PytorchStreamReader" in str(error)
+        if isinstance(error, RuntimeError) and (is_out_of_memory(error) or not of_the_file):
+            raise
+        raise _damaged(path) from error
+    except FileNotFoundError:  # deleted in the meantime
+        raise
+    except Exception as error:  # unpickling truncated or invalid data can raise anything
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(
+            f"{path} is not a voxelfield checkpoint: its contents cannot be read ({type(error).__name__})"
+        ) from error
+    if not isinstance(state, dict) or "voxelfield" not in state or not isinstance(state.get("format"), int):
+        raise CheckpointError(f"{path} is not a voxelfield checkpoint: it lacks the keys 'format' and 'voxelfield'")
+    if state["format"] > FORMAT:
+        raise CheckpointVersionError(
+            f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; "
+            f"this version ({_version()}) reads format {FORMAT}: upgrade voxelfield"
+        )
+    if state["format"] < FORMAT:
+        raise CheckpointVersionError(
+            f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
+            f"({_version()}) reads format {FORMAT}: train again, or continue with that version"
+        )
+    if not is_sealed:
+        raise _damaged(path)
+    if parts is not None:
+        state = {key: value for key, value in state.items() if key in parts or key in _ADDED}
+    try:
+        restored: dict[str, Any] = put_back_zeros(state)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a voxelfield checkpoint: {error}") from error
+    return restored
+
+
+def replace_checkpoints(older: Sequence[Path], newer: Path) -> None:
+    """Removes checkpoints after a newer one has been read back.
+
+    Args:
+        older: Files to remove. A file that no longer exists is not an error.
+        newer: The checkpoint that replaces them. If it is damaged, nothing is removed.
+
+    Raises:
+        DamagedCheckpointError: ``newer`` is truncated or damaged.
+    """
+    if not older:
+        return
+    _check_archive(newer)
+    for path in older:
+        path.unlink(missing_ok=True)
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """Lists a directory's checkpoints, the newest last."""
+    matches = [(_NUMBERED.fullmatch(file.name), file) for file in directory.iterdir() if file.is_file()]
+    numbered = [file for match, file in matches if match]
+    last = directory / _LAST
+    return sorted([*numbered, *([last] if last.is_file() else [])], key=checkpoint_step)
+
+
+def checkpoint_step(path: Path) -> int:
+    """Returns the number of steps in a checkpoint's name, or -1 if there is none, as in ``last.pt``."""
+    match = _NUMBERED.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
+def _check_archive(path: Path) -> bool:
+    """Distinguishes a damaged checkpoint from a file that never was one, which torch.load does not.
+
+    Returns:
+        Whether the file has a checksum of the whole, which was correct. Formats up to 6 have none.
+    """
+    with path.open("rb") as file:
+        start = file.read(4)
+    # After a power failure, some file systems show zeros where data had not been written.
+    if start != b"PK\x03\x04" and start.strip(b"\0"):
+        raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is not a torch archive")
+    seal = read_seal(path)
+    if seal is False:
+        raise _damaged(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+            names = [info.filename for info in infos]
+            # torch writes tensors uncompressed; decompressing a zip bomb of zeros would exhaust the memory.
+            if any(info.compress_type != zipfile.ZIP_STORED for info in infos):
+                raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is a compressed zip file")
+            if sum(info.file_size for info in infos) > path.stat().st_size:
+                raise _damaged(path)
+            # torch.load ignores the checksums: flipped bits would become weights.
+            damaged = None if seal else archive.testzip()
+    except (CheckpointError, FileNotFoundError):
+        raise
+    except Exception as error:  # broken headers raise anything from EOFError to UnicodeDecodeError
+        raise _damaged(path) from error
+    if damaged is not None:
+        raise _damaged(path)
+    if not any(name.endswith("/data.pkl") for name in names):
+        raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is a zip file of another kind")
+    return seal is True
+
+
+def _damaged(path: Path) -> DamagedCheckpointError:
+    return DamagedCheckpointError(f"{path} is truncated or damaged ({path.stat().st_size} bytes)")
+
+
+def _check_loadable(value: object, name: str) -> None:
+    """Rejects at save time values that ``weights_only`` would reject at load time, when it is too late."""
+    # Exact types: subclasses such as np.float64 or an IntEnum pickle as themselves, not as the plain type.
+    if type(value) in (dict, OrderedDict):
+        assert isinstance(value, dict)
+        for key, item in value.items():
+            _check_loadable(key, f"a key of {name}")
+            _check_loadable(item, f"{name}[{key!r}]")
+    elif type(value) in (list, tuple, set):
+        assert isinstance(value, (list, tuple, set))
+        for index, item in enumerate(value):
+            _check_loadable(item, f"{name}[{index}]")
+    elif type(value) not in (torch.Tensor, torch.nn.Parameter, *_PLAIN):
+        raise TypeError(
+            f"{name} is a {type(value).__module__}.{type(value).__qualname__}: "
+            "a checkpoint holds tensors and plain Python values only"
+        )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("voxelfield")
+    except metadata.PackageNotFoundError:  # used from a source tree that is not installed
+        return "unknown"
