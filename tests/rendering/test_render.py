@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from rendered_batch import rendered
 
 from voxelfield import VoxelGrid
 from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, SHDecoder
@@ -20,7 +21,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import Rendering, render, render_view
 from voxelfield.training.config import LossConfig
-from voxelfield.training.losses import RenderedBatch, rendering_terms
+from voxelfield.training.losses import rendering_terms
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 SIGMA = 1.7
@@ -478,8 +479,8 @@ def test_losses_of_the_rays_that_were_taken(device, make):
     rays_kept = int(part.rays_kept)
     assert 0 < rays_kept < 60
     alone = render(field, rays[:rays_kept], everywhere(device), settings)
-    terms = rendering_terms(config, RenderedBatch(part, part.over(background), truth))
-    expected = rendering_terms(config, RenderedBatch(alone, alone.over(background[:rays_kept]), truth[:rays_kept]))
+    terms = rendering_terms(config, *rendered(part, part.over(background), truth))
+    expected = rendering_terms(config, *rendered(alone, alone.over(background[:rays_kept]), truth[:rays_kept]))
     for name, term in expected.items():
         torch.testing.assert_close(terms[name], term, rtol=1e-4, atol=1e-6, msg=name)
 

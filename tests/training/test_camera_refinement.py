@@ -29,7 +29,7 @@ from voxelfield.rendering.warps.ndc_box import NdcBox
 from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras import lost_cameras
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, motion_unit
+from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses, motion_unit
 from voxelfield.training.cameras.exposure import AffineExposure
 from voxelfield.training.cameras.lost_cameras import LostCameras, shrunk
 from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, RefinedCameras, write_cameras
@@ -189,7 +189,7 @@ def test_the_focal_length_of_a_lens_is_refused():
 def test_a_state_of_other_cameras_is_refused():
     state = refinement_of(some_cameras()).state()
     with pytest.raises(ValueError, match="resume must name a checkpoint of the same cameras"):
-        refinement_of(some_cameras()).load_state(state)
+        RefinedPoses(refinement_of(some_cameras())).check_state(state)
 
 
 @pytest.mark.parametrize("side", [1, 3])

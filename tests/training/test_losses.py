@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from rendered_batch import rendered
 
 from voxelfield import VoxelGrid
 from voxelfield.evaluation.metrics import ssim
@@ -18,8 +19,8 @@ from voxelfield.models.pyramid import PyramidRecipe
 from voxelfield.ops import PackedSamples
 from voxelfield.rendering.render import Rendering
 from voxelfield.training import losses
+from voxelfield.training.batch import Batch, Outputs
 from voxelfield.training.config import LossConfig
-from voxelfield.training.losses import RenderedBatch
 from voxelfield.training.structure import structure_weights
 
 
@@ -62,39 +63,39 @@ def make_config(**values) -> LossConfig:
     return LossConfig(**nothing | {"tv_every": 1, "tv_until": 100} | values)
 
 
-def batch_of(rendering: Rendering) -> RenderedBatch:
+def batch_of(rendering: Rendering) -> tuple[Outputs, Batch]:
     """One ray a pixel, all black as they should be: for terms that look at neither."""
     black = torch.zeros_like(rendering.rgb)
-    return RenderedBatch(rendering, black, black)
+    return rendered(rendering, black, black)
 
 
 def test_every_term_has_a_weight_that_is_switched_off_by_zero():
     assert set(losses.WEIGHTED_TERMS) <= {field.name for field in dataclasses.fields(LossConfig)}
     for name in losses.WEIGHTED_TERMS:
-        batch = patches_of(torch.rand(1, 11, 11, 3)) if name == "ssim" else batch_of(make_rendering())
-        batch = dataclasses.replace(batch, structure_weights=torch.ones(len(batch.pixels)))
-        terms = losses.rendering_terms(make_config(**{name: 1.0}), batch)
+        outputs, batch = patches_of(torch.rand(1, 11, 11, 3)) if name == "ssim" else batch_of(make_rendering())
+        batch = dataclasses.replace(batch, look_up=lambda _, pixels: torch.full_like(pixels, 255))
+        terms = losses.rendering_terms(make_config(**{name: 1.0}), outputs, batch)
         assert list(terms) == ["photometric", name]
 
 
 def test_photometric_is_the_mean_over_pixels_and_channels(device):
     pixels = torch.tensor([[0.5, 0.0, 1.0], [0.25, 0.5, 0.0], [0.0, 0.0, 0.0]], device=device, requires_grad=True)
     truth = torch.tensor([[0.0, 0.0, 1.0], [0.25, 1.0, 1.0], [0.0, 0.0, 0.0]], device=device)
-    batch = RenderedBatch(make_rendering(device=device), pixels, truth)
-    (loss,) = losses.rendering_terms(make_config(), batch).values()
+    batch = rendered(make_rendering(device=device), pixels, truth)
+    (loss,) = losses.rendering_terms(make_config(), *batch).values()
     assert loss.item() == pytest.approx((0.25 + 0.25 + 1) / 9)
     loss.backward()
     torch.testing.assert_close(pixels.grad, (pixels.detach() - truth) * 2 / 9)
 
 
-def patches_of(pixels, truth=None, rays_per_pixel=1, rays_kept=None, singles=0) -> RenderedBatch:
+def patches_of(pixels, truth=None, rays_per_pixel=1, rays_kept=None, singles=0) -> tuple[Outputs, Batch]:
     """Patches (N, S, S, 3), and pixels beside them that are wrong."""
     count, side = pixels.shape[:2]
     rows = torch.cat((pixels.flatten(0, 2), torch.ones(singles, 3, device=pixels.device)))
     wanted = rows if truth is None else torch.cat((truth.flatten(0, 2), torch.zeros(singles, 3, device=pixels.device)))
     opacity = (1.0,) * (len(rows) * rays_per_pixel)
     rendering = make_rendering(opacity=opacity, rays_kept=rays_kept, device=pixels.device)
-    return RenderedBatch(rendering, rows, wanted, count, side)
+    return rendered(rendering, rows, wanted, count, side)
 
 
 def test_ssim_is_that_of_the_patches_all_of_whose_rays_count(device):
@@ -103,18 +104,18 @@ def test_ssim_is_that_of_the_patches_all_of_whose_rays_count(device):
     pixels.requires_grad_()
     for rays_kept, count in ((None, 3), (3 * 4 * 256, 3), (3 * 4 * 256 - 1, 2), (4 * 256, 1)):
         batch = patches_of(pixels, truth, rays_per_pixel=4, rays_kept=rays_kept, singles=7)
-        loss = losses.rendering_terms(make_config(ssim=2.0), batch)["ssim"]
+        loss = losses.rendering_terms(make_config(ssim=2.0), *batch)["ssim"]
         assert loss.item() == pytest.approx(2 * sum(expected[:count]) / count, rel=1e-5)
     (gradient,) = torch.autograd.grad(loss, pixels)
     assert gradient[0].abs().amax() > 0
     assert not gradient[1:].any()
-    nothing = losses.rendering_terms(make_config(ssim=1.0), patches_of(pixels, truth, rays_kept=200))["ssim"]
+    nothing = losses.rendering_terms(make_config(ssim=1.0), *patches_of(pixels, truth, rays_kept=200))["ssim"]
     assert nothing.item() == 0
 
 
 def test_ssim_needs_patches():
     with pytest.raises(ValueError, match=r"must begin with patches where config\.ssim is positive"):
-        losses.rendering_terms(make_config(ssim=1.0), batch_of(make_rendering()))
+        losses.rendering_terms(make_config(ssim=1.0), *batch_of(make_rendering()))
 
 
 def test_structure_is_the_dissimilarity_of_an_image_with_small_errors(device):
@@ -125,13 +126,13 @@ def test_structure_is_the_dissimilarity_of_an_image_with_small_errors(device):
     rgba = torch.cat((truth, torch.ones_like(truth[..., :1])), dim=-1)
     weights = structure_weights((rgba * 255).round().to(torch.uint8)[None], device)[0].float() / 255
     inner = slice(5, -5)
-    batch = RenderedBatch(
+    batch = rendered(
         make_rendering(opacity=(1.0,) * 54**2, device=device),
         pixels[inner, inner].flatten(0, 1),
         truth[inner, inner].flatten(0, 1),
-        structure_weights=weights[inner, inner].flatten(),
+        structure=weights[inner, inner].flatten(),
     )
-    loss = losses.rendering_terms(make_config(structure=3.0), batch)["structure"]
+    loss = losses.rendering_terms(make_config(structure=3.0), *batch)["structure"]
     assert loss.item() == pytest.approx(3 * (1 - ssim(pixels, truth).item()), rel=0.1)
 
 
@@ -141,8 +142,8 @@ def test_structure_counts_a_constant_offset_in_full_where_the_photograph_is_flat
     weights = structure_weights((rgba * 255).round().to(torch.uint8)[None], device)[0].float() / 255
     rendering = make_rendering(opacity=(1.0,) * 144, device=device)
     pixels = truth + 0.01
-    batch = RenderedBatch(rendering, pixels.flatten(0, 1), truth.flatten(0, 1), structure_weights=weights.flatten())
-    assert losses.structure(batch).item() == pytest.approx(0.01**2 / 0.03**2, rel=1e-4)
+    batch = rendered(rendering, pixels.flatten(0, 1), truth.flatten(0, 1), structure=weights.flatten())
+    assert losses.structure(*batch).item() == pytest.approx(0.01**2 / 0.03**2, rel=1e-4)
     assert 1 - ssim(pixels, truth).item() < 1e-3
 
 
@@ -152,7 +153,7 @@ def test_structure_is_a_weighted_mean_over_pixels_all_of_whose_rays_count(device
     pixels.requires_grad_()
     for rays_kept, count in ((20, 5), (19, 4), (8, 2), (3, 0)):
         rendering = make_rendering(opacity=(1.0,) * 20, rays_kept=rays_kept, device=device)
-        loss = losses.structure(RenderedBatch(rendering, pixels, truth, structure_weights=weights))
+        loss = losses.structure(*rendered(rendering, pixels, truth, structure=weights))
         errors = weights[:count, None] * (pixels - truth)[:count].square() / 0.03**2
         expected = errors.mean() if count > 0 else 0 * errors.sum()
         torch.testing.assert_close(loss, expected)
@@ -161,14 +162,14 @@ def test_structure_is_a_weighted_mean_over_pixels_all_of_whose_rays_count(device
 
 
 def test_structure_needs_weights():
-    with pytest.raises(ValueError, match=r"must have structure_weights where config\.structure is positive"):
-        losses.rendering_terms(make_config(structure=1.0), batch_of(make_rendering()))
+    with pytest.raises(KeyError, match="structure"):
+        losses.rendering_terms(make_config(structure=1.0), *batch_of(make_rendering()))
 
 
 def test_sample_rgb_is_weighted_by_sample_and_averaged_over_rays(device):
     rendering = make_rendering(device=device)
     truth = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.5, 0.0, 1.0]], device=device)
-    loss = losses.rendering_terms(make_config(sample_rgb=1.0), RenderedBatch(rendering, truth, truth))["sample_rgb"]
+    loss = losses.rendering_terms(make_config(sample_rgb=1.0), *rendered(rendering, truth, truth))["sample_rgb"]
     # squared errors 1, 0 and 0.5; the ray without samples counts in the mean
     assert loss.item() == pytest.approx((0.5 * 1 + 0.25 * 0 + 0.5 * 0.5) / 3)
     loss.backward()
@@ -181,15 +182,15 @@ def test_samples_are_compared_with_what_the_fields_colours_should_be(device):
     rendering = make_rendering(device=device)
     truth = torch.rand(3, 3, device=device)
     config = make_config(sample_rgb=1.0)
-    exposed = losses.rendering_terms(config, RenderedBatch(rendering, 0.5 * truth, 0.5 * truth, field_truth=truth))
-    expected = losses.rendering_terms(config, RenderedBatch(rendering, truth, truth))
+    exposed = losses.rendering_terms(config, *rendered(rendering, 0.5 * truth, 0.5 * truth, field_truth=truth))
+    expected = losses.rendering_terms(config, *rendered(rendering, truth, truth))
     assert exposed["photometric"] == 0
     assert exposed["sample_rgb"] == expected["sample_rgb"] > 0
 
 
 def test_opacity_entropy_has_its_values_and_slope(device):
     rendering = make_rendering(opacity=(0.5, 0.25), device=device)
-    loss = losses.opacity_entropy(batch_of(rendering))
+    loss = losses.opacity_entropy(*batch_of(rendering))
     assert loss.item() == pytest.approx((math.log(2) - 0.25 * math.log(0.25) - 0.75 * math.log(0.75)) / 2)
     loss.backward()
     # dH/do = log((1 - o) / o), over two rays
@@ -198,7 +199,7 @@ def test_opacity_entropy_has_its_values_and_slope(device):
 
 def test_opacity_entropy_is_finite_and_small_where_pixels_are_decided(device):
     rendering = make_rendering(opacity=(0.0, 1.0, 1.0 + 1e-6), device=device)
-    loss = losses.opacity_entropy(batch_of(rendering))
+    loss = losses.opacity_entropy(*batch_of(rendering))
     loss.backward()
     assert 0 <= loss.item() < 1e-3
     assert rendering.opacity.grad.isfinite().all()
@@ -207,7 +208,7 @@ def test_opacity_entropy_is_finite_and_small_where_pixels_are_decided(device):
 def test_sparsity_has_its_value_and_slope(device):
     density = torch.tensor([0.0, 0.5, 1.0], device=device, requires_grad=True)
     rendering = dataclasses.replace(make_rendering(opacity=(0.0,) * 4, device=device), density=density)
-    loss = losses.sparsity(batch_of(rendering))
+    loss = losses.sparsity(*batch_of(rendering))
     assert loss.item() == pytest.approx((math.log(1.5) + math.log(3)) / 4)
     loss.backward()
     # d/ds log(1 + 2 s^2) = 4 s / (1 + 2 s^2)
@@ -235,8 +236,8 @@ def test_terms_without_samples_are_zero_and_differentiable(device):
     )
     truth = torch.full((2, 3), 0.5, device=device)
     config = make_config(sample_rgb=1.0, sparsity=1.0)
-    batch = RenderedBatch(rendering, rendering.over(torch.zeros(3, device=device)), truth)
-    terms = losses.rendering_terms(config, batch)
+    batch = rendered(rendering, rendering.over(torch.zeros(3, device=device)), truth)
+    terms = losses.rendering_terms(config, *batch)
     assert {name: value.item() for name, value in terms.items()} == {
         "photometric": 0.25,
         "sample_rgb": 0.0,
@@ -247,16 +248,16 @@ def test_terms_without_samples_are_zero_and_differentiable(device):
 
 def test_terms_carry_their_weights_and_absent_ones_are_left_out():
     rendering, prediction, truth = make_rendering(), torch.full((3, 3), 0.5), torch.ones(3, 3)
-    assert set(losses.rendering_terms(make_config(), RenderedBatch(rendering, prediction, truth))) == {"photometric"}
+    assert set(losses.rendering_terms(make_config(), *rendered(rendering, prediction, truth))) == {"photometric"}
     config = make_config(sample_rgb=2.0, distortion=5.0, opacity_entropy=3.0, sparsity=4.0)
-    terms = losses.rendering_terms(config, RenderedBatch(rendering, prediction, truth))
+    terms = losses.rendering_terms(config, *rendered(rendering, prediction, truth))
     expected = {
         "photometric": 0.25,
         # squared errors 2, 3 and 0.75, of weight 0.5, 0.25 and 0.5
         "sample_rgb": 2 * (1 + 0.75 + 0.375) / 3,
         "distortion": 5 * 2.0,
-        "opacity_entropy": 3 * losses.opacity_entropy(batch_of(rendering)).item(),
-        "sparsity": 4 * losses.sparsity(batch_of(rendering)).item(),
+        "opacity_entropy": 3 * losses.opacity_entropy(*batch_of(rendering)).item(),
+        "sparsity": 4 * losses.sparsity(*batch_of(rendering)).item(),
     }
     assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected)
 
@@ -271,7 +272,7 @@ def test_a_pixel_of_which_a_ray_had_no_room_does_not_count():
         rays_kept=3,
     )
     pixels, truth = torch.tensor([[0.5] * 3, [5.0] * 3]), torch.tensor([[0.25] * 3, [0.0] * 3])
-    terms = losses.rendering_terms(make_config(sample_rgb=1.0, distortion=1.0), RenderedBatch(rendering, pixels, truth))
+    terms = losses.rendering_terms(make_config(sample_rgb=1.0, distortion=1.0), *rendered(rendering, pixels, truth))
     assert terms["photometric"].item() == pytest.approx((0.5 - 0.25) ** 2)
     first, second = 0.75**2 + 2 * 0.25**2, 1.0
     assert terms["sample_rgb"].item() == pytest.approx((0.75 * first + second) / 3)
@@ -281,7 +282,7 @@ def test_a_pixel_of_which_a_ray_had_no_room_does_not_count():
 def test_distortion_must_have_been_rendered():
     rendering = dataclasses.replace(make_rendering(), distortion=None)
     with pytest.raises(ValueError, match=r"config\.distortion"):
-        losses.rendering_terms(make_config(distortion=1.0), batch_of(rendering))
+        losses.rendering_terms(make_config(distortion=1.0), *batch_of(rendering))
 
 
 def test_rays_without_room_count_for_nothing(device):
@@ -293,7 +294,7 @@ def test_rays_without_room_count_for_nothing(device):
     prediction = torch.rand(3, 3, device=device)
     prediction[2:] = torch.nan
     rendering.density.data[2] = 100.0
-    terms = losses.rendering_terms(make_config(**settings), RenderedBatch(rendering, prediction, truth))
+    terms = losses.rendering_terms(make_config(**settings), *rendered(rendering, prediction, truth))
 
     alone = make_rendering(
         weights=(0.5, 0.25),
@@ -302,7 +303,7 @@ def test_rays_without_room_count_for_nothing(device):
         opacity=(0.75, 0.0),
         device=device,
     )
-    expected = losses.rendering_terms(make_config(**settings), RenderedBatch(alone, prediction[:2], truth[:2]))
+    expected = losses.rendering_terms(make_config(**settings), *rendered(alone, prediction[:2], truth[:2]))
     for name, term in expected.items():
         torch.testing.assert_close(terms[name], term, msg=name)
     torch.stack(list(terms.values())).sum().backward()
@@ -314,7 +315,7 @@ def test_no_ray_taken_is_no_loss(device):
     nothing = {"weights": (0.0,) * 3, "opacity": (0.0,) * 3, "rays_kept": 0}
     config = make_config(sample_rgb=1.0, distortion=1.0, opacity_entropy=1.0)
     pixels, truth = torch.ones(3, 3, device=device), torch.zeros(3, 3, device=device)
-    terms = losses.rendering_terms(config, RenderedBatch(make_rendering(**nothing, device=device), pixels, truth))
+    terms = losses.rendering_terms(config, *rendered(make_rendering(**nothing, device=device), pixels, truth))
     assert {name: term.item() for name, term in terms.items()} == dict.fromkeys(terms, 0.0)
     assert len(terms) == 4
 

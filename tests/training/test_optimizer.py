@@ -62,7 +62,9 @@ def test_a_run_multiplies_the_rates_of_its_field():
 @pytest.mark.parametrize("kind", ["mlp", "sh"])
 def test_exposures_have_a_rate_of_their_own_and_are_updated(device, kind):
     field, exposure = make_field(kind, device), AffineExposure(2).to(device)
-    optimizers = Optimizers(field, make_config(exposure_lr=0.25, network_decay=0.5), RatesConfig(network=2.0), exposure)
+    parameters = list(exposure.parameters())
+    groups = {"exposure": (parameters, 0.25)}
+    optimizers = Optimizers(field, make_config(network_decay=0.5), RatesConfig(network=2.0), groups)
     assert optimizers.rates()["exposure"] == 0.25
     optimizers.scale(0.5)
     (field.grid.features.sum() + exposure.log_gain[0].sum() - exposure.offset[1].sum()).backward()
@@ -71,10 +73,10 @@ def test_exposures_have_a_rate_of_their_own_and_are_updated(device, kind):
     torch.testing.assert_close(exposure.log_gain.detach(), expected)
     torch.testing.assert_close(exposure.offset.detach(), -expected.flip(0))
     assert exposure.offset.grad is None
-    again = Optimizers(field, make_config(exposure_lr=0.75), RATES, exposure)
+    again = Optimizers(field, make_config(), RATES, {"exposure": (parameters, 0.75)})
     again.load_state_dict(copy.deepcopy(optimizers.state_dict()))
     assert again.rates()["exposure"] == 0.75
-    assert float(again.exposure.state[exposure.offset]["step"]) == 1
+    assert float(again.others["exposure"].state[exposure.offset]["step"]) == 1
 
 
 def test_a_decoder_without_parameters_has_no_optimizer():

@@ -26,10 +26,10 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.models.recipe import Recipe
 from voxelfield.rendering.render import render_view
 from voxelfield.training import graph, losses
+from voxelfield.training.batch import Batch, Outputs
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from voxelfield.training.logs.logging import NullLogger
-from voxelfield.training.losses import RenderedBatch
 from voxelfield.training.occupied_space import EmptyFieldError
 from voxelfield.training.session import Hook, Session
 from voxelfield.training.state import saving
@@ -262,38 +262,29 @@ def test_every_weighted_term_is_logged_and_the_rest_is_not(make_session):
 
 def test_each_pixel_of_a_step_has_its_own_structure_weight(make_session, scene, monkeypatch):
     seen: list[tuple[Tensor, Tensor]] = []
-    draw, weigh = PixelSampler.draw, losses.rendering_terms
-    drawn: list[Tensor] = []
+    weigh = losses.rendering_terms
 
-    def record_pixels(*arguments: Any) -> Any:
-        result = draw(*arguments)
-        drawn.append(result[2])
-        return result
+    def record_weights(config: LossConfig, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        seen.append((batch.pixels, batch["structure"]))
+        return weigh(config, outputs, batch)
 
-    def record_weights(config: LossConfig, batch: RenderedBatch) -> dict[str, Tensor]:
-        seen.append((drawn.pop(), batch.structure_weights))
-        return weigh(config, batch)
-
-    monkeypatch.setattr(PixelSampler, "draw", record_pixels)
     monkeypatch.setattr("voxelfield.training.step.rendering_terms", record_weights)
     patches = ("trainer.patches=2", "trainer.patch_size=3", "trainer.supersampling=2")
     make_session("trainer.loss.structure=1e-3", *patches, "trainer.steps=3").fit()
-    weights = structure_weights(scene.train.images, torch.device("cpu")).flatten() / 255
+    weights = structure_weights(scene.train.images, torch.device("cpu")).flatten()
     assert len(seen) == 3
     for pixels, found in seen:
         assert len(pixels) >= 18
-        torch.testing.assert_close(found, weights[pixels])
+        assert torch.equal(found, weights[pixels])
 
 
 def test_a_step_needs_the_weights_of_its_loss(make_session, scene):
     session = make_session()
-    parts = (session.field, session.occupancy, PixelSampler(scene.train, torch.device("cpu")), session.optimizers)
-    trainer = session.config.trainer
-    config = replace(trainer, loss=replace(trainer.loss, structure=0.5))
-    with pytest.raises(
-        ValueError, match=r"structure=True where trainer\.loss\.structure is positive, got .*False and 0.5"
-    ):
-        TrainingStep(*parts, config)
+    pixels = PixelSampler(scene.train, torch.device("cpu"))
+    config = replace(session.config.trainer, loss=replace(session.config.trainer.loss, structure=0.5))
+    step = TrainingStep(session.field, session.occupancy, pixels, session.optimizers, config)
+    with pytest.raises(KeyError, match="the training images carry no 'structure', but colours"):
+        step.run(session.settings)
 
 
 def test_total_variation_keeps_the_features_of_a_pyramid_smooth(make_session, device):

@@ -10,7 +10,7 @@ import torch
 
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.training.batches import PixelSampler
+from voxelfield.training.batches import PixelSampler, opaque_where_masked
 from voxelfield.training.structure import structure_weights
 
 HEIGHT, WIDTH = 9, 20
@@ -75,23 +75,21 @@ def test_a_sampler_returns_the_weights_of_the_pixels_that_it_draws(device, maske
         split = replace(split, masks=torch.rand(2, HEIGHT, WIDTH) < 0.5)
         seen[..., 3][~split.masks] = 255
         assert not torch.equal(structure_weights(seen, device), structure_weights(images, device))
-    sampler = PixelSampler(split, device, structure=True)
-    _, rgba, index = sampler.draw(200, BOX.to(device))
-    weights = structure_weights(seen, device).view(-1)[index.cpu()]
-    torch.testing.assert_close(sampler.structure_weights_of(index).cpu(), weights.float() / 255)
+    assert torch.equal(opaque_where_masked(split), seen)
+    sampler = PixelSampler(split, device)
+    sampler.carry("structure", structure_weights(seen, device))
+    batch = sampler.batch(200, BOX.to(device), "black")
+    rgba, index = batch.rgba, batch.pixels
+    assert torch.equal(batch["structure"].cpu(), structure_weights(seen, device).view(-1)[index.cpu()].cpu())
     assert torch.equal((rgba[:, 0] * 255).round().to(torch.uint8).cpu(), images.view(-1, 4)[index.cpu(), 0])
-
-
-def test_a_sampler_has_no_weights_unless_asked_for(device):
-    sampler = PixelSampler(split_of(photographs()), device)
-    with pytest.raises(ValueError, match="structure must be True for a sampler that returns weights, got False"):
-        sampler.structure_weights_of(torch.zeros(1, dtype=torch.int64, device=device))
 
 
 @pytest.mark.cuda
 def test_weights_on_the_host_are_the_same():
     device = torch.device("cuda")
     split, index = split_of(photographs()), torch.arange(2 * HEIGHT * WIDTH, device=device)
-    samplers = (PixelSampler(split, device, structure=True, on_host=on_host) for on_host in (False, True))
-    on_device, on_host = (sampler.structure_weights_of(index) for sampler in samplers)
+    samplers = [PixelSampler(split, device, on_host=on_host) for on_host in (False, True)]
+    for sampler in samplers:
+        sampler.carry("structure", structure_weights(split.images, device))
+    on_device, on_host = (sampler.look_up("structure", index) for sampler in samplers)
     assert torch.equal(on_device, on_host)

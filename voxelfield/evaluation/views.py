@@ -12,7 +12,7 @@ from voxelfield.models.recipe import Recipe
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.training.batches import background_for
+from voxelfield.training.batch import background_for
 from voxelfield.training.config import TrainerConfig
 
 # Largest number of samples along the diagonal of a grid's box. Without nested boxes, a grid of 400^3 voxels and the

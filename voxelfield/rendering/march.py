@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -59,6 +60,26 @@ class Capacity:
 
     candidates: int
     visible: int
+
+
+class Sampler(Protocol):
+    """Places samples on rays: :func:`visible_samples`, or a function of one's own with the same arguments."""
+
+    def __call__(
+        self,
+        field: Field,
+        rays: Rays,
+        occupancy: OccupancyGrid,
+        settings: RenderSettings,
+        jitter: bool = False,
+        capacity: Capacity | None = None,
+    ) -> tuple[ops.PackedSamples, Tensor | None]:
+        """Returns the samples at which colours are evaluated, and the number of samples before some were dropped.
+
+        The arguments and results are those of :func:`visible_samples`. A sampler that ignores ``capacity`` synchronises
+        with the device, which a training step on CUDA must not do.
+        """
+        ...
 
 
 def march(

@@ -11,7 +11,7 @@ from torch import Tensor
 from voxelfield import ops
 from voxelfield.fields.field import Field, frame_of
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.march import Capacity, RenderSettings, visible_samples
+from voxelfield.rendering.march import Capacity, RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.pixels import png_bytes
 from voxelfield.rendering.rays import Rays
@@ -86,6 +86,7 @@ def render(
     jitter: bool = False,
     capacity: Capacity | None = None,
     distortion: bool = False,
+    sampler: Sampler = visible_samples,
 ) -> Rendering:
     """Renders rays through a field: marches, drops invisible samples, evaluates the others, composites.
 
@@ -102,11 +103,12 @@ def render(
         capacity: Fixed numbers of samples, so that the host never synchronises with the device. None for as many
             samples as needed.
         distortion: Whether to compute the rays' distortion.
+        sampler: Places the samples.
 
     Returns:
         One colour, opacity and depth per ray.
     """
-    samples, candidates = visible_samples(field, rays, occupancy, settings, jitter, capacity)
+    samples, candidates = sampler(field, rays, occupancy, settings, jitter, capacity)
     if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
         positions = positions_on_rays(samples, rays.origins, rays.directions, frame_of(field))
         samples = samples._replace(positions=positions)

@@ -11,7 +11,7 @@ from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.rays import Rays
-from voxelfield.training.structure import structure_weights
+from voxelfield.training.batch import Batch, background_for
 from voxelfield.training.transfers import read_from_host
 
 
@@ -27,9 +27,8 @@ class PixelSampler:
         patches: Number of square patches at the beginning of each batch. Patches lie inside an image, so pixels within
             half a patch of its edge are drawn with a different probability than others.
         patch_size: Side of the patches in pixels.
-        structure: Also compute the weights of :meth:`structure_weights_of`.
-        on_host: Keep the images and the weights in pinned host memory, from which the GPU reads the pixels that it
-            draws; otherwise they are on ``device``.
+        on_host: Keep the images and the data of pixels in pinned host memory, from which the GPU reads the pixels that
+            it draws; otherwise they are on ``device``.
 
     Attributes:
         cameras: The training cameras, on the device.
@@ -46,40 +45,75 @@ class PixelSampler:
         patches: int = 0,
         patch_size: int = 1,
         *,
-        structure: bool = False,
         on_host: bool = False,
     ) -> None:
-        def kept(tensor: Tensor) -> Tensor:
-            return read_from_host(tensor, device) if on_host else tensor.to(device).contiguous()
-
-        images, self._drawable = split.images, None
+        self._device, self._on_host = device, on_host
+        self._data: dict[str, Tensor] = {}
+        self._drawable = None
         counted = pixels_that_count(split)
         if split.masks is not None and counted is not None:
-            # Masked pixels are not known to be transparent, so they must not carve away matter.
-            images = images.clone()
-            images[..., 3].masked_fill_(~split.masks, 255)
-            self._drawable = kept(counted.flatten().nonzero()[:, 0].to(pixel_number_type(counted)))
-        self._images = kept(images)
+            self._drawable = self._kept(counted.flatten().nonzero()[:, 0].to(pixel_number_type(counted)))
+        self._images = self._kept(opaque_where_masked(split))
         self.cameras = split.cameras.to(device)
         self._packing = None
-        self._count = images[..., 0].numel() if self._drawable is None else len(self._drawable)
+        self._count = self._images[..., 0].numel() if self._drawable is None else len(self._drawable)
         if self.cameras.sizes is not None and self._drawable is None:
             pixels = self.cameras.sizes.prod(dim=1)
             self._packing = (pixels.cumsum(0) - pixels).to(device), self.cameras.sizes[:, 0].to(device)
             self._count = int(pixels.sum())
         self._supersampling = supersampling
-        self._structure = kept(structure_weights(images, device, self.cameras.sizes)) if structure else None
         self._patches = PatchSampler(split, device, patches, patch_size) if patches > 0 else None
+        self._patch_size = patch_size
+        for name, data in getattr(split, "extras", {}).items():
+            self.carry(name, data)
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        return read_from_host(tensor, self._device) if self._on_host else tensor.to(self._device).contiguous()
+
+    def carry(self, name: str, data: Tensor) -> None:
+        """Lets batches carry further data, which they return as ``batch[name]``.
+
+        Args:
+            name: Name of the data.
+            data: (N, H, W, ...) for each pixel, or (N, ...) for each image, on any device.
+
+        Raises:
+            ValueError: ``data`` has another number of images, or the name is taken.
+        """
+        if name in self._data:
+            raise ValueError(f"name must be a new one, got {name!r}, which batches carry already")
+        if data.dim() == 0 or data.shape[0] != self._images.shape[0]:
+            raise ValueError(
+                f"data {name!r} must have shape ({self._images.shape[0]}, ...), one entry for each image, got "
+                f"{tuple(data.shape)}"
+            )
+        self._data[name] = self._kept(data) if self._is_per_pixel(data) else data.to(self._device).contiguous()
+
+    def _is_per_pixel(self, data: Tensor) -> bool:
+        return data.shape[:3] == self._images.shape[:3]
+
+    def look_up(self, name: str, pixels: Tensor) -> Tensor:
+        """Returns the data of a name for pixels (P,), (P, ...) in its own dtype; see :meth:`Batch.__getitem__`."""
+        if name not in self._data:
+            there = ", ".join(["colours", *map(repr, self._data)])
+            raise KeyError(f"the training images carry no {name!r}, but {there}")
+        data = self._data[name]
+        if self._is_per_pixel(data):
+            return data.flatten(0, 2)[pixels]
+        # index_select instead of brackets, because on CUDA the backward pass of the latter sorts the indices.
+        return data.index_select(0, self.images_of(pixels))
+
+    def batch(self, count: int, aabb: Tensor, background: str, cameras: Cameras | None = None) -> Batch:
+        """Draws a batch of pixels; the arguments are those of :meth:`draw` and :func:`background_for`."""
+        rays, rgba, pixels = self.draw(count, aabb, cameras)
+        behind = background_for(background, count, rgba.device)
+        patches = 0 if self._patches is None else self._patches.count
+        return Batch(rays, rgba, pixels, behind, patches, self._patch_size, self.look_up, self.images_of)
 
     @property
     def alpha(self) -> Tensor:
         """Opacity (N, H, W) of the images, uint8, on the device; 255 for pixels excluded by a mask."""
         return self._images[..., 3]
-
-    @property
-    def has_structure(self) -> bool:
-        """Whether the sampler has the weights of :meth:`structure_weights_of`."""
-        return self._structure is not None
 
     def draw(self, count: int, aabb: Tensor, cameras: Cameras | None = None) -> tuple[Rays, Tensor, Tensor]:
         """Draws pixels, using torch's global generator.
@@ -111,19 +145,6 @@ class PixelSampler:
     def images_of(self, pixels: Tensor) -> Tensor:
         """Returns the indices of the images to which pixels belong; of the shape and dtype of ``pixels``."""
         return pixels // self._images[0, ..., 0].numel()
-
-    def structure_weights_of(self, pixels: Tensor) -> Tensor:
-        """Returns the weights of pixels (P,) in :func:`voxelfield.training.losses.structure`, (P,) float32 in [0, 1].
-
-        Args:
-            pixels: Their indices, int64, as :meth:`draw` returns them.
-
-        Raises:
-            ValueError: The sampler was constructed without ``structure``.
-        """
-        if self._structure is None:
-            raise ValueError("structure must be True for a sampler that returns weights, got False")
-        return self._structure.view(-1)[pixels].float() / 255
 
     def _cast(self, index: Tensor, cameras: Cameras, aabb: Tensor) -> Rays:
         """Casts the rays of pixels (P,); the rays of each pixel are consecutive, row by row."""
@@ -169,6 +190,9 @@ class PatchSampler:
         count: Number of patches.
         size: Side of the patches in pixels.
 
+    Attributes:
+        count: As given.
+
     Raises:
         ValueError: A patch does not fit in the images, or in their unmasked part.
     """
@@ -178,7 +202,7 @@ class PatchSampler:
         height, width = self._shape[1:]
         if size > min(height, width):
             raise ValueError(f"patch_size must be at most the images' shorter side, {min(height, width)}, got {size}")
-        self._device, self._count, self._size = device, count, size
+        self._device, self.count, self._size = device, count, size
         square = torch.arange(size, device=device)
         self._offsets = (square[:, None] * width + square).flatten()
         self._corners = None
@@ -218,7 +242,19 @@ class PatchSampler:
         return (self._random(0, images) * height + along(height)) * width + along(width)
 
     def _random(self, low: int, high: int) -> Tensor:
-        return torch.randint(low, high, (self._count,), device=self._device)
+        return torch.randint(low, high, (self.count,), device=self._device)
+
+
+def opaque_where_masked(split: Split) -> Tensor:
+    """Returns the images of a split, opaque where a mask excludes pixels.
+
+    Masked pixels are not known to be transparent, so they must not carve away matter.
+    """
+    if split.masks is None:
+        return split.images
+    images = split.images.clone()
+    images[..., 3].masked_fill_(~split.masks, 255)
+    return images
 
 
 def pixels_that_count(split: Split) -> Tensor | None:
@@ -234,10 +270,3 @@ def pixels_that_count(split: Split) -> Tensor | None:
 def pixel_number_type(masks: Tensor) -> torch.dtype:
     """Returns the smallest integer dtype that can index all pixels of some masks."""
     return torch.int32 if masks.numel() <= 2**31 else torch.int64
-
-
-def background_for(kind: str, rays: int, device: torch.device) -> Tensor:
-    """Returns backgrounds (R, 3): ``random`` in each row, ``white`` or ``black``."""
-    if kind == "random":
-        return torch.rand(rays, 3, device=device)
-    return torch.full((rays, 3), 1.0 if kind == "white" else 0.0, device=device)

@@ -19,17 +19,19 @@ class GraphedCall:
     Args:
         function: The function to call.
         device: A CUDA device; on other devices the function is always called directly.
+        captures: Whether to capture a graph; otherwise the function is always called directly.
     """
 
-    def __init__(self, function: Callable[[], None], device: torch.device) -> None:
+    def __init__(self, function: Callable[[], None], device: torch.device, captures: bool = True) -> None:
         self._function = function
         self._device = device
+        self._captures = captures and device.type == "cuda"
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
         """Calls the function once."""
-        if self._device.type != "cuda":
+        if not self._captures:
             self._function()
         elif self._graph is not None:
             self._graph.replay()

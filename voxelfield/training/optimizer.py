@@ -1,16 +1,16 @@
-"""Adam for grids, networks and exposures, with learning rates in device memory."""
+"""Adam for grids, networks and what parts of training learn, with learning rates in device memory."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.training.cameras.exposure import AffineExposure
 from voxelfield.training.config import OptimizerConfig, RatesConfig
 from voxelfield.training.eager import EagerAdamW, EagerGridAdam
 
@@ -24,7 +24,7 @@ def copies_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 class Optimizers:
-    """GridAdam for a field's grids, and fused AdamW for its decoder's network and for exposures, if there are any.
+    """GridAdam for a field's grids, and fused AdamW for its decoder's network and for further groups of parameters.
 
     A step does not synchronise with the device, so it can be captured in a CUDA graph.
 
@@ -32,12 +32,12 @@ class Optimizers:
         field: The field to train.
         config: Learning rates and constants that depend on the model.
         rates: Factors that depend on the length of the run.
-        exposure: The exposure corrections of the training images, or None.
+        groups: Further parameters with their learning rates, by name; without weight decay.
 
     Attributes:
         grid: The grids' optimizer; pass it to operations that change a grid's resolution or box.
         network: The network's optimizer, or None.
-        exposure: The exposures' optimizer, or None.
+        others: The optimizers of the further groups, by name.
 
     Raises:
         ValueError: ``config.view_lr_factor`` is not 1, but the decoder has no channels that describe view dependence.
@@ -48,14 +48,13 @@ class Optimizers:
         field: RadianceField,
         config: OptimizerConfig,
         rates: RatesConfig,
-        exposure: AffineExposure | None = None,
+        groups: Mapping[str, tuple[Sequence[nn.Parameter], float]] | None = None,
     ) -> None:
         self._field = field
         device = field.aabb.device
         grids = field.grid.levels
-        lrs = [rates.grid * config.grid_lr, rates.network * config.network_lr]
-        if exposure is not None:
-            lrs.append(config.exposure_lr)
+        groups = groups or {}
+        lrs = [rates.grid * config.grid_lr, rates.network * config.network_lr, *(lr for _, lr in groups.values())]
         self._undecayed = torch.tensor(lrs, dtype=torch.float32, device=device)
         self._decayed = self._undecayed.clone()
         # Views into the tensor of rates: each optimizer uses its own element.
@@ -85,7 +84,10 @@ class Optimizers:
             )
 
         self.network = adamw(network, self._lrs[1], config.network_decay) if network else None
-        self.exposure = None if exposure is None else adamw(list(exposure.parameters()), self._lrs[2], 0.0)
+        self.others = {
+            name: adamw(list(parameters), lr, 0.0)
+            for (name, (parameters, _)), lr in zip(groups.items(), self._lrs[2:], strict=True)
+        }
 
     def attach(self, dtype: torch.dtype, occupancy: OccupancyGrid) -> None:
         """Makes the field read working copies of its grids and accumulate gradients; call after any change of them.
@@ -144,20 +146,19 @@ class Optimizers:
             self.grid.add_total_variation(parameter, [weight * channels * along for along in pairs])
 
     def step(self) -> None:
-        """Updates the grids and clears their gradients; updates network and exposures and drops their gradients."""
+        """Updates the grids and clears their gradients; updates everything else and drops its gradients."""
         for grid in self._sparse:
             grid.share_gradient()
         self.grid.step()
-        for optimizer in (self.network, self.exposure):
+        for optimizer in (self.network, *self.others.values()):
             if optimizer is not None:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
 
     def _all(self) -> list[tuple[str, torch.optim.Optimizer, Tensor]]:
         """Returns the existing optimizers with their names and learning rates."""
-        named = (("grid", self.grid), ("network", self.network), ("exposure", self.exposure))
-        # Without exposures there is no learning rate for them.
-        rated = zip(named, self._lrs, strict=False)
+        named = (("grid", self.grid), ("network", self.network), *self.others.items())
+        rated = zip(named, self._lrs, strict=True)
         return [(name, optimizer, lr) for (name, optimizer), lr in rated if optimizer is not None]
 
     def _is_sparse(self, parameter: torch.nn.Parameter) -> bool:

@@ -7,7 +7,8 @@ import copy
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,16 +28,17 @@ from voxelfield.evaluation.views import evaluation_background, render_settings, 
 from voxelfield.messages import clipped
 from voxelfield.models.recipe import Recipe
 from voxelfield.ops._errors import shown
-from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.march import RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.visible_cells import shown_cells
 from voxelfield.rendering.warps.field_frame import FieldFrame
 from voxelfield.rendering.warps.ndc_box import NdcBox
 from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 from voxelfield.training.averaging import WeightAverage
-from voxelfield.training.batches import PixelSampler
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, motion_unit
-from voxelfield.training.cameras.exposure import AffineExposure
+from voxelfield.training.batch import Batch
+from voxelfield.training.batches import PixelSampler, opaque_where_masked
+from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses, motion_unit
+from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
 from voxelfield.training.cameras.lost_cameras import LostCameras
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.clock import Pause, synchronized_time
@@ -59,7 +61,7 @@ from voxelfield.training.logs.logging import NullLogger, RunLogger
 from voxelfield.training.logs.previews import log_preview
 from voxelfield.training.logs.progress import Progress
 from voxelfield.training.logs.records import has_diverged, mean_losses, rates_of_steps
-from voxelfield.training.losses import grid_terms, grid_weight
+from voxelfield.training.losses import STRUCTURE, grid_terms, grid_weight
 from voxelfield.training.memory import (
     MemoryEstimate,
     check_memory,
@@ -69,6 +71,7 @@ from voxelfield.training.memory import (
 )
 from voxelfield.training.occupied_space import OccupiedSpace
 from voxelfield.training.optimizer import Optimizers, copies_dtype
+from voxelfield.training.part import Loss, Part
 from voxelfield.training.run import Run
 from voxelfield.training.schedules import stage_at
 from voxelfield.training.state.fingerprint import changes, fingerprint
@@ -77,6 +80,7 @@ from voxelfield.training.state.run_directory import held
 from voxelfield.training.state.saved_state import check_state
 from voxelfield.training.state.saving import CheckpointWriter
 from voxelfield.training.step import TrainingStep
+from voxelfield.training.structure import structure_weights
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +97,12 @@ _RESUMED = ("optimizer.", "trainer.", "camera.", "seed")
 
 # What every checkpoint contains.
 _SAVED = ("step", "train_seconds", "rays", "field", "occupancy", "optimizer", "rng", "cuda_rng", "config")
+
+# What else checkpoints contain besides the states of parts: old ones lack the first, and the file adds the last.
+_ALSO_SAVED = ("untrained_error", "diverged", "average", "data", "format", "voxelfield")
+
+# The settings that choose parts with a state, and their values if they do.
+_SETTINGS_OF_PARTS = {"cameras": ("camera.name", "refine"), "exposure": ("trainer.exposure", "affine")}
 
 Hook = Callable[["Session"], None]
 """A function that a session calls with itself as the argument."""
@@ -111,6 +121,10 @@ class Session:
         trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
         optimizer: Settings of Adam, or the name of a file in ``configs/optimizer``.
         camera: Settings of camera refinement, such as ``CameraConfig(name="refine")``; None keeps the given cameras.
+        losses: Loss terms that are added to the model's, by name; each maps outputs and batch to a scalar that is
+            already multiplied by its weight (:data:`voxelfield.training.part.Loss`).
+        parts: What else joins each step (:class:`voxelfield.training.part.Part`), in this order.
+        sampler: Places samples on the rays of training (:class:`voxelfield.rendering.march.Sampler`).
         device: Device on which to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
         seed: Seed of torch's random number generators, set before the field is built.
         output: Folder for checkpoints; None writes no files.
@@ -127,7 +141,7 @@ class Session:
         device: Device on which training runs.
         field: The field.
         occupancy: The occupied cells.
-        exposure: Learned exposure corrections of the training images; None with ``trainer.exposure=none``.
+        parts: What joins each step: camera refinement and exposure corrections as configured, then the given parts.
         optimizers: The optimizers of the field.
         refinement: The refinement of the training cameras, or None.
         output: The output folder, as given.
@@ -157,6 +171,9 @@ class Session:
         trainer: TrainerConfig | str | None = None,
         optimizer: OptimizerConfig | str | None = None,
         camera: CameraConfig | None = None,
+        losses: Mapping[str, Loss] | None = None,
+        parts: Sequence[Part] = (),
+        sampler: Sampler = visible_samples,
         device: torch.device | str = "auto",
         seed: int = 0,
         output: Path | str | None = None,
@@ -182,6 +199,7 @@ class Session:
         if camera is not None:
             config.camera = camera
         hooks = (on_step, on_stage, on_preview)
+        self._extend(losses, parts, sampler)
         self._begin(scene, parse(RunConfig, config), output, logger, hooks)
 
     @classmethod
@@ -190,6 +208,9 @@ class Session:
         scene: Scene,
         config: RunConfig,
         *,
+        losses: Mapping[str, Loss] | None = None,
+        parts: Sequence[Part] = (),
+        sampler: Sampler = visible_samples,
         output: Path | str | None = None,
         logger: RunLogger | None = None,
         on_step: Hook | None = None,
@@ -201,6 +222,9 @@ class Session:
         Args:
             scene: As for the constructor.
             config: All settings. Those of scene and data are only recorded in the results, because ``scene`` is given.
+            losses: As for the constructor.
+            parts: As for the constructor.
+            sampler: As for the constructor.
             output: As for the constructor.
             logger: As for the constructor.
             on_step: As for the constructor.
@@ -211,8 +235,21 @@ class Session:
             ValueError: As for the constructor.
         """
         session = cls.__new__(cls)
+        session._extend(losses, parts, sampler)
         session._begin(scene, parse(RunConfig, config), output, logger, (on_step, on_stage, on_preview))
         return session
+
+    def _extend(self, losses: Mapping[str, Loss] | None, parts: Sequence[Part], sampler: Sampler) -> None:
+        """Keeps what the caller adds to the training step."""
+        for name, loss in (losses or {}).items():
+            if not callable(loss):
+                raise TypeError(f"losses[{name!r}] must be a function of outputs and batch, got {shown(loss)}")
+        for index, part in enumerate(parts):
+            if not isinstance(part, Part):
+                raise TypeError(f"parts[{index}] must be a voxelfield.training.part.Part, got {shown(part)}")
+        if not callable(sampler):
+            raise TypeError(f"sampler must be a function like visible_samples, got {shown(sampler)}")
+        self._losses, self._parts, self._sampler = dict(losses or {}), list(parts), sampler
 
     def _begin(
         self,
@@ -267,21 +304,28 @@ class Session:
         started = self._now()
         trainer = config.trainer
         self.field = untrained_field(self.recipe, config.scene, trainer, self.device)
-        self.exposure = AffineExposure(len(scene.train)).to(self.device) if trainer.exposure == "affine" else None
-        self.optimizers = Optimizers(self.field, config.optimizer, trainer.rates, self.exposure)
-        self._occupied = OccupiedSpace(self.field, self.recipe, trainer)
-        self.occupancy = self._occupied.grid
-        self.step = 0
         self._pixels = PixelSampler(
             scene.train,
             self.device,
             trainer.supersampling,
             trainer.patches,
             trainer.patch_size,
-            structure=trainer.loss.structure > 0,
             on_host=self._images_on_host,
         )
+        if trainer.loss.structure > 0:
+            images = opaque_where_masked(scene.train)
+            self._pixels.carry(STRUCTURE, structure_weights(images, self.device, self._pixels.cameras.sizes))
         self.refinement = self._begin_refinement()
+        self.parts = [*self._configured_parts(), *self._parts]
+        names = [part.name for part in self.parts]
+        if len(set(names)) < len(names):
+            raise ValueError(f"parts must have names of their own, got {', '.join(map(repr, names))}")
+        groups = {name: group for part in self.parts for name, group in part.param_groups().items()}
+        self.optimizers = Optimizers(self.field, config.optimizer, trainer.rates, groups)
+        self._occupied = OccupiedSpace(self.field, self.recipe, trainer)
+        self.occupancy = self._occupied.grid
+        self.step = 0
+        self._recorded_seconds = 0.0
         searched = config.camera.search_poses if config.camera.refines else 0
         self._lost_cameras = LostCameras(scene.train, trainer, searched) if searched > 0 else None
         self._step = TrainingStep(
@@ -290,14 +334,29 @@ class Session:
             self._pixels,
             self.optimizers,
             trainer,
-            refinement=self.refinement,
-            exposure=self.exposure,
+            parts=self.parts,
+            losses=self._losses,
+            sampler=self._sampler,
         )
         # Infinite until the first step has been taken, so that training does not count as diverged before.
         self._untrained_error = torch.full_like(self._step.error, math.inf)
         self._average = WeightAverage(self.field, trainer.steps, trainer.average_steps)
         self._attach()
         self.train_seconds = self._now() - started
+
+    def _configured_parts(self) -> Iterator[Part]:
+        """Yields the parts that the configuration asks for."""
+        config = self.config
+        if self.refinement is not None:
+            yield RefinedPoses(self.refinement)
+        if config.trainer.exposure == "affine":
+            exposure = AffineExposure(len(self.scene.train)).to(self.device)
+            yield ExposureCorrection(exposure, config.optimizer.exposure_lr, config.trainer.loss.exposure)
+
+    @property
+    def exposure(self) -> AffineExposure | None:
+        """Learned exposure corrections of the training images; None with ``trainer.exposure=none``."""
+        return next((part.exposure for part in self.parts if isinstance(part, ExposureCorrection)), None)
 
     def _begin_refinement(self) -> CameraRefinement | None:
         """Returns the refinement of the cameras, or None if the cameras are not refined."""
@@ -360,6 +419,63 @@ class Session:
             DirectoryInUseError: Another process is writing to the output folder.
             torch.OutOfMemoryError: As for the constructor.
         """
+        for _ in self._train(wait):
+            pass
+        return self.step >= self.config.trainer.steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Trains as :meth:`fit` does and yields the batch of each step after it, until training ends.
+
+        Leaving the loop earlier ends training as an interruption does: with a checkpoint, if there is an output folder.
+        On CUDA, the next step overwrites the tensors of a batch.
+        """
+        yield from self._train(wait=True)
+
+    def train_step(self) -> Batch:
+        """Takes one step, for callers who own the loop, and returns its batch.
+
+        Everything that training does between steps is included: stages, occupied cells, the average of the weights and
+        records. Previews, checkpoints and the progress bar are left to the caller (:meth:`preview`, :meth:`save`).
+        ``train_seconds`` grows by the time that the call takes on the host.
+
+        Raises:
+            ValueError: All steps of the schedule have been taken.
+            FloatingPointError: As for :meth:`fit`.
+            EmptyFieldError: As for :meth:`fit`.
+        """
+        config = self.config.trainer
+        if self.step >= config.steps:
+            raise ValueError(f"session.step must be below trainer.steps, {config.steps}, got {self.step}")
+        started = time.perf_counter()
+        batch = self._advance()
+        self.train_seconds += time.perf_counter() - started
+        if self._record_is_due():
+            self._log_scalars(self.train_seconds, self.train_seconds - self._recorded_seconds)
+            self._recorded_seconds = self.train_seconds
+        if self.step >= config.steps:
+            self._average.apply()
+        return batch
+
+    def _advance(self) -> Batch:
+        """Takes one step."""
+        self._enter_stage()
+        if self._occupied.is_due(self.step):
+            self._refresh_occupancy()
+        self._regularise_grid()
+        self._graphed()
+        if self.step == 0:
+            self._untrained_error.copy_(self._step.error)
+        self.step += 1
+        self._average.update(self.step)
+        self._call(self._on_step)
+        return self._step.batch
+
+    def _record_is_due(self) -> bool:
+        config = self.config.trainer
+        return self.step % config.log_every == 0 or self.step == config.steps
+
+    def _train(self, wait: bool) -> Iterator[Batch]:
+        """Takes the remaining steps with records, previews and checkpoints; yields the batch of each step."""
         config = self.config.trainer
         started, before = self._now(), self.train_seconds
         with (
@@ -370,35 +486,28 @@ class Session:
         ):
             pause = self._pause = Pause(self._now, progress.paused)
             logged = 0.0
-            while self.step < config.steps and not interrupt.requested:
-                self._enter_stage()
-                if self._occupied.is_due(self.step):
-                    self._refresh_occupancy()
-                self._regularise_grid()
-                # On CUDA the number of rays that fit is known only to the device.
-                rays = self._step.rays if self._step.capacity is None else 0
-                self._graphed()
-                if self.step == 0:
-                    self._untrained_error.copy_(self._step.error)
-                self.step += 1
-                self._average.update(self.step)
-                self._call(self._on_step)
-                progress.update(self.step, psnr=self._step.psnr, rays=rays)
-                if self.step % config.log_every == 0 or self.step == config.steps:
-                    elapsed = self._now() - started - pause.seconds
-                    self._log_scalars(before + elapsed, elapsed - logged)
-                    logged = elapsed
-                    if self._histogram_is_due():
+            with contextlib.suppress(GeneratorExit):
+                while self.step < config.steps and not interrupt.requested:
+                    # On CUDA the number of rays that fit is known only to the device.
+                    rays = self._step.rays if self._step.capacity is None else 0
+                    batch = self._advance()
+                    progress.update(self.step, psnr=self._step.psnr, rays=rays)
+                    if self._record_is_due():
+                        elapsed = self._now() - started - pause.seconds
+                        self._log_scalars(before + elapsed, elapsed - logged)
+                        logged = elapsed
+                        if self._histogram_is_due():
+                            with pause:
+                                self._log_densities()
+                    if _due(self.step, config.preview_every):
                         with pause:
-                            self._log_densities()
-                if _due(self.step, config.preview_every):
-                    with pause:
-                        self.preview()
-                        self._call(self._on_preview)
-                if _due(self.step, config.checkpoint_every) and self.step < config.steps:
-                    self.train_seconds = before + self._now() - started - pause.seconds
-                    with pause:
-                        self._save(optional=config.checkpoint_errors == "continue")
+                            self.preview()
+                            self._call(self._on_preview)
+                    if _due(self.step, config.checkpoint_every) and self.step < config.steps:
+                        self.train_seconds = before + self._now() - started - pause.seconds
+                        with pause:
+                            self._save(optional=config.checkpoint_errors == "continue")
+                    yield batch
             if self.step >= config.steps:
                 self._average.apply()
             self.train_seconds = before + self._now() - started - pause.seconds
@@ -406,7 +515,6 @@ class Session:
             self._save(settled=True)
             if wait:
                 self.wait()
-        return self.step >= config.steps
 
     def off_the_clock(self) -> contextlib.AbstractContextManager[object]:
         """Returns a context for hooks whose time is excluded from ``train_seconds`` and from the logged rates.
@@ -538,8 +646,8 @@ class Session:
                 self._writer.wait()
 
     def _state(self) -> dict[str, Any]:
-        cameras = {} if self.refinement is None else {"cameras": self.refinement.state()}
-        state = cameras | {
+        parts = {part.name: part.state_dict() for part in self.parts}
+        return {name: state for name, state in parts.items() if state} | {
             "step": self.step,
             "train_seconds": self.train_seconds,
             "rays": self._step.rays,
@@ -554,7 +662,6 @@ class Session:
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "config": asdict(self.config),
         }
-        return state if self.exposure is None else state | {"exposure": self.exposure.state_dict()}
 
     def _is_finite(self) -> bool:
         """Returns whether all parameters are finite; synchronises with the device."""
@@ -595,13 +702,10 @@ class Session:
             raise ValueError(
                 f"trainer.occupancy.resolution must be that of the checkpoint, {saved_cells[0]}, got {cells[0]}"
             )
-        if ("cameras" in checkpoint) != (self.refinement is not None):
-            wanted, got = ("refine", "none") if "cameras" in checkpoint else ("none", "refine")
-            raise ValueError(f"camera.name must be {wanted}, as in the checkpoint, got {got}")
+        self._check_parts(checkpoint)
         self._check_settings(checkpoint)
         check_state("field", self.field, checkpoint["field"], self.field.grid.levels)
         check_state("occupancy", self.occupancy, checkpoint["occupancy"])
-        self._restore_exposure(checkpoint)
         changed = self._changed_data(checkpoint["data"]) if "data" in checkpoint else ""
         if changed:
             logger.warning("scene %s: training continues with the present data", changed)
@@ -610,8 +714,9 @@ class Session:
         self.field.load_state_dict(checkpoint["field"])
         self.occupancy.load_state_dict(checkpoint["occupancy"])
         self.optimizers.load_state_dict(checkpoint["optimizer"])
-        if self.refinement is not None:
-            self.refinement.load_state(checkpoint["cameras"])
+        for part in self.parts:
+            if part.name in checkpoint:
+                part.load_state_dict(checkpoint[part.name])
         self.step, self.train_seconds = checkpoint["step"], checkpoint["train_seconds"]
         self._step.resume(self.step, checkpoint["rays"])
         # Old checkpoints do not contain these two entries.
@@ -648,21 +753,23 @@ class Session:
         now = self._fingerprint.result() if self.output is not None else fingerprint(train)
         return changes(saved, now, train.names)
 
-    def _restore_exposure(self, checkpoint: dict[str, Any]) -> None:
-        saved = checkpoint.get("exposure")
-        if (saved is None) != (self.exposure is None):
-            kind = "none" if saved is None else "affine"
-            raise ValueError(
-                f"trainer.exposure must be {kind}, as in the checkpoint, got {self.config.trainer.exposure}"
-            )
-        if saved is None or self.exposure is None:
-            return
-        if len(saved["offset"]) != len(self.exposure.offset):
-            raise ValueError(
-                f"scene must have {len(saved['offset'])} training images, one for each saved exposure, got "
-                f"{len(self.exposure.offset)}"
-            )
-        self.exposure.load_state_dict(saved)
+    def _check_parts(self, checkpoint: dict[str, Any]) -> None:
+        """Rejects a checkpoint with the state of other parts than this session has."""
+        own = {part.name: part for part in self.parts if part.state_dict()}
+        saved = [name for name in checkpoint if name not in _SAVED + _ALSO_SAVED]
+        for name in {**own, **dict.fromkeys(saved)}:
+            if (name in saved) == (name in own):
+                continue
+            if name not in _SETTINGS_OF_PARTS:
+                raise ValueError(
+                    f"parts must be those of the checkpoint, {', '.join(saved) or 'none'}, got "
+                    f"{', '.join(own) or 'none'}"
+                )
+            key, chosen = _SETTINGS_OF_PARTS[name]
+            wanted, got = (chosen, "none") if name in saved else ("none", chosen)
+            raise ValueError(f"{key} must be {wanted}, as in the checkpoint, got {got}")
+        for name, part in own.items():
+            part.check_state(checkpoint[name])
 
     def _enter_stage(self) -> None:
         """Changes the grid's box and resolution if a stage starts at this step."""
@@ -730,7 +837,7 @@ class Session:
         self.optimizers.attach(copies_dtype(self.config.trainer.precision, self.device), self.occupancy)
         # The graph captures these as numbers, because computing them inside the capture would read from the device.
         settings = self.settings
-        self._graphed = GraphedCall(lambda: self._step.run(settings), self.device)
+        self._graphed = GraphedCall(lambda: self._step.run(settings), self.device, self.config.trainer.cuda_graph)
         self._average.restart()
 
     def _regularise_grid(self) -> None:
@@ -753,8 +860,8 @@ class Session:
         values = losses | rates_of_steps(totals, self.config.trainer, since_last)
         values["train/occupancy"] = self._occupied.fraction(self.step)
         values["train/seconds"] = seconds
-        if self.refinement is not None:
-            values |= self.refinement.scalars()
+        for part in self.parts:
+            values |= part.scalars()
         values |= {f"lr/{name}": rate for name, rate in self.optimizers.rates().items()}
         if self.device.type == "cuda":
             values["gpu/allocated_GiB"] = torch.cuda.memory_allocated(self.device) / 2**30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,15 +12,15 @@ from torch import Tensor
 from voxelfield.evaluation.metrics import mse_to_psnr
 from voxelfield.fields.field import RadianceField
 from voxelfield.ops._internal.pixel_colors import pixel_colors
-from voxelfield.rendering.march import Capacity, RenderSettings
+from voxelfield.rendering.march import Capacity, RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render
-from voxelfield.training.batches import PixelSampler, background_for
-from voxelfield.training.cameras.camera_refinement import CameraRefinement
-from voxelfield.training.cameras.exposure import AffineExposure
+from voxelfield.training.batch import Batch, Outputs
+from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import TrainerConfig
-from voxelfield.training.losses import RenderedBatch, backpropagate, rendering_terms
+from voxelfield.training.losses import backpropagate, rendering_terms
 from voxelfield.training.optimizer import Optimizers
+from voxelfield.training.part import Loss, Part
 from voxelfield.training.schedules import exponential_decay
 
 
@@ -65,17 +66,22 @@ def autocast(config: TrainerConfig, device: torch.device) -> contextlib.Abstract
 class TrainingStep:
     """Runs one step after another. On CUDA, a step neither synchronises with the device nor depends on the host.
 
+    A step draws a batch, renders it, sums the loss terms, differentiates them, and updates all parameters. Whatever is
+    not needed for every field joins as a :class:`voxelfield.training.part.Part`.
+
     On CUDA a fixed number of rays is drawn in each step, and as many of them are used as fit in
     ``config.visible_samples`` visible samples; on the CPU the number of rays is adapted to the samples instead.
 
     Args:
         field: The field to train.
         occupancy: The occupied cells.
-        pixels: The training images, with structure weights if ``config.loss.structure`` is positive.
-        optimizers: The optimizers of the field.
+        pixels: The training images; with ``config.loss.structure``, they carry its weights.
+        optimizers: The optimizers of the field and of the parts' parameter groups; None where only parts learn.
         config: Settings of the training loop.
-        refinement: Updates the cameras and provides those from which rays are cast; None keeps those of ``pixels``.
-        exposure: Corrects the colours of the training images; None for no correction.
+        parts: What joins the steps, in this order.
+        losses: Further terms by name, each multiplied by its weight.
+        sampler: Places samples on rays, as :func:`voxelfield.rendering.render.render` takes it.
+        rays: Number of rays drawn in every step; None for the number that ``config`` suggests.
 
     Attributes:
         number: Number of steps done, int64, on the device.
@@ -86,7 +92,7 @@ class TrainingStep:
             that changed nothing but Adam's moments; their losses count as zero.
 
     Raises:
-        ValueError: ``pixels`` has no structure weights, but ``config.loss.structure`` is positive.
+        ValueError: Two parts have the same name.
     """
 
     def __init__(
@@ -94,33 +100,43 @@ class TrainingStep:
         field: RadianceField,
         occupancy: OccupancyGrid,
         pixels: PixelSampler,
-        optimizers: Optimizers,
+        optimizers: Optimizers | None,
         config: TrainerConfig,
-        refinement: CameraRefinement | None = None,
-        exposure: AffineExposure | None = None,
+        *,
+        parts: Sequence[Part] = (),
+        losses: Mapping[str, Loss] | None = None,
+        sampler: Sampler = visible_samples,
+        rays: int | None = None,
     ) -> None:
-        if config.loss.structure > 0 and not pixels.has_structure:
-            raise ValueError(
-                "pixels must be a PixelSampler with structure=True where trainer.loss.structure is positive, "
-                f"got structure=False and {config.loss.structure}"
-            )
         self.device = field.aabb.device
         self.number = torch.zeros((), dtype=torch.int64, device=self.device)
         self.totals = StepTotals(self.device)
         self.capacity = (
             Capacity(config.candidate_samples, config.visible_samples) if self.device.type == "cuda" else None
         )
-        self.rays = config.max_rays if self.capacity else min(config.max_rays, max(1, config.visible_samples // 64))
+        self._adapts = self.capacity is None and rays is None
+        if rays is None:
+            rays = config.max_rays if self.capacity else min(config.max_rays, max(1, config.visible_samples // 64))
+        self.rays = rays
         self._field = field
         self._occupancy = occupancy
         self._pixels = pixels
         self._optimizers = optimizers
         self._config = config
-        self._refinement = refinement
-        self._exposure = exposure
+        self._parts = parts
+        self._losses = losses or {}
+        self._sampler = sampler
         self._loss_scale = torch.tensor(config.loss_scale, device=self.device)
         self.error = torch.zeros((), device=self.device)
         self._one = torch.ones((), dtype=torch.int64, device=self.device)
+        self._batch: Batch | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """The batch of the last step. On CUDA, the next step overwrites it."""
+        if self._batch is None:
+            raise RuntimeError("there is no batch before the first step")
+        return self._batch
 
     def run(self, settings: RenderSettings) -> None:
         """Takes one step.
@@ -129,69 +145,81 @@ class TrainingStep:
             settings: Sampling settings.
         """
         config = self._config
-        self._optimizers.scale(exponential_decay(self.number, config.steps, config.rates.final_factor))
-        rays_per_pixel = config.supersampling**2
-        pixels = max(1, config.pixels_in_patches, self.rays // rays_per_pixel)
-        cameras = None if self._refinement is None else self._refinement()
-        rays, rgba, numbers = self._pixels.draw(pixels, self._field.aabb, cameras)
-        rgb, alpha = rgba[:, :3], rgba[:, 3:]
-        background = background_for(config.background, pixels, self.device)
-        truth = _over(rgb, alpha, background)
+        if self._optimizers is not None:
+            self._optimizers.scale(exponential_decay(self.number, config.steps, config.rates.final_factor))
+        for part in self._parts:
+            part.before_step(self.number)
+        batch = self._batch = self._draw()
+        outputs = self._render(batch, settings)
+        terms = self._terms(outputs, batch)
+        backpropagate(list(terms.values()), self._loss_scale)
+        if config.not_finite == "skip":
+            terms = self._drop_unless_finite(terms)
+        for part in self._parts:
+            part.after_backward(self.number)
+        if self._optimizers is not None:
+            self._optimizers.step()
+        for part in self._parts:
+            part.after_step(self.number)
+        self.number += 1
+        self.error.copy_(terms["photometric"].detach())
+        self.count(terms)
+        rendering = outputs.rendering
+        counts = {"steps": self._one, "rays": rendering.rays_kept, "samples": rendering.samples.ray_offsets[-1]}
+        if rendering.candidates is not None:
+            counts["candidates"] = rendering.candidates
+        self.totals.add(counts)
+        if self._adapts:
+            # As space empties, rays have fewer samples, so more rays fit in the same number of samples.
+            wanted = self.rays * config.visible_samples / max(len(rendering.samples.positions), 1)
+            self.rays = int(min(config.max_rays, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
+
+    def _draw(self) -> Batch:
+        config = self._config
+        count = max(1, config.pixels_in_patches, self.rays // config.supersampling**2)
+        moved = [cameras for cameras in (part.cameras() for part in self._parts) if cameras is not None]
+        return self._pixels.batch(count, self._field.aabb, config.background, moved[-1] if moved else None)
+
+    def _render(self, batch: Batch, settings: RenderSettings) -> Outputs:
+        config = self._config
         with self.autocast():
             rendering = render(
                 self._field,
-                rays,
+                batch.rays,
                 self._occupancy,
                 settings,
                 jitter=True,
                 capacity=self.capacity,
                 distortion=config.loss.distortion > 0,
+                sampler=self._sampler,
             )
-        emitted, field_truth = rendering.rgb, None
-        if self._exposure is not None:
-            images = self._pixels.images_of(numbers)
-            emitted = self._exposure(emitted, rendering.opacity, images)
-            field_truth = _over(self._exposure.undo(rgb, images), alpha, background)
-        predicted = pixel_colors(
-            emitted, rendering.opacity, background, rays_per_pixel, pixel_averaging=config.pixel_averaging
+        outputs = Outputs(rendering, rendering.rgb, rendering.rgb, batch.truth)
+        for part in self._parts:
+            part.adjust(outputs, batch)
+        outputs.pixels = pixel_colors(
+            outputs.rgb,
+            rendering.opacity,
+            batch.background,
+            batch.rays_per_pixel,
+            pixel_averaging=config.pixel_averaging,
         )
-        batch = RenderedBatch(
-            rendering,
-            predicted,
-            truth,
-            config.patches,
-            config.patch_size,
-            field_truth=field_truth,
-            structure_weights=self._pixels.structure_weights_of(numbers) if config.loss.structure > 0 else None,
-        )
-        terms = rendering_terms(config.loss, batch)
-        if self._exposure is not None and config.loss.exposure > 0:
-            terms["exposure"] = config.loss.exposure * self._exposure.penalty()
-        backpropagate(list(terms.values()), self._loss_scale)
-        if config.not_finite == "skip":
-            terms = self._drop_unless_finite(terms)
-        self._optimizers.step()
-        if self._refinement is not None:
-            self._refinement.step(self.number)
-        self.number += 1
-        self.error.copy_(terms["photometric"].detach())
-        self.count(terms)
-        counts = {"steps": self._one, "rays": rendering.rays_kept, "samples": rendering.samples.ray_offsets[-1]}
-        if rendering.candidates is not None:
-            counts["candidates"] = rendering.candidates
-        self.totals.add(counts)
-        if self.capacity is None:
-            # As space empties, rays have fewer samples, so more rays fit in the same number of samples.
-            wanted = self.rays * config.visible_samples / max(len(rendering.samples.positions), 1)
-            self.rays = int(min(config.max_rays, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
+        return outputs
+
+    def _terms(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+        """Returns all weighted loss terms by name."""
+        terms = rendering_terms(self._config.loss, outputs, batch)
+        for name, loss in self._losses.items():
+            terms[name] = loss(outputs, batch)
+        for part in self._parts:
+            terms.update(part.losses(outputs, batch))
+        return terms
 
     def _drop_unless_finite(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Counts a step as skipped and zeroes its gradients and losses if any of them is not finite.
 
         Runs entirely on the device, and reads and writes every gradient once more.
         """
-        learners = [module for module in (self._field, self._exposure, self._refinement) if module is not None]
-        parameters = [parameter for module in learners for parameter in module.parameters()]
+        parameters = [*self._field.parameters(), *(p for part in self._parts for p in part.parameters())]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         # A sum may overflow although its terms are finite; such a gradient is not usable either.
         sums = [gradient.sum(dtype=torch.float32) for gradient in gradients]
@@ -216,10 +244,5 @@ class TrainingStep:
     def resume(self, number: int, rays: int) -> None:
         """Resumes after ``number`` steps; on the CPU, where the number of rays varies, with ``rays`` rays."""
         self.number.fill_(number)
-        if self.capacity is None:
+        if self._adapts:
             self.rays = min(rays, self._config.max_rays)
-
-
-def _over(rgb: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
-    """Composites straight-alpha colours (P, 3) with opacities (P, 1) over backgrounds (P, 3)."""
-    return rgb * alpha + background * (1 - alpha)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from voxelfield.rendering.rigid import compose, exp_se3, log_se3
 from voxelfield.rendering.warps.field_frame import FieldFrame
 from voxelfield.rendering.warps.ndc_box import NdcBox
 from voxelfield.training.eager import EagerAdamW
+from voxelfield.training.part import Part
 from voxelfield.training.schedules import exponential_decay
 
 _BETAS = (0.9, 0.99)
@@ -236,17 +238,57 @@ class CameraRefinement(nn.Module):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Loads parameters and moments from a checkpoint; learning rates stay as configured.
-
-        Raises:
-            ValueError: The state belongs to other cameras.
-        """
-        given = state["module"]["given_c2w"]
-        if given.shape != self.given_c2w.shape or not torch.equal(given.to(self.given_c2w.device), self.given_c2w):
-            raise ValueError("resume must name a checkpoint of the same cameras, got one of others")
+        """Loads parameters and moments from a checkpoint; learning rates stay as configured."""
         self.load_state_dict(state["module"])
         own = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": own})
         # Loading copied the rates; the optimizer must use the tensors that `step` changes.
         for group, rate in zip(self._optimizer.param_groups, self._rates.split(1), strict=False):
             group["lr"] = rate
+
+
+class RefinedPoses(Part):
+    """Casts the rays of training from cameras that are optimised along with the field.
+
+    Args:
+        refinement: The cameras.
+
+    Attributes:
+        refinement: As given.
+    """
+
+    name = "cameras"
+
+    def __init__(self, refinement: CameraRefinement) -> None:
+        self.refinement = refinement
+
+    def cameras(self) -> Cameras:
+        """Returns the current cameras, differentiable with respect to their motions."""
+        cameras: Cameras = self.refinement()
+        return cameras
+
+    def after_step(self, step: Tensor) -> None:
+        """Updates the motions and focal lengths, by an optimizer and rates of their own."""
+        self.refinement.step(step)
+
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Returns the motions and the focal factor."""
+        return list(self.refinement.parameters())
+
+    def scalars(self) -> dict[str, float]:
+        """Returns how far cameras have moved so far."""
+        return self.refinement.scalars()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns motions, moments, and the given and refined cameras."""
+        return self.refinement.state()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError if the state belongs to other cameras."""
+        given, own = state["module"]["given_c2w"], self.refinement.given_c2w
+        if given.shape != own.shape or not torch.equal(given.to(own.device), own):
+            raise ValueError("resume must name a checkpoint of the same cameras, got one of others")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads motions and moments."""
+        self.refinement.load_state(dict(state))

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from voxelfield.training.batch import Batch, Outputs, over
+from voxelfield.training.part import Part
 
 # A camera changes gains far more than offsets. Measured in this unit, offsets learn ten times more slowly and are more
 # strongly regularised. Otherwise they would absorb half of the gain where a scene has little contrast.
@@ -88,3 +94,53 @@ class AffineExposure(nn.Module):
 
     def _centred(self) -> tuple[Tensor, Tensor]:
         return self.log_gain - self.log_gain.mean(dim=0), self.offset - self.offset.mean(dim=0)
+
+
+class ExposureCorrection(Part):
+    """Learns an :class:`AffineExposure` along with the field.
+
+    Args:
+        exposure: The corrections, on the device.
+        lr: Their learning rate.
+        weight: Weight of their penalty; 0 for none.
+
+    Attributes:
+        exposure: As given.
+    """
+
+    name = "exposure"
+
+    def __init__(self, exposure: AffineExposure, lr: float, weight: float) -> None:
+        self.exposure = exposure
+        self._lr = lr
+        self._weight = weight
+
+    def adjust(self, outputs: Outputs, batch: Batch) -> None:
+        """Applies the corrections of the pixels' images to the rendering, and undoes them in the truth of the field."""
+        rgb, alpha = batch.rgba[:, :3], batch.rgba[:, 3:]
+        outputs.rgb = self.exposure(outputs.rgb, outputs.rendering.opacity, batch.images)
+        outputs.field_truth = over(self.exposure.undo(rgb, batch.images), alpha, batch.background)
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns the penalty."""
+        return {"exposure": self._weight * self.exposure.penalty()} if self._weight > 0 else {}
+
+    def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:
+        """Returns the gains and offsets."""
+        return {"exposure": (list(self.exposure.parameters()), self._lr)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the gains and offsets."""
+        return self.exposure.state_dict()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError if the state has another number of images."""
+        if len(state["offset"]) != len(self.exposure.offset):
+            raise ValueError(
+                f"scene must have {len(state['offset'])} training images, one for each saved exposure, got "
+                f"{len(self.exposure.offset)}"
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads gains and offsets."""
+        self.exposure.load_state_dict(state)

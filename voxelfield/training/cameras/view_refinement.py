@@ -11,15 +11,12 @@ import torch
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.views import render_settings
 from voxelfield.fields.field import RadianceField
-from voxelfield.ops._internal.pixel_colors import pixel_colors
-from voxelfield.rendering.march import Capacity
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.render import render
-from voxelfield.training.batches import PixelSampler, background_for
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, motion_unit
+from voxelfield.training.batches import PixelSampler
+from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses, motion_unit
 from voxelfield.training.config import TrainerConfig
-from voxelfield.training.losses import RenderedBatch, backpropagate, photometric
-from voxelfield.training.step import autocast
+from voxelfield.training.losses import photometric_only
+from voxelfield.training.step import TrainingStep
 
 FINAL_FACTOR = 0.02
 """Factor of the learning rate of poses after the last step."""
@@ -84,29 +81,18 @@ def fit_poses(
         steps: Number of steps of Adam; each draws pixels from all images.
     """
     device = field.aabb.device
+    # No term compares anything but pixels; the number of rays does not follow the samples, of which rays have few.
+    config = replace(trainer, loss=photometric_only(), patches=0, not_finite="stop")
+    rays = None if device.type == "cuda" else min(trainer.max_rays, max(1, trainer.visible_samples // 16))
     pixels = PixelSampler(split, device, trainer.supersampling)
-    capacity = Capacity(trainer.candidate_samples, trainer.visible_samples) if device.type == "cuda" else None
-    rays_per_pixel = trainer.supersampling**2
-    rays_drawn = trainer.max_rays if capacity else min(trainer.max_rays, max(1, trainer.visible_samples // 16))
-    count = max(1, rays_drawn // rays_per_pixel)
+    parts = [RefinedPoses(refinement)]
+    step = TrainingStep(field, occupancy, pixels, None, config, parts=parts, rays=rays)
     settings = render_settings(trainer, field)
-    number = torch.zeros((), dtype=torch.int64, device=device)
-    scale = torch.tensor(trainer.loss_scale, device=device)
     devices = [device] if device.type == "cuda" else []
     with torch.enable_grad(), _held(field), torch.random.fork_rng(devices):
         _seed(device)
         for _ in range(steps):
-            rays, rgba, _ = pixels.draw(count, field.aabb, refinement())
-            background = background_for(trainer.background, count, device)
-            truth = rgba[:, :3] * rgba[:, 3:] + background * (1 - rgba[:, 3:])
-            with autocast(trainer, device):
-                rendering = render(field, rays, occupancy, settings, jitter=True, capacity=capacity)
-            predicted = pixel_colors(
-                rendering.rgb, rendering.opacity, background, rays_per_pixel, pixel_averaging=trainer.pixel_averaging
-            )
-            backpropagate([photometric(RenderedBatch(rendering, predicted, truth))], scale)
-            refinement.step(number)
-            number += 1
+            step.run(settings)
 
 
 def _seed(device: torch.device) -> None:

@@ -186,6 +186,8 @@ class TrainerConfig:
         preview_views: Number of fixed test views in a preview.
         checkpoint_every: Number of steps between checkpoints; 0 writes only one at the end.
         keep_checkpoints: Keep all checkpoints; otherwise each replaces the previous one.
+        cuda_graph: Whether a step on CUDA is captured in a graph and replayed, which saves the host's time of every
+            kernel launch. ``false`` runs the Python code of losses and parts in every step, for finding their errors.
         not_finite: Reaction to a step whose loss or gradients are not finite: ``stop`` training at the next record, or
             ``skip`` the step by setting its gradients to zero, at the cost of a pass over all gradients in every step.
         checkpoint_errors: Reaction if a checkpoint before the last step cannot be written, as on a full disk:
@@ -223,6 +225,7 @@ class TrainerConfig:
     preview_views: Natural = 3
     checkpoint_every: Natural = 0
     keep_checkpoints: bool = False
+    cuda_graph: bool = True
     not_finite: Literal["stop", "skip"] = "stop"
     checkpoint_errors: Literal["continue", "stop"] = "continue"
 
