@@ -107,9 +107,7 @@ def train(name: str, scene: Scene, noisy: Cameras, settings: RunConfig, options:
         "seconds": session.train_seconds,
     }
     if options.test_steps > 0:
-        optimised = refine_views(
-            run.field, run.occupancy, run.trainer, test, steps=options.test_steps, rate=config.camera.test_lr
-        )
+        optimised = refine_views(run.model, run.trainer, test, steps=options.test_steps, rate=config.camera.test_lr)
         row["optimised"] = run.evaluate(optimised, views=options.views, progress=False).psnr
     return row
 

@@ -38,7 +38,6 @@ from torch.profiler import ProfilerActivity, profile
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.evaluation.metrics import psnr, ssim
-from voxelfield.evaluation.views import evaluation_background
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.renderer import FieldRenderer, fastest_backend
@@ -122,7 +121,7 @@ def measure(
 
 def run(trained: Run, split: Split, views: Sequence[int], device: torch.device, only: str) -> list[dict[str, Any]]:
     """Measures and evaluates the backends whose name contains ``only``."""
-    background = evaluation_background(trained.trainer, device)
+    background = trained.model.background
     cameras = split.cameras.to(device)
     settings = {
         "steps_trained": trained.steps,

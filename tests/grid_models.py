@@ -8,6 +8,9 @@ from torch.nn import functional as F
 
 from voxelfield import VoxelGrid, VoxelPyramid
 from voxelfield.grids.adam import GridAdam
+from voxelfield.models.mlp import MLPRecipe
+from voxelfield.models.model import Model
+from voxelfield.rendering.occupancy import OccupancyGrid
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 KINDS = ("grid", "pyramid", "grid with copies", "pyramid with copies")
@@ -50,3 +53,9 @@ def by_torch(model: VoxelGrid | VoxelPyramid, points: Tensor) -> Tensor:
 def somewhere(count: int, device: torch.device | str = "cpu") -> Tensor:
     """Returns random points (count, 3), some of them outside of ``BOX``."""
     return 2.2 * torch.rand(count, 3, device=device) - 1.1
+
+
+def model_of(field, recipe=None):
+    """A model of a field, with all of a few cells occupied."""
+    occupancy = OccupancyGrid(4, field.aabb).to(field.aabb.device)
+    return Model(field, occupancy, MLPRecipe() if recipe is None else recipe)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from grid_models import model_of
 
 from voxelfield import VoxelPyramid
 from voxelfield.fields.decoders import SHDecoder
@@ -28,7 +29,7 @@ def fill(field: RadianceField, value: float) -> None:
 
 
 def test_it_is_the_exponential_average_of_every_tenth_step_near_the_end(field):
-    average = WeightAverage(field, steps=400, time_constant=20)
+    average = WeightAverage(model_of(field), steps=400, time_constant=20)
     for step in range(1, 401):
         fill(field, float(step))
         average.update(step)
@@ -41,7 +42,7 @@ def test_it_is_the_exponential_average_of_every_tenth_step_near_the_end(field):
 
 
 def test_without_a_time_constant_weights_stay_as_they_are(field):
-    average = WeightAverage(field, steps=20, time_constant=0)
+    average = WeightAverage(model_of(field), steps=20, time_constant=0)
     for step in range(1, 21):
         fill(field, float(step))
         average.update(step)
@@ -50,7 +51,7 @@ def test_without_a_time_constant_weights_stay_as_they_are(field):
 
 
 def test_copies_that_are_read_follow(field):
-    average = WeightAverage(field, steps=20, time_constant=100)
+    average = WeightAverage(model_of(field), steps=20, time_constant=100)
     copies = field.grid.keep_copies(torch.float16)
     for step in (10, 20):
         fill(field, float(step))
@@ -62,7 +63,7 @@ def test_copies_that_are_read_follow(field):
 
 
 def test_it_begins_anew_where_grids_change_their_shape(field):
-    average = WeightAverage(field, steps=40, time_constant=100)
+    average = WeightAverage(model_of(field), steps=40, time_constant=100)
     fill(field, 1.0)
     average.update(10)
     field.grid.refit(((0, 0, 0), (1, 1, 0.5)))
@@ -75,7 +76,7 @@ def test_it_begins_anew_where_grids_change_their_shape(field):
 
 
 def test_a_saved_average_goes_on(field):
-    first, second = (WeightAverage(field, steps=40, time_constant=100) for _ in range(2))
+    first, second = (WeightAverage(model_of(field), steps=40, time_constant=100) for _ in range(2))
     fill(field, 1.0)
     first.update(10)
     second.load_state_dict(first.state_dict(), step=10)
@@ -89,10 +90,10 @@ def test_a_saved_average_goes_on(field):
 
 @pytest.mark.parametrize("settings", [{"steps": 40, "time_constant": 0}, {"steps": 4000, "time_constant": 100}])
 def test_an_average_that_this_run_would_not_have_begun_is_left_alone(field, settings):
-    saved = WeightAverage(field, steps=40, time_constant=100)
+    saved = WeightAverage(model_of(field), steps=40, time_constant=100)
     fill(field, 1.0)
     saved.update(10)
-    resumed = WeightAverage(field, **settings)
+    resumed = WeightAverage(model_of(field), **settings)
     resumed.load_state_dict(saved.state_dict(), step=10)
     fill(field, 2.0)
     resumed.apply()
@@ -100,7 +101,7 @@ def test_an_average_that_this_run_would_not_have_begun_is_left_alone(field, sett
 
 
 def test_the_last_step_counts_whatever_its_number(field):
-    average = WeightAverage(field, steps=13, time_constant=1)
+    average = WeightAverage(model_of(field), steps=13, time_constant=1)
     fill(field, 5.0)
     average.update(13)
     fill(field, 6.0)

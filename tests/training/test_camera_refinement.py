@@ -263,7 +263,7 @@ def test_poses_of_judged_views_are_refined_if_wished(refined, scene):
     trainer = refined.config.trainer
     aligned = align_cameras(scene.train.cameras, refined.cameras.refined).cameras(scene.test.cameras)
     split = replace(scene.test, cameras=aligned)
-    optimised = refine_views(refined.field, refined.occupancy, trainer, split, steps=40, rate=2e-3)
+    optimised = refine_views(refined.model, trainer, split, steps=40, rate=2e-3)
     assert torch.equal(torch.get_rng_state(), state)
     for name, value in refined.field.named_parameters():
         assert torch.equal(value, field[name])
@@ -316,9 +316,7 @@ def astray(refined):
 
 def search(session: Session, split, starts: int = 48, exposure=None):
     twists = session.refinement.twists.detach().clone()
-    found = LostCameras(split, session.config.trainer, starts).find(
-        session.refinement, session.field, session.occupancy, session.renderer().view, session.background, exposure
-    )
+    found = LostCameras(split, session.config.trainer, starts).find(session.refinement, session.model, exposure)
     assert torch.equal(session.refinement.twists, twists)
     return found
 

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from grid_models import model_of
 
 from voxelfield import VoxelGrid, VoxelPyramid
 from voxelfield.fields.decoders import ColorMLPDecoder, SHDecoder
@@ -42,7 +43,9 @@ def values(field: RadianceField) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_grid_and_network_have_their_own_settings():
     field = make_field("mlp")
-    optimizers = Optimizers(field, make_config(grid_decay=0.3, network_decay=0.01, skip_untouched=True), RATES)
+    optimizers = Optimizers(
+        model_of(field), make_config(grid_decay=0.3, network_decay=0.01, skip_untouched=True), RATES
+    )
     (grid,), (network,) = optimizers.grid.param_groups, optimizers.network.param_groups
     assert [id(p) for p in grid["params"]] == [id(field.grid.features)]
     assert [id(p) for p in network["params"]] == [id(p) for p in field.decoder.parameters()]
@@ -55,7 +58,7 @@ def test_grid_and_network_have_their_own_settings():
 
 
 def test_a_run_multiplies_the_rates_of_its_field():
-    optimizers = Optimizers(make_field("mlp"), make_config(), RatesConfig(grid=1.5, network=2.0))
+    optimizers = Optimizers(model_of(make_field("mlp")), make_config(), RatesConfig(grid=1.5, network=2.0))
     assert optimizers.rates() == {"grid": pytest.approx(0.3), "network": pytest.approx(0.004)}
 
 
@@ -64,7 +67,7 @@ def test_exposures_have_a_rate_of_their_own_and_are_updated(device, kind):
     field, exposure = make_field(kind, device), AffineExposure(2).to(device)
     parameters = list(exposure.parameters())
     groups = {"exposure": (parameters, 0.25)}
-    optimizers = Optimizers(field, make_config(network_decay=0.5), RatesConfig(network=2.0), groups)
+    optimizers = Optimizers(model_of(field), make_config(network_decay=0.5), RatesConfig(network=2.0), groups)
     assert optimizers.rates()["exposure"] == 0.25
     optimizers.scale(0.5)
     (field.grid.features.sum() + exposure.log_gain[0].sum() - exposure.offset[1].sum()).backward()
@@ -73,14 +76,14 @@ def test_exposures_have_a_rate_of_their_own_and_are_updated(device, kind):
     torch.testing.assert_close(exposure.log_gain.detach(), expected)
     torch.testing.assert_close(exposure.offset.detach(), -expected.flip(0))
     assert exposure.offset.grad is None
-    again = Optimizers(field, make_config(), RATES, {"exposure": (parameters, 0.75)})
+    again = Optimizers(model_of(field), make_config(), RATES, {"exposure": (parameters, 0.75)})
     again.load_state_dict(copy.deepcopy(optimizers.state_dict()))
     assert again.rates()["exposure"] == 0.75
     assert float(again.others["exposure"].state[exposure.offset]["step"]) == 1
 
 
 def test_a_decoder_without_parameters_has_no_optimizer():
-    optimizers = Optimizers(make_field("sh"), make_config(), RATES)
+    optimizers = Optimizers(model_of(make_field("sh")), make_config(), RATES)
     assert optimizers.network is None
     assert list(optimizers.rates()) == ["grid"]
     assert optimizers.state_dict()["network"] is None
@@ -89,7 +92,7 @@ def test_a_decoder_without_parameters_has_no_optimizer():
 
 def test_the_first_step_moves_by_the_scaled_rate_and_clears_gradients(device):
     field = make_field("mlp", device)
-    optimizers = Optimizers(field, make_config(), RATES)
+    optimizers = Optimizers(model_of(field), make_config(), RATES)
     before = values(field)
     optimizers.scale(0.1)
     optimizers.scale(torch.tensor(0.5, device=device))  # of the undecayed rates, not of the present ones
@@ -104,7 +107,7 @@ def test_the_first_step_moves_by_the_scaled_rate_and_clears_gradients(device):
 
 def test_weight_decay_is_decoupled(device):
     field = make_field("mlp", device)
-    optimizers = Optimizers(field, make_config(grid_decay=0.5, network_decay=10.0), RATES)
+    optimizers = Optimizers(model_of(field), make_config(grid_decay=0.5, network_decay=10.0), RATES)
     with torch.no_grad():
         field.decoder.network[-1].bias.fill_(1.0)
     before = values(field)
@@ -118,7 +121,7 @@ def test_weight_decay_is_decoupled(device):
 
 def test_harmonics_beyond_the_constant_one_learn_at_a_share_of_the_rate(device):
     field = make_field("sh", device)
-    optimizers = Optimizers(field, make_config(view_lr_factor=0.25, grid_decay=0.5), RATES)
+    optimizers = Optimizers(model_of(field), make_config(view_lr_factor=0.25, grid_decay=0.5), RATES)
     optimizers.scale(0.5)
     before = field.grid.features.detach().clone()
     field.grid.features.sum().backward()
@@ -130,11 +133,11 @@ def test_harmonics_beyond_the_constant_one_learn_at_a_share_of_the_rate(device):
 
 def test_a_checkpoint_leaves_the_share_of_harmonics_as_configured(device):
     field = make_field("sh", device)
-    optimizers = Optimizers(field, make_config(view_lr_factor=0.25), RATES)
+    optimizers = Optimizers(model_of(field), make_config(view_lr_factor=0.25), RATES)
     field.grid.features.sum().backward()
     optimizers.step()
     for view_lr_factor in (1.0, 0.5):
-        resumed = Optimizers(field, make_config(view_lr_factor=view_lr_factor), RATES)
+        resumed = Optimizers(model_of(field), make_config(view_lr_factor=view_lr_factor), RATES)
         resumed.load_state_dict(copy.deepcopy(optimizers.state_dict()))
         before = field.grid.features.detach().clone()
         field.grid.features.sum().backward()
@@ -149,17 +152,17 @@ def test_a_share_is_refused_where_no_channel_is_for_the_direction_alone():
         "direction alone"
     )
     with pytest.raises(ValueError, match=f"{expected}, got 0.5"):
-        Optimizers(make_field("mlp"), make_config(view_lr_factor=0.5), RATES)
+        Optimizers(model_of(make_field("mlp")), make_config(view_lr_factor=0.5), RATES)
 
 
 def test_a_checkpoint_carries_moments_and_leaves_rates_as_configured(device):
     whole = make_field("mlp", device)
-    optimizers = Optimizers(whole, make_config(), RATES)
+    optimizers = Optimizers(model_of(whole), make_config(), RATES)
     give_gradients(whole)
     optimizers.step()
     parts = copy.deepcopy(whole)
     state = copy.deepcopy(optimizers.state_dict())
-    resumed = Optimizers(parts, make_config(grid_lr=0.4, network_lr=0.004), RATES)
+    resumed = Optimizers(model_of(parts), make_config(grid_lr=0.4, network_lr=0.004), RATES)
     resumed.load_state_dict(state)
     assert resumed.rates() == {"grid": pytest.approx(0.4), "network": pytest.approx(0.004)}
     for field, either, factor in ((whole, optimizers, 0.5), (parts, resumed, 0.25)):
@@ -176,7 +179,7 @@ def test_large_grids_are_updated_where_space_is_occupied(device):
     occupancy = OccupancyGrid(8, BOX).to(device)
     occupancy.occupied.zero_()
     occupancy.occupied[0, 0, 0] = True
-    optimizers = Optimizers(field, make_config(), RATES)
+    optimizers = Optimizers(model_of(field), make_config(), RATES)
     optimizers.attach(torch.float32, occupancy)
     features = field.grid.features
 
@@ -200,7 +203,7 @@ def test_small_grids_are_updated_whole(device):
     field = make_field("sh", device)
     occupancy = OccupancyGrid(8, BOX).to(device)
     occupancy.occupied.zero_()
-    optimizers = Optimizers(field, make_config(), RATES)
+    optimizers = Optimizers(model_of(field), make_config(), RATES)
     optimizers.attach(torch.float32, occupancy)
     before = field.grid.features.detach().clone()
     field.grid.features.grad += 1
@@ -210,7 +213,7 @@ def test_small_grids_are_updated_whole(device):
 
 def test_copies_follow_the_grid(device):
     field = make_field("sh", device)
-    optimizers = Optimizers(field, make_config(), RATES)
+    optimizers = Optimizers(model_of(field), make_config(), RATES)
     optimizers.attach(torch.float16, OccupancyGrid(8, BOX).to(device))
     points = torch.rand(20, 3, device=device)
     assert field.grid(points).dtype == torch.float16
@@ -224,7 +227,7 @@ def test_total_variation_is_added_where_large_levels_are_updated(device, monkeyp
     monkeypatch.setattr(optimizer_module, "_WORTH_LISTING", 0)
     pyramid = VoxelPyramid((24,), 2, ((0, 0, 0), (1, 1, 1)), init_range=1.0, device=device)
     decoder = ColorMLPDecoder(1, 8, 1, 1, DensityActivation(200.0, 0.1))
-    optimizers = Optimizers(RadianceField(pyramid, decoder).to(device), make_config(), RATES)
+    optimizers = Optimizers(model_of(RadianceField(pyramid, decoder).to(device)), make_config(), RATES)
     occupancy = OccupancyGrid(4, ((0, 0, 0), (1, 1, 1))).to(device)
     occupancy.occupied.zero_()
     occupancy.occupied[0, 0, 0] = True
@@ -243,7 +246,7 @@ def test_total_variation_is_a_sum_over_the_dense_levels(device):
     pyramid.allocate(21, torch.ones(1, 1, 1, dtype=torch.bool, device=device), pyramid.aabb)
     pyramid.activate(21)
     decoder = ColorMLPDecoder(pyramid.channels - 1, 8, 1, 1, DensityActivation(200.0, 0.1))
-    optimizers = Optimizers(RadianceField(pyramid, decoder).to(device), make_config(), RATES)
+    optimizers = Optimizers(model_of(RadianceField(pyramid, decoder).to(device)), make_config(), RATES)
     dense, sparse = pyramid.levels[:2], pyramid.levels[2]
     for level in pyramid.levels:
         torch.nn.init.normal_(level)

@@ -282,7 +282,7 @@ def test_a_step_needs_the_weights_of_its_loss(make_session, scene):
     session = make_session()
     pixels = PixelSampler(scene.train, torch.device("cpu"))
     config = replace(session.config.trainer, loss=replace(session.config.trainer.loss, structure=0.5))
-    step = TrainingStep(session.field, session.occupancy, pixels, session.optimizers, config)
+    step = TrainingStep(session.model, pixels, session.optimizers, config)
     with pytest.raises(KeyError, match="the training images carry no 'structure', but colours"):
         step.run(session.settings)
 

@@ -11,7 +11,6 @@ import torch
 from viewer_scene import SIZE, bricks, nested_run, trained_run
 
 from voxelfield.datasets.scene import Split
-from voxelfield.evaluation.views import render_settings
 from voxelfield.grids.boxes import parse_box
 from voxelfield.rendering.images import composite_background, turbo
 from voxelfield.rendering.lens import Lens
@@ -108,7 +107,7 @@ def test_normals_of_a_plane_point_at_the_camera():
 def test_sample_counts_are_those_of_rendering(painter, viewpoint):
     run, cameras = trained_run(), viewpoint.cameras(12, 12)
     rays = cameras.image_rays(0, run.field.aabb)
-    counts = render(run.field, rays, run.occupancy, render_settings(run.trainer, run.field)).samples.ray_offsets.diff()
+    counts = render(run.field, rays, run.occupancy, run.model.settings).samples.ray_offsets.diff()
     expected = torch.where((counts > 0)[:, None], turbo(counts / MANY_SAMPLES), torch.ones(144, 3))
     picture = painter.picture(viewpoint, Look("samples per ray"), 12, 12)
     assert counts.max() > 3
@@ -253,7 +252,7 @@ def test_a_step_of_a_slice_is_as_long_as_the_boxes_are_large():
     smallest = torch.tensor(run.field.frame.in_world(1))
     half = smallest.diff(dim=0) / 2
     points = smallest.mean(dim=0) + torch.tensor([[0.5], [1.5]]) * half
-    step = render_settings(run.trainer, run.field).step * run.field.frame.unit
+    step = run.model.settings.step * run.field.frame.unit
     expected = run.density(points) * step * torch.tensor([1.0, 2.0])
     assert (expected > 0).all()
     torch.testing.assert_close(painter._optical_depth(points), expected)

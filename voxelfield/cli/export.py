@@ -101,7 +101,7 @@ def export(options: argparse.Namespace) -> None:
     if options.mesh is not None or options.points is not None:
         _export_surface(options, run, wanted, shape)
     if options.volume is not None:
-        if is_empty(run.field, run.occupancy):
+        if is_empty(run.model):
             logger.warning("the field is empty: %s contains no visible density", options.volume)
         save_volume(options.volume, run.field, run.occupancy, resolution=options.resolution, box=options.box)
         logger.info("wrote %s", options.volume)

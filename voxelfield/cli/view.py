@@ -11,7 +11,6 @@ from pathlib import Path
 import voxelfield
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of
-from voxelfield.evaluation.views import evaluation_background
 from voxelfield.installed import MissingPackageError
 from voxelfield.training.run import Run
 from voxelfield.viewer.curves import Curves, read_curves
@@ -69,7 +68,7 @@ def view(options: argparse.Namespace, wait: Callable[[ViewerPage], None] | None 
         FinishedRun(run),
         _photographs(run, options),
         content_boxes(run),
-        evaluation_background(run.trainer, run.field.aabb.device).cpu(),
+        run.model.background.cpu(),
         _curves(options.run),
         reference=reference_of(run.field.frame),
     )

@@ -25,7 +25,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from voxelfield.evaluation.views import render_settings
 from voxelfield.export.importance import feature_importance
 from voxelfield.export.quantized import (
     dequantize,
@@ -42,11 +41,12 @@ from voxelfield.export.reached import reached_vertices
 from voxelfield.fields.field import RadianceField
 from voxelfield.files import atomic_write, read_regular
 from voxelfield.grids.boxes import check_box
+from voxelfield.models.model import Model
 from voxelfield.ops._checks import check_choice
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.visible_cells import visible_cells
-from voxelfield.training.config import RunConfig, TrainerConfig
+from voxelfield.training.config import RunConfig
 
 FORMAT = 4
 """Layout version of the files. Raise it when an older voxelfield could not read them."""
@@ -114,6 +114,11 @@ class Trained(Protocol):
     """The content of a model file. :class:`voxelfield.training.run.Run` implements it and documents the attributes."""
 
     @property
+    def model(self) -> Model:
+        """The model, which says how rays are sampled."""
+        ...
+
+    @property
     def field(self) -> RadianceField:
         """The field."""
         ...
@@ -121,11 +126,6 @@ class Trained(Protocol):
     @property
     def occupancy(self) -> OccupancyGrid:
         """The cells in which rays are sampled."""
-        ...
-
-    @property
-    def trainer(self) -> TrainerConfig:
-        """The loop's settings, which say how rays are sampled."""
         ...
 
     @property
@@ -198,7 +198,7 @@ def save_model(
     if quality == "exact" and rounding is not None:
         raise ValueError(f'rounding must be None with quality="exact", which rounds nothing, got {rounding}')
     rounding = _ROUNDING[quality] if rounding is None else rounding
-    settings_of_rays = render_settings(run.trainer, run.field)
+    settings_of_rays = run.model.settings
     occupied = run.occupancy.occupied
     if cameras is not None:
         occupied = visible_cells(run.field, run.occupancy, settings_of_rays, cameras)

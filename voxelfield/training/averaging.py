@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.fields.field import RadianceField
+from voxelfield.models.model import Model
 
 # Number of steps between updates of the average: weights of consecutive steps hardly differ, and an update moves as
 # much memory as a step.
@@ -27,14 +27,14 @@ class WeightAverage:
     support grids that change their shape.
 
     Args:
-        field: The field to average.
+        model: The model whose weights are averaged.
         steps: Number of steps of the run.
         time_constant: Number of steps after which the contribution of an update has decayed to 1/e; the decay per step
             is :math:`\beta = e^{-1 / \mathrm{time\_constant}}`. 0 disables averaging.
     """
 
-    def __init__(self, field: RadianceField, steps: int, time_constant: int) -> None:
-        self._field = field
+    def __init__(self, model: Model, steps: int, time_constant: int) -> None:
+        self._model = model
         self._steps = steps
         self._first = max(0, steps - _SPAN * time_constant)
         self._share = -math.expm1(-_EVERY / time_constant) if time_constant > 0 else 0.0
@@ -53,7 +53,7 @@ class WeightAverage:
         """
         if self._share == 0 or step < self._first or (step % _EVERY != 0 and step != self._steps):
             return
-        weights: list[Tensor] = list(self._field.parameters())
+        weights: list[Tensor] = list(self._model.field.parameters())
         if self._mean is None:
             self._mean = [weight.detach().clone() for weight in weights]
         else:
@@ -64,14 +64,14 @@ class WeightAverage:
         """Replaces the field's weights, and the grids' working copies, by their average, if there is one."""
         if self._mean is None:
             return
-        for weight, mean in zip(self._field.parameters(), self._mean, strict=True):
+        for weight, mean in zip(self._model.field.parameters(), self._mean, strict=True):
             weight.copy_(mean)
-        self._field.grid.refresh_copies()
+        self._model.grid.refresh_copies()
         self._mean = None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint: the averages under the names of the weights."""
-        names = [name for name, _ in self._field.named_parameters()]
+        names = [name for name, _ in self._model.field.named_parameters()]
         return {"mean": None if self._mean is None else dict(zip(names, self._mean, strict=True))}
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
@@ -83,5 +83,5 @@ class WeightAverage:
         """
         mean = state["mean"]
         wanted = mean is not None and self._share > 0 and step >= self._first
-        weights = self._field.named_parameters()
+        weights = self._model.field.named_parameters()
         self._mean = [mean[name].to(weight.device) for name, weight in weights] if wanted else None

@@ -1,4 +1,4 @@
-"""Construction of a run's field from its settings."""
+"""Construction of a run's model from its settings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from voxelfield.fields.field import RadianceField
-from voxelfield.grids.boxes import box_tensor, parse_box
+from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
+from voxelfield.models.model import Model
 from voxelfield.models.recipe import Recipe
-from voxelfield.training.config import SceneConfig, TrainerConfig
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.training.config import RunConfig, SceneConfig, TrainerConfig
 
 
 def grid_box(scene: SceneConfig) -> Tensor:
@@ -45,3 +48,27 @@ def untrained_field(
             raise ValueError(f"{given} for a {type(field).__name__}, which is no RadianceField, got {got}")
         field.frame = scene.frame
     return field
+
+
+def untrained_model(config: RunConfig, device: torch.device) -> Model:
+    """Builds a model in its state at the start of training, with all cells occupied.
+
+    Args:
+        config: The settings of the run.
+        device: Device of the model.
+
+    Raises:
+        ValueError: As for :func:`untrained_field`.
+    """
+    trainer = config.trainer
+    field = untrained_field(config.model, config.scene, trainer, device)
+    box = grid_box(config.scene)
+    occupancy = OccupancyGrid(_cells(config.scene.frame, trainer.occupancy.resolution), box).to(device)
+    return Model(field, occupancy, config.model, trainer.sampling)
+
+
+def _cells(frame: FieldFrame | None, resolution: int) -> int | list[int]:
+    """Returns the number of cells; in a frame other than the world's, this many per two of its units."""
+    if frame is None:
+        return resolution
+    return [max(1, round(resolution * extent / 2)) for extent in box_extent(frame.frame_aabb)]

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.evaluation.metrics import C2, ssim_of_windows
-from voxelfield.fields.field import RadianceField
-from voxelfield.models.recipe import Recipe
+from voxelfield.models.model import Model
 from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
 from voxelfield.training.batch import Batch, Outputs
 from voxelfield.training.config import LossConfig
@@ -166,18 +165,17 @@ def backpropagate(losses: Sequence[Tensor], factor: Tensor) -> None:
     _ScaledGradients.apply(factor, *losses).backward()
 
 
-def grid_terms(config: LossConfig, recipe: Recipe, field: RadianceField, step: int) -> dict[str, Tensor]:
+def grid_terms(config: LossConfig, model: Model, step: int) -> dict[str, Tensor]:
     """Returns the weighted terms on the grid itself that are due at a step.
 
     Args:
         config: The terms' weights, positive only for terms that the recipe has (:attr:`Recipe.grid_terms`).
-        recipe: The recipe that built the field.
-        field: The field.
+        model: The model.
         step: Number of steps done.
     """
-    weights = {name: grid_weight(config, name, step) for name in recipe.grid_terms}
+    weights = {name: grid_weight(config, name, step) for name in model.recipe.grid_terms}
     due = {name: weight for name, weight in weights.items() if weight > 0}
-    return recipe.grid_losses(field, due) if due else {}
+    return model.grid_losses(due) if due else {}
 
 
 def grid_weight(config: LossConfig, name: str, step: int) -> float:

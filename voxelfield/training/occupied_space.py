@@ -6,16 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.fields.field import RadianceField
-from voxelfield.grids.boxes import box_extent
-from voxelfield.models.recipe import Recipe
+from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.projection import distance_to_nearest, views_of_points
 from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.rendering.warps.field_frame import FieldFrame
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.config import TrainerConfig
+from voxelfield.training.config.trainer import OccupancyConfig
 
 # Number of views of a point, in a scene without transparent pixels, below which no matter is placed there.
 _FEWEST_VIEWS = 2
@@ -29,19 +26,17 @@ class OccupiedSpace:
     """Keeps a field's occupancy grid up to date during training.
 
     Args:
-        field: The field, on its device.
-        recipe: The recipe that built the field.
+        model: The model.
         config: Settings of the training loop.
 
     Attributes:
         grid: The occupancy grid, on the field's device.
     """
 
-    def __init__(self, field: RadianceField, recipe: Recipe, config: TrainerConfig) -> None:
-        self._field = field
-        self._recipe = recipe
-        self._config = config.occupancy
-        self.grid = OccupancyGrid(_cells(field, config.occupancy.resolution), field.grid.aabb).to(field.aabb.device)
+    def __init__(self, model: Model, config: OccupancyConfig) -> None:
+        self._model = model
+        self._config = config
+        self.grid = model.occupancy
 
     def restrict_to_images(self, pixels: PixelSampler) -> None:
         """Excludes the cells that the training images show as transparent, at the resolution of the present box.
@@ -52,11 +47,11 @@ class OccupiedSpace:
         Raises:
             EmptyFieldError: The images show nothing in the field's box.
         """
-        if self._field.frame is not None:
+        if self._model.frame is not None:
             # A visual hull needs transparent pixels, which photographs of surroundings do not have.
             self.restrict_to_box(pixels.cameras)
             return
-        aabb = self._field.grid.aabb
+        aabb = self._model.grid.aabb
         x, y, z = self.grid.occupied.shape
         self.grid.restrict(visual_hull(pixels.alpha, pixels.cameras, aabb, (x, y, z)), aabb)
         if not bool(self.grid.occupied.any()):
@@ -71,7 +66,7 @@ class OccupiedSpace:
         Args:
             cameras: Cameras with reliable poses; in an unbounded scene, their positions exclude further cells.
         """
-        aabb, frame = self._field.grid.aabb, self._field.frame
+        aabb, frame = self._model.grid.aabb, self._model.frame
         x, y, z = self.grid.occupied.shape
         possible = torch.ones_like(self.grid.occupied)
         if frame is not None:
@@ -89,14 +84,13 @@ class OccupiedSpace:
         config = self._config
         return step >= config.start and (step - config.start) % config.every == 0
 
-    @torch.no_grad()
     def refresh(self, distance: float) -> None:
         """Updates the occupied cells from the field.
 
         Args:
             distance: Distance between samples along rays, in the grid's frame.
         """
-        self._recipe.refresh_occupancy(self._field, self.grid, distance, self._config.threshold)
+        self._model.refresh_occupancy(distance, self._config.threshold)
 
     def fraction(self, step: int) -> float:
         """Returns the fraction of cells that are occupied; synchronises with the device.
@@ -114,13 +108,6 @@ class OccupiedSpace:
                 "optimizer.grid_lr, raise model.density.initial, or check that scene.aabb holds the scene"
             )
         return fraction
-
-
-def _cells(field: RadianceField, resolution: int) -> int | list[int]:
-    """Returns the number of cells; in a frame other than the world's, this many per two of its units."""
-    if field.frame is None:
-        return resolution
-    return [max(1, round(resolution * extent / 2)) for extent in box_extent(field.frame.frame_aabb)]
 
 
 def _may_be_matter(frame: FieldFrame, cameras: Cameras, aabb: Tensor, shape: tuple[int, int, int]) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.sparse_grid import SparseGrid
+from voxelfield.models.model import Model
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.training.config import OptimizerConfig, RatesConfig
 from voxelfield.training.eager import EagerAdamW, EagerGridAdam
@@ -29,7 +30,7 @@ class Optimizers:
     A step does not synchronise with the device, so it can be captured in a CUDA graph.
 
     Args:
-        field: The field to train.
+        model: The model to train.
         config: Learning rates and constants that depend on the model.
         rates: Factors that depend on the length of the run.
         groups: Further parameters with their learning rates, by name; without weight decay.
@@ -45,14 +46,14 @@ class Optimizers:
 
     def __init__(
         self,
-        field: RadianceField,
+        model: Model,
         config: OptimizerConfig,
         rates: RatesConfig,
         groups: Mapping[str, tuple[Sequence[nn.Parameter], float]] | None = None,
     ) -> None:
-        self._field = field
-        device = field.aabb.device
-        grids = field.grid.levels
+        self._model = model
+        field, device = model.field, model.device
+        grids = model.grid.levels
         groups = groups or {}
         lrs = [rates.grid * config.grid_lr, rates.network * config.network_lr, *(lr for _, lr in groups.values())]
         self._undecayed = torch.tensor(lrs, dtype=torch.float32, device=device)
@@ -68,7 +69,7 @@ class Optimizers:
             channel_rates=_channel_rates(field, config.view_lr_factor),
             skip_untouched=config.skip_untouched,
         )
-        self._sparse = [module for module in field.grid.modules() if isinstance(module, SparseGrid)]
+        self._sparse = [module for module in model.grid.modules() if isinstance(module, SparseGrid)]
         of_grids = {id(parameter) for parameter in grids}
         network = [parameter for parameter in field.parameters() if id(parameter) not in of_grids]
 
@@ -96,7 +97,7 @@ class Optimizers:
             dtype: Dtype of the copies.
             occupancy: The occupied cells; only vertices that samples in them can read are updated.
         """
-        copies = self._field.grid.keep_copies(dtype)
+        copies = self._model.grid.keep_copies(dtype)
         for parameter, copy in zip(self._active_levels(), copies, strict=True):
             self.grid.set_working(parameter, copy if dtype != torch.float32 else None)
         self.restrict(occupancy)
@@ -165,7 +166,7 @@ class Optimizers:
         return any(parameter is grid.features for grid in self._sparse)
 
     def _active_levels(self) -> list[torch.nn.Parameter]:
-        return self._field.grid.levels[: self._field.grid.active]
+        return self._model.grid.levels[: self._model.grid.active]
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""

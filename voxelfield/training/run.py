@@ -14,12 +14,12 @@ from torch import Tensor
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import Evaluation, OnView, evaluate_split, evenly_spaced
 from voxelfield.evaluation.lpips import Lpips
-from voxelfield.evaluation.views import evaluation_background, render_settings, view_renderer
 from voxelfield.export.geometry.mesh import check_mesh_path, save_mesh
 from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
 from voxelfield.export.model_file import Quality, Rounding, parts_of, read_model, save_model
 from voxelfield.fields.field import RadianceField
 from voxelfield.media.png import PngWriter
+from voxelfield.models.model import Model
 from voxelfield.models.recipe import Recipe
 from voxelfield.ops._checks import check_at_least_one
 from voxelfield.ops._errors import shown
@@ -43,19 +43,28 @@ class Run:
     """The result of training a field on a scene.
 
     Attributes:
-        field: The field, without gradients; its grids are in the dtype in which training on that device reads them.
-        occupancy: The occupied cells.
+        model: The model, whose field has no gradients; its grids are in the dtype in which training on that device
+            reads them.
         config: All settings of the run.
         steps: Number of training steps done.
         cameras: The refined training cameras, if cameras were refined. The field is then in the frame of the refined
             ones, into which :meth:`evaluate` moves the views of a split.
     """
 
-    field: RadianceField
-    occupancy: OccupancyGrid
+    model: Model
     config: RunConfig
     steps: int
     cameras: RefinedCameras | None = None
+
+    @property
+    def field(self) -> RadianceField:
+        """The field of the model."""
+        return self.model.field
+
+    @property
+    def occupancy(self) -> OccupancyGrid:
+        """The occupied cells of the model."""
+        return self.model.occupancy
 
     @property
     def recipe(self) -> Recipe:
@@ -97,15 +106,7 @@ class Run:
             supersampling: As for :class:`voxelfield.FieldRenderer`.
             background: (3,) float32 on the field's device, the colour behind the scene.
         """
-        return view_renderer(
-            self.field,
-            self.occupancy,
-            self.trainer,
-            self.recipe,
-            backend,
-            supersampling=supersampling,
-            background=background,
-        )
+        return self.model.renderer(backend, supersampling=supersampling, background=background)
 
     @torch.no_grad()
     def density(self, points: Tensor) -> Tensor:
@@ -173,7 +174,7 @@ class Run:
         return evaluate_split(
             self._default_renderer.view,
             split,
-            evaluation_background(self.trainer, device),
+            self.model.background,
             None if images is None else Path(images),
             views=chosen,
             lpips=Lpips(device) if wanted else None,
@@ -188,9 +189,7 @@ class Run:
         camera = self.config.camera
         if camera.test_steps == 0:
             return split
-        return refine_views(
-            self.field, self.occupancy, self.trainer, split, steps=camera.test_steps, rate=camera.test_lr
-        )
+        return refine_views(self.model, self.trainer, split, steps=camera.test_steps, rate=camera.test_lr)
 
     def render(self, cameras: Cameras, index: int = 0) -> View:
         """Renders one camera's image as the run's own evaluation does.
@@ -248,8 +247,7 @@ class Run:
             MissingPackageError: A package of the extra ``mesh`` is not installed.
             ValueError: The field has no such surface or box, or there are no cameras to fuse.
         """
-        settings = render_settings(self.trainer, self.field)
-        return FieldSurface(self.field, self.occupancy, settings, options or SurfaceOptions(), cameras)
+        return FieldSurface(self.field, self.occupancy, self.model.settings, options or SurfaceOptions(), cameras)
 
     def export_mesh(
         self,
@@ -361,5 +359,6 @@ def restore_run(
         occupancy = OccupancyGrid(trainer.occupancy.resolution, grid_box(scene))
     check_state("occupancy", occupancy, occupancy_state)
     occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
-    render_settings(trainer, field)  # rejects settings with which an image would take hours
-    return Run(field.to(device), occupancy.to(device), settings, steps)
+    model = Model(field.to(device), occupancy.to(device), recipe, trainer.sampling)
+    _ = model.settings  # rejects settings with which an image would take hours
+    return Run(model, settings, steps)

@@ -24,11 +24,12 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transparency import check_visible
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
-from voxelfield.evaluation.views import evaluation_background, render_settings, view_renderer
+from voxelfield.fields.field import RadianceField
 from voxelfield.messages import clipped
 from voxelfield.models.recipe import Recipe
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.march import RenderSettings, Sampler, visible_samples
+from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.visible_cells import shown_cells
 from voxelfield.rendering.warps.field_frame import FieldFrame
@@ -52,7 +53,7 @@ from voxelfield.training.config import (
     config_name,
     trainer_for_photographs,
 )
-from voxelfield.training.fields import untrained_field
+from voxelfield.training.fields import untrained_field, untrained_model
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.logs.densities import log_densities
@@ -139,8 +140,7 @@ class Session:
         config: All settings, after validation.
         recipe: The recipe that built the field.
         device: Device on which training runs.
-        field: The field.
-        occupancy: The occupied cells.
+        model: The field, the occupied cells, and how rays are sampled.
         parts: What joins each step: camera refinement and exposure corrections as configured, then the given parts.
         optimizers: The optimizers of the field.
         refinement: The refinement of the training cameras, or None.
@@ -303,7 +303,7 @@ class Session:
         torch.manual_seed(config.seed)
         started = self._now()
         trainer = config.trainer
-        self.field = untrained_field(self.recipe, config.scene, trainer, self.device)
+        self.model = untrained_model(config, self.device)
         self._pixels = PixelSampler(
             scene.train,
             self.device,
@@ -321,16 +321,14 @@ class Session:
         if len(set(names)) < len(names):
             raise ValueError(f"parts must have names of their own, got {', '.join(map(repr, names))}")
         groups = {name: group for part in self.parts for name, group in part.param_groups().items()}
-        self.optimizers = Optimizers(self.field, config.optimizer, trainer.rates, groups)
-        self._occupied = OccupiedSpace(self.field, self.recipe, trainer)
-        self.occupancy = self._occupied.grid
+        self.optimizers = Optimizers(self.model, config.optimizer, trainer.rates, groups)
+        self._occupied = OccupiedSpace(self.model, trainer.occupancy)
         self.step = 0
         self._recorded_seconds = 0.0
         searched = config.camera.search_poses if config.camera.refines else 0
         self._lost_cameras = LostCameras(scene.train, trainer, searched) if searched > 0 else None
         self._step = TrainingStep(
-            self.field,
-            self.occupancy,
+            self.model,
             self._pixels,
             self.optimizers,
             trainer,
@@ -340,7 +338,7 @@ class Session:
         )
         # Infinite until the first step has been taken, so that training does not count as diverged before.
         self._untrained_error = torch.full_like(self._step.error, math.inf)
-        self._average = WeightAverage(self.field, trainer.steps, trainer.average_steps)
+        self._average = WeightAverage(self.model, trainer.steps, trainer.average_steps)
         self._attach()
         self.train_seconds = self._now() - started
 
@@ -352,6 +350,16 @@ class Session:
         if config.trainer.exposure == "affine":
             exposure = AffineExposure(len(self.scene.train)).to(self.device)
             yield ExposureCorrection(exposure, config.optimizer.exposure_lr, config.trainer.loss.exposure)
+
+    @property
+    def field(self) -> RadianceField:
+        """The field of the model."""
+        return self.model.field
+
+    @property
+    def occupancy(self) -> OccupancyGrid:
+        """The occupied cells of the model."""
+        return self.model.occupancy
 
     @property
     def exposure(self) -> AffineExposure | None:
@@ -541,20 +549,20 @@ class Session:
     @property
     def settings(self) -> RenderSettings:
         """The sampling settings at the current resolution."""
-        return render_settings(self.config.trainer, self.field)
+        return self.model.settings
 
     @property
     def background(self) -> Tensor:
         """The background colour (3,) for rendering and evaluating views, on the field's device."""
-        return evaluation_background(self.config.trainer, self.device)
+        return self.model.background
 
     def renderer(self) -> FieldRenderer:
         """Returns a renderer of the field's current state; after further steps, request a new one."""
-        return view_renderer(self.field, self.occupancy, self.config.trainer, self.recipe)
+        return self.model.renderer()
 
     def result(self) -> Run:
         """Returns the current state as a :class:`Run` for rendering and saving; further steps change its field."""
-        return Run(self.field, self.occupancy, copy.deepcopy(self.config), self.step, self.cameras)
+        return Run(self.model, copy.deepcopy(self.config), self.step, self.cameras)
 
     @property
     def cameras(self) -> RefinedCameras | None:
@@ -653,8 +661,7 @@ class Session:
             "rays": self._step.rays,
             "untrained_error": self._untrained_error,
             "diverged": self.diverged,
-            "field": self.field.state_dict(),
-            "occupancy": self.occupancy.state_dict(),
+            **self.model.state_dict(),
             "optimizer": self.optimizers.state_dict(),
             "average": self._average.state_dict(),
             "data": self._fingerprint.result(),
@@ -704,15 +711,14 @@ class Session:
             )
         self._check_parts(checkpoint)
         self._check_settings(checkpoint)
-        check_state("field", self.field, checkpoint["field"], self.field.grid.levels)
+        check_state("field", self.field, checkpoint["field"], self.model.grid.levels)
         check_state("occupancy", self.occupancy, checkpoint["occupancy"])
         changed = self._changed_data(checkpoint["data"]) if "data" in checkpoint else ""
         if changed:
             logger.warning("scene %s: training continues with the present data", changed)
         if self._writer is not None and path is not None:
             self._writer.follow(path, replaced)
-        self.field.load_state_dict(checkpoint["field"])
-        self.occupancy.load_state_dict(checkpoint["occupancy"])
+        self.model.load_state_dict(checkpoint)
         self.optimizers.load_state_dict(checkpoint["optimizer"])
         for part in self.parts:
             if part.name in checkpoint:
@@ -780,17 +786,14 @@ class Session:
         if self.step == 0:
             self._restrict()
         # Only a grid in the world frame is cropped: other frames have a fixed box.
-        crop = stage.crop and self.field.frame is None
+        crop = stage.crop and self.model.frame is None
         if crop:
             occupied.fraction(self.step)  # raises if no occupied cell is left to crop to
         box = self.occupancy.bounds() if crop else None
-        self.recipe.add_detail(
-            self.field, stage.resolution, self._shown_cells, self.occupancy.aabb, self.optimizers.grid
-        )
-        self.recipe.enter_stage(self.field, stage.resolution, box, self.optimizers.grid)
+        self.model.resize(stage.resolution, box, self._shown_cells, self.optimizers.grid)
         if crop:
             self._restrict()
-        grid = self.field.grid
+        grid = self.model.grid
         logger.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
         vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
         self._records.scalars(self.step, {"stage/resolution": stage.resolution, "stage/vertices": vertices})
@@ -804,10 +807,7 @@ class Session:
         """Searches for cameras that were lost in earlier stages."""
         if self._lost_cameras is None or self.refinement is None or self.step == 0:
             return
-        lost = self._lost_cameras.find(
-            self.refinement, self.field, self.occupancy, self.renderer().view, self.background, self.exposure
-        )
-        for camera in lost:
+        for camera in self._lost_cameras.find(self.refinement, self.model, self.exposure):
             if camera.twist is not None:
                 self.refinement.place(camera.index, camera.twist)
             logger.info("step %d: %s", self.step, camera)
@@ -816,7 +816,7 @@ class Session:
         cameras, settings = self._pixels.cameras, self.settings
         settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
         every = max(1, min(cameras.width, cameras.height) // _PIXELS_LOOKED_AT)
-        with self._step.autocast():
+        with self.model.autocast():
             return shown_cells(self.field, self.occupancy, settings, cameras, shape, every=every)
 
     def _restrict(self) -> None:
@@ -828,8 +828,7 @@ class Session:
             self._occupied.restrict_to_box(None if self.config.camera.stages else self._pixels.cameras)
 
     def _refresh_occupancy(self) -> None:
-        with self._step.autocast():
-            self._occupied.refresh(self.settings.step)
+        self._occupied.refresh(self.settings.step)
         self.optimizers.restrict(self.occupancy)
 
     def _attach(self) -> None:
@@ -845,7 +844,7 @@ class Session:
         variation = grid_weight(self.config.trainer.loss, "tv_features", self.step)
         if variation > 0:
             self.optimizers.add_total_variation(self.config.trainer.loss_scale * variation)
-        terms = grid_terms(self.config.trainer.loss, self.recipe, self.field, self.step)
+        terms = grid_terms(self.config.trainer.loss, self.model, self.step)
         if terms:
             (self.config.trainer.loss_scale * torch.stack(list(terms.values())).sum()).backward()
             self._step.count(terms)
@@ -875,8 +874,7 @@ class Session:
         return self.step % (records * config.log_every) == 0 or self.step == config.steps
 
     def _log_densities(self) -> None:
-        with self._step.autocast():
-            densities = log_densities(self.field, self.occupancy, self.step)
+        densities = log_densities(self.model, self.step)
         if len(densities) > 0:
             self._records.histogram(self.step, "density/log10", densities)
 

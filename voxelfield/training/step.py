@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from voxelfield.evaluation.metrics import mse_to_psnr
-from voxelfield.fields.field import RadianceField
+from voxelfield.models.model import Model
 from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.rendering.march import Capacity, RenderSettings, Sampler, visible_samples
-from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.render import render
 from voxelfield.training.batch import Batch, Outputs
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import TrainerConfig
@@ -56,13 +52,6 @@ class StepTotals:
         return totals
 
 
-def autocast(config: TrainerConfig, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Returns the context in which a field is evaluated, in the configured precision."""
-    if config.precision == "float32":
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, getattr(torch, config.precision), cache_enabled=False)
-
-
 class TrainingStep:
     """Runs one step after another. On CUDA, a step neither synchronises with the device nor depends on the host.
 
@@ -73,8 +62,7 @@ class TrainingStep:
     ``config.visible_samples`` visible samples; on the CPU the number of rays is adapted to the samples instead.
 
     Args:
-        field: The field to train.
-        occupancy: The occupied cells.
+        model: The model to train.
         pixels: The training images; with ``config.loss.structure``, they carry its weights.
         optimizers: The optimizers of the field and of the parts' parameter groups; None where only parts learn.
         config: Settings of the training loop.
@@ -97,8 +85,7 @@ class TrainingStep:
 
     def __init__(
         self,
-        field: RadianceField,
-        occupancy: OccupancyGrid,
+        model: Model,
         pixels: PixelSampler,
         optimizers: Optimizers | None,
         config: TrainerConfig,
@@ -108,7 +95,7 @@ class TrainingStep:
         sampler: Sampler = visible_samples,
         rays: int | None = None,
     ) -> None:
-        self.device = field.aabb.device
+        self.device = model.device
         self.number = torch.zeros((), dtype=torch.int64, device=self.device)
         self.totals = StepTotals(self.device)
         self.capacity = (
@@ -118,8 +105,7 @@ class TrainingStep:
         if rays is None:
             rays = config.max_rays if self.capacity else min(config.max_rays, max(1, config.visible_samples // 64))
         self.rays = rays
-        self._field = field
-        self._occupancy = occupancy
+        self._model = model
         self._pixels = pixels
         self._optimizers = optimizers
         self._config = config
@@ -178,21 +164,18 @@ class TrainingStep:
         config = self._config
         count = max(1, config.pixels_in_patches, self.rays // config.supersampling**2)
         moved = [cameras for cameras in (part.cameras() for part in self._parts) if cameras is not None]
-        return self._pixels.batch(count, self._field.aabb, config.background, moved[-1] if moved else None)
+        return self._pixels.batch(count, self._model.field.aabb, config.background, moved[-1] if moved else None)
 
     def _render(self, batch: Batch, settings: RenderSettings) -> Outputs:
         config = self._config
-        with self.autocast():
-            rendering = render(
-                self._field,
-                batch.rays,
-                self._occupancy,
-                settings,
-                jitter=True,
-                capacity=self.capacity,
-                distortion=config.loss.distortion > 0,
-                sampler=self._sampler,
-            )
+        rendering = self._model.render(
+            batch.rays,
+            settings,
+            jitter=True,
+            capacity=self.capacity,
+            distortion=config.loss.distortion > 0,
+            sampler=self._sampler,
+        )
         outputs = Outputs(rendering, rendering.rgb, rendering.rgb, batch.truth)
         for part in self._parts:
             part.adjust(outputs, batch)
@@ -219,7 +202,7 @@ class TrainingStep:
 
         Runs entirely on the device, and reads and writes every gradient once more.
         """
-        parameters = [*self._field.parameters(), *(p for part in self._parts for p in part.parameters())]
+        parameters = [*self._model.field.parameters(), *(p for part in self._parts for p in part.parameters())]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         # A sum may overflow although its terms are finite; such a gradient is not usable either.
         sums = [gradient.sum(dtype=torch.float32) for gradient in gradients]
@@ -228,10 +211,6 @@ class TrainingStep:
             gradient.masked_fill_(~finite, 0)
         self.totals.add({"skipped": (~finite).to(torch.int64)})
         return {name: torch.where(finite, term.detach(), 0.0) for name, term in terms.items()}
-
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns the context in which the field is evaluated, in the configured precision."""
-        return autocast(self._config, self.device)
 
     def count(self, terms: dict[str, Tensor]) -> None:
         """Adds loss terms to the totals."""

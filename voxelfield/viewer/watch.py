@@ -6,7 +6,6 @@ import logging
 import threading
 from typing import Any
 
-from voxelfield.evaluation.views import evaluation_background
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.session import Session
 from voxelfield.viewer.curves import Curves, RecordingLogger
@@ -95,7 +94,7 @@ class TrainingViewer:
                 live,
                 Photographs.of(scene, ("train", "test"), refined),
                 [scene.aabb.cpu()] if scene.frame is None else boxes_around(scene.frame),
-                evaluation_background(session.config.trainer, session.device).cpu(),
+                session.background.cpu(),
                 curves,
                 live,
                 reference=reference_of(scene.frame),

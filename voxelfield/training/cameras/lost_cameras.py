@@ -12,10 +12,9 @@ from torch.nn import functional as F
 
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import evenly_spaced
-from voxelfield.fields.field import RadianceField
+from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import composite_background
-from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.render import View
 from voxelfield.rendering.rigid import compose, exp_se3, log_se3, turning_angles
@@ -106,25 +105,20 @@ class LostCameras:
     def find(
         self,
         refinement: CameraRefinement,
-        field: RadianceField,
-        occupancy: OccupancyGrid,
-        render_view: Callable[[Cameras, int], View],
-        background: Tensor,
+        model: Model,
         exposure: AffineExposure | None = None,
     ) -> list[LostCamera]:
         """Finds lost cameras and, where there are any, better poses for them; changes neither cameras nor field.
 
         Args:
             refinement: The training cameras.
-            field: The field.
-            occupancy: The occupied cells.
-            render_view: Renders that field, like :meth:`voxelfield.FieldRenderer.view`.
-            background: (3,) colour over which views are rendered.
+            model: The model.
             exposure: Learned exposures of the training images, without which a dark photograph would seem lost.
 
         Returns:
             All cameras that are lost, the worst first.
         """
+        background, render_view = model.background, model.renderer().view
         split = self._split if exposure is None else _without_exposure(self._split, exposure)
         images = composite_background(split.images.to(background.device), background)
         refined = refinement.refined()
@@ -139,7 +133,7 @@ class LostCameras:
             tried = self._copies(refinement, index, self._starting_twists(refinement, index, kept))
             promising = self._errors(render_view, tried, images, index).argsort()[:_PROMISING]
             tried = self._copies(refinement, index, tried.twists[promising])
-            fit_poses(tried, field, occupancy, self._trainer, _repeated(split, index, len(promising)), _STEPS)
+            fit_poses(tried, model, self._trainer, _repeated(split, index, len(promising)), _STEPS)
             reached = self._errors(render_view, tried, images, index)
             best, camera = int(reached.argmin()), LostCamera(index, split.names[index], float(errors[index]))
             after = float(reached[best])

@@ -9,9 +9,8 @@ from dataclasses import replace
 import torch
 
 from voxelfield.datasets.scene import Split
-from voxelfield.evaluation.views import render_settings
 from voxelfield.fields.field import RadianceField
-from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.models.model import Model
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses, motion_unit
 from voxelfield.training.config import TrainerConfig
@@ -23,8 +22,7 @@ FINAL_FACTOR = 0.02
 
 
 def refine_views(
-    field: RadianceField,
-    occupancy: OccupancyGrid,
+    model: Model,
     trainer: TrainerConfig,
     split: Split,
     *,
@@ -39,8 +37,7 @@ def refine_views(
     gradients and torch's global generators are not changed.
 
     Args:
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
+        model: The model.
         trainer: Settings of sampling and of the averaging of pixels.
         split: The images, with cameras in the field's frame.
         steps: Number of steps of Adam; each draws pixels from all images.
@@ -49,23 +46,22 @@ def refine_views(
     Returns:
         The split with refined cameras, on the CPU.
     """
-    device = field.aabb.device
+    device = model.device
     refinement = CameraRefinement(
         split.cameras.to(device),
-        field.centre.to(field.aabb.device),
+        model.field.centre.to(device),
         steps=steps,
         pose_lr=rate,
         final_factor=FINAL_FACTOR,
-        unit=motion_unit(field.frame),
+        unit=motion_unit(model.frame),
     )
-    fit_poses(refinement, field, occupancy, trainer, split, steps)
+    fit_poses(refinement, model, trainer, split, steps)
     return replace(split, cameras=refinement.refined().to("cpu"))
 
 
 def fit_poses(
     refinement: CameraRefinement,
-    field: RadianceField,
-    occupancy: OccupancyGrid,
+    model: Model,
     trainer: TrainerConfig,
     split: Split,
     steps: int,
@@ -74,22 +70,21 @@ def fit_poses(
 
     Args:
         refinement: The cameras, on the field's device; updated in place.
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
+        model: The model.
         trainer: Settings of sampling and of the averaging of pixels.
         split: The images of those cameras.
         steps: Number of steps of Adam; each draws pixels from all images.
     """
-    device = field.aabb.device
+    device = model.device
     # No term compares anything but pixels; the number of rays does not follow the samples, of which rays have few.
     config = replace(trainer, loss=photometric_only(), patches=0, not_finite="stop")
     rays = None if device.type == "cuda" else min(trainer.max_rays, max(1, trainer.visible_samples // 16))
     pixels = PixelSampler(split, device, trainer.supersampling)
     parts = [RefinedPoses(refinement)]
-    step = TrainingStep(field, occupancy, pixels, None, config, parts=parts, rays=rays)
-    settings = render_settings(trainer, field)
+    step = TrainingStep(model, pixels, None, config, parts=parts, rays=rays)
+    settings = model.settings
     devices = [device] if device.type == "cuda" else []
-    with torch.enable_grad(), _held(field), torch.random.fork_rng(devices):
+    with torch.enable_grad(), _held(model.field), torch.random.fork_rng(devices):
         _seed(device)
         for _ in range(steps):
             step.run(settings)

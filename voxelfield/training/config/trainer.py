@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Literal
 
+import torch
+
 from voxelfield.config.parsing import Range
 from voxelfield.config.types import BelowOne, Count, Natural, NotNegative, Positive, Resolution
 from voxelfield.evaluation.metrics import WINDOW
+from voxelfield.models.model import Sampling
 
 
 @dataclass
@@ -233,6 +236,20 @@ class TrainerConfig:
     def resolutions(self) -> list[int]:
         """The stages' resolutions, in order."""
         return [stage.resolution for stage in self.stages]
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the model samples rays and draws views."""
+        return Sampling(
+            self.render.voxels_per_step,
+            self.render.min_transmittance,
+            self.render.min_weight,
+            getattr(torch, self.precision),
+            self.evaluation.supersampling,
+            self.pixel_averaging,
+            self.evaluation_background,
+            self.chunk,
+        )
 
     @property
     def pixels_in_patches(self) -> int:

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from voxelfield.fields.field import RadianceField
-from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.models.model import Model
 from voxelfield.rendering.occupied_density import occupied_density
 
 MIN_DENSITY = 1e-3
@@ -18,20 +17,20 @@ _POINTS = 16384
 
 
 @torch.no_grad()
-def log_densities(field: RadianceField, occupancy: OccupancyGrid, step: int) -> Tensor:
+def log_densities(model: Model, step: int) -> Tensor:
     """Returns the base-10 logarithms of the density at random points of occupied cells.
 
     For a sharp surface the distribution has two peaks, empty space and matter; for fog it lies between them.
 
     Args:
-        field: The field.
-        occupancy: The field's occupancy grid, on the same device.
+        model: The model.
         step: Seed of the points; torch's global generator is not used.
 
     Returns:
         (M,) float32 on the field's device; per world unit, at least ``log10(MIN_DENSITY)``. Empty if no cell is
         occupied.
     """
+    occupancy, frame = model.occupancy, model.frame
     device = occupancy.aabb.device
     cells = occupancy.occupied.nonzero()
     if len(cells) == 0:
@@ -42,19 +41,19 @@ def log_densities(field: RadianceField, occupancy: OccupancyGrid, step: int) -> 
     low, high = occupancy.aabb
     shape = torch.tensor(occupancy.occupied.shape, device=device)
     points = low + (chosen + within) / shape * (high - low)
-    if field.frame is not None:
-        points = field.frame.to_world(points)[0]
-    return occupied_density(field, occupancy, points).float().clamp(min=MIN_DENSITY).log10()
+    if frame is not None:
+        points = frame.to_world(points)[0]
+    with model.autocast():
+        return occupied_density(model.field, occupancy, points).float().clamp(min=MIN_DENSITY).log10()
 
 
-def is_empty(field: RadianceField, occupancy: OccupancyGrid) -> bool:
+def is_empty(model: Model) -> bool:
     """Returns whether a field is empty.
 
     It is if no cell is occupied, or if the density at random points of occupied cells is at most ``MIN_DENSITY``. A
     field with densities that are not finite does not count as empty.
 
     Args:
-        field: The field.
-        occupancy: The field's occupancy grid, on the same device.
+        model: The model.
     """
-    return bool((log_densities(field, occupancy, 0) <= math.log10(MIN_DENSITY)).all())
+    return bool((log_densities(model, 0) <= math.log10(MIN_DENSITY)).all())

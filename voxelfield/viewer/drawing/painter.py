@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from voxelfield.evaluation.views import evaluation_background, render_settings, view_renderer
 from voxelfield.fields.field import frame_of
 from voxelfield.grids.boxes import box_tensor
+from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras, reference_camera
 from voxelfield.rendering.march import visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -52,8 +50,8 @@ class Painter:
         self._photographs = photographs
         self._frame = frame_of(run.field)
         self.device = run.field.aabb.device
-        self._background = evaluation_background(run.trainer, self.device)
-        self._settings = render_settings(run.trainer, run.field)
+        self._background = run.model.background
+        self._settings = run.model.settings
         self.box = content_boxes(run)[0]
         self._crop: object = None
         self._occupancy = run.occupancy
@@ -141,7 +139,7 @@ class Painter:
         # An opacity that is not finite is not empty space.
         if not float(view.opacity.max()) < MIN_VISIBLE_OPACITY:
             return ""
-        if is_empty(self._run.field, self._run.occupancy):
+        if is_empty(self._run.model):
             return "the field is empty, so every picture shows only the background"
         if not bool(self._occupancy.occupied.any()):
             return "no part of the field lies within the crop box"
@@ -196,11 +194,8 @@ class Painter:
     def _renderer(self, sharp: bool) -> FieldRenderer:
         sharp = sharp and self._run.trainer.evaluation.supersampling > 1
         if sharp not in self._renderers:
-            run = self._run
-            trainer = run.trainer
-            if not sharp:
-                trainer = replace(trainer, evaluation=replace(trainer.evaluation, supersampling=1))
-            self._renderers[sharp] = view_renderer(run.field, self._occupancy, trainer, run.recipe)
+            model = Model(self._run.field, self._occupancy, self._run.recipe, self._run.model.sampling)
+            self._renderers[sharp] = model.renderer(supersampling=None if sharp else 1)
         return self._renderers[sharp]
 
 

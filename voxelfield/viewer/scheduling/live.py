@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from voxelfield.models.model import Model
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.run import Run
@@ -94,7 +95,8 @@ class LiveField:
         if session.step == self._copied_step:
             return
         field, occupancy = copy.deepcopy((session.field, session.occupancy))
-        self._newest = replace(self._shell, field=field, occupancy=occupancy, steps=session.step)
+        model = Model(field, occupancy, session.recipe, session.model.sampling)
+        self._newest = replace(self._shell, model=model, steps=session.step)
         self._copied_step = session.step
         self._wanted = False
 

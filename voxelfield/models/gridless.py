@@ -1,0 +1,67 @@
+"""What stands in for the grid of a field that has none, so that training need not ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
+from voxelfield.grids.voxel_grid import cubic_voxels
+
+
+class Gridless:
+    """A box that is divided into cubic cells, without vertices, features or parameters.
+
+    The resolution of the trainer's stages then defines the distance between samples alone.
+
+    Args:
+        aabb: (2, 3) the box, world units or those of the field's frame.
+        resolution: Cube root of the number of cells.
+
+    Attributes:
+        aabb: (2, 3) the box, on the device of the given one.
+        levels: Empty.
+        active: 0.
+        channels: 0.
+    """
+
+    def __init__(self, aabb: Tensor, resolution: int) -> None:
+        self.aabb = aabb
+        self.levels: list[nn.Parameter] = []
+        self.active = 0
+        self.channels = 0
+        self._resolution = resolution
+
+    @property
+    def resolution(self) -> tuple[int, int, int]:
+        """Number of cells along each axis."""
+        x, y, z = cubic_voxels(self.aabb, self._resolution)
+        return x, y, z
+
+    @property
+    def voxel_size(self) -> Tensor:
+        """Size (3,) of a cell."""
+        extent = torch.tensor(box_extent(parse_box(self.aabb)), device=self.aabb.device)
+        return extent / torch.tensor(self.resolution, device=self.aabb.device)
+
+    def resize(self, resolution: int, optimizer: object = None, *, aabb: Tensor | None = None) -> None:
+        """Divides the box, or a smaller one, into another number of cells."""
+        self._resolution = resolution
+        if aabb is not None:
+            self.aabb = box_tensor(parse_box(aabb), self.aabb.device)
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Returns no modules."""
+        return iter(())
+
+    def keep_copies(self, dtype: torch.dtype) -> list[Tensor]:
+        """Returns no copies."""
+        return []
+
+    def refresh_copies(self) -> None:
+        """Does nothing."""
+
+    def to(self, dtype: torch.dtype) -> None:
+        """Does nothing."""
