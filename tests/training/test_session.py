@@ -865,7 +865,7 @@ def test_views_are_those_of_the_field_as_training_reads_it(make_session, scene, 
     renderer = session.renderer()
     assert renderer.backend == backend
     view = renderer.view(scene.test.cameras, 1)
-    with session._step.autocast():
+    with session.model.autocast():
         cameras = scene.test.cameras.to(device)
         settings = (session.occupancy, session.settings, session.background, 10**6)
         expected = render_view(session.field, cameras, 1, *settings)
@@ -879,11 +879,12 @@ def test_supersampling_is_as_configured(make_session, scene, device):
     session = make_session(*SUM, device=device)
     session.fit()
     views = []
-    for session.config.trainer.evaluation.supersampling in (1, 2):
+    for supersampling in (1, 2):
+        session.model.sampling = replace(session.model.sampling, supersampling=supersampling)
         views.append(session.renderer().view(scene.test.cameras, 0).rgb)
     assert views[0].shape == views[1].shape
     assert 1e-4 < (views[0] - views[1]).abs().mean() < 0.1
-    session.config.trainer.pixel_averaging = "encoded"
+    session.model.sampling = replace(session.model.sampling, pixel_averaging="encoded")
     linear = session.renderer().view(scene.test.cameras, 0).rgb
     # Light is more than its encoding says of a mean.
     assert 0 < (views[1] - linear).mean() < 0.05

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,32 +54,27 @@ class Sampling:
     chunk: int = 1 << 16
 
 
+@dataclass(eq=False)
 class Model:
     """One object above the field: the unit that is trained, rendered and saved.
 
-    Args:
+    Attributes:
         field: The field, on its device.
         occupancy: The cells in which it has matter, on the same device.
         recipe: The recipe that built the field.
         sampling: How its rays are sampled.
-
-    Attributes:
-        field: As given.
-        occupancy: As given.
-        recipe: As given.
-        sampling: As given.
         grid: The grid of the field; a :class:`voxelfield.models.gridless.Gridless` if it has none.
     """
 
-    def __init__(
-        self, field: RadianceField, occupancy: OccupancyGrid, recipe: Recipe, sampling: Sampling | None = None
-    ) -> None:
-        self.field = field
-        self.occupancy = occupancy
-        self.recipe = recipe
-        self.sampling = sampling or Sampling()
-        found: VoxelGrid | VoxelPyramid | None = getattr(field, "grid", None)
-        self.grid = Gridless(field.aabb, max(occupancy.occupied.shape)) if found is None else found
+    field: RadianceField
+    occupancy: OccupancyGrid
+    recipe: Recipe
+    sampling: Sampling = Sampling()
+    grid: VoxelGrid | VoxelPyramid | Gridless = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        found: VoxelGrid | VoxelPyramid | None = getattr(self.field, "grid", None)
+        self.grid = Gridless(self.field.aabb, max(self.occupancy.occupied.shape)) if found is None else found
 
     @property
     def device(self) -> torch.device:

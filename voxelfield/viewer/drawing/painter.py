@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from voxelfield.fields.field import frame_of
 from voxelfield.grids.boxes import box_tensor
-from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras, reference_camera
 from voxelfield.rendering.march import visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -194,7 +195,7 @@ class Painter:
     def _renderer(self, sharp: bool) -> FieldRenderer:
         sharp = sharp and self._run.trainer.evaluation.supersampling > 1
         if sharp not in self._renderers:
-            model = Model(self._run.field, self._occupancy, self._run.recipe, self._run.model.sampling)
+            model = replace(self._run.model, occupancy=self._occupancy)
             self._renderers[sharp] = model.renderer(supersampling=None if sharp else 1)
         return self._renderers[sharp]
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import torch
 
-from voxelfield.models.model import Model
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.run import Run
@@ -95,7 +94,7 @@ class LiveField:
         if session.step == self._copied_step:
             return
         field, occupancy = copy.deepcopy((session.field, session.occupancy))
-        model = Model(field, occupancy, session.recipe, session.model.sampling)
+        model = replace(session.model, field=field, occupancy=occupancy)
         self._newest = replace(self._shell, model=model, steps=session.step)
         self._copied_step = session.step
         self._wanted = False
