@@ -202,7 +202,7 @@ def save_model(
     occupied = run.occupancy.occupied
     if cameras is not None:
         occupied = visible_cells(run.field, run.occupancy, settings_of_rays, cameras)
-    aabb, grid = run.occupancy.aabb, run.field.grid
+    aabb, grid = run.occupancy.aabb, run.model.grid
     sparse = {id(each.features) for each in getattr(grid, "sparse_grids", [])}
     reached = [
         # Blocks exist only where something is visible.

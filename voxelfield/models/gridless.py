@@ -7,8 +7,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
-from voxelfield.grids.voxel_grid import cubic_voxels
+from voxelfield.grids.boxes import box_extent, parse_box
+from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
+
+
+def grid_of(field: object) -> VoxelGrid | VoxelPyramid | None:
+    """Returns the grid of a field, its attribute ``grid``, which a field need not have."""
+    found: VoxelGrid | VoxelPyramid | None = getattr(field, "grid", None)
+    return found
 
 
 class Gridless:
@@ -46,11 +53,9 @@ class Gridless:
         extent = torch.tensor(box_extent(parse_box(self.aabb)), device=self.aabb.device)
         return extent / torch.tensor(self.resolution, device=self.aabb.device)
 
-    def resize(self, resolution: int, optimizer: object = None, *, aabb: Tensor | None = None) -> None:
-        """Divides the box, or a smaller one, into another number of cells."""
+    def resize(self, resolution: int) -> None:
+        """Divides the box into another number of cells."""
         self._resolution = resolution
-        if aabb is not None:
-            self.aabb = box_tensor(parse_box(aabb), self.aabb.device)
 
     def modules(self) -> Iterator[nn.Module]:
         """Returns no modules."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from voxelfield.fields.field import RadianceField, frame_of
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
-from voxelfield.models.gridless import Gridless
+from voxelfield.models.gridless import Gridless, grid_of
 from voxelfield.models.recipe import Recipe
 from voxelfield.rendering.march import Capacity, RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -73,8 +73,7 @@ class Model:
     grid: VoxelGrid | VoxelPyramid | Gridless = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        found: VoxelGrid | VoxelPyramid | None = getattr(self.field, "grid", None)
-        self.grid = Gridless(self.field.aabb, max(self.occupancy.occupied.shape)) if found is None else found
+        self.grid = grid_of(self.field) or Gridless(self.field.aabb, max(self.occupancy.occupied.shape))
 
     @property
     def device(self) -> torch.device:
@@ -192,10 +191,19 @@ class Model:
             optimizer: The grid's optimizer.
         """
         if isinstance(self.grid, Gridless):
-            self.grid.resize(resolution, aabb=box)
+            self.grid.resize(resolution)
             return
         self.recipe.add_detail(self.field, resolution, shown, self.occupancy.aabb, optimizer)
         self.recipe.enter_stage(self.field, resolution, box, optimizer)
+
+    def adopt_resolution(self, resolution: int) -> None:
+        """Sets the resolution that a loaded state had; a grid has its own in its state already.
+
+        Args:
+            resolution: Cube root of the number of voxels.
+        """
+        if isinstance(self.grid, Gridless):
+            self.grid.resize(resolution)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the states of the field and of the occupied cells."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from voxelfield.fields.field import RadianceField, density_at_samples
 from voxelfield.models import registry
+from voxelfield.models.gridless import grid_of
 from voxelfield.rendering.backends.backend import ImageBackend
 from voxelfield.rendering.occupancy import OccupancyGrid
 
@@ -148,7 +149,8 @@ class Recipe:
             step: Distance between samples along rays, in the grid's frame.
             threshold: Opacity of a single sample above which a cell counts as occupied.
         """
-        density = field.vertex_density()
+        bounds = getattr(field, "vertex_density", None)  # which a field without a grid need not have
+        density = None if bounds is None else bounds()
         if density is None:
             occupancy.update_from_samples(density_at_samples(field), step, threshold)
         else:
@@ -170,7 +172,8 @@ class Recipe:
             field: The field that :meth:`build` returned.
             finest: The finest resolution, the cube root of the number of voxels.
         """
-        return sum(level.numel() for level in field.grid.levels)
+        grid = grid_of(field)
+        return 0 if grid is None else sum(level.numel() for level in grid.levels)
 
     def count_sparse_features(self, field: RadianceField) -> int:
         """Returns how many of the elements that :meth:`count_features` counts are in sparse levels; 0 by default.

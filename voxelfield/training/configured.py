@@ -454,7 +454,7 @@ def describe(session: Session, evaluation: Evaluation) -> dict[str, Any]:
         "train_views": len(session.scene.train),
         "steps": session.step,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "resolution": list(session.field.grid.resolution),
+        "resolution": list(session.model.grid.resolution),
         "psnr_per_view": dict(zip(evaluation.names, evaluation.psnr_per_view, strict=True)),
         "ssim_per_view": dict(zip(evaluation.names, evaluation.ssim_per_view, strict=True)),
         "per_view": evaluation.per_view(),

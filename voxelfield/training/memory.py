@@ -10,6 +10,7 @@ import torch
 
 from voxelfield.datasets.scene import Split
 from voxelfield.fields.field import RadianceField
+from voxelfield.models.gridless import grid_of
 from voxelfield.models.recipe import Recipe
 from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
@@ -95,10 +96,11 @@ def estimate_memory(
     values = recipe.count_features(field, max(config.resolutions))
     copies = copies_dtype(config.precision, torch.device(device_type))
     width = copies.itemsize
-    channels = field.grid.channels
+    grid = grid_of(field)
+    channels = 0 if grid is None else grid.channels
     if device_type == "cpu":
         candidates = 0
-    elif copies == torch.float16 and field.pyramid_density() is not None:
+    elif copies == torch.float16 and getattr(field, "pyramid_density", lambda: None)() is not None:
         candidates = config.max_rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible stores per ray
     else:
         candidates = config.candidate_samples * (_PACKED_SAMPLE + width * (channels + 16))
@@ -114,7 +116,7 @@ def estimate_memory(
         images=0 if images_on_host else split.images.numel() + numbers + weights,
         samples=candidates + visible,
     )
-    return replace(estimate, sparse=estimate.grids * recipe.count_sparse_features(field) // values)
+    return replace(estimate, sparse=estimate.grids * recipe.count_sparse_features(field) // max(values, 1))
 
 
 def images_stay_on_host(requested: str, estimate: MemoryEstimate, device: torch.device) -> bool:

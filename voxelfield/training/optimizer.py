@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Optimizers:
         groups: Further parameters with their learning rates, by name; without weight decay.
 
     Attributes:
-        grid: The grids' optimizer; pass it to operations that change a grid's resolution or box.
+        grid: The grids' optimizer; pass it to operations that change a grid's resolution or box. None without grids.
         network: The network's optimizer, or None.
         others: The optimizers of the further groups, by name.
 
@@ -60,15 +60,17 @@ class Optimizers:
         self._decayed = self._undecayed.clone()
         # Views into the tensor of rates: each optimizer uses its own element.
         self._lrs = self._decayed.split(1)
-        self.grid = EagerGridAdam(
-            grids,
-            lr=self._lrs[0],
-            betas=rates.betas,
-            eps=config.eps,
-            decay=rates.decay * config.grid_decay,
-            channel_rates=_channel_rates(field, config.view_lr_factor),
-            skip_untouched=config.skip_untouched,
-        )
+        self.grid: EagerGridAdam | None = None
+        if grids:
+            self.grid = EagerGridAdam(
+                grids,
+                lr=self._lrs[0],
+                betas=rates.betas,
+                eps=config.eps,
+                decay=rates.decay * config.grid_decay,
+                channel_rates=_channel_rates(field, config.view_lr_factor),
+                skip_untouched=config.skip_untouched,
+            )
         self._sparse = [module for module in model.grid.modules() if isinstance(module, SparseGrid)]
         of_grids = {id(parameter) for parameter in grids}
         network = [parameter for parameter in field.parameters() if id(parameter) not in of_grids]
@@ -98,22 +100,22 @@ class Optimizers:
             occupancy: The occupied cells; only vertices that samples in them can read are updated.
         """
         copies = self._model.grid.keep_copies(dtype)
-        for parameter, copy in zip(self._active_levels(), copies, strict=True):
-            self.grid.set_working(parameter, copy if dtype != torch.float32 else None)
+        for (adam, parameter), copy in zip(self._active_levels(), copies, strict=True):
+            adam.set_working(parameter, copy if dtype != torch.float32 else None)
         self.restrict(occupancy)
 
     def restrict(self, occupancy: OccupancyGrid) -> None:
         """Updates the active tiles after a change of the occupied cells at the same resolutions and box."""
-        for parameter in self._active_levels():
+        for adam, parameter in self._active_levels():
             # Updating a whole small grid is faster than listing its active tiles. The blocks of a sparse grid are all
             # active.
             if parameter[..., 0].numel() >= _WORTH_LISTING and not self._is_sparse(parameter):
                 # Total variation also adds gradients outside the tiles; later steps must not use them.
                 if parameter.grad is not None:
                     parameter.grad.zero_()
-                self.grid.set_active(parameter, occupancy.occupied)
+                adam.set_active(parameter, occupancy.occupied)
             else:
-                self.grid.set_active(parameter, None)
+                adam.set_active(parameter, None)
 
     @torch.no_grad()
     def scale(self, factor: Tensor | float) -> None:
@@ -136,7 +138,7 @@ class Optimizers:
         Args:
             weight: Factor on the sum of these squares.
         """
-        for parameter in self._active_levels():
+        for adam, parameter in self._active_levels():
             if self._is_sparse(parameter):
                 continue
             if parameter.grad is None:
@@ -144,13 +146,14 @@ class Optimizers:
             x, y, z, channels = parameter.shape
             # The optimizer's term is a mean over the pairs of neighbours along each axis.
             pairs = [(x - 1) * y * z, x * (y - 1) * z, x * y * (z - 1)]
-            self.grid.add_total_variation(parameter, [weight * channels * along for along in pairs])
+            adam.add_total_variation(parameter, [weight * channels * along for along in pairs])
 
     def step(self) -> None:
         """Updates the grids and clears their gradients; updates everything else and drops its gradients."""
         for grid in self._sparse:
             grid.share_gradient()
-        self.grid.step()
+        if self.grid is not None:
+            self.grid.step()
         for optimizer in (self.network, *self.others.values()):
             if optimizer is not None:
                 optimizer.step()
@@ -165,8 +168,11 @@ class Optimizers:
     def _is_sparse(self, parameter: torch.nn.Parameter) -> bool:
         return any(parameter is grid.features for grid in self._sparse)
 
-    def _active_levels(self) -> list[torch.nn.Parameter]:
-        return self._model.grid.levels[: self._model.grid.active]
+    def _active_levels(self) -> Iterator[tuple[EagerGridAdam, torch.nn.Parameter]]:
+        """Yields the levels that are trained at present, each with its optimizer."""
+        if self.grid is not None:
+            for level in self._model.grid.levels[: self._model.grid.active]:
+                yield self.grid, level
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""

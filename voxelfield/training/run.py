@@ -19,6 +19,7 @@ from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
 from voxelfield.export.model_file import Quality, Rounding, parts_of, read_model, save_model
 from voxelfield.fields.field import RadianceField
 from voxelfield.media.png import PngWriter
+from voxelfield.models.gridless import grid_of
 from voxelfield.models.model import Model
 from voxelfield.models.recipe import Recipe
 from voxelfield.ops._checks import check_at_least_one
@@ -34,6 +35,7 @@ from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, TrainerConfig, parse
 from voxelfield.training.fields import grid_box, untrained_field
 from voxelfield.training.optimizer import copies_dtype
+from voxelfield.training.schedules import stage_at
 from voxelfield.training.state.checkpoint import contents_of, load_resolved
 from voxelfield.training.state.saved_state import check_state
 
@@ -347,18 +349,20 @@ def restore_run(
     # memory for any size that the configuration names.
     with torch.device("meta"):
         field = untrained_field(recipe, scene, trainer, "meta")
-    check_state("field", field, state, field.grid.levels)
+    grid = grid_of(field)
+    check_state("field", field, state, () if grid is None else grid.levels)
     field.load_state_dict(state, assign=True)
     if any(tensor.is_meta for tensor in (*field.parameters(), *field.buffers())):
         # A user's decoder may have buffers that are not saved.
         field = untrained_field(recipe, scene, trainer, device)
         field.load_state_dict(state)
     field.requires_grad_(False)
-    field.grid.to(copies_dtype(trainer.precision, device))
     with torch.device("meta"):
         occupancy = OccupancyGrid(trainer.occupancy.resolution, grid_box(scene))
     check_state("occupancy", occupancy, occupancy_state)
     occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
     model = Model(field.to(device), occupancy.to(device), recipe, trainer.sampling)
+    model.grid.to(copies_dtype(trainer.precision, device))
+    model.adopt_resolution(trainer.stages[stage_at(trainer.stages, max(steps - 1, 0))].resolution)
     _ = model.settings  # rejects settings with which an image would take hours
     return Run(model, settings, steps)

@@ -719,6 +719,7 @@ class Session:
         if self._writer is not None and path is not None:
             self._writer.follow(path, replaced)
         self.model.load_state_dict(checkpoint)
+        self.model.adopt_resolution(self._reached(checkpoint["step"]))
         self.optimizers.load_state_dict(checkpoint["optimizer"])
         for part in self.parts:
             if part.name in checkpoint:
@@ -758,6 +759,11 @@ class Session:
         train = self.scene.train
         now = self._fingerprint.result() if self.output is not None else fingerprint(train)
         return changes(saved, now, train.names)
+
+    def _reached(self, step: int) -> int:
+        """Returns the resolution of the stage in which a number of steps has been done."""
+        stages = self.config.trainer.stages
+        return stages[stage_at(stages, max(step - 1, 0))].resolution
 
     def _check_parts(self, checkpoint: dict[str, Any]) -> None:
         """Rejects a checkpoint with the state of other parts than this session has."""

@@ -83,7 +83,7 @@ class LiveField:
         if run is None:
             return None
         run.field.requires_grad_(False)
-        run.field.grid.to(copies_dtype(run.trainer.precision, self.device))
+        run.model.grid.to(copies_dtype(run.trainer.precision, self.device))
         if self.device.type == "cuda":
             # What the grids were copied to before is training's to reuse from here on.
             torch.cuda.current_stream(self.device).synchronize()
