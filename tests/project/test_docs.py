@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ PAGES = [
     "docs/callbacks.md",
     "docs/nerfacc.md",
     "docs/session.md",
+    "docs/open_training.md",
     "docs/export.md",
 ]
 
@@ -41,11 +43,13 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     text = path.read_text(encoding="utf-8")
     blocks = list(BLOCK.finditer(text))
     assert blocks, f"{page} has no python block"
-    namespace: dict[str, object] = {"__name__": "guide"}
+    # A module, because dataclasses look their annotations up in that of their class.
+    guide = types.ModuleType("guide")
+    monkeypatch.setitem(sys.modules, "guide", guide)
     for block in blocks:
         # Blank lines in front put the page's own line numbers, and thus its lines, into tracebacks.
         lines_before = text.count("\n", 0, block.start(1))
-        exec(compile("\n" * lines_before + block[1], str(path), "exec"), namespace)
+        exec(compile("\n" * lines_before + block[1], str(path), "exec", dont_inherit=True), guide.__dict__)
 
 
 def test_contributing_names_what_there_is() -> None:

@@ -42,7 +42,10 @@ class Part:
         """Changes ``outputs.rgb`` and ``outputs.field_truth`` before ``outputs.pixels`` are computed from them."""
 
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
-        """Returns loss terms by name, each a scalar that is already multiplied by its weight."""
+        """Returns loss terms by name, each a scalar that is already multiplied by its weight.
+
+        A term of the name of an earlier one, such as ``photometric``, replaces it.
+        """
         return {}
 
     def after_backward(self, step: Tensor) -> None:

@@ -123,7 +123,8 @@ class Session:
         optimizer: Settings of Adam, or the name of a file in ``configs/optimizer``.
         camera: Settings of camera refinement, such as ``CameraConfig(name="refine")``; None keeps the given cameras.
         losses: Loss terms that are added to the model's, by name; each maps outputs and batch to a scalar that is
-            already multiplied by its weight (:data:`voxelfield.training.part.Loss`).
+            already multiplied by its weight (:data:`voxelfield.training.part.Loss`). A term of the name of another one,
+            such as ``photometric``, replaces it.
         parts: What else joins each step (:class:`voxelfield.training.part.Part`), in this order.
         sampler: Places samples on the rays of training (:class:`voxelfield.rendering.march.Sampler`).
         device: Device on which to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.

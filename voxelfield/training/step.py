@@ -67,7 +67,7 @@ class TrainingStep:
         optimizers: The optimizers of the field and of the parts' parameter groups; None where only parts learn.
         config: Settings of the training loop.
         parts: What joins the steps, in this order.
-        losses: Further terms by name, each multiplied by its weight.
+        losses: Further terms by name, each multiplied by its weight. A term of the name of another replaces it.
         sampler: Places samples on rays, as :func:`voxelfield.rendering.render.render` takes it.
         rays: Number of rays drawn in every step; None for the number that ``config`` suggests.
 
@@ -189,13 +189,11 @@ class TrainingStep:
         return outputs
 
     def _terms(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        """Returns all weighted loss terms by name."""
+        """Returns all weighted loss terms by name; later ones replace earlier ones of the same name."""
         terms = rendering_terms(self._config.loss, outputs, batch)
-        for name, loss in self._losses.items():
-            terms[name] = loss(outputs, batch)
         for part in self._parts:
             terms.update(part.losses(outputs, batch))
-        return terms
+        return terms | {name: loss(outputs, batch) for name, loss in self._losses.items()}
 
     def _drop_unless_finite(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Counts a step as skipped and zeroes its gradients and losses if any of them is not finite.

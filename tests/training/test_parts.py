@@ -1,0 +1,209 @@
+"""What a stranger adds to training: losses, parts, samplers, data of their own, and a loop of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from voxelfield import Scene, Session
+from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.options import LoadOptions
+from voxelfield.rendering.march import visible_samples
+from voxelfield.training.batches import PixelSampler
+from voxelfield.training.config import preset
+from voxelfield.training.part import Part
+from voxelfield.training.state.checkpoint import load_checkpoint
+
+FIXTURE = Path(__file__).parent.parent / "fixtures" / "lego"
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    return load_blender(FIXTURE, LoadOptions(downscale=8, aabb=((-1.5,) * 3, (1.5,) * 3)))
+
+
+def settings(steps=STEPS, *overrides):
+    chosen = preset("model=mlp", "trainer=smoke", *overrides, device="cpu").trainer
+    return replace(chosen, steps=steps, visible_samples=2048, preview_every=0)
+
+
+class Tint(Part):
+    """Learns a colour that is added to every pixel, counts its calls, and has a penalty."""
+
+    name = "tint"
+
+    def __init__(self, device="cpu") -> None:
+        self.color = nn.Parameter(torch.zeros(3, device=device))
+        self.calls: list[str] = []
+
+    def before_step(self, step):
+        self.calls.append("before")
+        self.number = step.clone()
+
+    def adjust(self, outputs, batch):
+        self.calls.append("adjust")
+        outputs.rgb = outputs.rgb + self.color
+
+    def losses(self, outputs, batch):
+        self.calls.append("losses")
+        return {"tint": 0.01 * self.color.square().sum()}
+
+    def after_backward(self, step):
+        self.calls.append("backward" if self.color.grad is not None else "no gradient")
+
+    def after_step(self, step):
+        assert torch.equal(step, self.number), "a step counts once it is over"
+        self.calls.append("after" if self.color.grad is None else "gradient left")
+
+    def param_groups(self):
+        return {"tint": ([self.color], 0.05)}
+
+    def scalars(self):
+        return {"tint/red": float(self.color.detach()[0])}
+
+    def state_dict(self):
+        return {"color": self.color.detach()}
+
+    def load_state_dict(self, state):
+        with torch.no_grad():
+            self.color.copy_(state["color"])
+
+
+def train(scene, device, part, output=None, steps=STEPS, **options):
+    torch.manual_seed(1)
+    return Session(scene, "mlp", trainer=settings(), parts=[part], output=output, device=str(device), seed=3, **options)
+
+
+def test_a_part_takes_part_in_every_step(scene, device):
+    part = Tint(device)
+    session = train(scene, device, part)
+    rates = []
+    session.log.scalars = lambda step, values: rates.append(values)
+    session.fit()
+    assert part.calls[:5] == ["before", "adjust", "losses", "backward", "after"]
+    assert set(part.calls) == {"before", "adjust", "losses", "backward", "after"}
+    if device.type == "cpu":
+        assert len(part.calls) == 5 * STEPS
+    assert part.color.abs().min() > 0
+    logged = {name for values in rates for name in values}
+    assert {"loss/tint", "tint/red", "lr/tint"} <= logged
+
+
+@pytest.mark.cuda
+def test_python_code_runs_in_every_step_without_a_graph(scene):
+    device = torch.device("cuda")
+    part = Tint(device)
+    loop = replace(settings(), cuda_graph=False)
+    Session(scene, "mlp", trainer=loop, parts=[part], device="cuda").fit()
+    assert len(part.calls) == 5 * STEPS
+
+
+def test_the_state_of_a_part_is_resumed_to_the_bit(scene, tmp_path):
+    device = torch.device("cpu")
+    whole = train(scene, device, Tint())
+    whole.fit()
+    first = train(scene, device, Tint(), tmp_path)
+    while first.step < 5:
+        first.train_step()
+    first.save()
+    part = Tint()
+    second = train(scene, device, part)
+    second.restore(load_checkpoint(tmp_path))
+    second.fit()
+    assert torch.equal(part.color, whole.parts[-1].color)
+    assert torch.equal(second.field.grid.features, whole.field.grid.features)
+    alone = Session(scene, "mlp", trainer=settings(), device="cpu")
+    with pytest.raises(ValueError, match="parts must be those of the checkpoint, tint, got none"):
+        alone.restore(load_checkpoint(tmp_path))
+
+
+def test_parts_have_names_of_their_own(scene):
+    with pytest.raises(ValueError, match="parts must have names of their own, got 'tint', 'tint'"):
+        Session(scene, "mlp", trainer=settings(), parts=[Tint(), Tint()], device="cpu")
+    with pytest.raises(TypeError, match=r"parts\[0\] must be a voxelfield\.training\.part\.Part, got 'tint'"):
+        Session(scene, "mlp", trainer=settings(), parts=["tint"], device="cpu")
+    with pytest.raises(TypeError, match=r"losses\['mine'\] must be a function of outputs and batch, got 0\.5"):
+        Session(scene, "mlp", trainer=settings(), losses={"mine": 0.5}, device="cpu")
+
+
+def test_a_loss_is_added_and_one_of_the_same_name_replaces(scene):
+    seen = {}
+
+    def mine(outputs, batch):
+        seen["rays"] = len(batch.rays)
+        assert outputs.rendering.opacity.shape == (seen["rays"],)
+        assert batch.for_rays(batch.rgba).shape == (seen["rays"], 4)
+        return 0.1 * outputs.mean_over_rays(outputs.rendering.opacity)
+
+    def photometric(outputs, batch):
+        return (outputs.pixels - batch.truth).abs().mean()
+
+    session = Session(scene, "mlp", trainer=settings(), losses={"mine": mine, "photometric": photometric}, device="cpu")
+    session.train_step()
+    totals = session._step.totals.read()
+    assert seen["rays"] > 0
+    assert 0 < totals["loss/mine"] <= 0.1
+    assert totals["loss/photometric"] == pytest.approx(float(session._step.error))
+
+
+def test_a_sampler_places_the_samples(scene):
+    seen = []
+
+    def every_second(field, rays, occupancy, settings, jitter=False, capacity=None):
+        seen.append(settings.step)
+        return visible_samples(field, rays, occupancy, replace(settings, step=2 * settings.step), jitter, capacity)
+
+    session = Session(scene, "mlp", trainer=settings(), sampler=every_second, device="cpu")
+    batch = session.train_step()
+    assert len(seen) == 1
+    assert batch.truth.shape == (len(batch.pixels), 3)
+
+
+def test_batches_carry_data_of_images_and_of_pixels(scene, device):
+    sampler = PixelSampler(scene.train, device)
+    count, height, width = scene.train.images.shape[:3]
+    times = torch.rand(count)
+    depth = torch.rand(count, height, width)
+    sampler.carry("time", times)
+    sampler.carry("depth", depth)
+    batch = sampler.batch(50, scene.aabb.to(device), "white")
+    image, within = batch.pixels.cpu() // (height * width), batch.pixels.cpu() % (height * width)
+    assert torch.equal(batch.images.cpu(), image)
+    assert torch.equal(batch["time"].cpu(), times[image])
+    assert torch.equal(batch["depth"].cpu(), depth.flatten(1)[image, within])
+    with pytest.raises(KeyError, match="carry no 'normal', but colours, 'time', 'depth'"):
+        batch["normal"]
+    with pytest.raises(ValueError, match="name must be a new one, got 'time'"):
+        sampler.carry("time", times)
+    with pytest.raises(ValueError, match=rf"data 'odd' must have shape \({count}, ...\)"):
+        sampler.carry("odd", torch.rand(count + 1))
+
+
+def test_a_loop_of_ones_own_trains_as_fit_does(scene):
+    def session():
+        return Session(scene, "mlp", trainer=settings(), device="cpu", seed=4)
+
+    fitted = session()
+    fitted.fit()
+    stepped = session()
+    while stepped.step < STEPS:
+        stepped.train_step()
+    looped = session()
+    assert [looped.step for _ in looped] == list(range(1, STEPS + 1))
+    for other in (stepped, looped):
+        assert torch.equal(other.field.grid.features, fitted.field.grid.features)
+    with pytest.raises(ValueError, match=rf"session\.step must be below trainer\.steps, {STEPS}, got {STEPS}"):
+        stepped.train_step()
+
+
+def test_leaving_the_loop_early_saves(scene, tmp_path):
+    session = Session(scene, "mlp", trainer=settings(), device="cpu", output=tmp_path)
+    for _ in session:
+        if session.step == 4:
+            break
+    assert load_checkpoint(tmp_path)["step"] == 4
