@@ -107,10 +107,10 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         path: Final path. Its parent directory is created if needed. A symbolic link is replaced, not followed.
 
     Yields:
-        A writable binary file with the usual permissions of a new file (umask).
+        A binary file to write and read, with the usual permissions of a new file (umask).
     """
     # The builtin open instead of tempfile, whose files are readable by their owner only, and would stay so.
-    with atomic_path(path) as temporary, temporary.open("xb") as file:
+    with atomic_path(path) as temporary, temporary.open("x+b") as file:
         yield file
 
 

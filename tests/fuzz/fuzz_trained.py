@@ -20,7 +20,7 @@ from voxelfield.export.model_file import _checksum, _with_checksum, save_model
 from voxelfield.training.config import preset
 from voxelfield.training.run import Run, restore_run
 from voxelfield.training.state.checkpoint import save_checkpoint
-from voxelfield.training.state.sealed_file import SealingFile
+from voxelfield.training.state.sealed_file import seal
 
 KEY = "voxelfield model"
 _BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
@@ -121,11 +121,8 @@ def with_right_checksums(content: bytes) -> bytes:
     with zipfile.ZipFile(file, "w") as archive:
         for info, data in entries:
             archive.writestr(zipfile.ZipInfo(info.filename), data)
-    sealed = io.BytesIO()
-    seal = SealingFile(sealed)
-    seal.write(file.getvalue())
-    seal.seal()
-    return sealed.getvalue()
+    seal(file)
+    return file.getvalue()
 
 
 def _stored(content: bytes, info: zipfile.ZipInfo) -> bytes:

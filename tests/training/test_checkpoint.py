@@ -20,10 +20,10 @@ from voxelfield.training.state.checkpoint import (
     load_checkpoint,
     load_newest,
     load_resolved,
-    replace_checkpoints,
     resolve_checkpoint,
     save_checkpoint,
 )
+from voxelfield.training.state.sealed_file import seal
 
 
 @pytest.fixture
@@ -195,11 +195,11 @@ def test_a_missing_file_lists_what_is_there(tmp_path):
         load_checkpoint(tmp_path / "checkpoint_11.pt")
 
 
-@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.99])
+@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.99, -1, -25, -27])
 def test_a_truncated_file_is_named_so(tmp_path, kept):
     path = tmp_path / "last.pt"
     save_checkpoint(path, {"grid": torch.zeros(10_000)})
-    size = kept if isinstance(kept, int) else int(kept * path.stat().st_size)
+    size = int(kept * path.stat().st_size) if isinstance(kept, float) else kept % path.stat().st_size
     os.truncate(path, size)
     with pytest.raises(CheckpointError, match=rf"truncated or damaged \({size} bytes\)") as caught:
         load_checkpoint(path)
@@ -291,10 +291,24 @@ def test_foreign_files_are_named_so(tmp_path, kind):
             }[kind],
             path,
         )
+        with path.open("r+b") as file:
+            seal(file)
     with pytest.raises(CheckpointError, match="not a voxelfield checkpoint") as caught:
         load_checkpoint(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_an_archive_without_a_checksum_is_one_of_another_format(tmp_path):
+    path = tmp_path / "old.pt"
+    torch.save({"format": 6, "voxelfield": "0"}, path)
+    with pytest.raises(
+        CheckpointError, match=rf"{path} is not .* of format {FORMAT}, .*: train again, or continue with"
+    ):
+        load_checkpoint(path)
+    path.rename(checkpoint_path(tmp_path, 1))
+    with pytest.raises(CheckpointVersionError):
+        load_newest(tmp_path)
 
 
 def test_a_newer_format_asks_for_an_upgrade(tmp_path, monkeypatch):
@@ -329,20 +343,6 @@ def test_zeros_take_no_room(tmp_path):
     assert torch.equal(load_checkpoint(tmp_path / "last.pt")["moments"], moments)
 
 
-def test_an_older_checkpoint_goes_when_the_newer_one_is_sound(tmp_path):
-    first, second = (checkpoint_path(tmp_path, step) for step in (1, 2))
-    for path in (first, second):
-        save_checkpoint(path, {"x": torch.ones(1000)})
-    whole = second.read_bytes()
-    second.write_bytes(whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:])
-    with pytest.raises(CheckpointError, match="truncated or damaged"):
-        replace_checkpoints([first], second)
-    assert first.is_file()
-    second.write_bytes(whole)
-    replace_checkpoints([first, tmp_path / "gone.pt"], second)
-    assert [file.name for file in tmp_path.iterdir()] == [second.name]
-
-
 def test_a_pickle_that_ends_early_is_refused_by_name(tmp_path):
     """Its checksum is right, so that only the pickle tells."""
     save_checkpoint(tmp_path / "last.pt", {"step": 1})
@@ -350,6 +350,8 @@ def test_a_pickle_that_ends_early_is_refused_by_name(tmp_path):
         for entry in whole.infolist():
             content = whole.read(entry)
             cut.writestr(entry.filename, content[:-1] if entry.filename.endswith("data.pkl") else content)
+    with (tmp_path / "cut.pt").open("r+b") as file:
+        seal(file)
     with pytest.raises(CheckpointError, match=r"cut\.pt is not a voxelfield checkpoint: its contents cannot be read"):
         load_checkpoint(tmp_path / "cut.pt")
 
@@ -368,7 +370,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_gives_way_to_the_newer_o
         return lambda *arguments, **options: (replace(), function(*arguments, **options))[1]
 
     if when == "archive":
-        monkeypatch.setattr(checkpoint, "read_seal", replace_first(checkpoint.read_seal))
+        monkeypatch.setattr(checkpoint, "check_whole", replace_first(checkpoint.check_whole))
     else:
         monkeypatch.setattr(torch, "load", replace_first(torch.load))
     assert load_resolved(tmp_path)[0] == newer

@@ -17,12 +17,15 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.configured import train_as_configured
 from voxelfield.training.state.checkpoint import (
+    FORMAT,
     CheckpointError,
     checkpoint_path,
     load_checkpoint,
     save_checkpoint,
+    write_checkpoint,
 )
 from voxelfield.training.state.fingerprint import changes, fingerprint
+from voxelfield.training.state.sealed_file import seal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -139,6 +142,12 @@ def test_settings_that_the_field_does_not_have_are_refused(tmp_path, saved, over
     assert list(tmp_path.iterdir()) == [path], "a run that is refused leaves its directory behind"
 
 
+def sealed(path: Path) -> None:
+    """Gives an archive the checksum of a checkpoint."""
+    with path.open("r+b") as file:
+        seal(file)
+
+
 def test_a_bomb_of_zeros_is_refused_before_it_takes_memory(tmp_path):
     path = checkpoint_path(tmp_path, 2)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -146,6 +155,7 @@ def test_a_bomb_of_zeros_is_refused_before_it_takes_memory(tmp_path):
             for _ in range(64):
                 member.write(bytes(1 << 20))
         archive.writestr("archive/version", "3\n")
+    sealed(path)
     assert path.stat().st_size < 1 << 20
     with pytest.raises(CheckpointError, match="is not a voxelfield checkpoint: it is a compressed zip file"):
         load_checkpoint(path)
@@ -163,6 +173,7 @@ def test_members_that_share_their_bytes_are_refused(tmp_path):
                 setattr(twin, name, getattr(info, name))
             archive.filelist.append(twin)
             archive.NameToInfo[twin.filename] = twin
+    sealed(path)
     with pytest.raises(CheckpointError, match=r"is truncated or damaged \(\d+ bytes\)"):
         load_checkpoint(path)
 
@@ -176,7 +187,7 @@ def test_a_tensor_of_zeros_must_be_told_of_bit_by_bit(tmp_path, shape):
         "chunks": torch.zeros(0, 8, dtype=torch.int32),
         "rest": torch.zeros(0),
     }
-    save_checkpoint(tmp_path / "last.pt", {"grid": packed})
+    write_checkpoint(tmp_path / "last.pt", {"format": FORMAT, "voxelfield": "0", "grid": packed})
     with pytest.raises(CheckpointError, match="a tensor saved without all of its chunks must have chunks"):
         load_checkpoint(tmp_path / "last.pt")
 

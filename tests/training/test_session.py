@@ -908,7 +908,7 @@ def test_a_checkpoint_that_cannot_be_removed_does_not_end_training(make_session,
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError("held by another process")
 
-    monkeypatch.setattr(saving, "replace_checkpoints", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
     assert session.fit()
     assert "held by another process; earlier checkpoints are kept" in caplog.text
 

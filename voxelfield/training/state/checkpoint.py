@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import pickle
 import re
 import zipfile
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from importlib import metadata
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import torch
 
+import voxelfield
 from voxelfield.files import atomic_write, open_regular
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import is_out_of_memory
-from voxelfield.training.state.sealed_file import SealingFile, read_seal
+from voxelfield.training.state.sealed_file import is_sealed, seal
 from voxelfield.training.state.zero_packing import copy_without_zeros, put_back_zeros
 
 logger = logging.getLogger(__name__)
@@ -27,14 +27,13 @@ logger = logging.getLogger(__name__)
 FORMAT = 7
 """Layout version of the files. Raise it when an older voxelfield could not resume from them.
 
-A file is a zip archive followed by a checksum of the whole, which is verified on loading. The checksums of single
-tensors, which are part of every zip archive, serve other readers.
+A file is a zip archive followed by a checksum of the whole, which is verified on loading. The archive's own checksums
+leave out what lies between its tensors, and torch.load ignores them: flipped bits would become weights.
 """
 
 _ADDED = {"format", "voxelfield"}
 _LAST = "last.pt"
 _NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
 
 class CheckpointError(ValueError):
@@ -125,8 +124,7 @@ def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
     reserved = sorted(_ADDED & state.keys())
     if reserved:
         raise ValueError(f"state must not hold the keys {reserved}: save_checkpoint adds them")
-    _check_loadable(state, "state")
-    return {"format": FORMAT, "voxelfield": _version(), **copy_without_zeros(state)}
+    return {"format": FORMAT, "voxelfield": voxelfield.__version__, **copy_without_zeros(state)}
 
 
 def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
@@ -141,9 +139,8 @@ def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
     """
     try:
         with atomic_write(path) as file:
-            sealing = SealingFile(file)
-            torch.save(packed, cast("IO[bytes]", sealing))  # torch only calls write and flush
-            sealing.seal()
+            torch.save(packed, file)
+            seal(file)
     except RuntimeError as error:
         # While an exception from the file propagates, torch tries to finish its archive, fails at that too, and reports
         # only "unexpected pos". The user needs to see the underlying cause: a full disk or Ctrl-C.
@@ -210,9 +207,13 @@ def _load_file(path: Path, device: torch.device | str, parts: Collection[str] | 
         return _read(path, device, parts)
     except DamagedCheckpointError as error:
         beside = checkpoints(path.parent)
-        older = newest_sound(beside[: beside.index(path)] if path in beside else [])
-        advice = "there is no intact one before it" if older is None else f"the newest intact one before it is {older}"
-        raise DamagedCheckpointError(f"{error}; {advice}") from error
+        for older in reversed(beside[: beside.index(path)] if path in beside else []):
+            try:
+                check_whole(older)
+            except CheckpointError:
+                continue
+            raise DamagedCheckpointError(f"{error}; the newest intact one before it is {older}") from error
+        raise DamagedCheckpointError(f"{error}; there is no intact one before it") from error
 
 
 def load_newest(directory: Path, device: torch.device | str = "cpu") -> tuple[Path, dict[str, Any]] | None:
@@ -235,21 +236,6 @@ def load_newest(directory: Path, device: torch.device | str = "cpu") -> tuple[Pa
             raise
         except CheckpointError as error:
             logger.warning("%s; it is skipped", error)
-    return None
-
-
-def newest_sound(paths: Sequence[Path]) -> Path | None:
-    """Returns the last of several files whose checksums are correct, or None; tensors are read but not loaded.
-
-    Args:
-        paths: Checkpoints, the newest last.
-    """
-    for path in reversed(paths):
-        try:
-            _check_archive(path)
-        except CheckpointError:
-            continue
-        return path
     return None
 
 
@@ -289,41 +275,32 @@ def check_progress(state: Mapping[str, Any]) -> None:
 
 def _read(path: Path, device: torch.device | str, parts: Collection[str] | None) -> dict[str, Any]:
     """Loads a file, without advice about others if it is damaged."""
-    is_sealed = _check_archive(path)
+    check_whole(path)
     try:
         state = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} is not a voxelfield checkpoint: it holds objects other than tensors and plain values"
         ) from error
-    except (RuntimeError, ValueError) as error:
-        # Errors about an absent or full device must stay visible. On the CPU, RuntimeErrors are about the file.
-        of_the_file = torch.device(device).type == "cpu" or "PytorchStreamReader" in str(error)
-        if isinstance(error, RuntimeError) and (is_out_of_memory(error) or not of_the_file):
-            raise
-        raise _damaged(path) from error
     except FileNotFoundError:  # deleted in the meantime
         raise
     except Exception as error:  # unpickling truncated or invalid data can raise anything
-        if is_out_of_memory(error):
+        # Errors about an absent or full device must stay visible. On the CPU, RuntimeErrors are about the file.
+        of_the_file = torch.device(device).type == "cpu" or "PytorchStreamReader" in str(error)
+        if is_out_of_memory(error) or (isinstance(error, RuntimeError) and not of_the_file):
             raise
         raise CheckpointError(
             f"{path} is not a voxelfield checkpoint: its contents cannot be read ({type(error).__name__})"
         ) from error
     if not isinstance(state, dict) or "voxelfield" not in state or not isinstance(state.get("format"), int):
         raise CheckpointError(f"{path} is not a voxelfield checkpoint: it lacks the keys 'format' and 'voxelfield'")
-    if state["format"] > FORMAT:
-        raise CheckpointVersionError(
-            f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; "
-            f"this version ({_version()}) reads format {FORMAT}: upgrade voxelfield"
-        )
-    if state["format"] < FORMAT:
+    if state["format"] != FORMAT:
+        newer = state["format"] > FORMAT
         raise CheckpointVersionError(
             f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
-            f"({_version()}) reads format {FORMAT}: train again, or continue with that version"
+            f"({voxelfield.__version__}) reads format {FORMAT}: "
+            + ("upgrade voxelfield" if newer else "train again, or continue with that version")
         )
-    if not is_sealed:
-        raise _damaged(path)
     if parts is not None:
         state = {key: value for key, value in state.items() if key in parts or key in _ADDED}
     try:
@@ -331,23 +308,6 @@ def _read(path: Path, device: torch.device | str, parts: Collection[str] | None)
     except ValueError as error:
         raise CheckpointError(f"{path} is not a voxelfield checkpoint: {error}") from error
     return restored
-
-
-def replace_checkpoints(older: Sequence[Path], newer: Path) -> None:
-    """Removes checkpoints after a newer one has been read back.
-
-    Args:
-        older: Files to remove. A file that no longer exists is not an error.
-        newer: The checkpoint that replaces them. If it is damaged, nothing is removed.
-
-    Raises:
-        DamagedCheckpointError: ``newer`` is truncated or damaged.
-    """
-    if not older:
-        return
-    _check_archive(newer)
-    for path in older:
-        path.unlink(missing_ok=True)
 
 
 def checkpoints(directory: Path) -> list[Path]:
@@ -364,67 +324,42 @@ def checkpoint_step(path: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def _check_archive(path: Path) -> bool:
-    """Distinguishes a damaged checkpoint from a file that never was one, which torch.load does not.
+def check_whole(path: Path) -> None:
+    """Reads a checkpoint without loading it, and compares it with its checksum.
 
-    Returns:
-        Whether the file has a checksum of the whole, which was correct. Formats up to 6 have none.
+    Args:
+        path: The file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DamagedCheckpointError: It is truncated or damaged.
+        CheckpointVersionError: It is an archive without a checksum, as in formats up to 6.
+        CheckpointError: It is not a voxelfield checkpoint.
     """
     with path.open("rb") as file:
+        is_right, size = is_sealed(file), file.seek(0, os.SEEK_END)
+        file.seek(0)
         start = file.read(4)
-    # After a power failure, some file systems show zeros where data had not been written.
-    if start != b"PK\x03\x04" and start.strip(b"\0"):
-        raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is not a torch archive")
-    seal = read_seal(path)
-    if seal is False:
-        raise _damaged(path)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            infos = archive.infolist()
-            names = [info.filename for info in infos]
-            # torch writes tensors uncompressed; decompressing a zip bomb of zeros would exhaust the memory.
-            if any(info.compress_type != zipfile.ZIP_STORED for info in infos):
-                raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is a compressed zip file")
-            if sum(info.file_size for info in infos) > path.stat().st_size:
-                raise _damaged(path)
-            # torch.load ignores the checksums: flipped bits would become weights.
-            damaged = None if seal else archive.testzip()
-    except (CheckpointError, FileNotFoundError):
-        raise
-    except Exception as error:  # broken headers raise anything from EOFError to UnicodeDecodeError
-        raise _damaged(path) from error
-    if damaged is not None:
-        raise _damaged(path)
-    if not any(name.endswith("/data.pkl") for name in names):
-        raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is a zip file of another kind")
-    return seal is True
-
-
-def _damaged(path: Path) -> DamagedCheckpointError:
-    return DamagedCheckpointError(f"{path} is truncated or damaged ({path.stat().st_size} bytes)")
-
-
-def _check_loadable(value: object, name: str) -> None:
-    """Rejects at save time values that ``weights_only`` would reject at load time, when it is too late."""
-    # Exact types: subclasses such as np.float64 or an IntEnum pickle as themselves, not as the plain type.
-    if type(value) in (dict, OrderedDict):
-        assert isinstance(value, dict)
-        for key, item in value.items():
-            _check_loadable(key, f"a key of {name}")
-            _check_loadable(item, f"{name}[{key!r}]")
-    elif type(value) in (list, tuple, set):
-        assert isinstance(value, (list, tuple, set))
-        for index, item in enumerate(value):
-            _check_loadable(item, f"{name}[{index}]")
-    elif type(value) not in (torch.Tensor, torch.nn.Parameter, *_PLAIN):
-        raise TypeError(
-            f"{name} is a {type(value).__module__}.{type(value).__qualname__}: "
-            "a checkpoint holds tensors and plain Python values only"
-        )
-
-
-def _version() -> str:
-    try:
-        return metadata.version("voxelfield")
-    except metadata.PackageNotFoundError:  # used from a source tree that is not installed
-        return "unknown"
+        file.seek(max(size - 22, 0))
+        end = file.read()
+        # After a power failure, some file systems show zeros where data had not been written.
+        if start != b"PK\x03\x04" and start.strip(b"\0"):
+            raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is not a torch archive")
+        # The whole end of a zip archive without a comment; formats up to 6 have none.
+        if end.startswith(b"PK\x05\x06") and end.endswith(b"\0\0"):
+            raise CheckpointVersionError(
+                f"{path} is not a voxelfield checkpoint of format {FORMAT}, which ends with a checksum: "
+                "train again, or continue with the version that has written it"
+            )
+        damaged = DamagedCheckpointError(f"{path} is truncated or damaged ({size} bytes)")
+        if not is_right:
+            raise damaged
+        try:
+            infos = zipfile.ZipFile(file).infolist()
+        except Exception as error:  # broken headers raise anything from EOFError to UnicodeDecodeError
+            raise damaged from error
+    # torch writes tensors uncompressed; decompressing a zip bomb of zeros would exhaust the memory.
+    if any(info.compress_type != zipfile.ZIP_STORED for info in infos):
+        raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is a compressed zip file")
+    if sum(info.file_size for info in infos) > size:
+        raise damaged

@@ -10,9 +10,9 @@ from typing import Any
 
 from voxelfield.training.state.checkpoint import (
     CheckpointError,
+    check_whole,
     checkpoint_path,
     pack_checkpoint,
-    replace_checkpoints,
     write_checkpoint,
 )
 from voxelfield.training.state.run_directory import hold_again
@@ -117,8 +117,12 @@ class CheckpointWriter:
         if self._keep:
             self.newest = path
             return
+        older = [file for file in self._replaceable if file != path]
         try:
-            replace_checkpoints([older for older in self._replaceable if older != path], path)
+            if older:
+                check_whole(path)
+            for file in older:
+                file.unlink(missing_ok=True)
         except (CheckpointError, OSError) as error:
             logger.error("%s; earlier checkpoints are kept", error)
             self._replaceable.append(path)
