@@ -33,8 +33,8 @@ from voxelfield.installed import MissingPackageError, config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.rendering.warps.ndc_box import NdcBox
-from voxelfield.training.config import LoggerConfig, complete_overrides, config_name, preset, trainer_for_photographs
-from voxelfield.training.config.announced import offer_announced_recipes
+from voxelfield.training.config import LoggerConfig, config_name, preset, trainer_for_photographs
+from voxelfield.training.config.defaults import offer_defaults
 from voxelfield.training.configured import Watcher, load_configured_scene, train_as_configured
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.occupied_space import EmptyFieldError
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program, *given = sys.argv if arguments is None else ["voxelfield train", *arguments]
     # By default Hydra prints an error over many lines and exits; with this it raises the error instead.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    offer_announced_recipes()
+    offer_defaults()
     try:
         configuration = config_name(_given_device(given))
     except ValueError:  # the device is not there, as the run itself says
@@ -137,7 +137,7 @@ def whole_command_line(arguments: Sequence[str], chosen: Sequence[str]) -> list[
         whole += overrides
         if overrides != [argument]:
             whole += chosen
-    return complete_overrides(whole)
+    return whole
 
 
 def with_scene_key(arguments: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The settings of a training run, with types, ranges and defaults; the values that runs use are in ``configs/``."""
+"""The settings of a training run, with types, ranges and defaults; ``configs/`` has presets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from voxelfield.training.config.camera import CameraConfig, CameraStageConfig
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.presets import (
     complete,
-    complete_overrides,
     compose,
     config_name,
     preset,
@@ -40,7 +39,6 @@ __all__ = [
     "StageConfig",
     "TrainerConfig",
     "complete",
-    "complete_overrides",
     "compose",
     "config_name",
     "parse",

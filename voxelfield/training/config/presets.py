@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any, get_type_hints
+from collections.abc import Callable
 
 from omegaconf import DictConfig
 
@@ -65,44 +63,15 @@ def compose(*overrides: str, device: str = "auto", name: str | None = None) -> D
     """
     import hydra
 
-    from voxelfield.training.config.announced import offer_announced_recipes
+    from voxelfield.training.config.defaults import offer_defaults
 
-    offer_announced_recipes()
+    offer_defaults()
     # This also works within a program that Hydra has started: the context restores Hydra's state.
     with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
         return hydra.compose(
             config_name(device) if name is None else name,
-            overrides=[f"device={device}", *complete_overrides(overrides)],
+            overrides=[f"device={device}", *overrides],
         )
-
-
-def complete_overrides(overrides: Iterable[str]) -> list[str]:
-    """Prefixes overrides so that they can set keys that no file mentions: a new setting then only needs a default.
-
-    Hydra rejects ``trainer.loss.NAME=1`` if no composed file has that key; with ``++`` it adds or replaces the key.
-
-    Args:
-        overrides: The overrides on Hydra's command line.
-
-    Returns:
-        The overrides, with ``++`` in front of those whose key is a setting of :class:`RunConfig` in a group other than
-        ``model``.
-    """
-    return [f"++{text}" if _is_setting(text.partition("=")[0]) else text for text in overrides]
-
-
-def _is_setting(key: str) -> bool:
-    group, *names = key.split(".")
-    # The settings of a model depend on its kind, and are all listed in its file or declared by its package.
-    if not names or group == "model":
-        return False
-    schema: Any = RunConfig
-    for name in (group, *names):
-        hints = get_type_hints(schema) if dataclasses.is_dataclass(schema) else {}
-        if name not in hints:
-            return False
-        schema = hints[name]
-    return True
 
 
 def preset(*overrides: str, device: str = "auto", name: str | None = None) -> RunConfig:
