@@ -29,7 +29,6 @@ from voxelfield.training.config import (
     compose,
     parse,
     preset,
-    presets,
 )
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -418,24 +417,3 @@ def test_parsing_leaves_the_composed_configuration_alone():
     before = OmegaConf.to_yaml(config)
     parse(TrainerConfig, config.trainer, "trainer").steps = 1
     assert OmegaConf.to_yaml(config) == before
-
-
-@pytest.mark.parametrize(
-    ("count", "forward", "sparse", "trainer"),
-    [
-        (99, False, True, "few_photographs"),
-        (99, False, False, "few_photographs"),
-        (99, True, True, "forward_facing"),
-        (99, True, False, "forward_facing"),
-        (100, None, True, "many_photographs"),
-        (100, None, False, "unbounded"),
-    ],
-)
-def test_photographs_get_the_trainer_for_their_number_and_cameras(count, forward, sparse, trainer):
-    def faces_forward() -> bool:
-        assert forward is not None, "files may have to be read to answer this"
-        return forward
-
-    for model, name, expected in (("pyramid", "train", trainer), ("sh", "train", None), ("pyramid", "train_cpu", None)):
-        chosen = presets.trainer_for_photographs(model, name, count, forward=faces_forward, sparse=sparse)
-        assert chosen == expected

@@ -10,7 +10,7 @@ from voxelfield.training.config.presets import (
     compose,
     config_name,
     preset,
-    trainer_for_photographs,
+    trainer_for,
 )
 from voxelfield.training.config.run import DataConfig, LoggerConfig, RunConfig, SceneConfig
 from voxelfield.training.config.trainer import (
@@ -43,6 +43,6 @@ __all__ = [
     "config_name",
     "parse",
     "preset",
-    "trainer_for_photographs",
+    "trainer_for",
     "unknown_key",
 ]
