@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from voxelfield.config.parsing import parse
 from voxelfield.installed import config_folder
-from voxelfield.training.config import RunConfig, complete_overrides
+from voxelfield.training.config import RunConfig
 from voxelfield.training.config import compose as compose_by_hydra
 from voxelfield.training.config.presets import config_name
 
@@ -27,7 +27,7 @@ def compose(*overrides: str, device: str = "auto", name: str | None = None) -> D
     choices = tuple(text for text in overrides if _is_choice(text))
     values = [f"device={device}", *(text for text in overrides if text not in choices)]
     config = copy.deepcopy(_composed(choices, config_name(device) if name is None else name))
-    for text in complete_overrides(values):
+    for text in values:
         override = _parsed(text)
         added = override.is_add() or override.is_force_add()
         OmegaConf.update(config, override.key_or_group, override.value(), force_add=added)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from composed_run import settings_of_run
 from PIL import Image
 
 import voxelfield
-from voxelfield.cli.train import for_photographs
 from voxelfield.datasets.forward import NotForwardError, ndc_box_of_cameras
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import exp_se3
@@ -254,19 +254,22 @@ def test_settings_of_the_command_line_reach_the_frame(capture):
         SceneConfig().record("ndc")
 
 
-def test_photographs_in_these_coordinates_get_their_trainer(capture):
+def test_photographs_in_these_coordinates_get_their_trainer(capture, monkeypatch, tmp_path):
     folder = capture(array_of_cameras())
     box = "scene.aabb=[[-1,-1,-9],[1,1,-3]]"
-    assert for_photographs([f"scene={folder}", box], "train") == []
-    forward, nested = ["trainer=forward_facing"], ["trainer=few_photographs"]
-    assert for_photographs([f"scene={folder}", box, "scene.ndc=true"], "train") == forward
-    assert for_photographs([f"scene={folder}"], "train") == forward
-    assert for_photographs([f"scene={folder}", "scene.ndc=false"], "train") == nested
-    assert for_photographs([f"scene={folder}", "scene.box_ratio=3"], "train") == nested
-    assert for_photographs([f"scene={folder}", "scene.boxes=4"], "train") == nested
-    assert for_photographs([f"scene={folder}", "scene.near=nonsense"], "train") == nested
+
+    def trainer(*overrides: str) -> object:
+        return settings_of_run(monkeypatch, tmp_path / "run", f"scene={folder}", *overrides).trainer
+
+    forward, nested, default = (
+        preset(f"trainer={name}", name="train").trainer for name in ("forward_facing", "few_photographs", "default")
+    )
+    assert trainer(box) == trainer("scene.boxes=1") == default
+    assert trainer(box, "scene.ndc=true") == trainer() == forward
+    assert trainer("scene.ndc=false") == trainer("scene.box_ratio=3") == trainer("scene.boxes=4") == nested
 
 
-def test_photographs_from_all_sides_get_the_trainer_for_their_number(capture):
+def test_photographs_from_all_sides_get_the_trainer_for_their_number(capture, monkeypatch, tmp_path):
     folder = capture(array_of_cameras(turn=50))
-    assert for_photographs([f"scene={folder}"], "train") == ["trainer=few_photographs"]
+    settings = settings_of_run(monkeypatch, tmp_path / "run", f"scene={folder}")
+    assert settings.trainer == preset("trainer=few_photographs", name="train").trainer

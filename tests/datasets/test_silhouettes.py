@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from composed_run import settings_of_run
 from PIL import Image
 
 import voxelfield
-from voxelfield.cli.train import for_photographs
 from voxelfield.datasets.poses import turned_about
 from voxelfield.datasets.scene import Split
 from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.paths import axes_looking
+from voxelfield.training.config import preset
 
 CENTRE, RADIUS = torch.tensor([0.3, -0.2, 0.4]), 0.5
 BALL = torch.stack((CENTRE - RADIUS, CENTRE + RADIUS))
@@ -166,11 +167,13 @@ def test_photographs_have_nested_boxes_in_any_layout(tmp_path, file):
     assert 1.9 < float((scene.aabb[1] - scene.aabb[0]).max()) < 2.1
 
 
-def test_photographs_have_their_trainer_in_the_blender_layout(tmp_path):
-    place = write_frames(tmp_path / "place", "transforms_train.json", opaque(ball_split(around(24))))
-    thing = write_frames(tmp_path / "thing", "transforms_train.json", ball_split(around(24)))
-    assert for_photographs([f"scene={place}"], "train") == ["trainer=few_photographs"]
-    assert for_photographs([f"scene={thing}"], "train") == []
+@pytest.mark.parametrize("file", LAYOUTS)
+def test_photographs_have_their_trainer_in_any_layout_and_objects_the_default(tmp_path, monkeypatch, file):
+    place = write_frames(tmp_path / "place", file, opaque(ball_split(around(24))))
+    thing = write_frames(tmp_path / "thing", file, ball_split(around(24)))
+    for folder, expected in ((place, "few_photographs"), (thing, "default")):
+        settings = settings_of_run(monkeypatch, tmp_path / "run", f"scene={folder}")
+        assert settings.trainer == preset(f"trainer={expected}", name="train").trainer
 
 
 def test_the_frame_of_the_blender_layout_does_not_depend_on_what_is_loaded(tmp_path):

@@ -17,18 +17,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from composed_run import settings_of_run
 from omegaconf import OmegaConf
 from PIL import Image
 from warm_python import warm_python
 
 import voxelfield
 from voxelfield.cli import evaluate
-from voxelfield.cli.train import for_photographs, main, whole_command_line, with_folder, with_scene_key
+from voxelfield.cli.train import main, with_folder, with_scene_key
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
+from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import REQUIRED_METRICS, evenly_spaced
-from voxelfield.training.config import LoggerConfig
+from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.training.config import LoggerConfig, RunConfig, parse, preset
 from voxelfield.training.configured import build_logger
 from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
@@ -437,7 +440,7 @@ def train_apart(*overrides: str) -> subprocess.CompletedProcess:
         ),
         (
             "trainer=fst",
-            "trainer must be one of best, cpu, default, fast, few_photographs, forward_facing, many_photographs, "
+            "trainer must be one of auto, best, cpu, default, fast, few_photographs, forward_facing, many_photographs, "
             "many_photographs_best, sh, smoke, unbounded, got 'fst'",
         ),
         ("seed=abc", "seed must be an integer, got 'abc'"),
@@ -524,12 +527,12 @@ def test_a_path_that_is_no_scene_is_named_with_its_trouble(scene, message, tmp_p
 def test_a_scene_may_be_given_by_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a" / "b=c").mkdir(parents=True)
-    assert with_scene_key(["-m", "lego", "seed=1,2"]) == ["-m", "scene=lego", "seed=1,2"]
+    assert with_scene_key(["lego", "seed=1,2"]) == ["scene=lego", "seed=1,2"]
     assert with_scene_key(["seed=1", "a/b=c"]) == ["seed=1", "scene=a/b=c"]
     for twice in (["a/b", "a/b=c"], ["a/b", "a/b"], ["scene=lego", "a/b"]):
         with pytest.raises(ValueError, match=f"scene must be given once, got {' and '.join(twice)}$"):
             with_scene_key(twice)
-    for untouched in (["--cfg", "job"], ["hydra/launcher=joblib"], ["~logger"], ["+x"], [""], ["-cd", "a"]):
+    for untouched in (["hydra/launcher=joblib"], ["~logger"], ["+x"], [""]):
         assert with_scene_key(untouched) == untouched
 
 
@@ -551,45 +554,54 @@ def test_a_folder_whose_name_is_read_as_a_reference_is_refused(tmp_path, monkeyp
         assert "secret" not in str(raised.value)
 
 
-def test_a_folder_of_photographs_has_a_trainer_of_its_own(tmp_path):
-    folder = tmp_path / "capture"
-    folder.mkdir()
-    (folder / "transforms.json").write_text("{}")
-    scene = f"scene={folder}"
-    (folder / "images_2").mkdir()
-    for number in range(99):
-        (folder / "images_2" / f"{number}.JPG").touch()
-    assert for_photographs([scene], "train") == ["trainer=few_photographs"]
-    (folder / "images_2" / "99.png").touch()
-    assert for_photographs([scene], "train") == ["trainer=many_photographs"]
-    assert for_photographs([scene, "model=pyramid", "seed=1"], "train") == ["trainer=many_photographs"]
-    assert for_photographs([scene, "camera=none"], "train") == ["trainer=many_photographs"]
-    for option in ("camera=refine", "camera.name=refine", "camera=none,refine"):
-        assert for_photographs([scene, option], "train") == ["trainer=unbounded"]
-    for option in ("trainer.finest_resolution=320", "++trainer.stages=[{step: 0, resolution: 8}]"):
-        assert for_photographs([scene, option], "train") == ["trainer=unbounded"]
-    assert for_photographs([scene, "trainer=fast"], "train") == []
-    assert for_photographs([scene, "model=sh"], "train") == []
-    assert for_photographs([scene], "train_cpu") == []
-    assert for_photographs([scene, "scene.boxes=1"], "train") == []
-    assert for_photographs([scene, "scene.aabb=[[-1,-1,-1],[1,1,1]]"], "train") == []
-    nested = ("scene.aabb=[[-1,-1,-1],[1,1,1]]", "scene.boxes=3")
-    assert for_photographs([scene, *nested], "train") == ["trainer=many_photographs"]
-    assert for_photographs(["scene=lego"], "train") == []
-    (folder / "transforms_train.json").write_text("{}")  # now it is Blender's layout
-    assert for_photographs([scene], "train") == []
+@pytest.fixture(scope="module")
+def places() -> dict[int, Scene]:
+    """Scenes of photographs of a place, by their number."""
+    train = load_blender(FIXTURE, LoadOptions(splits=("train",), downscale=20)).train
+    scenes = {}
+    for count in (99, 100):
+        cameras = train.cameras[[index % len(train) for index in range(count)]]
+        split = Split(train.images[:1].expand(count, -1, -1, -1), cameras, tuple(map(str, range(count))))
+        boxes = NestedBoxes(((-1.0,) * 3, (1.0,) * 3), 4)
+        scenes[count] = Scene("place", torch.tensor(boxes.aabb), {"train": split}, boxes)
+    return scenes
 
 
-def test_the_chosen_trainer_stands_beside_the_folder(tmp_path):
-    options = ("-m", "trainer.steps=1,2")
-    (tmp_path / "transforms.json").touch()
-    folder = with_folder(f"scene={tmp_path}")
-    for given in ((*options, f"scene={tmp_path}"), (f"scene={tmp_path}", *reversed(options))):
-        whole = whole_command_line(given, ["trainer=unbounded"])
-        at = whole.index("scene=folder")
-        assert whole[at : at + 4] == [folder[0], *(f"++{text}" for text in folder[1:]), "trainer=unbounded"]
-        assert sorted(whole[:at] + whole[at + 4 :]) == ["++trainer.steps=1,2", "-m"]
-    assert whole_command_line(("scene=lego",), []) == ["scene=lego"]
+@pytest.mark.parametrize(
+    ("count", "overrides", "expected"),
+    [
+        (99, (), "few_photographs"),
+        (100, (), "many_photographs"),
+        (100, ("trainer=auto", "model=pyramid", "seed=1", "camera=none"), "many_photographs"),
+        (100, ("camera=refine",), "unbounded"),
+        (100, ("camera.name=refine",), "unbounded"),
+        (100, ("model.resolutions=[16,32,480]",), "unbounded"),
+        (100, ("trainer=fast",), "fast"),
+        (99, ("trainer=default",), "default"),
+        (100, ("model=sh",), "sh"),
+        (100, ("model=mlp",), "default"),
+    ],
+)
+def test_photographs_of_a_place_have_trainers_of_their_own(places, count, overrides, expected, tmp_path, monkeypatch):
+    settings = settings_of_run(monkeypatch, tmp_path, "seed=3", *overrides, scene=places[count])
+    assert settings == preset(*("seed=3", *overrides, f"trainer={expected}"), device="cpu", name="train")
+
+
+def test_settings_apply_to_the_trainer_that_the_scene_chooses(places, tmp_path, monkeypatch):
+    overrides = ("trainer.steps=500", "trainer.loss.tv_until=${trainer.steps}", "++trainer.finest_resolution=320")
+    settings = settings_of_run(monkeypatch, tmp_path, *overrides, scene=places[100])
+    assert settings == preset(*overrides, "trainer=unbounded", device="cpu", name="train")
+    assert (settings.trainer.loss.tv_until, settings.model.resolutions[-1]) == (500, 320)
+    recorded = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
+    assert parse(RunConfig, recorded) == settings
+    given = OmegaConf.load(tmp_path / ".hydra" / "overrides.yaml")
+    assert given == [*overrides, "device=cpu", "trainer=unbounded"]
+
+
+def test_a_command_line_leaves_that_of_the_process_alone(places, tmp_path, monkeypatch):
+    before = list(sys.argv)
+    settings_of_run(monkeypatch, tmp_path, "seed=3", scene=places[99])
+    assert sys.argv == before
 
 
 @pytest.mark.slow
@@ -625,12 +637,7 @@ def test_the_device_that_is_asked_for_decides_on_the_defaults(overrides, expecte
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     chosen = []
 
-    def no_run(**options):
-        chosen.append(options["config_name"])
-        return lambda task: lambda: None
-
-    monkeypatch.setattr("hydra.main", no_run)
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr("voxelfield.cli.train._run_hydra", lambda *given: chosen.append(given[-1]))
     assert main(overrides) == 0
     assert chosen == [expected]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from quick_presets import compose, preset
+from quick_presets import preset
 
 import voxelfield
 from voxelfield.datasets.blender import load_blender
@@ -572,7 +572,7 @@ def test_images_seen_from_wrong_poses_carve_nothing(scene, caplog):
 
 
 def config_of_a_short_run():
-    return compose(
+    return preset(
         "scene=lego",
         "data.root=tests/fixtures",
         *(text for text in TINY if not text.startswith("trainer.log")),

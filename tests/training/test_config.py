@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -27,11 +26,9 @@ from voxelfield.training.config import (
     SceneConfig,
     StageConfig,
     TrainerConfig,
-    complete_overrides,
     compose,
     parse,
     preset,
-    presets,
 )
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -117,23 +114,9 @@ def test_a_model_brings_its_optimizers_settings(name):
         assert composed(f"model={model}", "optimizer.grid_lr=7", name=name).optimizer.grid_lr == 7
 
 
-@pytest.mark.parametrize("name", names("trainer"))
-def test_every_preset_lists_every_setting(name):
-    # A preset shows its readers all that can be set.
-    assert set(composed(f"trainer={name}").trainer) == {field.name for field in dataclasses.fields(TrainerConfig)}
-
-
-@pytest.mark.parametrize("name", names("optimizer"))
-def test_every_optimizer_lists_every_setting(name):
-    assert set(composed(f"optimizer={name}").optimizer) == {field.name for field in dataclasses.fields(OptimizerConfig)}
-
-
-def test_refinement_is_off_by_default_and_its_file_lists_every_setting_as_it_is_by_default():
+def test_refinement_is_off_by_default_and_its_file_only_turns_it_on():
     assert preset().camera == CameraConfig()
-    refine = composed("camera=refine").camera
-    assert set(refine) == {field.name for field in dataclasses.fields(CameraConfig)}
-    assert parse(CameraConfig, refine, "camera") == CameraConfig(name="refine")
-    assert set(composed("camera=adjust").camera) == set(refine)
+    assert parsed("camera", "camera=refine") == CameraConfig(name="refine")
 
 
 def test_a_grid_of_several_resolutions_needs_scaled_gradients_in_16_bits():
@@ -142,21 +125,44 @@ def test_a_grid_of_several_resolutions_needs_scaled_gradients_in_16_bits():
     assert config.loss_scale > 1
 
 
-def test_overrides_that_name_a_setting_need_no_file_that_mentions_it():
-    given = ["trainer.loss.sparsity=1", "trainer.steps=5,6", "seed=3", "trainer=fast", "model.width=8", "-m"]
-    given += ["trainer.stpes=5", "trainer.steps.x=5", "+trainer.steps=5", "~trainer.steps", "hydra.run.dir=a"]
-    expected = ["++trainer.loss.sparsity=1", "++trainer.steps=5,6", *given[2:]]
-    assert complete_overrides(given) == expected
+@pytest.mark.parametrize("name", ["train", "train_cpu"])
+def test_every_setting_is_composed_whether_a_file_states_it_or_not(name):
+    """So that it can be set and referred to: a new setting only needs its line in a dataclass."""
+
+    def compare(composed: object, settings: object) -> None:
+        if not dataclasses.is_dataclass(settings):
+            return
+        assert set(composed) == {field.name for field in dataclasses.fields(settings)}
+        for key in composed:
+            compare(composed[key], getattr(settings, key))
+
+    for model in names("model"):
+        config = compose(f"model={model}", name=name)
+        compare(config, parse(RunConfig, config))
 
 
-def test_a_setting_that_no_file_mentions_can_be_set(monkeypatch, tmp_path):
-    shutil.copytree(CONFIGS, tmp_path / "configs")
-    file = tmp_path / "configs" / "trainer" / "default.yaml"
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    file.write_text("".join(line for line in lines if "sparsity" not in line), encoding="utf-8")
-    monkeypatch.setattr(presets, "config_folder", lambda: tmp_path / "configs")
-    assert "sparsity" not in presets.compose("trainer=default").trainer.loss
+def test_a_file_states_nothing_that_is_the_default_anyway():
+    def same(stated: dict, default: dict, prefix: str) -> list[str]:
+        found = []
+        for key, value in stated.items():
+            if isinstance(value, dict):
+                found += same(value, default[key], f"{prefix}.{key}")
+            elif value == default[key]:
+                found.append(f"{prefix}.{key}")
+        return found
+
+    for group, schema in (("trainer", TrainerConfig), ("optimizer", OptimizerConfig)):
+        for name in ("default", "cpu", "adamw", "pyramid", "sh"):
+            path = CONFIGS / group / f"{name}.yaml"
+            stated = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+            if "defaults" not in stated:
+                assert same(stated, dataclasses.asdict(schema()), group) == []
+
+
+def test_a_setting_that_no_file_mentions_can_be_set():
+    assert not any("sparsity" in file.read_text(encoding="utf-8") for file in CONFIGS.rglob("*.yaml"))
     assert preset("trainer=default", "trainer.loss.sparsity=2").trainer.loss.sparsity == 2.0
+    assert preset("trainer.loss.ssim=${trainer.loss.sparsity}").trainer.loss.ssim == 0.0
     with pytest.raises(ValueError, match=r"^trainer\.loss\.sparsity must be at least 0, got -1\.0$"):
         preset("trainer=default", "trainer.loss.sparsity=-1")
 
@@ -411,24 +417,3 @@ def test_parsing_leaves_the_composed_configuration_alone():
     before = OmegaConf.to_yaml(config)
     parse(TrainerConfig, config.trainer, "trainer").steps = 1
     assert OmegaConf.to_yaml(config) == before
-
-
-@pytest.mark.parametrize(
-    ("count", "forward", "sparse", "trainer"),
-    [
-        (99, False, True, "few_photographs"),
-        (99, False, False, "few_photographs"),
-        (99, True, True, "forward_facing"),
-        (99, True, False, "forward_facing"),
-        (100, None, True, "many_photographs"),
-        (100, None, False, "unbounded"),
-    ],
-)
-def test_photographs_get_the_trainer_for_their_number_and_cameras(count, forward, sparse, trainer):
-    def faces_forward() -> bool:
-        assert forward is not None, "files may have to be read to answer this"
-        return forward
-
-    for model, name, expected in (("pyramid", "train", trainer), ("sh", "train", None), ("pyramid", "train_cpu", None)):
-        chosen = presets.trainer_for_photographs(model, name, count, forward=faces_forward, sparse=sparse)
-        assert chosen == expected

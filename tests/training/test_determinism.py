@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from quick_presets import compose
+from quick_presets import preset
 from short_runs import ROOT, TINY
 
 import voxelfield
@@ -42,7 +42,7 @@ def test_a_run_repeats_itself(tmp_path, device, model):
     """On a GPU, sums of gradients would otherwise depend on which thread comes first."""
 
     def weights(name: str) -> dict[str, torch.Tensor]:
-        config = compose(*TINY, *model, "deterministic=true", device=device.type, name="train")
+        config = preset(*TINY, *model, "deterministic=true", device=device.type, name="train")
         train_as_configured(config, tmp_path / name, ROOT)
         return dict(voxelfield.load(tmp_path / name, device="cpu").field.named_parameters())
 

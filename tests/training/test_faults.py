@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from file_limits import files_at_most
-from quick_presets import compose, preset
+from quick_presets import preset
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
@@ -195,7 +195,7 @@ def test_one_result_that_cannot_be_written_keeps_no_other_from_it(tmp_path, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, name, refuse)
-    config = compose(*TINY, "trainer.steps=4", device="cpu", name="train_cpu")
+    config = preset(*TINY, "trainer.steps=4", device="cpu", name="train_cpu")
     message = f"{missing} could not be written in {tmp_path}; continue with resume={tmp_path}/checkpoint_0000004.pt"
     with pytest.raises(OSError, match=f"^{re.escape(message)}$"):
         train_as_configured(config, tmp_path, ROOT)
@@ -212,14 +212,14 @@ def test_a_report_that_cannot_be_made_fails_no_run(tmp_path, monkeypatch, caplog
         raise KeyError("something unforeseen")
 
     monkeypatch.setattr(writing, "make_page", fail)
-    config = compose(*TINY, "trainer.steps=4", device="cpu", name="train_cpu")
+    config = preset(*TINY, "trainer.steps=4", device="cpu", name="train_cpu")
     assert train_as_configured(config, tmp_path, ROOT)["steps"] == 4
     assert errors(caplog) == ["no report was made: 'something unforeseen'"]
     assert not (tmp_path / "report.html").exists()
 
 
 def test_a_report_appears_whole_or_the_one_before_stays(tmp_path, monkeypatch):
-    config = compose(*TINY, "trainer.steps=4", device="cpu", name="train_cpu")
+    config = preset(*TINY, "trainer.steps=4", device="cpu", name="train_cpu")
     metrics = train_as_configured(config, tmp_path, ROOT)
     path = tmp_path / "report.html"
     before = path.read_bytes()
@@ -232,7 +232,7 @@ def test_a_report_appears_whole_or_the_one_before_stays(tmp_path, monkeypatch):
 
 
 def test_a_run_that_wants_no_report_has_none(tmp_path):
-    config = compose(*TINY, "trainer.steps=4", "trainer.evaluation.report=false", device="cpu", name="train_cpu")
+    config = preset(*TINY, "trainer.steps=4", "trainer.evaluation.report=false", device="cpu", name="train_cpu")
     (tmp_path / "report.html").write_text("of an earlier run")
     assert train_as_configured(config, tmp_path, ROOT)["steps"] == 4
     assert not (tmp_path / "report.html").exists()

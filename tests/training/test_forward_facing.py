@@ -24,8 +24,7 @@ from voxelfield.rendering.projection import views_of_points
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.rendering.warps.ndc_box import NdcBox
 from voxelfield.rendering.warps.nested_boxes import NestedBoxes
-from voxelfield.training import session as session_module
-from voxelfield.training.config import CameraConfig
+from voxelfield.training.config import CameraConfig, presets
 from voxelfield.training.configured import load_configured_scene
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
@@ -125,33 +124,32 @@ def test_the_preset_for_these_captures_learns_them(scene, camera):
 
 
 def test_the_trainer_follows_from_the_scene(scene, monkeypatch):
-    chosen = []
-
-    def complete(recipe, trainer, optimizer, device):
-        chosen.append(trainer)
-        raise StopIteration
-
-    monkeypatch.setattr(session_module, "config_name", lambda device: "train")
-    monkeypatch.setattr(session_module, "complete", complete)
+    monkeypatch.setattr(presets, "config_name", lambda device: "train")
     views = scene.train.cameras[list(range(16)) * 7]
     many = Split(scene.train.images.repeat(7, 1, 1, 1), views, tuple(str(i) for i in range(len(views))))
     boxes = NestedBoxes(scene.frame.aabb, 4, near=1.0)
     refine = CameraConfig(name="refine")
-    for frame, split, recipe, camera in (
-        (scene.frame, scene.train, "pyramid", None),
-        (boxes, scene.train, "pyramid", None),
-        (boxes, many, "pyramid", None),
-        (scene.frame, many, "pyramid", None),
-        (boxes, many, "pyramid", refine),
-        (boxes, many, PyramidRecipe(), None),
-        (boxes, many, "sh", None),
+    for frame, split, recipe, camera, trainer, expected in (
+        (scene.frame, scene.train, "pyramid", None, None, "forward_facing"),
+        (boxes, scene.train, "pyramid", None, None, "few_photographs"),
+        (boxes, many, "pyramid", None, None, "many_photographs"),
+        (scene.frame, many, "pyramid", None, None, "many_photographs"),
+        (boxes, many, "pyramid", refine, None, "unbounded"),
+        (boxes, many, PyramidRecipe(), None, None, "unbounded"),
+        (boxes, many, "sh", None, None, "sh"),
+        (boxes, many, "mlp", None, None, "default"),
+        (boxes, many, "pyramid", None, "fast", "fast"),
+        (None, many, "pyramid", None, None, "default"),
     ):
-        with pytest.raises(StopIteration):
-            Session(Scene("ball", scene.aabb, {"train": split}, frame), recipe, camera=camera, device="cpu")
-    assert chosen == [
-        *("forward_facing", "few_photographs", "many_photographs", "many_photographs"),
-        *("unbounded", "unbounded", None),
-    ]
+        placed = Scene("ball", scene.aabb, {"train": split}, frame)
+        config = presets.complete(recipe, trainer, camera=camera, device="cpu", scene=placed)
+        assert config.trainer == preset(f"trainer={expected}", device="cpu", name="train").trainer
+        assert config.camera == (camera or CameraConfig())
+    monkeypatch.setattr(presets, "config_name", lambda device: "train_cpu")
+    place = Scene("ball", scene.aabb, {"train": many}, boxes)
+    for trainer, expected in ((None, "cpu"), ("auto", "many_photographs")):
+        config = presets.complete("pyramid", trainer, device="cpu", scene=place)
+        assert config.trainer == preset(f"trainer={expected}", device="cpu", name="train").trainer
 
 
 @pytest.mark.sweep

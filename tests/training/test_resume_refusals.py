@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from quick_presets import compose
+from quick_presets import preset
 from short_runs import TINY
 
 import voxelfield
@@ -39,7 +39,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def train(folder: Path, *overrides: str) -> dict[str, Any] | None:
-    config = compose(*TINY, "trainer.steps=2", "logger=none", *overrides, name="train_cpu")
+    config = preset(*TINY, "trainer.steps=2", "logger=none", *overrides, name="train_cpu")
     return train_as_configured(config, folder, ROOT)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from lock_holder import holder, is_free
 from PIL import Image
-from quick_presets import compose, preset
+from quick_presets import preset
 from short_runs import ROOT, TINY
 
 from voxelfield.datasets.blender import load_blender
@@ -93,7 +93,7 @@ def photograph(path: Path) -> bytes:
 @pytest.mark.parametrize("save_images", [True, False])
 def test_a_run_does_not_replace_photographs_by_renderings(tmp_path, save_images):
     before = photograph(tmp_path / "test" / "r_0.png")
-    config = compose(
+    config = preset(
         *TINY, "trainer.steps=2", f"trainer.evaluation.save_images={str(save_images).lower()}", device="cpu"
     )
     if save_images:
@@ -106,12 +106,12 @@ def test_a_run_does_not_replace_photographs_by_renderings(tmp_path, save_images)
 
 
 def test_a_run_replaces_its_own_renderings(tmp_path):
-    config = compose(*TINY, "trainer.steps=2", "trainer.evaluation.views=2", device="cpu")
+    config = preset(*TINY, "trainer.steps=2", "trainer.evaluation.views=2", device="cpu")
     train_as_configured(config, tmp_path, ROOT)
     pictures = sorted((tmp_path / "test").iterdir())
     assert len(pictures) == 2
     shutil.copy(pictures[0], pictures[0].with_name("r_150.png"))  # of an earlier evaluation of more views
-    config = compose(*TINY, "trainer.steps=4", "trainer.evaluation.views=2", "seed=3", device="cpu")
+    config = preset(*TINY, "trainer.steps=4", "trainer.evaluation.views=2", "seed=3", device="cpu")
     before = pictures[0].read_bytes()
     train_as_configured(config, tmp_path, ROOT)
     assert sorted((tmp_path / "test").iterdir()) == pictures
@@ -168,6 +168,6 @@ def write_scene(folder: Path, name: str) -> None:
 
 def test_a_long_name_does_not_lose_a_run_its_results(tmp_path):
     write_scene(tmp_path / "scenes" / "lego", "x" * 245)
-    config = compose(*TINY, "trainer.steps=2", f"data.root={tmp_path / 'scenes'}", device="cpu")
+    config = preset(*TINY, "trainer.steps=2", f"data.root={tmp_path / 'scenes'}", device="cpu")
     assert train_as_configured(config, tmp_path / "run", ROOT)["steps"] == 2
     assert [path.stem for path in (tmp_path / "run" / "test").iterdir()] == ["x" * 245]

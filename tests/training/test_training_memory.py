@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from quick_presets import compose, preset
+from quick_presets import preset
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
@@ -179,7 +179,7 @@ def test_a_run_is_refused_before_it_touches_the_gpu(monkeypatch, tmp_path, caplo
     say_free(monkeypatch, GIB // 2)
     caplog.set_level("INFO")
     stages = "trainer.stages=[{step: 0, resolution: 400}]"
-    config = compose(*SMALL, "model=pyramid", "model.resolutions=[16,400]", stages, name="train")
+    config = preset(*SMALL, "model=pyramid", "model.resolutions=[16,400]", stages, name="train")
     with pytest.raises(ValueError, match=r"but 0\.50 GiB are free on cuda: use a lower trainer\.finest_resolution"):
         train_as_configured(config, tmp_path, ROOT)
     assert "training needs about 3." in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
+from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException, HydraException, MissingConfigException
+from hydra.errors import CompactHydraException, MissingConfigException
 from hydra.types import RunMode
 from hydra.utils import get_original_cwd
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from voxelfield._library import KernelsUnavailableError
@@ -25,29 +27,29 @@ from voxelfield.cli.log_lines import one_line_records
 from voxelfield.cli.stopping import INTERRUPTED
 from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.datasets.download import DownloadError
-from voxelfield.datasets.images import count_images, seem_opaque
 from voxelfield.datasets.locate import configured_scenes, find_scene, is_path
 from voxelfield.datasets.registry import format_of, why_no_folder
+from voxelfield.datasets.scene import Scene
 from voxelfield.devices import DEVICES
 from voxelfield.installed import MissingPackageError, config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.ops._errors import is_out_of_memory
-from voxelfield.rendering.warps.ndc_box import NdcBox
-from voxelfield.training.config import LoggerConfig, complete_overrides, config_name, preset, trainer_for_photographs
-from voxelfield.training.config.announced import offer_announced_recipes
-from voxelfield.training.configured import Watcher, load_configured_scene, train_as_configured
+from voxelfield.training.config import LoggerConfig, RunConfig, config_name, trainer_for
+from voxelfield.training.config.defaults import offer_defaults
+from voxelfield.training.configured import Watcher, train_as_configured
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.occupied_space import EmptyFieldError
 from voxelfield.training.state.run_directory import release
 
 logger = logging.getLogger("train")
 
-# Why for_photographs chooses a trainer.
+# Why trainer=auto stands for a file in configs/trainer.
 _REASONS = {
-    "trainer=few_photographs": "this number of photographs",
-    "trainer=forward_facing": "photographs that all face the same way",
-    "trainer=many_photographs": "this number of photographs",
-    "trainer=unbounded": "this number of photographs with settings that rule out sparse levels",
+    "default": "a scene that ends at its box, and for models other than pyramid",
+    "few_photographs": "this number of photographs",
+    "forward_facing": "photographs that all face the same way",
+    "many_photographs": "this number of photographs",
+    "unbounded": "this number of photographs with settings that rule out sparse levels",
 }
 
 # Settings that rule out a preset with sparse levels.
@@ -58,12 +60,6 @@ _RESOLUTION_SETTINGS = (
     "model.resolutions",
 )
 
-# Hydra's options that are followed by a value.
-_OPTIONS_WITH_VALUES = (
-    *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
-    *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun"),
-)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains; returns the exit status.
@@ -71,26 +67,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Hydra's command line without the program's name; None takes that of this process.
     """
-    program, *given = sys.argv if arguments is None else ["voxelfield train", *arguments]
     # By default Hydra prints an error over many lines and exits; with this it raises the error instead.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    offer_announced_recipes()
+    offer_defaults()
+    parser = get_args_parser()
+    if arguments is not None:
+        parser.prog = "voxelfield train"
+    given = parser.parse_args(arguments)
+    if given.experimental_rerun is not None:
+        parser.error("--experimental-rerun is not supported: continue a run with resume=RUN_DIRECTORY")
     try:
-        configuration = config_name(_given_device(given))
+        configuration = config_name(_given_device(given.overrides))
     except ValueError:  # the device is not there, as the run itself says
         configuration = config_name()
     try:
-        given = with_scene_key(given)
-        chosen = for_photographs(given, configuration)
-        sys.argv = [program, *whole_command_line(given, chosen)]
+        given.overrides = [part for text in with_scene_key(given.overrides) for part in with_folder(text)]
     except (ValueError, FileNotFoundError) as error:
         print(one_line(str(error)), file=sys.stderr)  # noqa: T201
         return 2
-    reason = _REASONS.get(chosen[0]) if chosen else None
     try:
         with one_line_records(), without_tracebacks(), Interrupt(last=True) as interrupt, interrupt.at_once():
-            start = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=configuration)
-            start(lambda config: train(config, reason))()
+            hydra.version.setbase("1.3")
+            # What hydra.main calls, which has no parameter for a command line other than that of the process.
+            _run_hydra(given, parser, train, str(config_folder()), configuration)
     except CompactHydraException as error:
         print(one_line(composition_error(error)), file=sys.stderr)  # noqa: T201
         return 2
@@ -119,56 +118,31 @@ def without_tracebacks() -> Iterator[None]:
         threading.excepthook, logging.raiseExceptions = hook, raising
 
 
-def whole_command_line(arguments: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """Returns Hydra's command line with folders as overrides, and with the trainer that was chosen for a folder.
+def with_scene_key(overrides: Sequence[str]) -> list[str]:
+    """Returns overrides in which a scene given by itself, as in ``voxelfield train FOLDER``, is ``scene=FOLDER``.
 
     Args:
-        arguments: The command line as given.
-        chosen: The overrides that :func:`for_photographs` returned. They follow the folder, because Hydra accepts no
-            overrides on both sides of an option such as ``-m``.
-
-    Raises:
-        ValueError: See :func:`scene_folder`.
-        FileNotFoundError: See :func:`scene_folder`.
-    """
-    whole: list[str] = []
-    for argument in arguments:
-        overrides = with_folder(argument)
-        whole += overrides
-        if overrides != [argument]:
-            whole += chosen
-    return complete_overrides(whole)
-
-
-def with_scene_key(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line in which a scene given by itself, as in ``voxelfield train FOLDER``, is ``scene=FOLDER``.
-
-    Args:
-        arguments: Hydra's command line; a value of one of Hydra's own options stays as it is.
+        overrides: Those of Hydra's command line.
 
     Raises:
         ValueError: There is another scene beside one that is given by itself.
     """
-    alone = [
-        argument
-        for before, argument in zip(("", *arguments), arguments, strict=False)
-        if _is_scene_alone(argument) and before not in _OPTIONS_WITH_VALUES
-    ]
+    alone = [text for text in overrides if _is_scene_alone(text)]
     if not alone:
-        return list(arguments)
-    scenes = [text for text in arguments if text in alone or text.startswith("scene=")]
+        return list(overrides)
+    scenes = [text for text in overrides if text in alone or text.startswith("scene=")]
     if len(scenes) > 1:
         raise ValueError(f"scene must be given once, got {' and '.join(map(clipped, scenes))}")
     print(f"{alone[0]!r} is read as scene={alone[0]}", file=sys.stderr)  # noqa: T201
-    return [f"scene={text}" if text == alone[0] else text for text in arguments]
+    return [f"scene={text}" if text == alone[0] else text for text in overrides]
 
 
 def _is_scene_alone(argument: str) -> bool:
-    """Tells whether an argument can only be a scene, because it is neither an override nor an option."""
+    """Tells whether an argument can only be a scene, because it is not an override."""
     key, equals, _ = argument.partition("=")
     # Hydra's keys may have slashes, and a folder's name an equals sign.
     is_override = equals != "" and not ("/" in key and Path(argument).is_dir())
-    return not is_override and argument != "" and not argument.startswith(("-", "+", "~"))
+    return not is_override and argument != "" and not argument.startswith(("+", "~"))
 
 
 def scene_folder(scene: str) -> Path | None:
@@ -220,52 +194,6 @@ def with_folder(override: str) -> list[str]:
     return ["scene=folder", f"scene.name={_quoted(whole.name)}", f"data.root={_quoted(str(whole.parent))}"]
 
 
-def for_photographs(overrides: Sequence[str], configuration: str) -> list[str]:
-    """Returns overrides that choose the trainer for a folder of photographs, unless one is chosen already.
-
-    A scene that is told to end at its box keeps the default trainer.
-
-    Args:
-        overrides: As on Hydra's command line.
-        configuration: The file in ``configs/`` that the run begins with.
-    """
-    given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in overrides)}
-    scene = given.get("scene", "")
-    one_box = given.get("scene.boxes", "1" if "scene.aabb" in given else "") == "1"
-    ends_at_its_box = one_box and given.get("scene.ndc", "false").lower() != "true"
-    folder = scene_folder(scene)
-    if folder is None or "trainer" in given or ends_at_its_box:
-        return []
-    if not (format_of(folder).photographs or seem_opaque(folder)):
-        return []
-    refines = (given.get("camera", "none"), given.get("camera.name", "none")) != ("none", "none")
-    chosen = trainer_for_photographs(
-        given.get("model", "pyramid"),
-        configuration,
-        count_images(folder),
-        forward=lambda: _face_forward(scene, overrides),
-        sparse=not refines and not any(key in given for key in _RESOLUTION_SETTINGS),
-    )
-    return [] if chosen is None else [f"trainer={chosen}"]
-
-
-def _face_forward(scene: str, overrides: Sequence[str]) -> bool:
-    """Returns whether a run would place the field of a folder's photographs in normalised device coordinates.
-
-    Images are not read, so those with transparent pixels are not told apart. False for a folder that cannot be loaded,
-    and for overrides that list several values.
-    """
-    about_the_scene = [text for text in overrides if text.lstrip("+").startswith(("scene.", "data."))]
-    logging.disable()  # the run itself logs what loading has to say
-    try:
-        settings = preset(*with_folder(f"scene={scene}"), *about_the_scene, device="cpu")
-        return isinstance(load_configured_scene(settings, Path.cwd(), splits=()).frame, NdcBox)
-    except (ValueError, OSError, HydraException, MissingPackageError):
-        return False  # the run itself reports the error
-    finally:
-        logging.disable(logging.NOTSET)
-
-
 def _quoted(text: str) -> str:
     """Returns a text as Hydra's grammar quotes it, where a backslash counts only before a quote."""
     return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text) + "'"
@@ -277,23 +205,19 @@ def _given_device(overrides: Sequence[str]) -> str:
     return values[-1] if values and re.fullmatch(DEVICES, values[-1]) else "auto"
 
 
-def train(config: DictConfig, reason: str | None = None) -> float | None:
-    """Runs what Hydra composed; returns the test PSNR, which Hydra's sweepers can optimise.
-
-    Args:
-        config: The composed configuration.
-        reason: Why this trainer was chosen for photographs, for the log; None if it was not.
-    """
+def train(config: DictConfig) -> float | None:
+    """Runs what Hydra composed; returns the test PSNR, which Hydra's sweepers can optimise."""
     choices = HydraConfig.get().runtime.choices
     logger.info("scene=%s model=%s trainer=%s", choices["scene"], choices["model"], choices["trainer"])
     on_cpu = HydraConfig.get().job.config_name == "train_cpu"
     if on_cpu and (choices["model"], choices["trainer"]) == ("mlp", "cpu"):
         logger.info("on a CPU, model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
-    if reason is not None:
-        logger.info("trainer=%s is the default for %s", choices["trainer"], reason)
     try:
+        settings = parse(RunConfig, config)
         output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())
-        metrics = train_as_configured(config, output, root, configured_viewer(config))
+        depends_on_scene = choices["trainer"] == "auto" and not settings.scene.ends_at_box
+        for_scene = functools.partial(settings_for, settings) if depends_on_scene else None
+        metrics = train_as_configured(settings, output, root, configured_viewer(settings.logger), for_scene)
     except (ValueError, FileNotFoundError, FileExistsError, DownloadError, MissingPackageError) as error:
         fail(error, 2)
     except (EmptyFieldError, FloatingPointError, KernelsUnavailableError, OSError) as error:
@@ -314,14 +238,41 @@ def train(config: DictConfig, reason: str | None = None) -> float | None:
     return psnr
 
 
-def configured_viewer(config: DictConfig) -> Watcher | None:
+def settings_for(settings: RunConfig, scene: Scene) -> RunConfig:
+    """Returns the settings of Hydra's present job with the trainer that ``trainer=auto`` stands for, and records it.
+
+    Args:
+        settings: The settings as composed before the scene was loaded.
+        scene: The loaded scene.
+
+    Raises:
+        ValueError: A setting contradicts those of the trainer.
+    """
+    job = HydraConfig.get()
+    given = OmegaConf.to_container(job.overrides.task)
+    assert isinstance(given, list)
+    keys = {text.lstrip("+").partition("=")[0] for text in given}
+    sparse = not settings.camera.refines and keys.isdisjoint(_RESOLUTION_SETTINGS)
+    trainer = trainer_for(scene, job.runtime.choices["model"], sparse=sparse)
+    logger.info("trainer=%s is the default for %s", trainer, _REASONS[trainer])
+    if trainer == "default":
+        return settings
+    overrides = [*given, f"trainer={trainer}"]
+    composed = hydra.compose(job.job.config_name, overrides)
+    if job.output_subdir is not None:
+        record = Path(job.runtime.output_dir) / job.output_subdir
+        OmegaConf.save(composed, record / "config.yaml")
+        OmegaConf.save(OmegaConf.create(overrides), record / "overrides.yaml")
+    return parse(RunConfig, composed)
+
+
+def configured_viewer(settings: LoggerConfig) -> Watcher | None:
     """Returns what shows the training in a browser, if ``logger.viewer`` asks for it.
 
     Raises:
-        ValueError: A setting is not allowed, or the port is taken.
+        ValueError: The port is taken.
         MissingPackageError: viser is not installed.
     """
-    settings = parse(LoggerConfig, config.logger, "logger")
     if not settings.viewer:
         return None
     from voxelfield.viewer.watch import TrainingViewer

@@ -37,44 +37,7 @@ _FORMAT_NAMES = "PNG, JPEG, WebP, TIFF or BMP"
 # Seconds between two log messages about the progress of reading.
 _NEWS_EVERY = 10.0
 
-# Of a capture, as many images are looked at to tell of which kind it is.
-_FEW_IMAGES = 12
-
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
-
-
-def count_images(folder: Path) -> int:
-    """Returns how many images a capture has, judged by the names of its files alone.
-
-    Args:
-        folder: The capture. Copies of other sizes lie in folders of their own, so that with the most images counts.
-    """
-    return len(_most_images(folder))
-
-
-def seem_opaque(folder: Path) -> bool:
-    """Tells whether the images of a capture seem to show a place, not an object without its background.
-
-    Args:
-        folder: As for :func:`count_images`. A few of the images are read; False if all of these are unreadable.
-    """
-    paths = _most_images(folder)
-    shares = []
-    for path in paths[:: max(1, len(paths) // _FEW_IMAGES)]:
-        with contextlib.suppress(ValueError):  # whoever loads the scene reports it
-            image = _decode(path)
-            shares.append(mean_transparency(np.asarray(image)) if image.mode == "RGBA" else 0.0)
-    return len(shares) > 0 and sum(shares) / len(shares) < CUT_OUT
-
-
-def _most_images(folder: Path) -> list[Path]:
-    """Returns the images, sorted, of that folder within a capture which has the most."""
-    holders = [folder.iterdir(), *(entry.rglob("*") for entry in folder.iterdir() if entry.is_dir())]
-    most: list[Path] = []
-    for files in holders:
-        images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
-        most = max(most, images, key=len)
-    return sorted(most)
 
 
 def read_images(

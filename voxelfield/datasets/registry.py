@@ -43,14 +43,12 @@ class Format:
         looks_for: The files by which a folder is recognised, for messages.
         recognises: Tells whether a folder, which need not exist, is in this format; it opens no image.
         load: Loads such a folder.
-        photographs: Whether it usually holds photographs of real places, which show what is around the subject.
     """
 
     name: str
     looks_for: str
     recognises: Callable[[Path], bool]
     load: Loader
-    photographs: bool = False
 
 
 FORMATS: tuple[Format, ...] = (
@@ -60,9 +58,9 @@ FORMATS: tuple[Format, ...] = (
         blender.is_blender,
         blender.load_blender,
     ),
-    Format("nerfstudio or instant-ngp", nerfstudio.FILE, nerfstudio.is_nerfstudio, nerfstudio.load_nerfstudio, True),
-    Format(colmap.FORMAT, "sparse/0/images.bin", colmap_models.is_colmap, colmap.load_colmap, True),
-    Format("LLFF", llff.FILE, llff.is_llff, llff.load_llff, True),
+    Format("nerfstudio or instant-ngp", nerfstudio.FILE, nerfstudio.is_nerfstudio, nerfstudio.load_nerfstudio),
+    Format(colmap.FORMAT, "sparse/0/images.bin", colmap_models.is_colmap, colmap.load_colmap),
+    Format("LLFF", llff.FILE, llff.is_llff, llff.load_llff),
     Format("IDR or NeuS", f"{' or '.join(neus.FILES)} and image", neus.is_neus, neus.load_neus),
     Format("NSVF", f"{nsvf.FILE} and pose", nsvf.is_nsvf, nsvf.load_nsvf),
 )

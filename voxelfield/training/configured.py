@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+import yaml
 
 from voxelfield import _library
 from voxelfield.datasets.loading import load_scene
@@ -84,15 +85,20 @@ class Watcher(Protocol):
 
 
 def train_as_configured(
-    config: DictConfig, run_directory: Path, root: Path, watcher: Watcher | None = None
+    settings: RunConfig,
+    run_directory: Path,
+    root: Path,
+    watcher: Watcher | None = None,
+    for_scene: Callable[[Scene], RunConfig] | None = None,
 ) -> dict[str, Any] | None:
     """Trains and evaluates according to a configuration.
 
     Args:
-        config: The composed configuration (``configs/train.yaml``).
+        settings: All settings of the run.
         run_directory: Folder for checkpoints, logs, images and ``metrics.json``.
-        root: Base folder of relative paths in the configuration.
+        root: Base folder of relative paths in the settings.
         watcher: An observer of training.
+        for_scene: Returns the settings to use in place of these for the loaded scene; None if they do not depend on it.
 
     Returns:
         The content of ``metrics.json``, or None if training was interrupted.
@@ -105,32 +111,35 @@ def train_as_configured(
         MissingPackageError: The scene's format or LPIPS needs a package that is not installed.
         OSError: A result cannot be written.
     """
-    settings = parse(RunConfig, config)
     with held(run_directory), Interrupt() as interrupt, reproducible(settings.deterministic):
-        if settings.resume == AUTO:
-            metrics = finished_metrics(run_directory, settings)
-            if metrics is not None:
-                logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
-                if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
-                    logger.warning("there is no checkpoint of its last step: training cannot be extended")
-                return metrics
-        return _train(config, settings, run_directory, root, interrupt, watcher)
+        return _train(settings, run_directory, root, interrupt, watcher, for_scene)
 
 
 def _train(
-    config: DictConfig,
     settings: RunConfig,
     run_directory: Path,
     root: Path,
     interrupt: Interrupt,
     watcher: Watcher | None,
+    for_scene: Callable[[Scene], RunConfig] | None,
 ) -> dict[str, Any] | None:
     """Implements :func:`train_as_configured` for a directory that this process has locked."""
     timing = Timing()
     session: Session | None = None
     try:
         with interrupt.at_once():
-            session = _begin(config, settings, run_directory, root, timing, watcher)
+            # Only once the settings are known to ask for a training, unless they depend on the scene.
+            load = functools.cache(functools.partial(_load, settings, root))
+            if for_scene is not None:
+                settings = for_scene(load())
+            if settings.resume == AUTO:
+                metrics = finished_metrics(run_directory, settings)
+                if metrics is not None:
+                    logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
+                    if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
+                        logger.warning("there is no checkpoint of its last step: training cannot be extended")
+                    return metrics
+            session = _begin(settings, load, run_directory, root, timing, watcher)
         if not session.fit(wait=False):
             session.wait()
             logger.warning("stopped after step %d; %s", session.step, _how_to_go_on(session))
@@ -161,27 +170,38 @@ def _train(
     return metrics
 
 
-def _begin(
-    config: DictConfig, settings: RunConfig, run_directory: Path, root: Path, timing: Timing, watcher: Watcher | None
-) -> Session:
-    """Loads the scene and the checkpoint to resume from, if any, and builds the field."""
+def _load(settings: RunConfig, root: Path) -> Scene:
+    """Loads the scene, and in the meantime what training on the device needs."""
     device = choose_device(settings.device)
     if settings.trainer.evaluation.lpips:
         check_lpips()
     # Fail now if the kernels are not available, not after the images have been loaded.
     _library.ensure_loaded(device.type)
-    resumed = load_to_resume(settings, run_directory, root)
-    in_place = resumed is not None and resumed[0].resolve().parent == run_directory.resolve()
-    earlier = [] if in_place else earlier_run(run_directory)
-    if earlier:
-        found = ", ".join(earlier)
-        logger.warning("%s holds an earlier run (%s), which this one will partly overwrite", run_directory, found)
     with ThreadPoolExecutor(max_workers=1) as background:
         ready = background.submit(warm_up, device, settings.logger)
         scene = load_configured_scene(settings, root)
         if (error := ready.exception()) is not None:
             # Whatever fails here fails again where it is needed, with a better message.
             logger.debug("preparations failed: %s", error)
+    return scene
+
+
+def _begin(
+    settings: RunConfig,
+    load: Callable[[], Scene],
+    run_directory: Path,
+    root: Path,
+    timing: Timing,
+    watcher: Watcher | None,
+) -> Session:
+    """Loads the checkpoint to resume from, if any, and the scene, and builds the field."""
+    resumed = load_to_resume(settings, run_directory, root)
+    in_place = resumed is not None and resumed[0].resolve().parent == run_directory.resolve()
+    earlier = [] if in_place else earlier_run(run_directory)
+    if earlier:
+        found = ", ".join(earlier)
+        logger.warning("%s holds an earlier run (%s), which this one will partly overwrite", run_directory, found)
+    scene = load()
     if settings.trainer.evaluation.save_images:
         judged, split = _judged_split(scene)
         check_pictures("hydra.run.dir", run_directory / judged, split.names)
@@ -200,9 +220,9 @@ def _begin(
     # Not earlier, so that a run that is rejected creates neither a file nor its directory.
     keep(run_directory)
     session.log = FailsafeLogger(build_logger(settings.logger, run_directory, first_step))
-    session.log.text("config", f"```yaml\n{OmegaConf.to_yaml(config, resolve=True)}```")
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    session.log.text("config", f"```yaml\n{yaml.safe_dump(recorded_settings(settings), sort_keys=False)}```")
+    if session.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(session.device)
     if watcher is not None:
         watcher.begin(session)
     return session

@@ -50,8 +50,6 @@ from voxelfield.training.config import (
     SceneConfig,
     TrainerConfig,
     complete,
-    config_name,
-    trainer_for_photographs,
 )
 from voxelfield.training.fields import untrained_field, untrained_model
 from voxelfield.training.graph import GraphedCall
@@ -184,24 +182,9 @@ class Session:
         on_preview: Hook | None = None,
     ) -> None:
         _check_types(scene, recipe, trainer, optimizer, camera)
-        if trainer is None and scene.frame is not None:
-            kind = recipe if isinstance(recipe, str) else recipe.kind
-            count = sum(len(split) for split in scene.splits.values())
-            trainer = trainer_for_photographs(
-                kind,
-                config_name(str(device)),
-                count,
-                forward=lambda: isinstance(scene.frame, NdcBox),
-                # A recipe that is given as an object has its own resolutions.
-                sparse=isinstance(recipe, str) and not (camera is not None and camera.refines),
-            )
-        config = complete(recipe, trainer, optimizer, str(device))
-        config.seed = seed
-        if camera is not None:
-            config.camera = camera
-        hooks = (on_step, on_stage, on_preview)
+        config = complete(recipe, trainer, optimizer, camera, device=str(device), seed=seed, scene=scene)
         self._extend(losses, parts, sampler)
-        self._begin(scene, parse(RunConfig, config), output, logger, hooks)
+        self._begin(scene, config, output, logger, (on_step, on_stage, on_preview))
 
     @classmethod
     def from_config(

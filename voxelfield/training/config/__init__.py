@@ -1,4 +1,4 @@
-"""The settings of a training run, with types, ranges and defaults; the values that runs use are in ``configs/``."""
+"""The settings of a training run, with types, ranges and defaults; ``configs/`` has presets."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from voxelfield.training.config.camera import CameraConfig, CameraStageConfig
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.presets import (
     complete,
-    complete_overrides,
     compose,
     config_name,
     preset,
-    trainer_for_photographs,
+    trainer_for,
 )
 from voxelfield.training.config.run import DataConfig, LoggerConfig, RunConfig, SceneConfig
 from voxelfield.training.config.trainer import (
@@ -40,11 +39,10 @@ __all__ = [
     "StageConfig",
     "TrainerConfig",
     "complete",
-    "complete_overrides",
     "compose",
     "config_name",
     "parse",
     "preset",
-    "trainer_for_photographs",
+    "trainer_for",
     "unknown_key",
 ]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any, get_type_hints
+from collections.abc import Sequence
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from voxelfield.config.parsing import parse
+from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.installed import config_folder
 from voxelfield.models.recipe import Recipe
 from voxelfield.models.registry import recipe_names
+from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.training.config.camera import CameraConfig
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.run import RunConfig
 from voxelfield.training.config.trainer import TrainerConfig
@@ -31,25 +33,20 @@ def config_name(device: str = "auto") -> str:
 _MANY_PHOTOGRAPHS = 100
 
 
-def trainer_for_photographs(
-    model: str, name: str, count: int, *, forward: Callable[[], bool], sparse: bool
-) -> str | None:
-    """Returns the trainer in ``configs/trainer`` for photographs of real places; None if there is no special one.
+def trainer_for(scene: Scene, model: str, *, sparse: bool) -> str:
+    """Returns the file in ``configs/trainer`` that ``trainer=auto`` stands for.
 
     Args:
-        model: The model: a file in ``configs/model``. Models other than the default select a trainer of their own.
-        name: The primary config of the run (:func:`config_name`). The one for CPUs has one trainer for all scenes.
-        count: Number of photographs, including held-out views.
-        forward: Tells whether the field lies in normalised device coordinates, because all photographs face the same
-            way. Called only if the choice depends on it, because the answer may require reading files.
+        scene: The loaded scene. One that does not end at its box consists of photographs of a place.
+        model: A file in ``configs/model``. The presets for photographs are meant for the default one.
         sparse: Whether the run can have sparse levels. Camera refinement does not support them, and settings of the
             resolutions contradict those of a preset with sparse levels.
     """
-    if (model, name) != ("pyramid", "train"):
-        return None
-    if count >= _MANY_PHOTOGRAPHS:
+    if scene.frame is None or model != "pyramid":
+        return "default"
+    if sum(len(split) for split in scene.splits.values()) >= _MANY_PHOTOGRAPHS:
         return "many_photographs" if sparse else "unbounded"
-    return "forward_facing" if forward() else "few_photographs"
+    return "forward_facing" if isinstance(scene.frame, NdcBox) else "few_photographs"
 
 
 def compose(*overrides: str, device: str = "auto", name: str | None = None) -> DictConfig:
@@ -65,44 +62,15 @@ def compose(*overrides: str, device: str = "auto", name: str | None = None) -> D
     """
     import hydra
 
-    from voxelfield.training.config.announced import offer_announced_recipes
+    from voxelfield.training.config.defaults import offer_defaults
 
-    offer_announced_recipes()
+    offer_defaults()
     # This also works within a program that Hydra has started: the context restores Hydra's state.
     with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
         return hydra.compose(
             config_name(device) if name is None else name,
-            overrides=[f"device={device}", *complete_overrides(overrides)],
+            overrides=[f"device={device}", *overrides],
         )
-
-
-def complete_overrides(overrides: Iterable[str]) -> list[str]:
-    """Prefixes overrides so that they can set keys that no file mentions: a new setting then only needs a default.
-
-    Hydra rejects ``trainer.loss.NAME=1`` if no composed file has that key; with ``++`` it adds or replaces the key.
-
-    Args:
-        overrides: The overrides on Hydra's command line.
-
-    Returns:
-        The overrides, with ``++`` in front of those whose key is a setting of :class:`RunConfig` in a group other than
-        ``model``.
-    """
-    return [f"++{text}" if _is_setting(text.partition("=")[0]) else text for text in overrides]
-
-
-def _is_setting(key: str) -> bool:
-    group, *names = key.split(".")
-    # The settings of a model depend on its kind, and are all listed in its file or declared by its package.
-    if not names or group == "model":
-        return False
-    schema: Any = RunConfig
-    for name in (group, *names):
-        hints = get_type_hints(schema) if dataclasses.is_dataclass(schema) else {}
-        if name not in hints:
-            return False
-        schema = hints[name]
-    return True
 
 
 def preset(*overrides: str, device: str = "auto", name: str | None = None) -> RunConfig:
@@ -123,7 +91,11 @@ def complete(
     recipe: Recipe | str,
     trainer: TrainerConfig | str | None = None,
     optimizer: OptimizerConfig | str | None = None,
+    camera: CameraConfig | None = None,
+    *,
     device: str = "auto",
+    seed: int = 0,
+    scene: Scene | None = None,
 ) -> RunConfig:
     """Returns settings in which everything not given has the value of ``python train.py model=RECIPE``.
 
@@ -133,32 +105,43 @@ def complete(
         recipe: The model, or the name of a file in ``configs/model`` or of a recipe that another package declares.
         trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
         optimizer: Settings of the optimizer, or the name of a file in ``configs/optimizer``.
+        camera: Settings of camera refinement; None keeps the given cameras.
         device: Device of the run.
+        seed: Seed of torch's random number generators.
+        scene: The scene, on which the trainer depends unless it is given (:func:`trainer_for`).
 
     Raises:
         ValueError: A name does not exist, or a value is not allowed; the message says which.
     """
-    if isinstance(recipe, Recipe) and isinstance(trainer, TrainerConfig) and isinstance(optimizer, OptimizerConfig):
-        return RunConfig(device=device, model=recipe, trainer=trainer, optimizer=optimizer)
+    given: dict[str, Any] = {"model": recipe, "trainer": trainer, "optimizer": optimizer}
+    values = {key: value for key, value in given.items() if not isinstance(value, str | None)}
+    if len(values) < len(given):
+        kind = recipe if isinstance(recipe, str) else recipe.kind
+        name = config_name(device)
+        if scene is not None and (trainer == "auto" or (trainer is None and name == "train")):
+            # A recipe that is given as an object has its own resolutions.
+            sparse = isinstance(recipe, str) and not (camera is not None and camera.refines)
+            chosen = trainer_for(scene, kind, sparse=sparse)
+            given["trainer"] = trainer if chosen == "default" else chosen
+        # A recipe that is not declared anywhere has no file, but can be trained nevertheless.
+        given["model"] = kind if isinstance(recipe, str) or kind in recipe_names() else None
+        choices = [f"{group}={choice}" for group, choice in given.items() if isinstance(choice, str)]
+        values = _composed_values(choices, device, name) | values
+    if camera is not None:
+        values["camera"] = camera
+    return parse(RunConfig, values | {"device": device, "seed": seed})
+
+
+def _composed_values(choices: Sequence[str], device: str, name: str) -> dict[str, Any]:
+    """Composes files and returns their values, resolved; a file that does not exist is a ValueError."""
     import hydra.errors
 
-    kind = recipe if isinstance(recipe, str) else recipe.kind
-    # A recipe that is not declared anywhere has no file, but can be trained nevertheless.
-    overrides = [f"model={kind}"] if isinstance(recipe, str) or kind in recipe_names() else []
-    overrides += [f"trainer={trainer}"] if isinstance(trainer, str) else []
-    overrides += [f"optimizer={optimizer}"] if isinstance(optimizer, str) else []
     try:
-        composed = compose(*overrides, device=device)
+        composed = compose(*choices, device=device, name=name)
     except hydra.errors.MissingConfigException as error:
         wanted = (error.missing_cfg_file or "").rpartition("/")
         raise ValueError(
             f"{wanted[0] or 'name'} must be one of {', '.join(error.options or ())}, got {wanted[2]!r}"
         ) from error
-    settings = parse(RunConfig, composed)
-    if isinstance(recipe, Recipe):
-        settings.model = recipe
-    if isinstance(trainer, TrainerConfig):
-        settings.trainer = trainer
-    if isinstance(optimizer, OptimizerConfig):
-        settings.optimizer = optimizer
-    return settings
+    values: Any = OmegaConf.to_container(composed, resolve=True)
+    return dict(values)

@@ -75,6 +75,11 @@ class SceneConfig:
             raise ValueError(f"{name}.{error}") from error
 
     @property
+    def ends_at_box(self) -> bool:
+        """Whether the settings alone make the scene end at its box, whatever its images show."""
+        return self.aabb is not None and self.boxes in (None, 1) and not self.ndc
+
+    @property
     def frame(self) -> NestedBoxes | NdcBox | None:
         """The frame of the field's grid; None for the world frame."""
         if self.aabb is None:
