@@ -20,8 +20,7 @@ import torch
 
 import voxelfield
 from voxelfield.cli.render import path_of
-from voxelfield.media.video import write_video, write_views
-from voxelfield.media.video_formats import CODECS
+from voxelfield.media.video import CODECS, write_video, write_views
 
 # A few frames are encoded repeatedly, because many would not fit in memory.
 _KEPT = 16

@@ -29,7 +29,7 @@ PRELOADED = (
     "torch.utils.tensorboard",
     "PIL.Image",
     "safetensors.torch",
-    "imageio_ffmpeg",
+    "av",
 )
 # What the server decides for all of its processes, because torch reads it once.
 DECIDED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")

@@ -60,7 +60,7 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 def atomic_path(path: str | os.PathLike[str], *, sync: bool = True) -> Iterator[Path]:
     """Yields a temporary path next to ``path``; moves it onto ``path`` if the block succeeds.
 
-    For writers that open the file themselves, such as ffmpeg. The temporary name is hidden (leading dot), keeps the
+    For writers that open the file themselves, such as OpenEXR. The temporary name is hidden (leading dot), keeps the
     suffix of ``path`` and lies in the same directory, so the move is one atomic rename. If the block ends early for any
     reason, including Ctrl-C, the previous ``path`` is left unchanged and the temporary file is removed. On POSIX the
     data and the rename are on disk when the block returns, so a later power failure cannot restore a truncated file;

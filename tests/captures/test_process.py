@@ -169,7 +169,7 @@ def test_files_of_others_are_never_replaced(scene, tmp_path, caplog, place, over
 
 def test_a_video_becomes_a_scene(photographs, tmp_path, caplog):
     pytest.importorskip("pycolmap")
-    pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("av")
     frames = [np.asarray(Image.open(path)) for path in photographs_in(photographs)]
     write_video(tmp_path / "walk.mp4", frames)
     caplog.set_level("INFO")
@@ -193,7 +193,7 @@ def test_photographs_of_each_size_share_a_camera(photographs, tmp_path):
 
 
 def test_the_sharpest_frame_of_each_part_of_a_video_is_taken(tmp_path):
-    pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("av")
     bars = np.zeros((96, 128, 3), dtype=np.uint8)
     frames = []
     for index in range(12):
@@ -285,7 +285,7 @@ BAD = {
     "an empty folder": (spoil_nothing, (), "must hold at least 2 photographs (.png, .jpg"),
     "one photograph": (one_photograph, (), ", .bmp), got 1"),
     "a file that is a photograph": (lambda f: one_photograph(f) / "a.png", (), "got the one photograph"),
-    "a file that is no video": (no_video, (), "must be a video that ffmpeg can read"),
+    "a file that is no video": (no_video, (), "must be a video that FFmpeg can read"),
     "a damaged photograph": (damaged_photograph, (), "b.jpg: unreadable image"),
     "an unknown camera": (spoil_nothing, ("--camera-model", "LOMO"), "OPENCV_FISHEYE, PINHOLE"),
     "a camera that cannot be loaded": (

@@ -91,7 +91,7 @@ def test_render_writes_images_or_a_video(trained: Path) -> None:
     with Image.open(frames[0]) as first, Image.open(frames[1]) as second:
         assert first.size == second.size
         assert first.tobytes() != second.tobytes()
-    pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("av")
     done = voxelfield("render", "run", "--frames", "2", "--out", "orbit.mp4", cwd=trained)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (trained / "orbit.mp4").stat().st_size > 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 import time
 from pathlib import Path
@@ -10,22 +11,35 @@ import numpy as np
 import pytest
 import torch
 
-from voxelfield.media.video import Pace, write_video, write_views
-from voxelfield.media.video_formats import CODECS, CONTAINERS, video_format
+from voxelfield.media import video
+from voxelfield.media.video import CODECS, CONTAINERS, Pace, video_format, write_video, write_views
 
-imageio = pytest.importorskip("imageio.v2")
-pytest.importorskip("imageio_ffmpeg")
+av = pytest.importorskip("av")
 
 
-def images(count: int, height: int = 32, width: int = 48) -> list[torch.Tensor]:
+def images(count: int, height: int = 32, width: int = 64) -> list[torch.Tensor]:
     """Colours that change from left to right and from frame to frame."""
     across = torch.linspace(0, 1, width).expand(height, width)
     return [torch.stack((across, 1 - across, torch.full_like(across, i / count)), dim=-1) for i in range(count)]
 
 
 def read(path: Path) -> np.ndarray:
-    with imageio.get_reader(path, format="FFMPEG") as reader:
-        return np.stack([np.asarray(frame) for frame in reader.iter_data()])
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def slow_down(monkeypatch, seconds: float, then=lambda: None) -> list[np.ndarray]:
+    """Makes the encoder wait at each frame; returns the list that receives those that it has got."""
+    encoded, append = [], video._Encoder.append
+
+    def slow(self, frame):
+        time.sleep(seconds)
+        append(self, frame)
+        encoded.append(frame)
+        then()
+
+    monkeypatch.setattr(video._Encoder, "append", slow)
+    return encoded
 
 
 HELD = [(ending, codec) for ending, codecs in CONTAINERS.items() for codec in codecs]
@@ -36,7 +50,7 @@ def test_every_container_holds_its_codecs(ending, codec, tmp_path):
     path = tmp_path / f"video{ending}"
     pace = write_views(path, images(6), 10, codec)
     frames = read(path)
-    assert frames.shape == (6, 32, 48, 3)
+    assert frames.shape == (6, 32, 64, 3)
     expected = torch.stack(images(6)).mul(255).numpy()
     # Colours are shared between neighbouring pixels.
     assert np.abs(frames - expected).mean() < 5
@@ -55,11 +69,12 @@ def test_a_container_that_is_none_and_a_codec_that_it_cannot_hold_are_refused():
 @pytest.mark.parametrize("codec", CODECS)
 def test_every_codec_takes_its_layouts_of_pixels(codec, tmp_path):
     path = tmp_path / ("video.mov" if codec == "prores" else "video.mkv")
-    for pixels in CODECS[codec].other_pixels:
+    known = {layout.name for layout in av.Codec(CODECS[codec].encoder, "w").video_formats}
+    for pixels in known & {"yuv420p", "yuv444p", "yuv420p10le", "yuv444p10le"}:
         chosen = video_format("path", path, codec, pixels=pixels)
         write_video(path, [np.zeros((64, 64, 3), np.uint8)] * 2, codec=chosen)
-        with imageio.get_reader(path, format="FFMPEG") as reader:
-            assert reader.get_meta_data()["pix_fmt"].startswith(pixels)
+        with av.open(str(path)) as container:
+            assert container.streams.video[0].pix_fmt == pixels
 
 
 def test_a_higher_rate_factor_makes_a_smaller_file(tmp_path):
@@ -77,7 +92,7 @@ def test_a_higher_rate_factor_makes_a_smaller_file(tmp_path):
         ("a.mp4", {"crf": 52}, r"crf must lie in \[0, 51\] for h264, got 52"),
         ("a.webm", {"crf": -1}, r"crf must lie in \[0, 63\] for vp9, got -1"),
         ("a.mov", {"crf": 3}, "crf must be left out for prores, which has none, got 3"),
-        ("a.mp4", {"pixels": "rgb24"}, "pixels must be one of yuv420p, yuv444p, .* for h264, got 'rgb24'"),
+        ("a.mp4", {"pixels": "rgb24"}, "pixels must be one of yuv420p, .*yuv444p, .* for h264, got 'rgb24'"),
     ],
 )
 def test_what_a_codec_cannot_be_told_is_refused(path, wanted, message):
@@ -101,19 +116,7 @@ def test_frames_are_encoded_while_others_are_rendered(tmp_path):
 
 
 def test_a_slow_encoder_is_waited_for_and_said_to_be(tmp_path, monkeypatch):
-    from voxelfield.media import video
-
-    write = video.write_video
-
-    def slow(path, frames, *rest):
-        def slowed():
-            for frame in frames:
-                time.sleep(0.02)
-                yield frame
-
-        write(path, slowed(), *rest)
-
-    monkeypatch.setattr(video, "write_video", slow)
+    slow_down(monkeypatch, 0.02)
     pace = write_views(tmp_path / "video.mp4", images(20), room=0)
     assert pace.waited > 0
     assert str(Pace(10, rendering=1.0, encoding=4.0, waited=3.0)) == (
@@ -122,10 +125,7 @@ def test_a_slow_encoder_is_waited_for_and_said_to_be(tmp_path, monkeypatch):
 
 
 def test_frames_arrive_in_order_and_whole(tmp_path, monkeypatch):
-    from voxelfield.media import video
-
-    found = []
-    monkeypatch.setattr(video, "write_video", lambda path, frames, *rest: found.extend(frames))
+    found = slow_down(monkeypatch, 0)
     given = [torch.full((4, 6, 3), index / 255) for index in range(30)]
     pace = write_views(tmp_path / "video.mp4", given)
     assert [int(frame[0, 0, 0]) for frame in found] == list(range(30))
@@ -133,11 +133,7 @@ def test_frames_arrive_in_order_and_whole(tmp_path, monkeypatch):
 
 
 @pytest.mark.cuda
-def test_a_slow_device_is_not_taken_for_a_slow_encoder(tmp_path, monkeypatch):
-    from voxelfield.media import video
-
-    monkeypatch.setattr(video, "write_video", lambda path, frames, *rest: list(frames))
-
+def test_a_slow_device_is_not_taken_for_a_slow_encoder(tmp_path):
     def render():
         for _ in range(40):
             torch.cuda._sleep(20_000_000)  # about ten milliseconds
@@ -159,40 +155,25 @@ def test_what_stops_rendering_stops_the_video(tmp_path):
 
 
 def test_frames_that_wait_are_dropped_if_rendering_fails(tmp_path, monkeypatch):
-    from voxelfield.media import video
-
-    encoded, started = [], threading.Event()
-
-    def slow(path, frames, *rest):
-        for frame in frames:
-            encoded.append(frame)
-            started.set()
-            time.sleep(0.02)
+    started = threading.Event()
+    encoded = slow_down(monkeypatch, 0.02, started.set)
 
     def fail():
         yield from images(40)
         started.wait()
         raise RuntimeError("no light")
 
-    monkeypatch.setattr(video, "write_video", slow)
     with pytest.raises(RuntimeError, match="no light"):
         write_views(tmp_path / "video.mp4", fail())
     assert 0 < len(encoded) < 40
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupt_while_the_encoder_is_waited_for_ends_it(tmp_path, monkeypatch):
-    from voxelfield.media import video
-
-    give = video._Handover.give
-
-    def interrupted(self, item, encoding):
-        if item is None:
-            raise KeyboardInterrupt
-        return give(self, item, encoding)
-
-    monkeypatch.setattr(video._Handover, "give", interrupted)
+    encoded = slow_down(monkeypatch, 0.05, _thread.interrupt_main)
     with pytest.raises(KeyboardInterrupt):
-        write_views(tmp_path / "video.mp4", images(3))
+        write_views(tmp_path / "video.mp4", images(8))
+    assert len(encoded) < 8
     assert list(tmp_path.iterdir()) == []
 
 
@@ -203,7 +184,7 @@ def test_what_stops_the_encoder_stops_rendering(tmp_path):
         for index in range(10_000):
             rendered.append(index)
             time.sleep(0.001)
-            yield torch.zeros(32, 48 if index < 3 else 32, 3)
+            yield torch.zeros(32, 64 if index < 3 else 32, 3)
 
     with pytest.raises(ValueError, match=r"frames\[3\] must have shape"):
         write_views(tmp_path / "video.mp4", render())
@@ -214,3 +195,15 @@ def test_what_stops_the_encoder_stops_rendering(tmp_path):
 def test_a_pace_that_is_none_is_refused(tmp_path):
     with pytest.raises(ValueError, match="fps must be above 0, got 0"):
         write_video(tmp_path / "video.mp4", [np.zeros((4, 4, 3), np.uint8)], fps=0)
+
+
+def test_an_hevc_frame_that_x265_cannot_take_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="frames must be at least 64 pixels wide for hevc, got 48"):
+        write_video(tmp_path / "video.mp4", [np.zeros((64, 48, 3), np.uint8)], codec="hevc")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_encoder_refuses_is_told(tmp_path):
+    with pytest.raises(OSError, match=r"video\.mp4 could not be written: FFmpeg stopped at frame 0 \("):
+        write_video(tmp_path / "video.mp4", [np.zeros((2, 20000, 3), np.uint8)])
+    assert list(tmp_path.iterdir()) == []

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from PIL import ExifTags, Image, ImageOps
 
 from voxelfield.captures.measures import sharpness
 from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, open_image
-from voxelfield.media.ffmpeg import ffmpeg_program
+from voxelfield.media.video import import_av
 
 REDUCTIONS = (2, 4, 8)
 """Factors of the reduced copies, in the folders ``images_2``, ``images_4`` and ``images_8``."""
@@ -76,10 +76,10 @@ def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None
         max_size: Longest side in pixels above which a frame is shrunk.
 
     Raises:
-        MissingPackageError: imageio or ffmpeg is not installed.
-        ValueError: ffmpeg cannot read the file.
+        MissingPackageError: PyAV is not installed.
+        ValueError: FFmpeg cannot read the file.
     """
-    ffmpeg_program("read a video")
+    import_av("read a video")
     folder.mkdir(parents=True)
     best: Image.Image | None = None
     most, at = -1.0, 0
@@ -96,20 +96,25 @@ def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None
 
 
 def _windows(video: Path, count: int) -> Iterator[tuple[int, Image.Image]]:
-    """Yields the frames of a video, each with the number of the window that it lies in."""
-    import imageio.v2 as imageio
-
+    """Yields the frames of a video, upright, each with the number of the window that it lies in."""
+    av = import_av("read a video")
     try:
-        reader: Any = imageio.get_reader(video, format="FFMPEG")
-        total = reader.count_frames()
-    except (OSError, RuntimeError, ValueError, IndexError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{video}: must be a video that ffmpeg can read ({reason})") from error
-    windows = max(1, min(count, total))
-    with reader:
-        for index, frame in enumerate(reader):
-            # A damaged video may have more frames than were counted.
-            yield min(index * windows // max(total, 1), windows - 1), Image.fromarray(frame)
+        with av.open(str(video)) as container:
+            total = sum(packet.size > 0 for packet in container.demux(video=0))
+        windows = max(1, min(count, total))
+        index = 0
+        with av.open(str(video)) as container:
+            container.streams.video[0].thread_type = "AUTO"
+            for packet in container.demux(video=0):
+                with contextlib.suppress(av.InvalidDataError):  # a damaged frame among others
+                    for frame in packet.decode():
+                        # A damaged video may have more frames than were counted.
+                        window = min(index * windows // max(total, 1), windows - 1)
+                        # Telephones note how they were held.
+                        yield window, frame.to_image().rotate(frame.rotation, expand=True)
+                        index += 1
+    except (OSError, ValueError, IndexError, av.FFmpegError) as error:
+        raise ValueError(f"{video}: must be a video that FFmpeg can read ({error})") from error
 
 
 def write_reductions(folder: Path) -> None:

@@ -74,7 +74,7 @@ def process(source: Path, folder: Path, options: ProcessOptions) -> Report:
         What was registered.
 
     Raises:
-        MissingPackageError: pycolmap is not installed or too old, or imageio is not installed for a video.
+        MissingPackageError: pycolmap is not installed or too old, or PyAV is not installed for a video.
         FileNotFoundError: There is no such source.
         FileExistsError: The folder contains results of an earlier call, or files of others where results go, which are
             never replaced.

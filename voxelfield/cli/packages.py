@@ -11,7 +11,7 @@ TRAINING_PACKAGES = {
     "PIL": "pillow",
     "jinja2": "jinja2",
     "safetensors": "safetensors",
-    "imageio": "imageio",
+    "av": "av",
     "pooch": "pooch",
     "tqdm": "tqdm",
 }

@@ -17,10 +17,8 @@ import voxelfield
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of
 from voxelfield.datasets.camera_path import LARGEST_FPS, LARGEST_SIDE, read_camera_path
-from voxelfield.media.ffmpeg import ffmpeg_program
 from voxelfield.media.frame_folder import FrameFolder, FrameKind, farthest
-from voxelfield.media.video import write_views
-from voxelfield.media.video_formats import CODECS, VideoFormat, video_format
+from voxelfield.media.video import CODECS, VideoFormat, import_av, video_format, write_views
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import at_size, interpolate, spiral
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
@@ -87,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
         help="quality of the video: higher values give smaller, worse files (default: 16 to 24)",
     )
     parser.add_argument(
-        "--pixels", metavar="LAYOUT", help="ffmpeg's pixel format of the video, such as yuv444p (default: yuv420p)"
+        "--pixels", metavar="LAYOUT", help="FFmpeg's pixel format of the video, such as yuv444p (default: yuv420p)"
     )
     parser.add_argument("--format", choices=("png", "exr"), default="png", help="format of images (default: png)")
     parser.add_argument(
@@ -238,8 +236,8 @@ def _check(options: argparse.Namespace, is_video: bool) -> None:
                 raise ValueError(f"--{name} must be left out with {path}, {what}, got {value}")
         read_camera_path(path)
     if is_video:
+        import_av("write a video")
         _video_format(options)
-        ffmpeg_program("write a video")
         for_images = {"range": options.range, "depth": options.depth, "overwrite": options.overwrite}
         given = [name for name, value in for_images.items() if value]
         if given or options.format != "png":

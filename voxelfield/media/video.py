@@ -1,27 +1,23 @@
-"""Videos of rendered views."""
+"""Videos of rendered views, encoded by the FFmpeg libraries that PyAV contains."""
 
 from __future__ import annotations
 
 import contextlib
-import io
-import queue
-import struct
-import subprocess
-import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from voxelfield.files import atomic_path
-from voxelfield.media.ffmpeg import ffmpeg_program
-from voxelfield.media.video_formats import VideoFormat, video_format
+from voxelfield.files import atomic_write
+from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.training.transfers import AHEAD, OnDevice
 
@@ -30,8 +26,101 @@ Frame = npt.NDArray[np.uint8]
 # Smallest number of frames that may wait for the encoder, regardless of their size.
 _MIN_WAITING = 8
 
-# Seconds after which a thread that waits for the other one checks whether that has ended.
-_POLLED_EVERY = 0.1
+# Side of a coding unit. x265 writes past its memory for some smaller widths, from 34 to 48 (x265 4.1, AVX-512).
+_MIN_HEVC = 64
+
+
+@dataclass(frozen=True)
+class VideoFormat:
+    """Encoding options.
+
+    Attributes:
+        encoder: FFmpeg's name of the encoder.
+        pixels: FFmpeg's name of the pixel format.
+        options: Further options of the encoder.
+        crf: Constant rate factor: higher values give smaller files of lower quality. The defaults are nearly visually
+            lossless. None if the encoder has no such option.
+        max_crf: Largest constant rate factor.
+    """
+
+    encoder: str
+    pixels: str = "yuv420p"
+    options: dict[str, str] = field(default_factory=dict)
+    crf: int | None = None
+    max_crf: int = 51
+
+
+CODECS = {
+    "h264": VideoFormat("libx264", options={"preset": "veryfast"}, crf=16),
+    "hevc": VideoFormat("libx265", options={"x265-params": "log-level=error"}, crf=18),
+    "av1": VideoFormat("libsvtav1", options={"preset": "8"}, crf=24, max_crf=63),
+    "vp9": VideoFormat("libvpx-vp9", options={"b": "0", "row-mt": "1", "cpu-used": "4"}, crf=20, max_crf=63),
+    "prores": VideoFormat("prores_ks", "yuv422p10le", {"profile": "hq"}),
+}
+"""Codecs by name. ProRes keeps 10 bits and is meant for editing."""
+
+CONTAINERS = {
+    ".mp4": ("h264", "hevc", "av1"),
+    ".mkv": ("h264", "hevc", "av1", "vp9"),
+    ".webm": ("vp9", "av1"),
+    ".mov": ("prores", "h264", "hevc"),
+}
+"""Supported codecs by file suffix; the first of each is the default."""
+
+
+def import_av(task: str) -> Any:
+    """Returns the module av.
+
+    Args:
+        task: The task that needs PyAV, for the message.
+
+    Raises:
+        MissingPackageError: PyAV is not installed.
+    """
+    try:
+        import av
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(f'av must be installed to {task}: pip install "voxelfield[train]"') from error
+    return av
+
+
+def video_format(
+    name: str, path: Path, codec: str | None = None, *, crf: int | None = None, pixels: str | None = None
+) -> VideoFormat:
+    """Returns the encoding options for a file.
+
+    Args:
+        name: Name of the argument, for messages.
+        path: The file.
+        codec: One of :data:`CODECS`; None for the container's default.
+        crf: Constant rate factor; None for the codec's default.
+        pixels: FFmpeg's name of a pixel format of the encoder, such as ``yuv444p`` for colours at full resolution; None
+            for the codec's default, which most players support.
+
+    Raises:
+        MissingPackageError: ``pixels`` is given, and PyAV, which knows those of each encoder, is not installed.
+        ValueError: The suffix is not that of a container, the container does not support the codec, or the codec does
+            not support an option.
+    """
+    held = CONTAINERS.get(path.suffix.lower())
+    if held is None:
+        raise ValueError(f"{name} must be a video, *{', *'.join(CONTAINERS)}, got {path}")
+    if codec is not None and codec not in held:
+        raise ValueError(f"codec must be one of {', '.join(held)} in a {path.suffix.lower()} file, got {codec!r}")
+    chosen_codec = held[0] if codec is None else codec
+    chosen = CODECS[chosen_codec]
+    if crf is not None:
+        if chosen.crf is None:
+            raise ValueError(f"crf must be left out for {chosen_codec}, which has none, got {crf}")
+        if not 0 <= crf <= chosen.max_crf:
+            raise ValueError(f"crf must lie in [0, {chosen.max_crf}] for {chosen_codec}, got {crf}")
+        chosen = replace(chosen, crf=crf)
+    if pixels is not None:
+        layouts = [layout.name for layout in import_av("write a video").Codec(chosen.encoder, "w").video_formats]
+        if pixels not in layouts:
+            raise ValueError(f"pixels must be one of {', '.join(layouts)} for {chosen_codec}, got {pixels!r}")
+        chosen = replace(chosen, pixels=pixels)
+    return chosen
 
 
 @dataclass
@@ -86,21 +175,35 @@ def write_views(
     Raises:
         Exception: As for :func:`write_video`, or any error from ``images``. No file is written then.
     """
-    handover = _Handover(room)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="video") as thread:
-        encoding = thread.submit(write_video, path, handover.frames(), fps, codec)
+    pace = Pace()
+    waiting: deque[Future[None]] = deque()
+
+    def encode(frame: Frame) -> None:
         started = time.perf_counter()
+        append(frame)
+        pace.encoding += time.perf_counter() - started
+        pace.frames += 1
+
+    with video_writer(path, fps, codec) as append, ThreadPoolExecutor(1, thread_name_prefix="video") as thread:
         try:
+            rendered = time.perf_counter()
             for frame in _on_host(images):
-                if not handover.give(frame, encoding):
-                    break
-            handover.pace.rendering = time.perf_counter() - started - handover.pace.waited
-            handover.give(None, encoding)
-            encoding.result()
+                started = time.perf_counter()
+                pace.rendering += started - rendered
+                most = max(_MIN_WAITING, room // max(frame.nbytes, 1))
+                while waiting and (waiting[0].done() or len(waiting) >= most):
+                    waiting.popleft().result()
+                waiting.append(thread.submit(encode, frame))
+                rendered = time.perf_counter()
+                pace.waited += rendered - started
+            pace.rendering += time.perf_counter() - rendered
+            for encoding in waiting:
+                encoding.result()
         except BaseException:
-            handover.aborted.set()
+            # Frames that still wait are dropped, because the video would be incomplete.
+            thread.shutdown(cancel_futures=True)
             raise
-    return handover.pace
+    return pace
 
 
 def _on_host(images: Iterable[Tensor]) -> Iterator[Frame]:
@@ -117,171 +220,106 @@ def _on_host(images: Iterable[Tensor]) -> Iterator[Frame]:
         yield on_the_way.popleft().fetch().numpy()
 
 
-class _IncompleteError(Exception):
-    """The iterable of images ended with an error, so no video must be written."""
-
-
-@dataclass
-class _Handover:
-    """A queue of frames between the rendering and the encoding thread."""
-
-    room: int
-    pace: Pace = field(default_factory=Pace)
-    aborted: threading.Event = field(default_factory=threading.Event)
-    _waiting: queue.Queue[Frame | None] = field(default_factory=queue.Queue)
-
-    def give(self, item: Frame | None, encoding: Future[None]) -> bool:
-        """Waits until there is room in the queue; returns False if the encoder has ended. None ends the video."""
-        if item is not None:
-            self._waiting.maxsize = max(_MIN_WAITING, self.room // max(item.nbytes, 1))
-        timeout, started = 0.0, time.perf_counter()
-        while not encoding.done():
-            try:
-                self._waiting.put(item, block=timeout > 0, timeout=timeout)
-            except queue.Full:
-                timeout = _POLLED_EVERY
-                continue
-            if timeout > 0:
-                self.pace.waited += time.perf_counter() - started
-            return True
-        return False
-
-    def frames(self) -> Iterator[npt.NDArray[np.uint8]]:
-        """Yields the frames to the encoder and measures its time."""
-        while True:
-            try:
-                item = self._waiting.get(timeout=_POLLED_EVERY)
-            except queue.Empty:
-                item = None
-                if not self.aborted.is_set():
-                    continue
-            # Frames that still wait are dropped then, because the video would be incomplete.
-            if self.aborted.is_set():
-                raise _IncompleteError
-            if item is None:
-                return
-            started = time.perf_counter()
-            yield item
-            self.pace.encoding += time.perf_counter() - started
-            self.pace.frames += 1
-
-
-def write_video(
-    path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: float = 30, codec: str | VideoFormat | None = None
-) -> None:
+def write_video(path: Path, frames: Iterable[Frame], fps: float = 30, codec: str | VideoFormat | None = None) -> None:
     """Encodes frames as a video.
 
-    An odd height or width is padded by repeating the last row or column, since most codecs halve the colour resolution;
-    no frame is rescaled. The file is created only after the last frame has been encoded, and not at all on failure.
-
     Args:
-        path: File to write; its suffix selects the container, see
-            :data:`voxelfield.media.video_formats.CONTAINERS`; its parent directory is created if needed.
+        path: As for :func:`video_writer`.
         frames: (H, W, 3) uint8 arrays of one size; consumed one at a time.
-        fps: Frames per second.
-        codec: A codec from :data:`voxelfield.media.video_formats.CODECS`; None for the container's default, which
-            for ``*.mp4`` is H.264, supported by every browser and player. A :class:`VideoFormat` from
-            :func:`voxelfield.media.video_formats.video_format` also sets quality and pixel format.
+        fps: As for :func:`video_writer`.
+        codec: As for :func:`video_writer`.
 
     Raises:
-        MissingPackageError: ffmpeg, which imageio-ffmpeg provides, is not installed.
+        Exception: As for :func:`video_writer`.
+    """
+    with video_writer(path, fps, codec) as append:
+        for frame in frames:
+            append(frame)
+
+
+@contextlib.contextmanager
+def video_writer(
+    path: Path, fps: float = 30, codec: str | VideoFormat | None = None
+) -> Iterator[Callable[[Frame], None]]:
+    """Yields a function that appends a frame, an (H, W, 3) uint8 array, to a video.
+
+    An odd height or width is padded by repeating the last row or column, since most codecs halve the colour resolution;
+    no frame is rescaled. The file is created when the block ends, and not at all if it fails.
+
+    Args:
+        path: File to write; its suffix selects the container, see :data:`CONTAINERS`; its parent directory is created
+            if needed.
+        fps: Frames per second.
+        codec: A codec from :data:`CODECS`; None for the container's default, which for ``*.mp4`` is H.264, supported by
+            every browser and player. A :class:`VideoFormat` from :func:`video_format` also sets quality and pixel
+            format.
+
+    Raises:
+        MissingPackageError: PyAV is not installed.
         OSError: The file cannot be written.
         TypeError: A frame is not uint8.
-        ValueError: There is no frame, a frame has another shape than (H, W, 3) or than the first, ``fps`` is not
-            positive, or there is no such container or codec.
+        ValueError: There is no frame, a frame has another shape than (H, W, 3) or than the first, HEVC frames are less
+            than 64 pixels wide, ``fps`` is not positive, or there is no such container or codec.
     """
-    program = ffmpeg_program("write a video")  # before the first frame is rendered, which may take long
+    av = import_av("write a video")  # before the first frame is rendered, which may take long
     if not fps > 0:
         raise ValueError(f"fps must be above 0, got {fps}")
     chosen = codec if isinstance(codec, VideoFormat) else video_format("path", path, codec)
-    first: tuple[int, ...] | None = None
-    count = 0
-    with atomic_path(path) as temporary, contextlib.ExitStack() as running:
-        encoder: _Encoder | None = None
-        for index, frame in enumerate(frames):
-            if frame.dtype != np.uint8:
-                raise TypeError(f"frames[{index}] must be uint8, got {frame.dtype}")
-            if frame.ndim != 3 or frame.shape[-1] != 3 or (first is not None and frame.shape != first):
-                raise ValueError(f"frames[{index}] must have shape {first or '(H, W, 3)'}, got {frame.shape}")
-            first = frame.shape
-            height, width, _ = frame.shape
-            padded = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-            if encoder is None:
-                encoder = running.enter_context(_Encoder(program, temporary, padded.shape, fps, chosen))
-            try:
-                encoder.append(padded)
-            except OSError as error:
-                raise OSError(f"{path} could not be written: ffmpeg stopped at frame {index}") from error
-            count += 1
-        if encoder is None:
-            raise ValueError("frames must hold at least one frame")
-        status = encoder.finish()
-        if status != 0 or not _is_whole(temporary, count):
-            raise OSError(f"{path} could not be written: ffmpeg left it incomplete, as it does on a full disk")
+    # Through a file of Python's, whose errors name their cause, such as a full disk.
+    with atomic_write(path) as file:
+        encoder = _Encoder(av, file, path.suffix.lower(), fps, chosen)
+        try:
+            yield encoder.append
+            encoder.finish()
+        except av.FFmpegError as error:
+            raise OSError(f"{path} could not be written: FFmpeg stopped at frame {encoder.count} ({error})") from error
+        finally:
+            encoder.close()
 
 
 class _Encoder:
-    """An ffmpeg process that reads frames from a pipe; a context manager that kills it if it has not finished.
+    """A video in the making, whose size is that of its first frame."""
 
-    imageio's writers run Python between fork and exec, which occasionally crashes if other threads are running.
-    """
+    def __init__(self, av: Any, file: BinaryIO, suffix: str, fps: float, chosen: VideoFormat) -> None:
+        self.count = 0
+        self._av = av
+        self._chosen = chosen
+        self._container = av.open(file, "w", format={".mkv": "matroska"}.get(suffix, suffix[1:]))
+        options = chosen.options if chosen.crf is None else {**chosen.options, "crf": str(chosen.crf)}
+        rate = Fraction(fps).limit_denominator(1_000_000)
+        self._stream = self._container.add_stream(chosen.encoder, rate=rate, pix_fmt=chosen.pixels, options=options)
+        # PyAV's default makes x264 cut frames into slices, which costs quality.
+        self._stream.codec_context.thread_type = "AUTO"
+        if chosen.encoder == "libx265":
+            self._stream.codec_context.codec_tag = "hvc1"  # the only one that Apple's players accept
+        self._shape: tuple[int, ...] | None = None
 
-    def __init__(self, program: str, path: Path, shape: tuple[int, ...], fps: float, chosen: VideoFormat) -> None:
-        height, width, _ = shape
-        given = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-framerate", str(fps), "-i", "-"]
-        quality = [] if chosen.crf is None else ["-crf", str(chosen.crf)]
-        made = ["-an", "-c:v", chosen.encoder, "-pix_fmt", chosen.pixels, *chosen.options, *quality, str(path)]
-        self._process = subprocess.Popen(
-            [program, "-y", "-hide_banner", "-loglevel", "error", *given, *made],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            # Ctrl-C must reach only this program, which then ends the encoder properly.
-            start_new_session=True,
-        )
+    def append(self, frame: Frame) -> None:
+        name = f"frames[{self.count}]"
+        if frame.dtype != np.uint8:
+            raise TypeError(f"{name} must be uint8, got {frame.dtype}")
+        if frame.ndim != 3 or frame.shape[-1] != 3 or self._shape not in (None, frame.shape):
+            raise ValueError(f"{name} must have shape {self._shape or '(H, W, 3)'}, got {frame.shape}")
+        height, width, _ = self._shape = frame.shape
+        padded = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+        if self.count == 0:
+            if self._chosen.encoder == "libx265" and width < _MIN_HEVC:
+                raise ValueError(f"frames must be at least {_MIN_HEVC} pixels wide for hevc, got {width}")
+            self._stream.height, self._stream.width = padded.shape[:2]
+        picture = self._av.VideoFrame.from_ndarray(padded, format="rgb24")
+        # As the program ffmpeg resamples colours.
+        picture = picture.reformat(format=self._chosen.pixels, interpolation="BICUBIC")
+        picture.pts = self.count
+        self._container.mux(self._stream.encode(picture))
+        self.count += 1
 
-    def append(self, frame: npt.NDArray[np.uint8]) -> None:
-        """Encodes a frame; raises OSError if ffmpeg has ended."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(np.ascontiguousarray(frame).data)
+    def finish(self) -> None:
+        if self.count == 0:
+            raise ValueError("frames must hold at least one frame")
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
 
-    def finish(self) -> int:
-        """Waits until the file is complete; returns the exit status."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # unwritten data for an ffmpeg that has already ended
-            self._process.stdin.close()
-        return self._process.wait()
-
-    def __enter__(self) -> _Encoder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self.finish()
-
-
-def _is_whole(path: Path, count: int) -> bool:
-    """Returns whether a video contains all of its frames."""
-    if path.suffix in (".mp4", ".mov"):
-        return _boxes_are_whole(path)
-    import imageio_ffmpeg
-
-    try:
-        found: int = imageio_ffmpeg.count_frames_and_secs(str(path))[0]
-    except (RuntimeError, OSError):  # not a video
-        return False
-    return found == count
-
-
-def _boxes_are_whole(path: Path) -> bool:
-    """Returns whether an MP4 file ends with its last box and has an index, which ffmpeg writes last."""
-    size = path.stat().st_size if path.is_file() else 0
-    position, kinds = 0, []
-    with path.open("rb") if size > 0 else io.BytesIO() as file:
-        while position + 16 <= size:
-            file.seek(position)
-            length, kind, long_length = struct.unpack(">I4sQ", file.read(16))
-            kinds.append(kind)
-            # A length of 1 means that a 64-bit length follows, and 0 means the rest of the file.
-            position += max({0: size, 1: long_length}.get(length, length), 8)
-    return position == size and b"moov" in kinds
+    def close(self) -> None:
+        """Frees the encoder of a video that has failed; does nothing after :meth:`finish`."""
+        with contextlib.suppress(OSError, self._av.FFmpegError):
+            self._container.close()
