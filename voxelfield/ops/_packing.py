@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -101,6 +101,28 @@ def ray_index_from_offsets(ray_offsets: Tensor, samples: int) -> Tensor:
     rows = torch.arange(samples, device=ray_offsets.device)
     index = torch.searchsorted(ray_offsets[1:].contiguous(), rows, right=True)
     return index.clamp_(max=max(ray_offsets.shape[0] - 2, 0))
+
+
+def pack_equal_rays(name: str, values: Tensor, **others: Any) -> tuple[Any, ...]:
+    """Packs rays of equally many samples, which need no ``ray_offsets``.
+
+    Args:
+        name: Name of ``values``, for messages.
+        values: (R, S).
+        others: Further arguments of the same samples: ``rgb`` (R, S, C), and others (R, S); ``dt`` may be one length.
+
+    Returns:
+        All of these as (R * S, ...), and the offsets (R + 1,) of the rays.
+    """
+    check_tensor(name, values, ("R", "S"), " without ray_offsets")
+    packed = [values.flatten()]
+    for other, x in others.items():
+        if other != "dt" or (isinstance(x, Tensor) and x.dim() > 0):
+            check_tensor(other, x, (*values.shape, "C") if other == "rgb" else tuple(values.shape))
+            x = x.flatten(0, 1)
+        packed.append(x)
+    rays, samples = values.shape
+    return *packed, samples * torch.arange(rays + 1, device=values.device)
 
 
 # Beyond this, sizes in bytes may overflow.

@@ -1,4 +1,4 @@
-"""Emission and absorption along packed rays."""
+"""Emission and absorption along rays, packed or of equally many samples."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from voxelfield.ops._autograd import MaybeTensor
 from voxelfield.ops._checks import check_tensor
 from voxelfield.ops._light import CompositeSamples, RayLight, check_samples, per_sample, run, run_eagerly
+from voxelfield.ops._packing import pack_equal_rays
 from voxelfield.ops.ray_sums import widen
 
 MIN_TRANSMITTANCE = 1e-4
@@ -22,7 +23,7 @@ class Composite(NamedTuple):
         rgb: (R, C) :math:`\sum w_i c_i`, without any background.
         opacity: (R,) :math:`\sum w_i`.
         depth_sum: (R,) :math:`\sum w_i t_i`; divide by ``opacity`` for the mean distance.
-        weights: (M,) :math:`w_i`.
+        weights: (M,), or (R, S) for rays of S samples each, :math:`w_i`.
         distortion: (R,), or None if not requested.
     """
 
@@ -38,7 +39,7 @@ def composite(
     rgb: Tensor,
     t: Tensor,
     dt: Tensor | float,
-    ray_offsets: Tensor,
+    ray_offsets: Tensor | None = None,
     *,
     min_transmittance: float = MIN_TRANSMITTANCE,
     distortion: bool = False,
@@ -58,6 +59,9 @@ def composite(
     sums over the samples before each (Sun et al. 2022, "Improved direct voxel grid optimization"). As a loss it
     concentrates density at surfaces.
 
+    Samples are packed by ray, M in all, or R rays have S samples each: without ``ray_offsets``, M below stands for two
+    dimensions R, S, as in an ``rgb`` of (R, S, C).
+
     Args:
         density: (M,) float32, float64, float16 or bfloat16, non-negative, per world unit of length; differentiable.
         rgb: (M, C) colours, or any C >= 1 features to be summed like colours; differentiable. C = 3 is fastest.
@@ -67,7 +71,8 @@ def composite(
         ray_offsets: (R + 1,) int64, or int32, which is converted: the samples of ray r are
             ``ray_offsets[r]:ray_offsets[r + 1]``, near to far. They lie in 0..M and never fall. Not checked on CUDA,
             because that would synchronise: offsets outside are clamped to 0..M, a ray that would end before it begins
-            has no samples, and a sample of several rays has the weight and gradient of any of them.
+            has no samples, and a sample of several rays has the weight and gradient of any of them. None: the samples
+            of ray r are row r of (R, S).
         min_transmittance: Transmittance below which a ray stops, in [0, 1]; 0 never stops it.
         distortion: Whether to compute the distortion.
 
@@ -84,6 +89,10 @@ def composite(
         ValueError: An argument has the wrong shape or device, or ``min_transmittance`` is out of range; or, on the CPU,
             ``ray_offsets`` fall or leave 0..M.
     """
+    if ray_offsets is None:
+        packed = pack_equal_rays("density", density, rgb=rgb, t=t, dt=dt)
+        result = composite(*packed, min_transmittance=min_transmittance, distortion=distortion)
+        return result._replace(weights=result.weights.view(density.shape))
     lengths = per_sample(dt, density)
     tensors = density, rgb, t, lengths
     results = run_eagerly(CompositeSamples, tensors, *tensors, ray_offsets, min_transmittance, distortion)
@@ -95,7 +104,12 @@ def composite(
 
 
 def composite_alphas(
-    alpha: Tensor, rgb: Tensor, t: Tensor, ray_offsets: Tensor, *, min_transmittance: float = MIN_TRANSMITTANCE
+    alpha: Tensor,
+    rgb: Tensor,
+    t: Tensor,
+    ray_offsets: Tensor | None = None,
+    *,
+    min_transmittance: float = MIN_TRANSMITTANCE,
 ) -> Composite:
     r"""Composites samples of given opacities along each ray, front to back.
 
@@ -118,6 +132,10 @@ def composite_alphas(
         TypeError: As for :func:`composite`.
         ValueError: As for :func:`composite`.
     """
+    if ray_offsets is None:
+        packed = pack_equal_rays("alpha", alpha, rgb=rgb, t=t)
+        result = composite_alphas(*packed, min_transmittance=min_transmittance)
+        return result._replace(weights=result.weights.view(alpha.shape))
     tensors = alpha, rgb, t
     results = run_eagerly(CompositeSamples, tensors, *tensors, None, ray_offsets, min_transmittance, False)
     if results is not None:
@@ -128,9 +146,13 @@ def composite_alphas(
 
 
 def ray_weights(
-    density: Tensor, dt: Tensor | float, ray_offsets: Tensor, *, min_transmittance: float = MIN_TRANSMITTANCE
+    density: Tensor,
+    dt: Tensor | float,
+    ray_offsets: Tensor | None = None,
+    *,
+    min_transmittance: float = MIN_TRANSMITTANCE,
 ) -> Tensor:
-    """Returns the weights (M,) of :func:`composite` alone: each sample's share of its pixel.
+    """Returns the weights, (M,) or (R, S), of :func:`composite` alone: each sample's share of its pixel.
 
     Args:
         density: As for :func:`composite`; differentiable.
@@ -146,9 +168,13 @@ def ray_weights(
 
 
 def ray_transmittance(
-    density: Tensor, dt: Tensor | float, ray_offsets: Tensor, *, min_transmittance: float = MIN_TRANSMITTANCE
+    density: Tensor,
+    dt: Tensor | float,
+    ray_offsets: Tensor | None = None,
+    *,
+    min_transmittance: float = MIN_TRANSMITTANCE,
 ) -> Tensor:
-    """Returns the share of light (M,) that reaches each sample past the ones ahead of it; 0 where a ray has stopped.
+    """Returns the share of light, (M,) or (R, S), that reaches each sample; 0 where a ray has stopped.
 
     Args:
         density: As for :func:`composite`; differentiable. One that is not finite is ignored here; it shows in the
@@ -164,8 +190,10 @@ def ray_transmittance(
     return _light_of_density(density, dt, ray_offsets, min_transmittance, transmittance=True)
 
 
-def alpha_weights(alpha: Tensor, ray_offsets: Tensor, *, min_transmittance: float = MIN_TRANSMITTANCE) -> Tensor:
-    """Returns the weights (M,) of :func:`composite_alphas` alone.
+def alpha_weights(
+    alpha: Tensor, ray_offsets: Tensor | None = None, *, min_transmittance: float = MIN_TRANSMITTANCE
+) -> Tensor:
+    """Returns the weights, (M,) or (R, S), of :func:`composite_alphas` alone.
 
     Args:
         alpha: As for :func:`composite_alphas`; differentiable.
@@ -179,8 +207,10 @@ def alpha_weights(alpha: Tensor, ray_offsets: Tensor, *, min_transmittance: floa
     return _light(alpha, None, ray_offsets, min_transmittance, transmittance=False)
 
 
-def alpha_transmittance(alpha: Tensor, ray_offsets: Tensor, *, min_transmittance: float = MIN_TRANSMITTANCE) -> Tensor:
-    """Returns the share of light (M,) that reaches each sample of given opacity; 0 where a ray has stopped.
+def alpha_transmittance(
+    alpha: Tensor, ray_offsets: Tensor | None = None, *, min_transmittance: float = MIN_TRANSMITTANCE
+) -> Tensor:
+    """Returns the share of light, (M,) or (R, S), that reaches samples of given opacity; 0 where a ray has stopped.
 
     Args:
         alpha: As for :func:`composite_alphas`; differentiable.
@@ -200,8 +230,12 @@ def _named(results: tuple[Tensor, ...], with_distortion: bool) -> Composite:
 
 
 def _light_of_density(
-    density: Tensor, dt: Tensor | float, ray_offsets: Tensor, min_transmittance: float, *, transmittance: bool
+    density: Tensor, dt: Tensor | float, ray_offsets: Tensor | None, min_transmittance: float, *, transmittance: bool
 ) -> Tensor:
+    if ray_offsets is None:
+        packed, dt, ray_offsets = pack_equal_rays("density", density, dt=dt)
+        light = _light_of_density(packed, dt, ray_offsets, min_transmittance, transmittance=transmittance)
+        return light.view(density.shape)
     lengths = per_sample(dt, density)
     if lengths is None:  # otherwise the densities would be taken for alphas
         check_tensor("dt", dt, ("M",))
@@ -209,8 +243,11 @@ def _light_of_density(
 
 
 def _light(
-    values: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float, *, transmittance: bool
+    values: Tensor, dt: MaybeTensor, ray_offsets: Tensor | None, min_transmittance: float, *, transmittance: bool
 ) -> Tensor:
+    if ray_offsets is None:
+        alpha, ray_offsets = pack_equal_rays("alpha", values)
+        return _light(alpha, dt, ray_offsets, min_transmittance, transmittance=transmittance).view(values.shape)
     tensors = (values,) if dt is None else (values, dt)
     light: Tensor | None = run_eagerly(RayLight, tensors, values, dt, ray_offsets, min_transmittance, transmittance)
     if light is not None:
