@@ -112,6 +112,8 @@ __device__ __forceinline__ void shade(const ShGridView<scalar_t>& grid, const Wa
         Vector<float, Width> feature{};
 #pragma unroll
         for (int k = 0; k < kCorners; ++k) add_weighted(feature, sample.weight[k], corner[k]);
+        // The raw density, which has no part in the colour. Its basis is zero, but NaN times zero would be NaN.
+        if (channel == 0) feature.lane[0] = 0.0f;
         const ShColors colors(channel, grid.basis_size());
         float ours = 0.0f, next = 0.0f;
 #pragma unroll

@@ -223,7 +223,11 @@ __global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 :
         } else if (l > 0) {
           y = layer<M, Width, Width, kTogether, true>(y, weights[l]);
         } else {
-          const WarpRows<__half*> to(pointers.grad_input, first, rows.capacity, mlp.input_pitch);
+          const WarpRows<__half*> to(pointers.grad_input, first, used, mlp.input_pitch);
+          if (first + 16 * M > used) {
+            clear_rows<M>(WarpRows<__half*>(pointers.grad_input, first, rows.capacity, mlp.input_pitch));
+            __syncwarp();
+          }
           for (int group = 0; group * kInputGroup < mlp.input_pitch; ++group) {
             Fragment out[2][M];
 #pragma unroll

@@ -78,8 +78,11 @@ __global__ void __launch_bounds__(Threads, Blocks)
     Activations<M, Width> hidden =
         first_layer<Width>(weights[0], input_at(first), tiles, [](int, const Fragment(&)[2][M]) {});
     for (int l = 1; l < last; ++l) hidden = layer<M, Width, Width>(hidden, weights[l]);
-    // Rows between `used` and the tile's end have zeros as input, so their output is zero.
-    last_layer(hidden, weights[last], output_at(first), mlp.few_outputs());
+    if (first + 16 * M > used) {
+      clear_rows<M>(output_at(first));
+      __syncwarp();
+    }
+    last_layer(hidden, weights[last], WarpRows<__half*>(output, first, used, mlp.output_pitch), mlp.few_outputs());
   }
   for (; first < rows.capacity; first += step) clear_rows<M>(output_at(first));
 }

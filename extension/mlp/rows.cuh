@@ -50,14 +50,16 @@ __device__ __forceinline__ void for_each_row(const F& f) {
   }
 }
 
-// Rows and columns beyond the end are zeros.
+// Columns beyond the end are zeros. Rows beyond the end repeat the last row: their activations must not be NaN unless
+// those of a row are, because the sums of the weights' gradients multiply them by gradients of zero, and zeros as input
+// would give NaN if a weight is infinite in float16.
 template <int M>
 __device__ __forceinline__ void load_input(const WarpRows<const __half*>& from, int group, Fragment (&tiles)[2][M]) {
   const int column = kInputGroup * group + lane_of_warp() % 4 * kInputWidth;
   for_each_row<M>([&](int m, int i, int row) {
     uint4 own = make_uint4(0, 0, 0, 0);
-    if (row < from.rows && column < from.columns) {
-      own = __ldg(reinterpret_cast<const uint4*>(from.start + row * from.columns + column));
+    if (column < from.columns) {
+      own = __ldg(reinterpret_cast<const uint4*>(from.start + min(row, from.rows - 1) * from.columns + column));
     }
     tiles[0][m].part[i] = own.x;
     tiles[0][m].part[i + 2] = own.y;

@@ -222,6 +222,9 @@ struct OptimOps {
     task.param = data_of(param);
     task.grad = check_contiguous("grad", grad, shape_of(param), ScalarType::Float, param);
     task.weights = check_contiguous("weights", weights, {3}, ScalarType::Float, param);
+    // Each vertex reads its neighbours in `param` while others are written.
+    STD_TORCH_CHECK(task.grad + param.numel() <= task.param || task.param + param.numel() <= task.grad,
+                    "grad must not share memory with param");
     task.delta = static_cast<float>(delta);
     if (param.numel() == 0) return;
     for (int axis = 0; axis < 3; ++axis) {

@@ -11,6 +11,8 @@
 namespace voxelfield {
 
 constexpr int kBlockCells = kBlockVertices - 1;
+// Maximum number of blocks along each axis. Their cells are counted exactly in int32 and in float32.
+constexpr int64_t kMaxBlocks = 1 << 19;
 
 struct BlockTable {
   // The minimum distance of points from the faces of a block, in cells. Rounding must not move a point into the

@@ -15,6 +15,8 @@ inline BlockTable block_table(const char* name, const Tensor& blocks, const std:
   STD_TORCH_CHECK(atlas.size() == 3, "atlas must be three sizes, got ", atlas.size());
   BlockTable table{data_of(blocks), {}, {}};
   for (int axis = 0; axis < 3; ++axis) {
+    STD_TORCH_CHECK(blocks.size(axis) <= kMaxBlocks, name, " must have at most ", kMaxBlocks,
+                    " blocks along each axis, got ", blocks.size(axis));
     STD_TORCH_CHECK(atlas[axis] > 0 && atlas[axis] % kBlockVertices == 0 && atlas[axis] <= kMaxAtlasVertices,
                     "atlas must have a multiple of ", kBlockVertices, " vertices along each axis, at most ",
                     kMaxAtlasVertices, ", got ", atlas[axis]);

@@ -150,7 +150,7 @@ class BlockLight {
       VOXELFIELD_VECTORIZE
       for (int64_t k = 0; k < count; ++k) {
         const T open = T(1) - density[k];
-        const bool sound = density[k] <= T(1);
+        const bool sound = density[k] <= T(1) && density[k] > T(-INFINITY);
         absorbed_[k] = sound ? open : T(1);
         opacity_[k] = sound ? density[k] : T(NAN);
       }
@@ -162,7 +162,7 @@ class BlockLight {
       VOXELFIELD_VECTORIZE
       for (int64_t k = 0; k < count; ++k) {
         const T thickness = density[k] * dt[k];
-        const bool sound = density[k] < T(INFINITY) && thickness == thickness;
+        const bool sound = density[k] < T(INFINITY) && thickness > T(-INFINITY);
         absorbed_[k] = sound ? thickness : T(0);
         opacity_[k] = sound ? thickness : T(NAN);
       }

@@ -33,14 +33,14 @@ struct Absorption {
 template <typename T>
 VOXELFIELD_HOST_DEVICE Absorption<T> absorption_of_density(T density, T dt) {
   const T thickness = density * dt;
-  const bool sound = density < T(INFINITY) && thickness == thickness;
+  const bool sound = density < T(INFINITY) && thickness > T(-INFINITY);  // false for NaN
   return {sound ? thickness : T(0), sound ? -std::expm1(-thickness) : T(NAN)};
 }
 
 // An alpha of 1 is an infinite thickness. No light remains after it.
 template <typename T>
 VOXELFIELD_HOST_DEVICE Absorption<T> absorption_of_alpha(T alpha) {
-  const bool sound = alpha <= T(1);
+  const bool sound = alpha <= T(1) && alpha > T(-INFINITY);
   return {sound ? -std::log1p(-alpha) : T(0), sound ? alpha : T(NAN)};
 }
 

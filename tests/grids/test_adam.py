@@ -940,6 +940,16 @@ def test_unfit_arguments_of_the_other_functions_are_refused():
         grid_total_variation_grad_(param, param, (1.0, 2.0))
     with pytest.raises(ValueError, match="delta must be positive, got 0"):
         grid_total_variation_grad_(param, param, 1.0, delta=0.0)
+    memory = torch.zeros(2 * param.numel())
+    halves = memory[: param.numel()].view_as(param), memory[param.numel() :].view_as(param)
+    shifted = memory[4 : param.numel() + 4].view_as(param)
+    raw = torch.ops.voxelfield.grid_total_variation_grad_
+    for grad, other in ((param, param), (halves[0], shifted), (shifted, halves[0])):
+        with pytest.raises(ValueError, match="grad must not share memory with param"):
+            grid_total_variation_grad_(grad, other, 1.0)
+        with pytest.raises(RuntimeError, match="grad must not share memory with param"):
+            raw(grad, other, torch.ones(3), 1.0, None, None)
+    grid_total_variation_grad_(*halves, 1.0)
     optimizer = GridAdam([torch.nn.Parameter(param)])
     with pytest.raises(ValueError, match="param must be a parameter of this optimizer"):
         optimizer.set_active(param, cells)

@@ -532,3 +532,90 @@ def test_counting_leaves_no_slot_unwritten(device, kernels):
         assert torch.equal(one, other)
     # A ray with few ranges has empty ones after them.
     assert (first[1][-1] == 0).any()
+
+
+# --- other devices than the current one
+
+# Results that the ops leave partly unwritten.
+PARTLY_WRITTEN = {"count_ray_samples": 1, "count_visible_samples": 0, "march_to_slots": 0}
+
+
+def calls_of_every_op(device):
+    """A valid call of each op with a kernel: also of those whose arguments are judged elsewhere."""
+    cells = torch.randn(20, 8, 4, device=device), torch.rand(20, 3, device=device)
+    points, values = torch.rand(50, 3, device=device), torch.randn(50, 4, device=device)
+    grid, box = torch.randn(5, 6, 9, 4, device=device), torch.tensor([[0.0] * 3, [1.0] * 3], device=device)
+    linear = (0, True, False, False, False)
+    moments = [torch.rand_like(grid) for _ in range(4)]
+    one = torch.ones(1, device=device)
+    rows, network = torch.rand(70, 24, device=device).half(), [(64, 24), (3, 64)]
+    weights = [torch.randn(size, device=device) for size in network]
+    found = torch.zeros(8, dtype=torch.int32, device=device), torch.zeros(1, dtype=torch.int32, device=device)
+    return {
+        **calls(device),
+        "sample_trilinear": ([grid], points, None, *linear),
+        "sample_in_box": (grid, points, box, 0),
+        "splat_trilinear": (values, points, None, list(grid.shape), *linear, 0),
+        "accumulate_trilinear": ([grid], values, points, 0, True, False),
+        "point_gradient_trilinear": (values, [grid], points, None, *linear),
+        "interpolate_cells": (*cells, None),
+        "splat_cells": (values[:20], cells[1], None),
+        "point_gradient_cells": (values[:20], *cells, None),
+        "active_tiles_": (torch.ones(3, 3, 3, dtype=torch.bool, device=device), [5, 6, 9], *found),
+        "grid_adam_": (
+            *([x] for x in moments),
+            *([None], [one], [one], [None], [None], [None], None, None),
+            *(0.9, 0.99, 1e-8, 0.0, 0.0, False, False),
+        ),
+        "grid_total_variation_grad_": (moments[0], grid, torch.ones(3, device=device), 1.0, None, None),
+        "mlp": (rows, weights, None),
+        "mlp_backward": (rows[:, :3].contiguous(), rows, weights, None),
+        "pyramid_image_fits": (grid, 64),
+    }
+
+
+def moved(value, device):
+    if isinstance(value, torch.Tensor):
+        return value.to(device, copy=True)
+    return type(value)(moved(x, device) for x in value) if isinstance(value, (list, tuple)) else value
+
+
+def tensors_in(value):
+    if isinstance(value, (list, tuple)):
+        return [x for part in value for x in tensors_in(part)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def test_every_op_has_a_call():
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")
+    names = {name.removeprefix("voxelfield::") for name in registered if name.startswith("voxelfield::")}
+    called = calls_of_every_op(torch.device("cpu"))
+    assert {*called, *ON_CUDA} == names
+    for name, arguments in called.items():
+        getattr(torch.ops.voxelfield, name)(*arguments)
+
+
+@pytest.mark.cuda
+def test_every_op_runs_on_the_device_of_its_arguments():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    _library.ensure_loaded("cuda")
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    with torch.cuda.device(first):
+        for name, arguments in calls_of_every_op(first).items():
+            results = []
+            for device in (first, second):
+                given = moved(arguments, device)
+                returned = getattr(torch.ops.voxelfield, name)(*given)
+                returned = list(returned) if isinstance(returned, (list, tuple)) else [returned]
+                if name in PARTLY_WRITTEN:
+                    del returned[PARTLY_WRITTEN[name]]
+                results.append(tensors_in([returned, given]))
+                assert all(x.device == device for x in results[-1]), name
+            torch.cuda.synchronize(second)
+            for expected, actual in zip(*results, strict=True):
+                if name == "active_tiles_":  # in any order
+                    expected, actual = expected.sort(-1)[0], actual.sort(-1)[0]
+                torch.testing.assert_close(
+                    actual.cpu(), expected.cpu(), equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+                )

@@ -513,7 +513,7 @@ def test_cpu_and_cuda_agree():
 # --- values that are not finite
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, 3, 31, 32, 60])
 def test_a_density_that_is_not_finite_shows_where_it_is_reached(device, value, place):
     # Two rays: the second one is sound. Samples behind it and around it are finite.
@@ -610,13 +610,14 @@ def test_an_opaque_alpha_ends_its_ray(device):
         torch.testing.assert_close(grad, torch.tensor(expected, device=device))
 
 
-@pytest.mark.parametrize("value", [math.nan, 1.1, math.inf])
+@pytest.mark.parametrize("value", [math.nan, 1.1, math.inf, -math.inf])
 def test_an_alpha_out_of_range_shows(device, value):
     alpha = torch.full((10,), 0.1, device=device)
     alpha[4] = value
     result = composite_alphas(alpha, torch.rand(10, 3, device=device), alpha, torch.tensor([0, 10], device=device))
     assert result.rgb.isnan().all()
     assert result.weights[4].isnan()
+    assert result.weights.isfinite().sum() == 9
 
 
 @pytest.mark.parametrize("min_transmittance", [0.0, 1e-2])

@@ -184,6 +184,22 @@ def test_rows_from_count_on_are_absent(device, sizes, integer):
         assert_close(actual, reference(input[:kept], weights, grad[:kept]), torch.float16, len(sizes) - 1)
 
 
+@pytest.mark.parametrize("sizes", [(24, 64, 16), (24, 64, 64, 3), (20, *[128] * 8, 5)], ids=str)
+@pytest.mark.parametrize("used", [1, 37, 130])
+def test_absent_rows_are_zero_for_weights_that_float16_cannot_hold(device, sizes, used):
+    # Minus infinity times inputs of present rows is minus infinity, which ReLU makes zero; times zero it would be NaN.
+    input, weights, grad = make(device, sizes, weights_dtype=torch.float32)
+    input = input.abs() + 0.1
+    weights[0][5] = -1e5
+    count = torch.tensor([used], device=device)
+    value, grad_input, *sums = value_and_gradients(input, weights, grad, count=count)
+    assert not value[used:].any()
+    assert not grad_input[used:].any()
+    weights[0][5] = 0
+    expected = reference(input[:used], weights, grad[:used])
+    assert_close([value[:used], *sums], [expected[0], *expected[2:]], torch.float16, len(sizes) - 1)
+
+
 def test_count_without_a_dimension(device):
     input, weights, _ = make(device)
     value = mlp(input, weights, count=torch.tensor(7, device=device))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from voxelfield import VoxelGrid, VoxelPyramid, ops
 from voxelfield.ops._errors import shown
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 GRID, POINTS = torch.rand(2, 3, 4, 5), torch.rand(6, 3)
+MANY = torch.zeros(1, 3).expand(2**44, 3)  # their values need more memory than any machine has
 SAMPLES = torch.rand(4), torch.rand(4), torch.tensor([0, 4])
 
 
@@ -26,6 +28,31 @@ def test_nothing_of_another_dtype_is_refused_too():
         ops.trilinear_interpolate(torch.zeros(0, 8, 0, dtype=torch.int64), torch.zeros(0, 3))
     with pytest.raises(TypeError, match=r"^grid must be float32 or .*, got int64: convert it"):
         ops.sample_trilinear(torch.zeros(2, 2, 2, 0, dtype=torch.int64), POINTS)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ops.sample_trilinear(GRID, MANY),
+        lambda: ops.sample_pyramid([GRID, GRID], MANY),
+        lambda: VoxelGrid(2, 1, BOX)(MANY),
+        lambda: ops.trilinear_interpolate(torch.zeros(1, 8, 1).expand(2**44, 8, 1), MANY),
+        lambda: ops.ray_weights(MANY[:, 0], MANY[:, 0], torch.tensor([0, 1])),
+    ],
+    ids=["grid", "pyramid", "module", "cells", "rays"],
+)
+def test_what_runs_out_of_memory_is_not_tried_again(call):
+    runs = []
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace == "voxelfield":
+                runs.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with pytest.raises(torch.OutOfMemoryError), Counting():
+        call()
+    assert len(runs) == 1
 
 
 def march(**options):

@@ -144,6 +144,17 @@ def test_density_of_its_own(device):
     assert_rendered(rendered, by_steps(scene, grid.double(), 2))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("degree", "channels"), [(0, 4), (2, 28), (2, 29)])
+def test_with_a_density_of_its_own_the_first_channel_is_not_read(device, degree, channels, value):
+    scene = on(device, make_scene(degree=degree, channels=channels))
+    density = torch.randn(9, 8, 11, device=device)
+    expected = ops.render_grid(**scene, **settings(degree), density=density)
+    scene["grid"][..., 0] = value
+    for actual, same in zip(ops.render_grid(**scene, **settings(degree), density=density), expected, strict=True):
+        assert torch.equal(actual, same)
+
+
 CELLS = {
     "bits": ops.pack_occupancy,
     **{f"empty distances to {n}": lambda occupied, n=n: _internal.empty_distance(occupied, n) for n in (1, 2, 255)},

@@ -95,7 +95,7 @@ def test_no_limits_keep_all_that_is_not_empty(device):
     assert torch.equal(actual.t, inputs["t"][inputs["density"] > 0])
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_densities_that_are_not_finite_are_kept(device, value):
     inputs = make(device)
     inputs["density"][:] = value

@@ -24,7 +24,14 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
     widen_positions,
 )
-from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError, is_out_of_memory, shown
+from voxelfield.ops._errors import (
+    EXPLAINED_LATER,
+    ArgumentTypeError,
+    ArgumentValueError,
+    is_out_of_memory,
+    shown,
+    stop_if_out_of_memory,
+)
 from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box_eagerly
 
 __all__ = ["VoxelGrid", "cubic_voxels"]
@@ -319,7 +326,8 @@ class VoxelGrid(nn.Module):
             rows = points if points.dim() == 2 else points.reshape(-1, 3)
             sampled = sample_in_box_eagerly(features, rows, aabb, self.padding)
             return sampled if rows is points else sampled.view(*points.shape[:-1], features.shape[-1])
-        except EXPLAINED_LATER:  # the general path raises the same error again, or explains it
+        except EXPLAINED_LATER as error:  # the general path raises the same error again, or explains it
+            stop_if_out_of_memory(error, points=points)
             return None
 
     def _sample(self, unit: Tensor) -> Tensor:

@@ -48,10 +48,25 @@ def explain_memory(**arguments: Tensor) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        sizes = " and ".join(f"{name} of shape {tuple(value.shape)}" for name, value in arguments.items())
-        raise torch.OutOfMemoryError(f"{sizes} need more memory than is available") from error
+        stop_if_out_of_memory(error, **arguments)
+        raise
+
+
+def stop_if_out_of_memory(error: BaseException, **arguments: Tensor) -> None:
+    """Raises an error for running out of memory again, for fast paths: the general path would run the op once more.
+
+    Args:
+        error: Any error that an op raised.
+        **arguments: The tensors that determine the size of the results, by name, for the message.
+
+    Raises:
+        torch.OutOfMemoryError: ``error`` says that memory ran out.
+    """
+    if not is_out_of_memory(error):
+        return
+    sizes = " and ".join(f"{name} of shape {tuple(value.shape)}" for name, value in arguments.items())
+    explanation = f"{sizes} need more memory than is available" if arguments else str(error)
+    raise torch.OutOfMemoryError(explanation) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

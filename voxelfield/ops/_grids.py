@@ -33,7 +33,13 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
 )
 from voxelfield.ops._derivatives import Gather, PointGradient, Splat
-from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError, explain_memory
+from voxelfield.ops._errors import (
+    EXPLAINED_LATER,
+    ArgumentTypeError,
+    ArgumentValueError,
+    explain_memory,
+    stop_if_out_of_memory,
+)
 from voxelfield.ops._stencil import Shapes
 from voxelfield.ops._vmap import register_batching
 
@@ -151,7 +157,9 @@ def sample_eagerly(
     try:
         stencil = known_stencil(padding, align_corners, mode, add, with_gradient)
         sampled = _derivatives.sample_eagerly(grids, points, stencil)
-    except EXPLAINED_LATER:  # the slow path raises it again, with a better message
+    except EXPLAINED_LATER as error:  # the slow path raises it again, with a better message
+        names = ["grid"] if len(grids) == 1 else [f"grids[{level}]" for level in range(len(grids))]
+        stop_if_out_of_memory(error, points=points, **dict(zip(names, grids, strict=True)))
         return None
     if sampled.numel() == 0:  # the raw op checks empty inputs less strictly
         return None

@@ -30,7 +30,7 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
     offsets_fit,
 )
-from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError
+from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError, stop_if_out_of_memory
 from voxelfield.ops._no_derivative import refuse_jvp
 from voxelfield.ops.ray_sums import EXCLUSIVE, scan, spread, total
 
@@ -104,7 +104,8 @@ def run_eagerly(function: type[OpFunction], tensors: tuple[Tensor, ...], *inputs
                 if x.requires_grad:
                     return function.record(*inputs)
         return function.forward(*inputs)
-    except EXPLAINED_LATER:  # the slow path raises it again, with a better message
+    except EXPLAINED_LATER as error:  # the slow path raises it again, with a better message
+        stop_if_out_of_memory(error)
         return None
 
 
@@ -263,11 +264,11 @@ class _Light:
         self.ray_offsets = ray_offsets
         with torch.no_grad():
             if dt is None:
-                sound = values <= 1
+                sound = (values <= 1) & (values > -torch.inf)
                 passing = 1 - values
             else:
                 thickness = values * dt
-                sound = (values < torch.inf) & (thickness == thickness)
+                sound = (values < torch.inf) & (thickness > -torch.inf)
                 passing = torch.exp(-thickness)
             light = self._transmittance(torch.where(sound, passing, 1))
             self.reached = (light >= min_transmittance) & (light > 0)

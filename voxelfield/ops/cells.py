@@ -19,7 +19,7 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
 )
 from voxelfield.ops._derivatives import Gather, PointGradient, Splat, sample, sample_eagerly
-from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError, explain_memory
+from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError, explain_memory, stop_if_out_of_memory
 from voxelfield.ops._stencil import Shapes
 from voxelfield.ops._vmap import register_batching
 
@@ -51,8 +51,8 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
     if not needs_long_path():
         try:
             sampled = sample_eagerly((feats,), points, _STENCIL)
-        except EXPLAINED_LATER:
-            pass
+        except EXPLAINED_LATER as error:
+            stop_if_out_of_memory(error, feats=feats)
         else:
             if sampled.numel() > 0:  # the raw op checks empty inputs less strictly
                 return sampled

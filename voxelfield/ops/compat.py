@@ -18,7 +18,7 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
 )
 from voxelfield.ops._derivatives import PointGradient, Splat
-from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError, explain_memory
+from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError, explain_memory, stop_if_out_of_memory
 from voxelfield.ops._grids import PADDINGS, Mode, Padding, check_grid_dtype, known_stencil, shared_grid
 from voxelfield.ops.grid import sample_trilinear
 
@@ -137,7 +137,8 @@ def _sample_eagerly(
         volume = input if shared is None else shared
         recorded = torch.is_grad_enabled() and (volume.requires_grad or grid.requires_grad)
         sampled: Tensor = (_SampleVolume.record if recorded else _SampleVolume.forward)(volume, grid, stencil)[0]
-    except EXPLAINED_LATER:  # the slow path raises it again, with a better message
+    except EXPLAINED_LATER as error:  # the slow path raises it again, with a better message
+        stop_if_out_of_memory(error, input=input, grid=grid)
         return None
     return sampled
 

@@ -21,7 +21,7 @@ from voxelfield.ops._autograd import (
     traces_ops,
 )
 from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
-from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError
+from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError, stop_if_out_of_memory
 from voxelfield.ops._no_derivative import refuse_jvp, refuse_vmap
 
 
@@ -66,8 +66,8 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
     if not needs_long_path() and isinstance(input, Tensor) and input.is_cuda:
         try:
             return _run_on_cuda(input, weights, count)
-        except EXPLAINED_LATER:
-            pass
+        except EXPLAINED_LATER as error:
+            stop_if_out_of_memory(error, input=input)
     check_tensor("input", input, ("N", "in"))
     if input.is_cuda:
         check_dtype("input", input, (torch.float16,), " on CUDA (torch.nn.functional.linear runs other dtypes there)")

@@ -43,7 +43,8 @@ def grid_total_variation_grad_(
 
     Raises:
         TypeError: An argument is not a tensor, or has the wrong dtype.
-        ValueError: A tensor has the wrong shape or device or is not contiguous, or ``delta`` is not positive.
+        ValueError: A tensor has the wrong shape or device or is not contiguous, ``grad`` shares memory
+            with ``param``, or ``delta`` is not positive.
     """
     check_tensor("param", param, ("X", "Y", "Z", "C"))
     check_tensor("grad", grad, tuple(param.shape), " as param has")
@@ -65,6 +66,8 @@ def grid_total_variation_grad_(
     check_tensor("weights", weights, (3,))
     check_dtype("weights", weights, (torch.float32,))
     check_same_device("weights", weights, "param", param)
+    if abs(grad.data_ptr() - param.data_ptr()) < param.nbytes:
+        raise ValueError("grad must not share memory with param, whose values are read while grad is written")
     _library.ensure_loaded(param.device.type)
     torch.ops.voxelfield.grid_total_variation_grad_(
         grad, param, weights.contiguous(), math.inf if delta is None else delta, tiles, tile_count
