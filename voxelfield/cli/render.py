@@ -29,7 +29,7 @@ from voxelfield.training.run import Run
 from voxelfield.training.state.fingerprint import fingerprint_of_weights
 from voxelfield.training.state.run_directory import VIDEO
 from voxelfield.training.state.run_paths import depth_bounds, seen_point, usual_path
-from voxelfield.training.transfers import AHEAD
+from voxelfield.transfers import AHEAD
 
 logger = logging.getLogger(__name__)
 

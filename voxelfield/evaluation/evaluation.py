@@ -22,7 +22,7 @@ from voxelfield.media.png import PngWriter
 from voxelfield.messages import clipped
 from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.render import View
-from voxelfield.training.transfers import Uploads
+from voxelfield.transfers import Uploads
 
 if TYPE_CHECKING:
     from voxelfield.datasets.scene import Split

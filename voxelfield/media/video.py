@@ -19,7 +19,7 @@ from torch import Tensor
 from voxelfield.files import atomic_write
 from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.training.transfers import AHEAD, OnDevice
+from voxelfield.transfers import AHEAD, OnDevice
 
 Frame = npt.NDArray[np.uint8]
 

@@ -12,7 +12,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.rays import Rays
 from voxelfield.training.batch import Batch, background_for
-from voxelfield.training.transfers import read_from_host
+from voxelfield.transfers import read_from_host
 
 
 class PixelSampler:
