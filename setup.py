@@ -82,7 +82,7 @@ setup(
     | {
         "voxelfield": ["py.typed"],
         "voxelfield.datasets": ["manifests/*.json"],
-        "voxelfield.evaluation.report": ["templates/*"],
+        "voxelfield.report": ["templates/*"],
     },
     **compiled_parts(),
 )

@@ -41,9 +41,9 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.rendering.alignment import align_cameras, pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import compose, exp_se3
+from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, preset
-from voxelfield.training.configured import load_configured_scene
 from voxelfield.training.occupied_space import EmptyFieldError
 from voxelfield.training.session import Session
 

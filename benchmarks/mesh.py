@@ -23,7 +23,7 @@ from _run_scene import load_run_scene
 
 import voxelfield
 from voxelfield.export.geometry.surface import half_absorbing_density
-from voxelfield.export.mesh import SurfaceOptions
+from voxelfield.export.mesh import SurfaceOptions, surface_of
 from voxelfield.export.region import Region
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.run import Run
@@ -47,7 +47,7 @@ def wanted_surfaces(run: Run) -> dict[str, SurfaceOptions]:
 def row(name: str, run: Run, options: SurfaceOptions, cameras: Cameras, truth: Samples) -> str:
     """Exports a surface and returns its line of the table."""
     start = time.perf_counter()
-    mesh = run.surface(options, cameras).mesh()
+    mesh = surface_of(run, options, cameras).mesh()
     seconds = time.perf_counter() - start
     found = sample(trimesh.Trimesh(mesh.vertices.numpy(), mesh.faces.numpy(), process=False), cameras)
     voxel = Region.of(run.field).voxel

@@ -44,8 +44,8 @@ import torch
 
 from voxelfield._library import ensure_loaded
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.config import RunConfig, preset
-from voxelfield.training.configured import load_configured_scene
 from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.session import Session
 

@@ -9,7 +9,7 @@ import pytest
 
 from voxelfield.cli import train
 from voxelfield.datasets.scene import Scene
-from voxelfield.training import configured
+from voxelfield.runs import configured
 from voxelfield.training.config import RunConfig
 
 

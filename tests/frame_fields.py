@@ -9,7 +9,7 @@ from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.warps.field_frame import FieldFrame
 
 
 def field_over(

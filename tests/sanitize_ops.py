@@ -15,7 +15,7 @@ import torch
 from voxelfield import _library, ops
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.ops import _internal
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments
 LEVELS = [(1,), (4,), (12,), (28,), (33,), (64,), (3, 1), (12, 8)]  # channels of each level

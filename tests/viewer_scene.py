@@ -15,10 +15,10 @@ import voxelfield
 from voxelfield.datasets.scene import Scene
 from voxelfield.grids.boxes import parse_box
 from voxelfield.models.mlp import MLPRecipe
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 from voxelfield.training.config import StageConfig, TrainerConfig, preset
 from voxelfield.training.run import Run
 from voxelfield.training.session import Session
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 SIZE = 40
 

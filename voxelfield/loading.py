@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 from voxelfield.devices import choose_device
-from voxelfield.export.model_file import MODEL_FILE
-from voxelfield.training.run import Run, load_model, load_run
+from voxelfield.export.model_file import parts_of, read_model
+from voxelfield.training.run import Run, load_run, restore_run
 from voxelfield.training.state.checkpoint import checkpoints
+from voxelfield.training.state.run_directory import MODEL_FILE
 
 
 def load(path: Path | str, device: torch.device | str = "auto") -> Run:
@@ -32,3 +33,24 @@ def load(path: Path | str, device: torch.device | str = "auto") -> Run:
     if path.is_dir() and not checkpoints(path) and (path / MODEL_FILE).is_file():
         path = path / MODEL_FILE
     return load_model(path, device) if path.suffix == ".safetensors" else load_run(path, device)
+
+
+def load_model(path: Path | str, device: torch.device | str) -> Run:
+    """Loads a model file; the files of its scene are not needed.
+
+    Args:
+        path: A file written by :func:`voxelfield.export.save_model`.
+        device: Device for field and occupancy, such as ``"cuda"``.
+
+    Returns:
+        The run. It renders as before, but features that were left out are zero, and empty cells are not distinguished.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ModelFileError: The file is truncated or damaged, not a voxelfield model, or from another version.
+        ValueError: Its configuration is invalid.
+    """
+    path, device = Path(path), torch.device(device)
+    parts = read_model(path, device)
+    with parts_of(path):
+        return restore_run(*parts, device)

@@ -17,7 +17,7 @@ from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoin
 PATCHED = """
 import os, signal, sys, time
 from voxelfield.cli.train import main
-from voxelfield.training import configured
+from voxelfield.runs import configured
 from voxelfield.training.run import Run
 
 def stall(*_, **__):

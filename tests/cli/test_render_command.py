@@ -17,6 +17,7 @@ from PIL import Image
 import voxelfield
 from voxelfield.cli.render import main, parser, path_of
 from voxelfield.datasets.scene import Scene
+from voxelfield.export import save_model
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.view_pictures import depth_range
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
@@ -194,7 +195,7 @@ def test_frames_that_show_nothing_are_told(run, tmp_path, caplog):
     assert "nothing but the background" not in caplog.text
     empty = voxelfield.load(run, device="cpu")
     empty.occupancy.occupied.zero_()
-    empty.save(tmp_path / "empty.safetensors")
+    save_model(tmp_path / "empty.safetensors", empty)
     assert render(tmp_path / "empty.safetensors", *around, tmp_path / "empty.mp4") == 0
     assert "all 2 frames show nothing but the background: the field is empty where the cameras look" in caplog.text
 
@@ -202,7 +203,7 @@ def test_frames_that_show_nothing_are_told(run, tmp_path, caplog):
 def test_frames_that_are_not_finite_are_not_written(run, tmp_path, caplog):
     broken = voxelfield.load(run, device="cpu")
     broken.field.grid.features.fill_(torch.nan)
-    broken.save(tmp_path / "broken.safetensors")
+    save_model(tmp_path / "broken.safetensors", broken)
     for out in ("path.mp4", "frames"):
         assert render(tmp_path / "broken.safetensors", "--frames", 2, "--size", "8x8", "--out", tmp_path / out) == 1
         told = caplog.records[-1].message

@@ -28,7 +28,7 @@ from voxelfield.datasets.lenses import CAMERA_MODELS
 from voxelfield.datasets.registry import format_of
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import orbit
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
 FLIP = np.diag([1.0, -1.0, -1.0, 1.0])

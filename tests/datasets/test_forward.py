@@ -15,11 +15,11 @@ import voxelfield
 from voxelfield.datasets.forward import NotForwardError, ndc_box_of_cameras
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import exp_se3
-from voxelfield.rendering.warps.ndc_box import NdcBox
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.config import parse, preset
 from voxelfield.training.config.run import SceneConfig
-from voxelfield.training.configured import load_configured_scene
+from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "lego"
 NEAR, FAR = 4.0, 40.0

@@ -11,8 +11,8 @@ import torch
 
 import voxelfield
 from voxelfield.datasets.locate import SceneNotFoundError
+from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.config import preset
-from voxelfield.training.configured import load_configured_scene
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 

@@ -14,8 +14,8 @@ import voxelfield
 from voxelfield.datasets.bounds import nested_boxes_of_cameras, points_of_frusta, stray_cameras
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.poses import turned_about
+from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.config import preset
-from voxelfield.training.configured import load_configured_scene
 
 
 def circle(count: int, radius: float, height: float = 0.0) -> torch.Tensor:

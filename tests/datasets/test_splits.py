@@ -16,8 +16,8 @@ from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo
 from voxelfield.datasets.splits import choose_splits
+from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.config import preset
-from voxelfield.training.configured import load_configured_scene
 
 POSE = torch.eye(4)
 NAMES = [f"images/{index:02d}.png" for index in range(16)]

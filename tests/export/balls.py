@@ -14,7 +14,7 @@ from voxelfield.grids.boxes import parse_box
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 # Far from the origin and of the size of a house, as a survey's coordinates may be.
 BOX = ((280.0, -225.0, 30.0), (320.0, -175.0, 70.0))

@@ -23,7 +23,7 @@ from voxelfield.export.points import save_points
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.march import RenderSettings
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 trimesh = pytest.importorskip("trimesh")
 pytest.importorskip("skimage")

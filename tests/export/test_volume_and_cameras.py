@@ -16,7 +16,7 @@ from voxelfield.export.camera_file import save_cameras
 from voxelfield.export.volume import save_volume
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import LENS_TERMS, Lens
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 
 def places(volume) -> torch.Tensor:

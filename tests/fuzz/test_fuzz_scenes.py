@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.registry import FORMATS
-from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.warps.ndc_box import NdcBox
 
 
 def test_every_format_is_fuzzed():

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import voxelfield
 from voxelfield.datasets.camera_path import LARGEST_SIDE, read_camera_path
+from voxelfield.export import save_model
 from voxelfield.rendering.cameras import overview
 from voxelfield.rendering.render import View
 from voxelfield.viewer.path.key_frames import between
@@ -69,7 +70,7 @@ def draw_or_refuse(path: Path) -> None:
     def draw() -> View:
         run = voxelfield.load(path, "cpu")
         view = run.render(overview(run.field.aabb, 5, 4))
-        run.save(path.with_name("again.safetensors"))
+        save_model(path.with_name("again.safetensors"), run)
         return view
 
     view = attempt(name, draw, names)

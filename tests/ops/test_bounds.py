@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from voxelfield import Lens, _library, ops
 from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.ops import _internal
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 LOWEST, HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 SAMPLES = 90

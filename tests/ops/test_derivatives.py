@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from voxelfield import ops
 from voxelfield.ops import _internal
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 OFFSETS = [0, 3, 3, 8]
 BOX = [[-1.0] * 3, [1.0] * 3]

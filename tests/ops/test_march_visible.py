@@ -21,7 +21,7 @@ from pyramid_scene import (
 
 from voxelfield import _library, ops
 from voxelfield.ops import _internal
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 INITIAL = 8.0
 LIMITS = {"min_transmittance": 1e-4, "min_weight": 1e-3}

@@ -30,7 +30,7 @@ from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render_view
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 WIDTH, HEIGHT = 45, 26
 INITIAL = 8.0

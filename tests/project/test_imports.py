@@ -15,7 +15,7 @@ SLOW = ("torch._dynamo", "torchmetrics", "sympy", "av", "tensorboard", "pooch", 
 
 
 @pytest.mark.parametrize(
-    ("module", "needed"), [("voxelfield", ("numpy",)), ("voxelfield.training.configured", ("numpy", "PIL"))]
+    ("module", "needed"), [("voxelfield", ("numpy",)), ("voxelfield.runs.configured", ("numpy", "PIL"))]
 )
 def test_importing_a_module_leaves_slow_ones_for_their_first_use(module, needed):
     unwanted = [name for name in SLOW if name not in needed]
@@ -40,14 +40,33 @@ def imports(path: Path, modules: set[str]) -> set[str]:
     return found & modules
 
 
-def test_no_module_imports_one_that_imports_it():
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """What each module imports of the package."""
     files = {}
     for path in (ROOT / "voxelfield").rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
         files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    graph = {module: imports(path, set(files)) - {module} for module, path in files.items()}
-    assert sum(map(len, graph.values())) > 100, "the imports were not found"
+    found = {module: imports(path, set(files)) - {module} for module, path in files.items()}
+    assert sum(map(len, found.values())) > 100, "the imports were not found"
+    return found
+
+
+def test_no_module_imports_one_that_imports_it(graph):
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
+
+
+def test_no_package_imports_one_that_imports_it(graph):
+    packages: dict[str, set[str]] = {}
+    for module, imported in graph.items():
+        if module == "voxelfield":
+            continue  # its names are those of all packages
+        package = module.split(".")[1]
+        packages.setdefault(package, set()).update(
+            name.split(".")[1] for name in imported if name != "voxelfield" and name.split(".")[1] != package
+        )
+    assert {"ops", "grids", "fields", "rendering", "models", "training", "runs", "cli"} <= packages.keys()
+    graphlib.TopologicalSorter(packages).prepare()
 
 
 def test_a_session_whose_settings_are_all_given_needs_no_hydra():

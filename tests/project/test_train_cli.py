@@ -30,11 +30,11 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import REQUIRED_METRICS, evenly_spaced
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.runs.configured import build_logger
 from voxelfield.training.config import LoggerConfig, RunConfig, parse, preset
-from voxelfield.training.configured import build_logger
 from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"

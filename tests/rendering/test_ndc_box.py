@@ -22,7 +22,7 @@ from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.rigid import exp_se3
 from voxelfield.rendering.sample_positions import positions_on_rays
 from voxelfield.rendering.visible_cells import visible_cells
-from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.warps.ndc_box import NdcBox
 
 POSE = exp_se3(torch.tensor([[0.3, -0.2, 0.5, 0.4, -0.3, 0.2]], dtype=torch.float64))[0]
 BOX = NdcBox(

@@ -21,7 +21,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import render_view
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.warps.nested_boxes import MAX_BOXES, NestedBoxes
+from voxelfield.warps.nested_boxes import MAX_BOXES, NestedBoxes
 
 CUBE = NestedBoxes(((-0.5, -0.25, 1.0), (1.5, 1.75, 3.0)), 4, near=0.1)
 FLAT = NestedBoxes(((-2.0, 0.0, -1.0), (2.0, 1.0, 2.0)), 3, ratio=3.0)

@@ -21,7 +21,7 @@ from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import render
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.rendering.sample_positions import positions_on_rays
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 NESTED = NestedBoxes(BOX, 3, near=0.1)

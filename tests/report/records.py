@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from voxelfield.evaluation.report.record import RunRecord
-from voxelfield.evaluation.report.thumbnails import Thumbnails
 from voxelfield.models.mlp import MLPRecipe
 from voxelfield.rendering.render import View
+from voxelfield.report.record import RunRecord
+from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.config import RunConfig, SceneConfig
 
 METRICS = {

@@ -5,7 +5,7 @@ import re
 import pytest
 from records import METRICS, make_record, pictures
 
-from voxelfield.evaluation.report.advice import CHECKS, advise
+from voxelfield.report.advice import CHECKS, advise
 
 
 def titles(**changes) -> list[str]:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from voxelfield.evaluation.report.charts import (
+from voxelfield.report.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from voxelfield.evaluation.report.history import read_history
+from voxelfield.report.history import read_history
 from voxelfield.training.logs.logging import TensorBoardLogger
 
 

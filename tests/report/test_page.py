@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from records import METRICS, make_record, pictures
 
-from voxelfield.evaluation.report.page import OPEN_VIEWS, amount_of_memory, duration, make_page
+from voxelfield.report.page import OPEN_VIEWS, amount_of_memory, duration, make_page
 
 # Elements that have no end tag.
 _VOID = {"meta", "link", "img"}

@@ -9,8 +9,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from voxelfield.evaluation.report.history import read_history
-from voxelfield.evaluation.report.surroundings import (
+from voxelfield.report.history import read_history
+from voxelfield.report.surroundings import (
     chosen_settings,
     commands,
     environment,
@@ -102,7 +102,7 @@ def test_warnings_of_the_log_are_given_once(tmp_path):
         "[2026-01-31 12:00:01,000][voxelfield.datasets.photos][WARNING] - 2 images are missing\n"
         "[2026-01-31 12:00:01,000][voxelfield.datasets.photos][WARNING] - 2 images are missing\n"
         "Traceback of something\n"
-        "[2026-01-31 12:00:02,000][voxelfield.training.results][ERROR] - orbit.mp4: No space left on device\n"
+        "[2026-01-31 12:00:02,000][voxelfield.runs.results][ERROR] - orbit.mp4: No space left on device\n"
     )
     assert logged_warnings(tmp_path) == ("2 images are missing", "orbit.mp4: No space left on device")
     assert logged_warnings(tmp_path / "nothing") == ()

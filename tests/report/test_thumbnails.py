@@ -10,10 +10,10 @@ from records import flat_view
 from torch.nn import functional as F
 
 import voxelfield
-from voxelfield.evaluation.report.thumbnails import Thumbnails, thumbnail_side
 from voxelfield.rendering.images import turbo
 from voxelfield.rendering.render import View
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM
+from voxelfield.report.thumbnails import Thumbnails, thumbnail_side
 
 
 def decoded(jpeg: bytes) -> np.ndarray:

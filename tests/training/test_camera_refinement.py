@@ -25,8 +25,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rigid import compose as product
 from voxelfield.rendering.rigid import exp_se3
-from voxelfield.rendering.warps.ndc_box import NdcBox
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.runs.configured import train_as_configured
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras import lost_cameras
 from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses, motion_unit
@@ -35,9 +34,10 @@ from voxelfield.training.cameras.lost_cameras import LostCameras, shrunk
 from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, RefinedCameras, write_cameras
 from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import CameraConfig
-from voxelfield.training.configured import train_as_configured
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
+from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import voxelfield
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import evaluate_split
+from voxelfield.export import save_model
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.cameras.exposure import AffineExposure
 from voxelfield.training.logs.logging import NullLogger
@@ -239,7 +240,7 @@ def test_a_finished_run_is_judged_as_before(scene, trained, tmp_path):
     expected = trained.evaluate(progress=False)
     run = voxelfield.load(trained.output, "cpu")
     assert run.evaluate(scene.test, progress=False) == expected
-    run.save(tmp_path / "model.safetensors", quality="exact")
+    save_model(tmp_path / "model.safetensors", run, quality="exact")
     small = voxelfield.load(tmp_path / "model.safetensors", "cpu")
     assert small.evaluate(scene.test, progress=False).psnr_fitted == pytest.approx(expected.psnr_fitted, abs=0.2)
 

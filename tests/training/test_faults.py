@@ -22,13 +22,13 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
 from voxelfield.evaluation import evaluation
-from voxelfield.evaluation.report import writing
-from voxelfield.evaluation.report.thumbnails import Thumbnails
 from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_video
-from voxelfield.training import configured
+from voxelfield.report import writing
+from voxelfield.report.thumbnails import Thumbnails
+from voxelfield.runs import configured
+from voxelfield.runs.configured import build_logger, train_as_configured
 from voxelfield.training.config import LoggerConfig
-from voxelfield.training.configured import build_logger, train_as_configured
 from voxelfield.training.logs.failsafe_logger import FailsafeLogger
 from voxelfield.training.logs.logging import NullLogger, TensorBoardLogger
 from voxelfield.training.memory import MemoryEstimate, explain_shortage

@@ -16,16 +16,15 @@ import voxelfield
 from voxelfield.cli.render import main as render_command
 from voxelfield.datasets.forward import ndc_box_of_cameras
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.export import save_model
 from voxelfield.export.region import Region
 from voxelfield.models.pyramid import PyramidRecipe
 from voxelfield.rendering.cameras import Cameras, reference_camera
 from voxelfield.rendering.paths import spiral
 from voxelfield.rendering.projection import views_of_points
 from voxelfield.rendering.rigid import compose, exp_se3
-from voxelfield.rendering.warps.ndc_box import NdcBox
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.config import CameraConfig, presets
-from voxelfield.training.configured import load_configured_scene
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
 from voxelfield.training.state.run_paths import depth_bounds, seen_point, usual_path
@@ -33,6 +32,8 @@ from voxelfield.viewer.drawing.look import Look
 from voxelfield.viewer.drawing.maps import depth_map
 from voxelfield.viewer.drawing.painter import Painter
 from voxelfield.viewer.drawing.viewpoint import viewpoint_of
+from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 SIZE, FOCAL = 24, 22.0
 BALL, DISTANCE = 0.8, 4.0
@@ -181,14 +182,14 @@ def test_a_run_and_its_model_file_show_the_same(scene, trained, tmp_path):
     assert run.field.frame == scene.frame
     for name in ("rgb", "opacity", "depth"):
         assert torch.equal(getattr(run.render(scene.test.cameras, 1), name), getattr(expected, name)), name
-    run.save(tmp_path / "model.safetensors", quality="exact")
+    save_model(tmp_path / "model.safetensors", run, quality="exact")
     small = voxelfield.load(tmp_path / "model.safetensors", "cpu")
     torch.testing.assert_close(small.render(scene.test.cameras, 1).rgb, expected.rgb, atol=0.02, rtol=0)
     points = torch.tensor([[0.0, 0.0, -DISTANCE + BALL - 0.05], [0.0, 0.0, -1.0], [0.0, 0.0, 5.0]])
     assert torch.equal(run.density(points), trained.result().density(points))
     assert run.density(points)[0] > 0
     assert run.density(points)[1:].tolist() == [0.0, 0.0]
-    run.save(tmp_path / "small.safetensors", quality="standard", cameras=scene.train.cameras)
+    save_model(tmp_path / "small.safetensors", run, quality="standard", cameras=scene.train.cameras)
     smaller = voxelfield.load(tmp_path / "small.safetensors", "cpu")
     assert (smaller.render(scene.test.cameras, 1).rgb - expected.rgb).abs().mean() < 0.01
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from quick_presets import preset
 
-from voxelfield.training import configured
+from voxelfield.runs import configured
 from voxelfield.training.logs.records import rates_of_steps
 
 

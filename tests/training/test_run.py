@@ -19,6 +19,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.registry import Format
 from voxelfield.datasets.scene import Scene
 from voxelfield.evaluation.evaluation import evaluate_split
+from voxelfield.export import save_model
 from voxelfield.models.mlp import MLPRecipe
 from voxelfield.training.run import load_run
 from voxelfield.training.session import Session
@@ -149,14 +150,14 @@ def test_a_run_judges_itself_as_the_session_did(train, scene, device):
 
 def test_a_run_draws_a_path_and_goes_on_as_a_model_file(train, scene, device, tmp_path):
     run = train("render_grid_image", device).result()
-    run.save(tmp_path / "model.safetensors", quality="exact")
+    save_model(tmp_path / "model.safetensors", run, quality="exact")
     again = voxelfield.load(tmp_path / "model.safetensors", device)
     views = list(again.render_path(scene.test.cameras))
     assert len(views) == len(scene.test.cameras) > 1
     for index, view in enumerate(views):
         torch.testing.assert_close(view.rgb, run.render(scene.test.cameras, index).rgb, atol=2e-3, rtol=0)
     with pytest.raises(ValueError, match="quality must be"):
-        run.save(tmp_path / "model.safetensors", quality="tiny")
+        save_model(tmp_path / "model.safetensors", run, quality="tiny")
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):

@@ -22,7 +22,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
-from voxelfield.training.configured import train_as_configured
+from voxelfield.runs.configured import train_as_configured
 from voxelfield.training.session import Session
 from voxelfield.training.state.run_directory import DirectoryInUseError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from voxelfield.training.timing import Timing
+from voxelfield.runs.timing import Timing
 
 
 def test_time_is_divided_among_the_parts_without_a_gap():

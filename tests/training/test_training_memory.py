@@ -12,8 +12,9 @@ from quick_presets import preset
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
-from voxelfield.training import configured, session
-from voxelfield.training.configured import load_configured_scene, train_as_configured
+from voxelfield.runs import configured
+from voxelfield.runs.configured import load_configured_scene, train_as_configured
+from voxelfield.training import session
 from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory, images_stay_on_host
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,14 +14,15 @@ from torch.nn import functional as F
 
 import voxelfield
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.export import save_model
 from voxelfield.rendering.alignment import pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.rendering.visible_cells import shown_cells, visible_cells
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 SIZE = 24
 BOXES = NestedBoxes(((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0)), 5, near=0.2)
@@ -107,7 +108,7 @@ def test_a_run_and_its_model_file_show_the_same(scene, trained, tmp_path):
     run = voxelfield.load(trained.output, "cpu")
     for name in ("rgb", "opacity", "depth"):
         assert torch.equal(getattr(run.render(scene.test.cameras, 1), name), getattr(expected, name)), name
-    run.save(tmp_path / "model.safetensors", quality="exact")
+    save_model(tmp_path / "model.safetensors", run, quality="exact")
     small = voxelfield.load(tmp_path / "model.safetensors", "cpu")
     torch.testing.assert_close(small.render(scene.test.cameras, 1).rgb, expected.rgb, atol=0.02, rtol=0)
     points = torch.tensor([[0.65, 0.0, 0.0], [0.0, 0.0, 5.0], [100.0, 0.0, 0.0]])
@@ -118,7 +119,7 @@ def test_a_run_and_its_model_file_show_the_same(scene, trained, tmp_path):
 
 def test_a_smaller_model_file_shows_nearly_the_same(scene, trained, tmp_path):
     expected = trained.result().render(scene.test.cameras, 1)
-    trained.result().save(tmp_path / "model.safetensors", quality="standard")
+    save_model(tmp_path / "model.safetensors", trained.result(), quality="standard")
     small = voxelfield.load(tmp_path / "model.safetensors", "cpu")
     assert (small.render(scene.test.cameras, 1).rgb - expected.rgb).abs().mean() < 0.01
 

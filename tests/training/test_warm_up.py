@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from voxelfield.training import warm_up
+from voxelfield.runs import warm_up
 from voxelfield.training.config import LoggerConfig
 
 

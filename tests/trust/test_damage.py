@@ -16,8 +16,9 @@ from short_runs import ROOT, run
 
 import voxelfield
 from voxelfield import _build, _library
-from voxelfield.export.model_file import MODEL_FILE, ModelFileError
+from voxelfield.export.model_file import ModelFileError
 from voxelfield.training.state.checkpoint import CheckpointError, checkpoint_path, load_checkpoint, load_newest
+from voxelfield.training.state.run_directory import MODEL_FILE
 
 FLIPS, CUTS = 200, 50
 

@@ -18,8 +18,6 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import render
-from voxelfield.rendering.warps.ndc_box import NdcBox
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 from voxelfield.viewer.drawing.density_plane import draw_density
 from voxelfield.viewer.drawing.look import MODES, Look, Slice
 from voxelfield.viewer.drawing.maps import MANY_SAMPLES, brightened, depth_map, normal_map
@@ -27,6 +25,8 @@ from voxelfield.viewer.drawing.occupied_cells import cell_map
 from voxelfield.viewer.drawing.painter import Painter, content_boxes, reference_of
 from voxelfield.viewer.drawing.photographs import Photographs
 from voxelfield.viewer.drawing.viewpoint import Viewpoint, viewpoint_of
+from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 
 @pytest.fixture(scope="module")

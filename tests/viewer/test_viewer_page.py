@@ -11,6 +11,7 @@ from free_ports import free_port
 from viewer_scene import nested_run, trained_run
 
 from voxelfield.cli.view import parser, view
+from voxelfield.export import save_model
 from voxelfield.grids.boxes import parse_box
 from voxelfield.training.run import Run
 from voxelfield.viewer.curves import Curves
@@ -25,7 +26,7 @@ pytest.importorskip("viser")
 
 def served(run: Run, path: Path) -> None:
     """Does what ``voxelfield view`` does with a model file, and ends."""
-    run.save(path)
+    save_model(path, run)
     options = parser().parse_args([str(path), "--device", "cpu", "--port", str(free_port())])
     view(options, wait=lambda _: None)
 

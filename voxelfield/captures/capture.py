@@ -19,7 +19,7 @@ from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.scene import Split
 from voxelfield.datasets.transparency import transparency
 from voxelfield.messages import printable
-from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.warps.field_frame import FieldFrame
 
 # Of the pixels whose rays are compared with the box: the least alpha, and their number along the longer side.
 _OPAQUE, _LATTICE = 128, 40

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
-from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.warps.ndc_box import NdcBox
 
 _AGREEMENT = 0.3
 """Length of the mean up direction below which it is not meaningful."""

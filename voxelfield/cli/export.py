@@ -12,7 +12,7 @@ from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of, scene_folder
 from voxelfield.export.camera_file import check_camera_path, save_cameras
 from voxelfield.export.geometry.mesh import check_mesh_path, save_mesh
-from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
+from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions, surface_of
 from voxelfield.export.points import check_points_path, save_points
 from voxelfield.export.volume import check_volume_path, save_volume
 from voxelfield.training.logs.densities import is_empty
@@ -114,7 +114,7 @@ def export(options: argparse.Namespace) -> None:
 def _export_surface(options: argparse.Namespace, run: Run, wanted: SurfaceOptions, shape: MeshOptions) -> None:
     fused = wanted.kind == "tsdf"
     cameras = load_scene_of(run, options, ("train",)).train.cameras if fused else None
-    surface: FieldSurface = run.surface(wanted, cameras)
+    surface: FieldSurface = surface_of(run, wanted, cameras)
     if options.mesh is not None:
         mesh = surface.mesh(shape)
         save_mesh(options.mesh, mesh)

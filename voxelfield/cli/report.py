@@ -11,8 +11,8 @@ from typing import Any
 
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
-from voxelfield.evaluation.report.thumbnails import Thumbnails
-from voxelfield.evaluation.report.writing import write_report
+from voxelfield.report.thumbnails import Thumbnails
+from voxelfield.report.writing import write_report
 from voxelfield.training.state.run_directory import METRICS
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from voxelfield.rendering.warps.nested_boxes import MAX_BOXES, NestedBoxes
+from voxelfield.warps.nested_boxes import MAX_BOXES, NestedBoxes
 
 _OUTLIERS = 0.01
 _MARGIN = 0.05

@@ -12,7 +12,7 @@ from voxelfield.datasets.bounds import box_of_points
 from voxelfield.grids.boxes import parse_box
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import axes_looking
-from voxelfield.rendering.warps.ndc_box import NdcBox, Row, Window
+from voxelfield.warps.ndc_box import NdcBox, Row, Window
 
 # Largest angle between an optical axis and the mean of all, degrees.
 _LARGEST_ANGLE = 30.0

@@ -22,8 +22,8 @@ from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
 from voxelfield.datasets.transparency import shows_object, without_transparency
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.warps.ndc_box import NdcBox
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from voxelfield.datasets.registry import formats_of, recognised_format
 from voxelfield.datasets.scene import Scene
 from voxelfield.grids.boxes import parse_box
 from voxelfield.installed import MissingPackageError
-from voxelfield.rendering.warps.ndc_box import NdcBox
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +59,12 @@ def load_scene(
         aabb: (2, 3) box that holds what matters, world units. None: that of ``configs/scene`` if ``scene`` is a name in
             it, never for a path; otherwise as :func:`voxelfield.datasets.frames.make_scene` chooses.
         boxes: Number of nested boxes, the smallest of which is ``aabb``, for a scene that reaches beyond it
-            (:class:`voxelfield.rendering.warps.nested_boxes.NestedBoxes`); 1: nothing is outside. None: several for
+            (:class:`voxelfield.warps.nested_boxes.NestedBoxes`); 1: nothing is outside. None: several for
             photographs of a place, of which less than a tenth is transparent, where no box is given; else 1.
         near: Distance from a camera before which nothing is sampled, world units, with nested boxes; with ``ndc``, the
             depth of the near plane. None: as the cameras suggest, or 0.
         ndc: Whether the grid lies in normalised device coordinates
-            (:class:`voxelfield.rendering.warps.ndc_box.NdcBox`), for photographs that all look the same way; None:
+            (:class:`voxelfield.warps.ndc_box.NdcBox`), for photographs that all look the same way; None:
             where they do and points of the scene are known, unless ``aabb`` or ``boxes`` is given.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
         root: Folder of scenes, where a name is looked for.

@@ -34,7 +34,7 @@ class LoadOptions:
             depth of the near plane. None: as the cameras suggest.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
         ndc: Whether a capture's grid lies in normalised device coordinates
-            (:class:`voxelfield.rendering.warps.ndc_box.NdcBox`); None: if all cameras face the same way, points are
+            (:class:`voxelfield.warps.ndc_box.NdcBox`); None: if all cameras face the same way, points are
             known, and neither a box nor a number of boxes is given.
 
     Raises:

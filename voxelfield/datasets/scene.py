@@ -11,7 +11,7 @@ from torch import Tensor
 from voxelfield.grids.boxes import parse_box
 from voxelfield.ops._checks import check_dtype, check_field, check_tensor
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.warps.field_frame import FieldFrame
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +91,8 @@ class Scene:
             most: then it is the box of ``frame``.
         splits: The loaded splits by name.
         frame: The frame for the grid of a field, for photographs that show what is around:
-            :class:`voxelfield.rendering.warps.nested_boxes.NestedBoxes` or
-            :class:`voxelfield.rendering.warps.ndc_box.NdcBox`. None: there is nothing outside of ``aabb``.
+            :class:`voxelfield.warps.nested_boxes.NestedBoxes` or
+            :class:`voxelfield.warps.ndc_box.NdcBox`. None: there is nothing outside of ``aabb``.
         format: Name of the format of :mod:`voxelfield.datasets.registry` that it was read from; empty for none.
 
     Raises:

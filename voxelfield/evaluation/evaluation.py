@@ -153,7 +153,7 @@ def evaluate_split(
             :func:`voxelfield.evaluation.exposure_fit.cross_fitted` has corrected each half of it by a fit to the other
             half.
         on_view: Called with each view, for example
-            :meth:`voxelfield.evaluation.report.thumbnails.Thumbnails.add`; it should not synchronise with the device.
+            :meth:`voxelfield.report.thumbnails.Thumbnails.add`; it should not synchronise with the device.
         writer: Writes the images in the background; None writes all files before this function returns.
         progress: Show a progress bar if the standard error stream is a terminal.
 

@@ -23,6 +23,7 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.training.run import Run
 
 SurfaceKind = Literal["density", "tsdf"]
 
@@ -246,3 +247,18 @@ class FieldSurface:
         normals = torch.where((normals * outwards).sum(dim=-1, keepdim=True) > 0, normals, outwards)
         colors = surface_colors(self._field, there, normals, self._chunk)
         return normals.cpu(), (255 * colors).round().to(torch.uint8).cpu()
+
+
+def surface_of(run: Run, options: SurfaceOptions | None = None, cameras: Cameras | None = None) -> FieldSurface:
+    """Finds the surface of a run's field, from which meshes and points are made.
+
+    Args:
+        run: The run, as :func:`voxelfield.load` returns it.
+        options: Definition of the surface; None for the level set of the density at its default level.
+        cameras: As for :class:`FieldSurface`.
+
+    Raises:
+        MissingPackageError: A package of the extra ``mesh`` is not installed.
+        ValueError: The field has no such surface or box, or there are no cameras to fuse.
+    """
+    return FieldSurface(run.field, run.occupancy, run.model.settings, options or SurfaceOptions(), cameras)

@@ -53,7 +53,6 @@ FORMAT = 4
 
 _READABLE = (3, 4)  # In format 3 no level is sparse.
 
-MODEL_FILE = "model.safetensors"
 """The name under which a run directory holds its model file."""
 
 Quality = Literal["exact", "standard", "small"]

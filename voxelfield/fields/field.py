@@ -17,7 +17,7 @@ from voxelfield.ops import PackedSamples
 from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
 from voxelfield.ops._errors import shown
 from voxelfield.ops.ray_sums import spread
-from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.warps.field_frame import FieldFrame
 
 
 class Field(Protocol):
@@ -69,8 +69,8 @@ class RadianceField(nn.Module):
         decoder: Maps features to density and colour; one of this package's decoders or any other
             :class:`voxelfield.fields.decoders.Decoder`.
         frame: The frame of the grid if that is not the world frame, to extend the field beyond one box:
-            :class:`voxelfield.rendering.warps.nested_boxes.NestedBoxes` or
-            :class:`voxelfield.rendering.warps.ndc_box.NdcBox`. The grid's box is then
+            :class:`voxelfield.warps.nested_boxes.NestedBoxes` or
+            :class:`voxelfield.warps.ndc_box.NdcBox`. The grid's box is then
             :attr:`FieldFrame.frame_aabb`. :meth:`sample` and :meth:`local_density` take positions in that frame, and
             all other methods take world positions.
 

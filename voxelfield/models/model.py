@@ -22,7 +22,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering, render
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.warps.field_frame import FieldFrame
 
 # Largest number of samples along the diagonal of a grid's box. Without nested boxes, a grid of 400^3 voxels and the
 # presets' distance between samples have 866.

@@ -16,7 +16,7 @@ from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.lens import lens_rays
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays, intersect_aabb
-from voxelfield.rendering.warps.ndc_box import NdcBox
+from voxelfield.warps.ndc_box import NdcBox
 
 _LATTICE = 33  # points along each side of the image
 

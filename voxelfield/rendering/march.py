@@ -17,7 +17,7 @@ from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.selection import MIN_WEIGHT
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
-from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.warps.field_frame import FieldFrame
 
 # Unused rows of a fixed capacity are spread over this many positions, with this many consecutive rows at each. If all
 # were at one position, the atomic additions of their zero gradients to a grid would be serialised on a GPU; if each had

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from voxelfield.ops import PackedSamples
 from voxelfield.ops.ray_sums import spread
-from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.warps.field_frame import FieldFrame
 
 
 def positions_on_rays(

@@ -10,8 +10,8 @@ from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
 from voxelfield.models.model import Model
 from voxelfield.models.recipe import Recipe
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.warps.field_frame import FieldFrame
 from voxelfield.training.config import RunConfig, SceneConfig, TrainerConfig
+from voxelfield.warps.field_frame import FieldFrame
 
 
 def grid_box(scene: SceneConfig) -> Tensor:

@@ -10,9 +10,9 @@ from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.projection import distance_to_nearest, views_of_points
 from voxelfield.rendering.visual_hull import visual_hull
-from voxelfield.rendering.warps.field_frame import FieldFrame
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config.trainer import OccupancyConfig
+from voxelfield.warps.field_frame import FieldFrame
 
 # Number of views of a point, in a scene without transparent pixels, below which no matter is placed there.
 _FEWEST_VIEWS = 2

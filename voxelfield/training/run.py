@@ -14,9 +14,6 @@ from torch import Tensor
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import Evaluation, OnView, evaluate_split, evenly_spaced
 from voxelfield.evaluation.lpips import Lpips
-from voxelfield.export.geometry.mesh import check_mesh_path, save_mesh
-from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
-from voxelfield.export.model_file import Quality, Rounding, parts_of, read_model, save_model
 from voxelfield.fields.field import RadianceField
 from voxelfield.media.png import PngWriter
 from voxelfield.models.gridless import grid_of
@@ -29,7 +26,6 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.warps.ndc_box import NdcBox
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, TrainerConfig, parse
@@ -38,6 +34,7 @@ from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.schedules import stage_at
 from voxelfield.training.state.checkpoint import contents_of, load_resolved
 from voxelfield.training.state.saved_state import check_state
+from voxelfield.warps.ndc_box import NdcBox
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,65 +213,6 @@ class Run:
         for index in range(len(cameras)):
             yield draw.view(cameras, index)
 
-    def save(
-        self,
-        path: Path | str,
-        *,
-        quality: Quality = "standard",
-        cameras: Cameras | None = None,
-        rounding: Rounding | None = None,
-    ) -> None:
-        """Writes a model file for :func:`voxelfield.load`, with everything that rendering needs.
-
-        Args:
-            path: File to write, usually ``*.safetensors``.
-            quality: As for :func:`voxelfield.export.model_file.save_model`.
-            cameras: As for :func:`voxelfield.export.model_file.save_model`.
-            rounding: As for :func:`voxelfield.export.model_file.save_model`.
-
-        Raises:
-            ValueError: ``quality`` is not one of the three, or ``rounding`` is given with ``exact``.
-            OSError: The file cannot be written.
-        """
-        save_model(path, self, quality=quality, cameras=cameras, rounding=rounding)
-
-    def surface(self, options: SurfaceOptions | None = None, cameras: Cameras | None = None) -> FieldSurface:
-        """Finds the surface of the field, from which meshes and points are made.
-
-        Args:
-            options: Definition of the surface; None for the level set of the density at its default level.
-            cameras: As for :class:`voxelfield.export.mesh.FieldSurface`.
-
-        Raises:
-            MissingPackageError: A package of the extra ``mesh`` is not installed.
-            ValueError: The field has no such surface or box, or there are no cameras to fuse.
-        """
-        return FieldSurface(self.field, self.occupancy, self.model.settings, options or SurfaceOptions(), cameras)
-
-    def export_mesh(
-        self,
-        path: Path | str,
-        *,
-        surface: SurfaceOptions | None = None,
-        mesh: MeshOptions | None = None,
-        cameras: Cameras | None = None,
-    ) -> None:
-        """Writes the field's surface as a mesh, see :func:`voxelfield.export.geometry.mesh.save_mesh`.
-
-        Args:
-            path: ``*.ply``, ``*.obj`` or ``*.glb``.
-            surface: As for :meth:`surface`.
-            mesh: Processing of the mesh; None for none.
-            cameras: As for :meth:`surface`.
-
-        Raises:
-            MissingPackageError: A package of the extra ``mesh`` is not installed.
-            ValueError: The path has another suffix, or as for :meth:`surface`.
-            OSError: The file cannot be written.
-        """
-        check_mesh_path("path", Path(path))
-        save_mesh(Path(path), self.surface(surface, cameras).mesh(mesh))
-
     @cached_property
     def _default_renderer(self) -> FieldRenderer:
         return self.renderer()
@@ -298,27 +236,6 @@ def load_run(path: Path | str, device: torch.device | str) -> Run:
         if "cameras" not in checkpoint:
             return run
         return replace(run, cameras=RefinedCameras.from_state(checkpoint["cameras"]))
-
-
-def load_model(path: Path | str, device: torch.device | str) -> Run:
-    """Loads a model file; the files of its scene are not needed.
-
-    Args:
-        path: A file written by :meth:`Run.save`.
-        device: Device for field and occupancy, such as ``"cuda"``.
-
-    Returns:
-        The run. It renders as before, but features that were left out are zero, and empty cells are not distinguished.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ModelFileError: The file is truncated or damaged, not a voxelfield model, or from another version.
-        ValueError: Its configuration is invalid.
-    """
-    path, device = Path(path), torch.device(device)
-    parts = read_model(path, device)
-    with parts_of(path):
-        return restore_run(*parts, device)
 
 
 def restore_run(

@@ -32,9 +32,6 @@ from voxelfield.rendering.march import RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.visible_cells import shown_cells
-from voxelfield.rendering.warps.field_frame import FieldFrame
-from voxelfield.rendering.warps.ndc_box import NdcBox
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batch import Batch
 from voxelfield.training.batches import PixelSampler, opaque_where_masked
@@ -80,6 +77,9 @@ from voxelfield.training.state.saved_state import check_state
 from voxelfield.training.state.saving import CheckpointWriter
 from voxelfield.training.step import TrainingStep
 from voxelfield.training.structure import structure_weights
+from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from voxelfield.evaluation.report.history import read_history
+from voxelfield.report.history import read_history
 from voxelfield.training.logs.logging import RunLogger
 
 

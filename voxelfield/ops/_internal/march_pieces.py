@@ -39,7 +39,7 @@ def march_pieces(
         occupied: Cells of the field's frame.
         aabb: (2, 3) float32, the box of these cells in the field's frame.
         step: Distance between samples in the field's frame.
-        boxes: :attr:`voxelfield.rendering.warps.nested_boxes.NestedBoxes.op_arguments`.
+        boxes: :attr:`voxelfield.warps.nested_boxes.NestedBoxes.op_arguments`.
         offset: As for :func:`march_rays`.
         capacity: As for :func:`march_rays`.
 

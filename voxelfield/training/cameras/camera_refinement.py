@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import compose, exp_se3, log_se3
-from voxelfield.rendering.warps.field_frame import FieldFrame
-from voxelfield.rendering.warps.ndc_box import NdcBox
 from voxelfield.training.eager import EagerAdamW
 from voxelfield.training.part import Part
 from voxelfield.training.schedules import exponential_decay
+from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.ndc_box import NdcBox
 
 _BETAS = (0.9, 0.99)
 

@@ -13,11 +13,11 @@ from voxelfield.devices import choose_device
 from voxelfield.installed import config_folder
 from voxelfield.models.recipe import Recipe
 from voxelfield.models.registry import recipe_names
-from voxelfield.rendering.warps.ndc_box import NdcBox
 from voxelfield.training.config.camera import CameraConfig
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.run import RunConfig
 from voxelfield.training.config.trainer import TrainerConfig
+from voxelfield.warps.ndc_box import NdcBox
 
 
 def config_name(device: str = "auto") -> str:

@@ -11,12 +11,12 @@ from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.grids.boxes import parse_box
 from voxelfield.models.pyramid import PyramidRecipe
 from voxelfield.models.recipe import Recipe
-from voxelfield.rendering.warps.field_frame import FieldFrame
-from voxelfield.rendering.warps.ndc_box import NdcBox, Row
-from voxelfield.rendering.warps.nested_boxes import MAX_BOXES, NestedBoxes
 from voxelfield.training.config.camera import CameraConfig
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.trainer import TrainerConfig
+from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.ndc_box import NdcBox, Row
+from voxelfield.warps.nested_boxes import MAX_BOXES, NestedBoxes
 
 AUTO = "auto"
 """Value of ``resume`` that means the run's own directory."""

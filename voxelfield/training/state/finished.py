@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from voxelfield.evaluation.evaluation import picture_name
-from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.messages import clipped
 from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE
 from voxelfield.training.config import RunConfig
-from voxelfield.training.state.run_directory import METRICS, PER_VIEW, REPORT, VIDEO
+from voxelfield.training.state.run_directory import METRICS, MODEL_FILE, PER_VIEW, REPORT, VIDEO
 
 # Settings on which no result depends. Numbers of steps are compared separately, because a run may be extended.
 _WITHOUT_EFFECT = (

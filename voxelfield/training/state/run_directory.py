@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from voxelfield.datasets.images import IMAGE_SUFFIXES
-from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.files import remove_temporaries
 from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE
 from voxelfield.training.logs.logging import EVENTS
@@ -35,6 +34,9 @@ LOCK = ".lock"
 
 METRICS = "metrics.json"
 """Name of the file with a run's metrics."""
+
+MODEL_FILE = "model.safetensors"
+"""Name of the model file of a finished run."""
 
 VIDEO = "orbit.mp4"
 """Name of the video that a finished run writes."""

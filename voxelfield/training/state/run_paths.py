@@ -9,8 +9,8 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.grids.boxes import box_tensor
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import spiral
-from voxelfield.rendering.warps.ndc_box import NdcBox
 from voxelfield.training.run import Run
+from voxelfield.warps.ndc_box import NdcBox
 
 # Size of the box of depths in normalised device coordinates, in sizes of the box of what matters.
 _BEYOND = 10.0

@@ -8,7 +8,7 @@ import torch
 
 from voxelfield.grids.boxes import Box, box_tensor
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.warps.field_frame import FieldFrame
 
 
 def cropped(occupancy: OccupancyGrid, box: Box, frame: FieldFrame | None) -> OccupancyGrid:

@@ -9,7 +9,7 @@ from voxelfield.rendering.images import turbo
 from voxelfield.rendering.march import march
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
-from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.warps.field_frame import FieldFrame
 
 # How bright a face is by the axis that it is perpendicular to, so that edges show.
 _SHADES = (0.8, 0.62, 1.0)

@@ -17,8 +17,6 @@ from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY, to_uint8
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.warps.field_frame import FieldFrame
-from voxelfield.rendering.warps.ndc_box import NdcBox
 from voxelfield.training.logs.densities import is_empty
 from voxelfield.training.run import Run
 from voxelfield.viewer.drawing.crop import cropped
@@ -28,6 +26,8 @@ from voxelfield.viewer.drawing.maps import brightened, depth_map, normal_map, op
 from voxelfield.viewer.drawing.occupied_cells import cell_map
 from voxelfield.viewer.drawing.photographs import Photographs, lay_photograph_over
 from voxelfield.viewer.drawing.viewpoint import Viewpoint
+from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.ndc_box import NdcBox
 
 _GLANCE = 128
 _REFERENCE_SIZE = 512  # pixels

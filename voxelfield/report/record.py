@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from voxelfield.evaluation.report.history import Curve, History
-from voxelfield.evaluation.report.thumbnails import ViewPictures
+from voxelfield.report.history import Curve, History
+from voxelfield.report.thumbnails import ViewPictures
 from voxelfield.training.config import RunConfig
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from voxelfield.evaluation.report.history import Curve
+from voxelfield.report.history import Curve
 
 WIDTH, HEIGHT = 400, 230
 """Size of every chart, in the units in which its elements are placed."""

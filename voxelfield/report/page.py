@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
-from voxelfield.evaluation.report import charts
-from voxelfield.evaluation.report.advice import advise
-from voxelfield.evaluation.report.charts import LineChart
-from voxelfield.evaluation.report.history import Curve
-from voxelfield.evaluation.report.record import RunRecord
-from voxelfield.evaluation.report.thumbnails import ViewPictures
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM
+from voxelfield.report import charts
+from voxelfield.report.advice import advise
+from voxelfield.report.charts import LineChart
+from voxelfield.report.history import Curve
+from voxelfield.report.record import RunRecord
+from voxelfield.report.thumbnails import ViewPictures
 
 OPEN_VIEWS = 12
 """Number of worst views shown initially; the others can be unfolded."""
@@ -82,7 +82,7 @@ def make_page(record: RunRecord) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("voxelfield.evaluation.report"),
+        loader=PackageLoader("voxelfield.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

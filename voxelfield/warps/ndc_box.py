@@ -12,7 +12,7 @@ from torch import Tensor
 
 from voxelfield.grids.boxes import Box, parse_box
 from voxelfield.ops._packing import PackedSamples
-from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.warps.field_frame import FieldFrame
 
 # Depth, in depths of the near plane, beyond which there are no samples. All that lies there is within a thousandth of
 # the frame's depth from infinity, which is less than a voxel.

@@ -10,9 +10,9 @@ import torch
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.evaluation.metrics import WINDOW
-from voxelfield.evaluation.report.thumbnails import Thumbnails
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
+from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.config import LoggerConfig
 
 

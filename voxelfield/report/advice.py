@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from voxelfield.captures.checks import Finding
-from voxelfield.evaluation.report.record import RunRecord
+from voxelfield.report.record import RunRecord
 
 REMEMBERED = 6.0
 """PSNR lead, in dB, of training pixels over held-out views above which a run counts as overfitted."""

@@ -22,14 +22,16 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation, check_pictures, picture_name, write_metrics, write_table
 from voxelfield.evaluation.lpips import check_lpips
-from voxelfield.evaluation.report.surroundings import chosen_settings, environment, given_overrides, peak_host_gib
-from voxelfield.evaluation.report.thumbnails import Thumbnails
-from voxelfield.export.model_file import MODEL_FILE
+from voxelfield.export.model_file import save_model
 from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_views
 from voxelfield.messages import clipped
 from voxelfield.models.recipe import Recipe
-from voxelfield.rendering.warps.nested_boxes import NestedBoxes
+from voxelfield.report.surroundings import chosen_settings, environment, given_overrides, peak_host_gib
+from voxelfield.report.thumbnails import Thumbnails
+from voxelfield.runs.results import Results
+from voxelfield.runs.timing import Timing
+from voxelfield.runs.warm_up import warm_up
 from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, write_cameras
 from voxelfield.training.config import LoggerConfig, RunConfig, parse
 from voxelfield.training.config.run import AUTO, NDC_RECORD, SceneConfig
@@ -38,7 +40,6 @@ from voxelfield.training.interrupt import Interrupt, Interrupted
 from voxelfield.training.logs.failsafe_logger import FailsafeLogger
 from voxelfield.training.logs.logging import NullLogger, RunLogger, TensorBoardLogger, flatten_config
 from voxelfield.training.memory import explain_shortage
-from voxelfield.training.results import Results
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import (
     check_progress,
@@ -52,6 +53,7 @@ from voxelfield.training.state.checkpoint import (
 from voxelfield.training.state.finished import finished_metrics, recorded_settings
 from voxelfield.training.state.run_directory import (
     METRICS,
+    MODEL_FILE,
     PER_VIEW,
     REPORT,
     VIDEO,
@@ -61,8 +63,7 @@ from voxelfield.training.state.run_directory import (
     keep,
 )
 from voxelfield.training.state.run_paths import usual_path
-from voxelfield.training.timing import Timing
-from voxelfield.training.warm_up import warm_up
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 logger = logging.getLogger(__name__)
 
@@ -411,7 +412,7 @@ def _write_results(
     if config.model_file != "none":
         shown = cameras if config.model_file == "small" else None
         with results.writing(MODEL_FILE):
-            trained.save(run_directory / MODEL_FILE, quality=config.model_file, cameras=shown)
+            save_model(run_directory / MODEL_FILE, trained, quality=config.model_file, cameras=shown)
     if options.video_frames > 0:
         around = usual_path(trained, cameras, options.video_frames)
         with results.writing(VIDEO):
@@ -450,7 +451,7 @@ def _remove_pictures(folder: Path, views: Sequence[str]) -> None:
 def _report(run_directory: Path, metrics: dict[str, Any], config: RunConfig, thumbnails: Thumbnails) -> None:
     """Writes the report. An error other than that of the disk is logged and does not fail the run."""
     # Imported here, because it is not needed before and takes a while.
-    from voxelfield.evaluation.report.writing import write_report
+    from voxelfield.report.writing import write_report
 
     try:
         path = write_report(run_directory, metrics, config, thumbnails)

@@ -12,7 +12,7 @@ from torch import Tensor
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
 from voxelfield.ops._internal.march_pieces import world_distances
 from voxelfield.ops._packing import PackedSamples
-from voxelfield.rendering.warps.field_frame import FieldFrame
+from voxelfield.warps.field_frame import FieldFrame
 
 # As in extension/common/constants.h, repeated here because a configuration is checked before the extension is loaded.
 MAX_BOXES = 12

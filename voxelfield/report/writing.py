@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from voxelfield.evaluation.report.history import read_history
-from voxelfield.evaluation.report.page import make_page
-from voxelfield.evaluation.report.record import RunRecord
-from voxelfield.evaluation.report.surroundings import commands, finishing_time, logged_warnings
-from voxelfield.evaluation.report.thumbnails import Thumbnails
 from voxelfield.files import atomic_write
+from voxelfield.report.history import read_history
+from voxelfield.report.page import make_page
+from voxelfield.report.record import RunRecord
+from voxelfield.report.surroundings import commands, finishing_time, logged_warnings
+from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.config import RunConfig
 from voxelfield.training.state.run_directory import REPORT
 

@@ -1,0 +1,1 @@
+"""Whole runs: load, train, evaluate and write results as a configuration says."""
