@@ -147,15 +147,8 @@ class ModelFileError(ValueError):
     """A file is not a usable voxelfield model; the message names the file and the reason in one line."""
 
 
-class _InconsistentError(Exception):
-    """Parts of a file contradict one another."""
-
-
 # Exceptions raised when contradictory parts are combined.
-_DAMAGED = (
-    *(KeyError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError),
-    _InconsistentError,
-)
+_DAMAGED = (KeyError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError)
 
 
 def save_model(
@@ -335,11 +328,11 @@ def _unpack(
     shapes = {name: _sizes(f"the shape of {name}", shape, 4) for name, shape in description["shapes"].items()}
     features = sum(map(math.prod, shapes.values()))
     if features > max(_FEATURES_OF_ANY_FILE, _FEATURES_PER_BYTE * size):
-        raise _InconsistentError(f"{features} features are more than a file of {size} bytes can describe")
+        raise RuntimeError(f"{features} features are more than a file of {size} bytes can describe")
     cells = _sizes("the number of cells", description["occupancy"], 3)
     if math.prod(cells) > _MAX_CELLS:
-        raise _InconsistentError(f"{cells} cells are too many")
-    bits = _unpacked(tensors["occupancy.bits"], -(-math.prod(cells) // 8))
+        raise RuntimeError(f"{cells} cells are too many")
+    bits = unpack(tensors["occupancy.bits"], -(-math.prod(cells) // 8))
     occupied = torch.from_numpy(np.unpackbits(bits.numpy(), count=math.prod(cells))).to(device).bool().view(cells)
     aabb = tensors["occupancy.aabb"]
     field: dict[str, Any] = {name.removeprefix("field."): x for name, x in tensors.items() if name.startswith("field.")}
@@ -355,11 +348,11 @@ def _unpack(
         values, step, stored = field[name], tensors.get(f"step.{name}"), [int(reached.sum()), shape[3]]
         if step is not None:
             if step.dtype != torch.float32 or step.shape != (shape[3],):
-                raise _InconsistentError(f"the steps of {name} must be {shape[3]} float32 numbers")
-            codes = _unpacked(values, math.prod(stored)).view(torch.int8).view(stored[::-1]).t()
+                raise RuntimeError(f"the steps of {name} must be {shape[3]} float32 numbers")
+            codes = unpack(values, math.prod(stored)).view(torch.int8).view(stored[::-1]).t()
             values = codes.to(device).float() * step.to(device)
         if list(values.shape) != stored:
-            raise _InconsistentError(f"{name} must have shape {stored}, got {list(values.shape)}")
+            raise RuntimeError(f"{name} must have shape {stored}, got {list(values.shape)}")
         field[name] = torch.zeros(shape, dtype=values.dtype, device=device)
         field[name][reached] = values.to(device)
     field |= description["settings"]
@@ -375,15 +368,8 @@ def _unpack(
 def _sizes(name: str, sizes: Any, count: int) -> list[int]:
     """Returns sizes that a file declares, if they are positive whole numbers, and as many as there should be."""
     if not (isinstance(sizes, list) and len(sizes) == count and all(type(x) is int and x > 0 for x in sizes)):
-        raise _InconsistentError(f"{name} must be {count} positive whole numbers, got {str(sizes)[:80]}")
+        raise RuntimeError(f"{name} must be {count} positive whole numbers, got {str(sizes)[:80]}")
     return sizes
-
-
-def _unpacked(packed: Tensor, size: int) -> Tensor:
-    try:
-        return unpack(packed, size)
-    except ValueError as error:
-        raise _InconsistentError(str(error)) from error
 
 
 def _one_line(error: Exception) -> str:

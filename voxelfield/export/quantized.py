@@ -110,17 +110,17 @@ def unpack(packed: Tensor, size: int) -> Tensor:
         size: Number of bytes expected.
 
     Raises:
-        ValueError: The data are damaged, or hold another number of bytes.
+        RuntimeError: The data are damaged, or hold another number of bytes.
     """
     # DEFLATE makes at most 1032 bytes of one, so a larger size is rejected before memory is allocated.
     if size > 1032 * packed.numel():
-        raise ValueError(f"compressed data must be {size} bytes, but {packed.numel()} bytes cannot hold that many")
+        raise RuntimeError(f"compressed data must be {size} bytes, but {packed.numel()} bytes cannot hold that many")
     decompressor = zlib.decompressobj()
     try:
         plain = decompressor.decompress(packed.numpy().data, size + 1)
     except zlib.error as error:
-        raise ValueError(f"compressed data is damaged: {error}") from error
+        raise RuntimeError(f"compressed data is damaged: {error}") from error
     if len(plain) != size or not decompressor.eof:
         found = f"more than {size}" if len(plain) > size else f"{len(plain)}"
-        raise ValueError(f"compressed data must be {size} bytes, got {found}")
+        raise RuntimeError(f"compressed data must be {size} bytes, got {found}")
     return torch.from_numpy(np.frombuffer(bytearray(plain), dtype=np.uint8))
