@@ -26,16 +26,17 @@ def visible_cells(
     cameras: Cameras,
     chunk: int = 1 << 17,
 ) -> Tensor:
-    """Marks the occupied cells, or parts of them, in which an image point of some camera has a visible sample.
+    """Marks the occupied cells, or parts of them, in which a pixel of some camera has a visible sample.
 
     Cells are split into parts that are as small as the spacing of the pixels allows: the rays through the centres of
-    pixels must not miss a part that is visible between them. Pixels that are wider than a cell are divided.
+    pixels must not miss a part that is visible between them. Where pixels are wider than cells, cells count that are
+    no farther than two pixels from such a sample.
 
     Args:
         field: The field.
         occupancy: The occupied cells, on the field's device.
         settings: Sampling settings, including the visibility thresholds.
-        cameras: Cameras; at least one ray is cast through each of their pixels.
+        cameras: Cameras; one ray is cast through the centre of each of their pixels.
         chunk: Number of rays per chunk, to bound memory.
 
     Returns:
@@ -56,12 +57,14 @@ def visible_cells(
     fits = [size / cells / (math.sqrt(2) * spacing) for size, cells in zip(sizes, seen.shape, strict=True)]
     for axis, fit in enumerate(fits):
         seen = seen.repeat_interleave(int(max(1, min(fit, MAX_CELLS_PER_AXIS // seen.shape[axis]))), axis)
-    factor = max(1, math.ceil(1 / min(fits)))
-    shown = shown_cells(field, occupancy, settings, cameras.enlarged(factor), seen.shape, chunk=chunk) > 0
-    if factor > 1:
-        # The visible part of a cell may be narrower than a pixel and missed while a neighbouring cell is visible.
-        shown = F.max_pool3d(shown[None].float(), 3, stride=1, padding=1)[0] > 0
-    return seen & shown
+    shown = (shown_cells(field, occupancy, settings, cameras, seen.shape, chunk=chunk) > 0)[None].float()
+    if min(fits) < 1:
+        # What is visible of a cell may be narrower than a pixel and missed, while the rays beside it are not.
+        for axis, (fit, cells) in enumerate(zip(fits, seen.shape, strict=True)):
+            reach = [0, 0, 0]
+            reach[axis] = min(2 * math.ceil(1 / fit) - 1, cells)
+            shown = F.max_pool3d(shown, [2 * each + 1 for each in reach], stride=1, padding=reach)
+    return seen & (shown[0] > 0)
 
 
 @torch.no_grad()
