@@ -19,8 +19,7 @@ from torch import Tensor
 from voxelfield.export.model_file import _checksum, _with_checksum, save_model
 from voxelfield.training.config import preset
 from voxelfield.training.run import Run, restore_run
-from voxelfield.training.state.checkpoint import save_checkpoint
-from voxelfield.training.state.sealed_file import seal
+from voxelfield.training.state.checkpoint import save_checkpoint, seal
 
 KEY = "voxelfield model"
 _BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))

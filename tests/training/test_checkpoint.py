@@ -22,8 +22,8 @@ from voxelfield.training.state.checkpoint import (
     load_resolved,
     resolve_checkpoint,
     save_checkpoint,
+    seal,
 )
-from voxelfield.training.state.sealed_file import seal
 
 
 @pytest.fixture

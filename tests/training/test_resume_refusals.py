@@ -22,10 +22,10 @@ from voxelfield.training.state.checkpoint import (
     checkpoint_path,
     load_checkpoint,
     save_checkpoint,
+    seal,
     write_checkpoint,
 )
 from voxelfield.training.state.fingerprint import changes, fingerprint
-from voxelfield.training.state.sealed_file import seal
 
 ROOT = Path(__file__).resolve().parents[2]
 

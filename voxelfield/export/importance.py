@@ -45,42 +45,39 @@ def feature_importance(
     """
     grid, device = field.grid, field.aabb.device
     cameras = cameras.to(device)
-    rays_of_each = -(-rays // max(len(cameras), 1))
+    numbers = torch.arange(len(cameras), device=device).repeat_interleave(-(-rays // max(len(cameras), 1)))
     sizes = cameras.all_sizes().to(device, torch.float32)
     random = torch.Generator(device).manual_seed(0)  # files of the same run do not differ by chance
     sums = [torch.zeros(level.shape, device=device, requires_grad=True) for level in grid.levels]
     one, reduce = (grid.grids[0], grid.reduce) if isinstance(grid, VoxelPyramid) else (grid, "concat")
     sparse = grid.sparse_grids if isinstance(grid, VoxelPyramid) else []
     dense = len(grid.levels) - len(sparse)
-    count = 0
-    for camera in range(len(cameras)):
-        for first in range(0, rays_of_each, chunk):
-            at = torch.rand(min(chunk, rays_of_each - first), 2, generator=random, device=device) * sizes[camera]
-            some = cameras.rays(torch.full((len(at),), camera, device=device), at, field.aabb)
-            with torch.no_grad():
-                samples, _ = visible_samples(field, some, occupancy, settings)
-                features = grid(samples.positions)
-                points = one.to_unit(samples.positions)
-            features.requires_grad_()
-            with torch.enable_grad():
-                density, rgb = field.decoder(features, some.directions, samples.ray_index)
-                seen = ops.composite(
-                    density,
-                    rgb,
-                    samples.t,
-                    samples.dt,
-                    samples.ray_offsets,
-                    min_transmittance=settings.min_transmittance,
-                )
-                behind = torch.rand(len(some), 3, generator=random, device=device)
-                colour = seen.rgb + (1 - seen.opacity)[:, None] * behind
-                mixed = (colour * torch.randn(colour.shape, generator=random, device=device)).sum()
-                (slope,) = torch.autograd.grad(mixed, features)
-                active = sums[: grid.active]
-                read = sample_levels(active, sparse[: len(active) - dense], points, reduce, one.padding)
-            squares = slope.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square()
-            read.backward(squares[:, : read.shape[1]])
-            count += 3 * len(some)
+    for some_of in numbers.split(chunk):
+        at = torch.rand(len(some_of), 2, generator=random, device=device) * sizes[some_of]
+        some = cameras.rays(some_of, at, field.aabb)
+        with torch.no_grad():
+            samples, _ = visible_samples(field, some, occupancy, settings)
+            features = grid(samples.positions)
+            points = one.to_unit(samples.positions)
+        features.requires_grad_()
+        with torch.enable_grad():
+            density, rgb = field.decoder(features, some.directions, samples.ray_index)
+            seen = ops.composite(
+                density,
+                rgb,
+                samples.t,
+                samples.dt,
+                samples.ray_offsets,
+                min_transmittance=settings.min_transmittance,
+            )
+            behind = torch.rand(len(some), 3, generator=random, device=device)
+            colour = seen.rgb + (1 - seen.opacity)[:, None] * behind
+            mixed = (colour * torch.randn(colour.shape, generator=random, device=device)).sum()
+            (slope,) = torch.autograd.grad(mixed, features)
+            active = sums[: grid.active]
+            read = sample_levels(active, sparse[: len(active) - dense], points, reduce, one.padding)
+        squares = slope.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square()
+        read.backward(squares[:, : read.shape[1]])
     for atlas, each in zip(sums[dense:], sparse, strict=True):
         each.share(atlas.grad)
-    return [torch.zeros_like(x) if x.grad is None else x.grad / max(count, 1) for x in sums]
+    return [torch.zeros_like(x) if x.grad is None else x.grad / max(3 * len(numbers), 1) for x in sums]

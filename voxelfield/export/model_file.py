@@ -14,10 +14,10 @@ import contextlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,17 +26,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from voxelfield.export.importance import feature_importance
-from voxelfield.export.quantized import (
-    dequantize,
-    drop_unimportant,
-    pack_bytes,
-    pack_codes,
-    quantize,
-    steps_by_importance,
-    steps_by_spread,
-    unpack_bytes,
-    unpack_codes,
-)
+from voxelfield.export.quantized import pack, quantize, steps_by_importance, steps_by_spread, unpack
 from voxelfield.export.reached import reached_vertices
 from voxelfield.fields.field import RadianceField
 from voxelfield.files import atomic_write, read_regular
@@ -103,8 +93,6 @@ _FEATURES_OF_ANY_FILE = 1 << 26
 # 512 along each axis.
 _MAX_CELLS = 1 << 27
 
-_T = TypeVar("_T")
-
 _NAME = "voxelfield model"
 _CHECKSUM_DIGITS = 8
 
@@ -158,15 +146,8 @@ class ModelFileError(ValueError):
     """A file is not a usable voxelfield model; the message names the file and the reason in one line."""
 
 
-class _InconsistentError(Exception):
-    """Parts of a file contradict one another."""
-
-
 # Exceptions raised when contradictory parts are combined.
-_DAMAGED = (
-    *(KeyError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError),
-    _InconsistentError,
-)
+_DAMAGED = (KeyError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError)
 
 
 def save_model(
@@ -211,16 +192,17 @@ def save_model(
         for level in grid.levels
     ]
     kept = [level.detach()[mask] for level, mask in zip(grid.levels, reached, strict=True)]
-    tensors = {"occupancy.bits": pack_bytes(np.packbits(occupied.cpu().numpy()).tobytes()), "occupancy.aabb": aabb}
+    bits = torch.from_numpy(np.packbits(occupied.cpu().numpy()))
+    tensors = {"occupancy.bits": pack(bits), "occupancy.aabb": aabb}
     steps = None
     if rounding is not None and all(bool(values.isfinite().all()) for values in kept):
-        importance = None
-        if cameras is not None:
+        if cameras is None:
+            steps = steps_by_spread(kept, rounding.share)
+        else:
             rays = _RAYS_PER_VERTEX * max(map(len, kept))
-            weights = feature_importance(run.field, run.occupancy, settings_of_rays, cameras, rays)
-            importance = [weight[mask] for weight, mask in zip(weights, reached, strict=True)]
-            del weights
-        kept, steps = _rounded(kept, importance, rounding)
+            importance = feature_importance(run.field, run.occupancy, settings_of_rays, cameras, rays)
+            importance = [weight[mask] for weight, mask in zip(importance, reached, strict=True)]
+            kept, steps = steps_by_importance(kept, importance, rounding.error)
     levels = {id(level): number for number, level in enumerate(grid.levels)}
     shapes, settings, whole = {}, {}, []
     for name, item in run.field.state_dict(keep_vars=True).items():
@@ -234,7 +216,7 @@ def save_model(
             value = kept[levels[id(item)]]
             if steps is not None:
                 codes, tensors[f"step.{name}"] = quantize(value, steps[levels[id(item)]])
-                value = pack_codes(codes)
+                value = pack(codes.t())  # channel after channel
             else:
                 narrow = value.half()
                 value = narrow if bool(narrow.isfinite().all()) else value
@@ -253,15 +235,6 @@ def save_model(
     with atomic_write(Path(path)) as file:
         # A single string, because the order of several metadata entries, and thus the file, would vary from run to run.
         file.write(save(stored, metadata={_NAME: _with_checksum(json.dumps(description))}))
-
-
-def _rounded(
-    levels: list[Tensor], importance: Sequence[Tensor] | None, rounding: Rounding
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns the features to round, and their steps."""
-    if importance is None:
-        return levels, steps_by_spread(levels, rounding.share)
-    return drop_unimportant(levels, importance, rounding.error), steps_by_importance(importance, rounding.error)
 
 
 def read_model(path: Path, device: torch.device) -> ModelParts:
@@ -354,12 +327,12 @@ def _unpack(
     shapes = {name: _sizes(f"the shape of {name}", shape, 4) for name, shape in description["shapes"].items()}
     features = sum(map(math.prod, shapes.values()))
     if features > max(_FEATURES_OF_ANY_FILE, _FEATURES_PER_BYTE * size):
-        raise _InconsistentError(f"{features} features are more than a file of {size} bytes can describe")
+        raise RuntimeError(f"{features} features are more than a file of {size} bytes can describe")
     cells = _sizes("the number of cells", description["occupancy"], 3)
     if math.prod(cells) > _MAX_CELLS:
-        raise _InconsistentError(f"{cells} cells are too many")
-    bits = _as_inconsistent(unpack_bytes, tensors["occupancy.bits"], -(-math.prod(cells) // 8))
-    occupied = torch.from_numpy(np.unpackbits(bits, count=math.prod(cells))).to(device).bool().view(cells)
+        raise RuntimeError(f"{cells} cells are too many")
+    bits = unpack(tensors["occupancy.bits"], -(-math.prod(cells) // 8))
+    occupied = torch.from_numpy(np.unpackbits(bits.numpy(), count=math.prod(cells))).to(device).bool().view(cells)
     aabb = tensors["occupancy.aabb"]
     field: dict[str, Any] = {name.removeprefix("field."): x for name, x in tensors.items() if name.startswith("field.")}
     box = field[next((name for name in field if name.endswith("aabb")), "grid.aabb")]
@@ -374,11 +347,11 @@ def _unpack(
         values, step, stored = field[name], tensors.get(f"step.{name}"), [int(reached.sum()), shape[3]]
         if step is not None:
             if step.dtype != torch.float32 or step.shape != (shape[3],):
-                raise _InconsistentError(f"the steps of {name} must be {shape[3]} float32 numbers")
-            codes = _as_inconsistent(unpack_codes, values, *stored)
-            values = dequantize(codes.to(device), step.to(device))
+                raise RuntimeError(f"the steps of {name} must be {shape[3]} float32 numbers")
+            codes = unpack(values, math.prod(stored)).view(torch.int8).view(stored[::-1]).t()
+            values = codes.to(device).float() * step.to(device)
         if list(values.shape) != stored:
-            raise _InconsistentError(f"{name} must have shape {stored}, got {list(values.shape)}")
+            raise RuntimeError(f"{name} must have shape {stored}, got {list(values.shape)}")
         field[name] = torch.zeros(shape, dtype=values.dtype, device=device)
         field[name][reached] = values.to(device)
     field |= description["settings"]
@@ -394,15 +367,8 @@ def _unpack(
 def _sizes(name: str, sizes: Any, count: int) -> list[int]:
     """Returns sizes that a file declares, if they are positive whole numbers, and as many as there should be."""
     if not (isinstance(sizes, list) and len(sizes) == count and all(type(x) is int and x > 0 for x in sizes)):
-        raise _InconsistentError(f"{name} must be {count} positive whole numbers, got {str(sizes)[:80]}")
+        raise RuntimeError(f"{name} must be {count} positive whole numbers, got {str(sizes)[:80]}")
     return sizes
-
-
-def _as_inconsistent(unpack: Callable[..., _T], *arguments: Any) -> _T:
-    try:
-        return unpack(*arguments)
-    except ValueError as error:
-        raise _InconsistentError(str(error)) from error
 
 
 def _one_line(error: Exception) -> str:

@@ -35,44 +35,29 @@ def steps_by_spread(levels: Sequence[Tensor], share: float) -> list[Tensor]:
     return steps
 
 
-def steps_by_importance(importance: Sequence[Tensor], error: float) -> list[Tensor]:
+def steps_by_importance(
+    levels: Sequence[Tensor], importance: Sequence[Tensor], error: float
+) -> tuple[list[Tensor], list[Tensor]]:
     """Chooses steps so that rounding changes images by a given error, to which each channel contributes alike.
 
-    For small independent errors, that takes the fewest bits.
+    For small independent errors, that takes the fewest bits. Features whose absence changes images less than the
+    rounding of an average one become zero.
 
     Args:
+        levels: (N_l, C_l) finite features of each level.
         importance: (N_l, C_l) of each level, how much a feature's error matters: the mean squared error of the images'
             numbers is the sum over all features of their importance times their squared error.
         error: Root of the mean squared error that rounding may cause.
 
     Returns:
-        The step of each level's channels (C_l,) float32, infinite where nothing matters.
+        Features like ``levels``, and the step of each level's channels (C_l,) float32, infinite where nothing matters.
     """
-    allowed = _allowed_error(importance, error)
-    return [(12 * allowed / values.mean(dim=0).clamp(min=1e-30)).sqrt() for values in importance]
-
-
-def drop_unimportant(levels: Sequence[Tensor], importance: Sequence[Tensor], error: float) -> list[Tensor]:
-    """Sets features to zero where that changes images less than rounding does on average.
-
-    Args:
-        levels: (N_l, C_l) features of each level.
-        importance: As for :func:`steps_by_importance`.
-        error: As for :func:`steps_by_importance`.
-
-    Returns:
-        Features like ``levels``.
-    """
-    allowed = _allowed_error(importance, error)
-    return [
+    allowed = error**2 / max(sum(values.numel() for values in levels), 1)
+    kept = [
         torch.where(weight * values.float().square() < allowed, 0, values)
         for values, weight in zip(levels, importance, strict=True)
     ]
-
-
-def _allowed_error(importance: Sequence[Tensor], error: float) -> float:
-    """Returns the share of one feature in the mean squared error."""
-    return error**2 / max(sum(values.numel() for values in importance), 1)
+    return kept, [(12 * allowed / weight.mean(dim=0).clamp(min=1e-30)).sqrt() for weight in importance]
 
 
 def quantize(values: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,68 +85,42 @@ def quantize(values: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     return codes.to(torch.int8), step
 
 
-def dequantize(codes: Tensor, step: Tensor) -> Tensor:
-    """Returns the features (N, C), float32, that codes (N, C) and steps (C,) stand for."""
-    return codes.float() * step
-
-
-def pack_codes(codes: Tensor) -> Tensor:
-    """Compresses codes without loss, channel after channel.
-
-    Args:
-        codes: (N, C) int8, any device.
-
-    Returns:
-        (B,) uint8 on the CPU.
-    """
-    return pack_bytes(codes.t().contiguous().cpu().numpy().tobytes())
-
-
-def unpack_codes(packed: Tensor, rows: int, channels: int) -> Tensor:
-    """Returns what :func:`pack_codes` was given: (rows, channels) int8 on the CPU, a view with rows side by side.
-
-    Raises:
-        ValueError: The bytes are damaged, or hold another number of codes.
-    """
-    plain = unpack_bytes(packed, rows * channels)
-    return torch.from_numpy(plain.view(np.int8)).view(channels, rows).t()
-
-
-def pack_bytes(plain: bytes) -> Tensor:
-    """Compresses bytes without loss.
+def pack(values: Tensor) -> Tensor:
+    """Compresses a tensor's bytes without loss.
 
     DEFLATE with its search for repetitions limited to runs of one byte: neighbouring features hardly predict one
     another, apart from runs of zeros. It is smaller than the whole search, and takes a hundredth of the time.
 
     Args:
-        plain: What to compress.
+        values: What to compress, of any shape and on any device.
 
     Returns:
         (B,) uint8 on the CPU.
     """
     compressor = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_RLE)
+    plain = values.cpu().contiguous().numpy().tobytes()
     return torch.frombuffer(bytearray(compressor.compress(plain) + compressor.flush()), dtype=torch.uint8)
 
 
-def unpack_bytes(packed: Tensor, size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Returns what :func:`pack_bytes` was given; takes no more memory than the given size, whatever the bytes say.
+def unpack(packed: Tensor, size: int) -> Tensor:
+    """Returns the bytes that :func:`pack` was given, (size,) uint8; takes no more memory, whatever the data say.
 
     Args:
         packed: (B,) uint8 on the CPU.
         size: Number of bytes expected.
 
     Raises:
-        ValueError: The bytes are damaged, or hold another number of bytes.
+        RuntimeError: The data are damaged, or hold another number of bytes.
     """
     # DEFLATE makes at most 1032 bytes of one, so a larger size is rejected before memory is allocated.
     if size > 1032 * packed.numel():
-        raise ValueError(f"compressed data must be {size} bytes, but {packed.numel()} bytes cannot hold that many")
+        raise RuntimeError(f"compressed data must be {size} bytes, but {packed.numel()} bytes cannot hold that many")
     decompressor = zlib.decompressobj()
     try:
         plain = decompressor.decompress(packed.numpy().data, size + 1)
     except zlib.error as error:
-        raise ValueError(f"compressed data is damaged: {error}") from error
+        raise RuntimeError(f"compressed data is damaged: {error}") from error
     if len(plain) != size or not decompressor.eof:
         found = f"more than {size}" if len(plain) > size else f"{len(plain)}"
-        raise ValueError(f"compressed data must be {size} bytes, got {found}")
-    return np.frombuffer(bytearray(plain), dtype=np.uint8)
+        raise RuntimeError(f"compressed data must be {size} bytes, got {found}")
+    return torch.from_numpy(np.frombuffer(bytearray(plain), dtype=np.uint8))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -28,8 +28,9 @@ def visible_cells(
 ) -> Tensor:
     """Marks the occupied cells, or parts of them, in which a pixel of some camera has a visible sample.
 
-    Cells are split into parts, or merged into groups, that are as small as the spacing of the pixels allows: the rays
-    through the centres of pixels must not miss a part or group that is visible between them.
+    Cells are split into parts that are as small as the spacing of the pixels allows: the rays through the centres of
+    pixels must not miss a part that is visible between them. Where pixels are wider than cells, cells count that are
+    no farther than two pixels from such a sample.
 
     Args:
         field: The field.
@@ -42,34 +43,28 @@ def visible_cells(
         (X, Y, Z) bool, on the field's device: a subdivision of the occupancy's box. The number of cells along each axis
         is a multiple of the occupancy's.
     """
-    aabb, device = occupancy.aabb, occupancy.aabb.device
-    cameras = cameras.to(device)
-    shape = tuple(occupancy.occupied.shape)
-    extent = (aabb[1] - aabb[0]).tolist()
-    frame = frame_of(field)
-    origins, angles = cameras.c2w[:, :3, 3], _largest_pixel_angles(cameras)
+    seen = occupancy.occupied
     if len(cameras) == 0:
-        spacing = 0.0
-    elif frame is None:
+        return torch.zeros_like(seen)
+    aabb, frame = occupancy.aabb, frame_of(field)
+    origins, angles = cameras.c2w[:, :3, 3].to(aabb.device), _largest_pixel_angles(cameras).to(aabb.device)
+    if frame is None:
         spacing = float(((origins - aabb.mean(dim=0)).norm(dim=-1) * angles).max())
     else:
         spacing = frame.ray_spacing(origins, angles)
-    scales = [_scale(length, cells, spacing) for length, cells in zip(extent, shape, strict=True)]
-    sizes = [math.ceil(cells * parts / merged) for cells, (parts, merged) in zip(shape, scales, strict=True)]
-    seen = torch.zeros(sizes, dtype=torch.bool, device=device)
-    to_parts = torch.tensor([cells * parts for cells, (parts, _) in zip(shape, scales, strict=True)], device=device)
-    merged = torch.tensor([merged for _, merged in scales], device=device)
-    for positions in _positions(field, occupancy, settings, cameras, 1, chunk):
-        x, y, z = (_numbers(positions, aabb, to_parts) // merged).unbind(-1)
-        seen[x, y, z] = True
-    if any(group > 1 for _, group in scales):
-        # The visible part of a group may be narrower than a pixel and missed while a neighbouring group is visible.
-        seen = F.max_pool3d(seen[None].float(), 3, stride=1, padding=1)[0] > 0
-    occupied = occupancy.occupied
-    for axis, (cells, (parts, group)) in enumerate(zip(shape, scales, strict=True)):
-        seen = seen.repeat_interleave(group, axis).narrow(axis, 0, cells * parts)
-        occupied = occupied.repeat_interleave(parts, axis)
-    return seen & occupied
+    # A square with a side of one pixel diagonal contains the centre of a pixel in any orientation.
+    sizes = (aabb[1] - aabb[0]).tolist()
+    fits = [size / cells / (math.sqrt(2) * spacing) for size, cells in zip(sizes, seen.shape, strict=True)]
+    for axis, fit in enumerate(fits):
+        seen = seen.repeat_interleave(int(max(1, min(fit, MAX_CELLS_PER_AXIS // seen.shape[axis]))), axis)
+    shown = (shown_cells(field, occupancy, settings, cameras, seen.shape, chunk=chunk) > 0)[None].float()
+    if min(fits) < 1:
+        # What is visible of a cell may be narrower than a pixel and missed, while the rays beside it are not.
+        for axis, (fit, cells) in enumerate(zip(fits, seen.shape, strict=True)):
+            reach = [0, 0, 0]
+            reach[axis] = min(2 * math.ceil(1 / fit) - 1, cells)
+            shown = F.max_pool3d(shown, [2 * each + 1 for each in reach], stride=1, padding=reach)
+    return seen & (shown[0] > 0)
 
 
 @torch.no_grad()
@@ -97,37 +92,23 @@ def shown_cells(
     Returns:
         (X, Y, Z) int32, on the field's device.
     """
-    cameras = cameras.to(occupancy.aabb.device)
-    shown = torch.zeros(tuple(shape), dtype=torch.int32, device=occupancy.aabb.device)
-    cells = torch.tensor(list(shape), device=shown.device)
-    _, y_cells, z_cells = shape
-    for positions in _positions(field, occupancy, settings, cameras, every, chunk):
-        x, y, z = _numbers(positions, occupancy.aabb, cells).unbind(-1)
-        numbers, counts = ((x * y_cells + y) * z_cells + z).unique(return_counts=True)
-        shown.view(-1)[numbers] += counts.to(torch.int32)
-    return shown
-
-
-def _positions(
-    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, every: int, chunk: int
-) -> Iterator[Tensor]:
-    """Yields the positions (M, 3) of visible samples, in the frame of the occupancy."""
-    device = occupancy.aabb.device
+    aabb, device = occupancy.aabb, occupancy.aabb.device
+    cameras = cameras.to(device)
+    shown = torch.zeros(tuple(shape), dtype=torch.int32, device=device)
+    cells = torch.tensor(list(shape), device=device)
     for camera in range(len(cameras)):
         width, height = cameras.size(camera)
         rows = torch.arange(every // 2, height, every, device=device)
         columns = torch.arange(every // 2, width, every, device=device)
-        y, x = torch.meshgrid(rows + 0.5, columns + 0.5, indexing="ij")
-        pixels = torch.stack((x, y), dim=-1).view(-1, 2)
-        for some in pixels.split(chunk):
-            rays = cameras.rays(torch.full((len(some),), camera, device=device), some, field.aabb)
-            yield visible_samples(field, rays, occupancy, settings)[0].positions
-
-
-def _numbers(positions: Tensor, aabb: Tensor, cells: Tensor) -> Tensor:
-    """Returns the indices (M, 3) of the cells of a box in which positions lie."""
-    numbers = ((positions - aabb[0]) / (aabb[1] - aabb[0]) * cells).long()
-    return numbers.clamp(cells.new_zeros(3), cells - 1)
+        grid = torch.meshgrid(rows + 0.5, columns + 0.5, indexing="ij")
+        for pixels in torch.stack(grid[::-1], dim=-1).view(-1, 2).split(chunk):
+            rays = cameras.rays(torch.full((len(pixels),), camera, device=device), pixels, field.aabb)
+            positions = visible_samples(field, rays, occupancy, settings)[0].positions
+            numbers = ((positions - aabb[0]) / (aabb[1] - aabb[0]) * cells).long()
+            x, y, z = numbers.clamp(cells.new_zeros(3), cells - 1).unbind(-1)
+            places = (x * shape[1] + y) * shape[2] + z
+            shown.view(-1).scatter_add_(0, places, torch.ones_like(places, dtype=torch.int32))
+    return shown
 
 
 def _largest_pixel_angles(cameras: Cameras) -> Tensor:
@@ -135,13 +116,3 @@ def _largest_pixel_angles(cameras: Cameras) -> Tensor:
     if cameras.lens is not None:
         return cameras.pixel_angles()[:, 1]
     return 1 / cameras.intrinsics[:, :2].amin(dim=-1)
-
-
-def _scale(extent: float, cells: int, spacing: float) -> tuple[int, int]:
-    """Returns the number of parts of each cell along an axis, and the number of parts that are merged into a group.
-
-    A square with a side of one pixel diagonal contains the centre of a pixel in any orientation.
-    """
-    fit = extent / cells / (math.sqrt(2) * spacing) if spacing > 0 else math.inf
-    parts = int(max(1, min(fit, MAX_CELLS_PER_AXIS // cells)))
-    return parts, 1 if fit >= 1 else min(cells, math.ceil(1 / fit))

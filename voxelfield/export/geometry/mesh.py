@@ -83,7 +83,7 @@ def check_mesh_path(name: str, path: Path) -> None:
         raise ValueError(f"{name} must be a file *{', *'.join(MESH_SUFFIXES)}, got {path}")
 
 
-def save_mesh(path: Path, mesh: Mesh) -> None:
+def save_mesh(path: Path | str, mesh: Mesh) -> None:
     """Writes a mesh, in the units and axes of the world, that is, of the input data.
 
     GLB has the colours that its specification wants: those of vertices are linear light, and no light falls on the
@@ -100,6 +100,7 @@ def save_mesh(path: Path, mesh: Mesh) -> None:
         FileExistsError: A file of the material's or the picture's name exists without an OBJ to which it could belong.
         OSError: The file cannot be written.
     """
+    path = Path(path)
     check_mesh_path("path", path)
     suffix = path.suffix.lower()
     as_linear = suffix == ".glb" and mesh.texture is None

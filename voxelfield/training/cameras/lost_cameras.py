@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -65,14 +66,13 @@ class LostCamera:
 
     def __str__(self) -> str:
         """Returns a description for the log."""
-        told = f"the camera of {self.name} reproduces its image far worse than others ({_decibels(self.before)})"
-        if self.after is None:
+        before, *after = (
+            f"{-10 * math.log10(max(x, 1e-10)):.1f} dB" for x in (self.before, self.after) if x is not None
+        )
+        told = f"the camera of {self.name} reproduces its image far worse than others ({before})"
+        if not after:
             return f"{told}, but no better pose was found"
-        return f"{told}: a better pose was found {math.degrees(self.turned):.0f} degrees away ({_decibels(self.after)})"
-
-
-def _decibels(error: float) -> str:
-    return f"{-10 * math.log10(max(error, 1e-10)):.1f} dB"
+        return f"{told}: a better pose was found {math.degrees(self.turned):.0f} degrees away ({after[0]})"
 
 
 class LostCameras:
@@ -97,7 +97,7 @@ class LostCameras:
         cameras = split.cameras
         self._factor = min(-(-max(cameras.width, cameras.height) // _SIDE), cameras.shortest_side)
         self._split = shrunk(split, self._factor)
-        self._comparable = _keeps_valid_pixels(split, self._factor)
+        self._comparable = torch.tensor([_has_pixels(split.mask(index), self._factor) for index in range(len(split))])
         self._trainer = trainer
         self._starts = starts
 
@@ -122,19 +122,33 @@ class LostCameras:
         split = self._split if exposure is None else _without_exposure(self._split, exposure)
         images = composite_background(split.images.to(background.device), background)
         refined = refinement.refined()
-        small = refined.shrunk(self._factor)
-        errors = torch.stack([self._error(render_view, small, index, images, index) for index in range(len(images))])
+        errors = self._errors(render_view, refined.shrunk(self._factor), images, range(len(images)))
         # Comparisons with NaN are False, so these views count neither as lost nor as kept.
         errors[~self._comparable.to(errors.device)] = math.nan
         limit = _LOST * errors.nanmedian()
         lost, kept = (errors > limit).nonzero()[:, 0], errors <= limit
         found = []
         for index in lost[errors[lost].argsort(descending=True)].tolist():
-            tried = self._copies(refinement, index, self._starting_twists(refinement, index, kept))
-            promising = self._errors(render_view, tried, images, index).argsort()[:_PROMISING]
-            tried = self._copies(refinement, index, tried.twists[promising])
-            fit_poses(tried, model, self._trainer, _repeated(split, index, len(promising)), _STEPS)
-            reached = self._errors(render_view, tried, images, index)
+            copies = partial(
+                refinement.copies,
+                index,
+                shrink=self._factor,
+                steps=_STEPS,
+                pose_lr=_RATE,
+                final_factor=FINAL_FACTOR,
+            )
+            tried = copies(self._starting_twists(refinement, index, kept))
+            reached = self._errors(render_view, tried.refined(), images, [index] * self._starts)
+            tried = copies(tried.twists[reached.argsort()[:_PROMISING]])
+            same = [index] * len(tried.twists)
+            repeated = Split(
+                split.images[same],
+                split.cameras[same],
+                tuple(map(str, range(len(same)))),
+                None if split.masks is None else split.masks[same],
+            )
+            fit_poses(tried, model, self._trainer, repeated, _STEPS)
+            reached = self._errors(render_view, tried.refined(), images, same)
             best, camera = int(reached.argmin()), LostCamera(index, split.names[index], float(errors[index]))
             after = float(reached[best])
             if after < _FOUND * camera.before:
@@ -161,31 +175,16 @@ class LostCameras:
         return torch.cat((about_given, towards))
 
     def _errors(
-        self, render_view: Callable[[Cameras, int], View], tried: CameraRefinement, images: Tensor, index: int
+        self, render_view: Callable[[Cameras, int], View], cameras: Cameras, images: Tensor, indices: Sequence[int]
     ) -> Tensor:
-        """Returns the errors (K,) of copies of a camera."""
-        cameras = tried.refined()
-        return torch.stack([self._error(render_view, cameras, copy, images, index) for copy in range(len(cameras))])
-
-    def _error(
-        self, render_view: Callable[[Cameras, int], View], cameras: Cameras, camera: int, images: Tensor, index: int
-    ) -> Tensor:
-        rgb = render_view(cameras, camera).rgb
-        height, width = rgb.shape[:2]
-        error = (rgb - images[index, :height, :width]).square().mean(dim=-1)
-        mask = self._split.mask(index, error.device)
-        return error.mean() if mask is None else torch.where(mask, error, 0).sum() / mask.sum()
-
-    def _copies(self, refinement: CameraRefinement, index: int, twists: Tensor) -> CameraRefinement:
-        return refinement.copies(index, twists, self._factor, steps=_STEPS, pose_lr=_RATE, final_factor=FINAL_FACTOR)
-
-
-def _repeated(split: Split, index: int, count: int) -> Split:
-    """Returns a split with several copies of one of its views."""
-    chosen = [index] * count
-    names = tuple(str(copy) for copy in range(count))
-    masks = None if split.masks is None else split.masks[chosen]
-    return Split(split.images[chosen], split.cameras[chosen], names, masks)
+        """Returns the mean squared errors (K,) of the views of K cameras, as those of some of the images."""
+        errors = []
+        for camera, index in enumerate(indices):
+            rgb = render_view(cameras, camera).rgb
+            error = (rgb - images[index, : rgb.shape[0], : rgb.shape[1]]).square().mean(dim=-1)
+            mask = self._split.mask(index, error.device)
+            errors.append(error.mean() if mask is None else torch.where(mask, error, 0).sum() / mask.sum())
+        return torch.stack(errors)
 
 
 def _without_exposure(split: Split, exposure: AffineExposure) -> Split:
@@ -197,10 +196,9 @@ def _without_exposure(split: Split, exposure: AffineExposure) -> Split:
     return replace(split, images=torch.cat((corrected.cpu(), split.images[..., 3:]), dim=-1))
 
 
-def _keeps_valid_pixels(split: Split, factor: int) -> Tensor:
-    """Returns (N,) bool: whether a view has valid pixels left when it is downscaled by a factor."""
-    masks = (split.mask(index) for index in range(len(split)))
-    return torch.tensor([mask is None or bool(_whole_squares(mask, factor).any()) for mask in masks])
+def _has_pixels(mask: Tensor | None, factor: int) -> bool:
+    """Returns whether a view has valid pixels left when it is downscaled by a factor."""
+    return mask is None or bool(F.max_pool2d(mask[None].float(), factor).any())
 
 
 def shrunk(split: Split, factor: int) -> Split:
@@ -216,14 +214,9 @@ def shrunk(split: Split, factor: int) -> Split:
     if split.masks is not None:
         masks = torch.zeros(images.shape[:3], dtype=torch.bool)
         for small, mask, (width, height) in zip(masks, split.masks, split.cameras.all_sizes().tolist(), strict=True):
-            small[: height // factor, : width // factor] = _shrunk_mask(mask[:height, :width], factor)
+            share = F.avg_pool2d(mask[None, :height, :width].float(), factor)[0]
+            small[: height // factor, : width // factor] = share >= min(1.0, float(share.max()))
     return replace(split, images=images, cameras=split.cameras.shrunk(factor), masks=masks, paths=None)
-
-
-def _whole_squares(mask: Tensor, factor: int) -> Tensor:
-    """Returns the part of a mask (H, W) that whole squares of pixels cover."""
-    height, width = (side // factor * factor for side in mask.shape)
-    return mask[:height, :width]
 
 
 def _shrunk_image(image: Tensor, factor: int) -> Tensor:
@@ -231,8 +224,3 @@ def _shrunk_image(image: Tensor, factor: int) -> Tensor:
     alpha = F.avg_pool2d(rgba[3:], factor)
     colors = F.avg_pool2d(rgba[:3] * rgba[3:], factor) / alpha.clamp(min=1e-6)
     return torch.cat((colors, alpha)).round().to(torch.uint8).permute(1, 2, 0)
-
-
-def _shrunk_mask(mask: Tensor, factor: int) -> Tensor:
-    share = F.avg_pool2d(mask[None].float(), factor)[0]
-    return share >= min(1.0, float(share.max()))

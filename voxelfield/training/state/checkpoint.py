@@ -8,18 +8,19 @@ import math
 import os
 import pickle
 import re
+import struct
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
-import voxelfield
 from voxelfield.files import atomic_write, open_regular
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import is_out_of_memory
-from voxelfield.training.state.sealed_file import is_sealed, seal
 from voxelfield.training.state.zero_packing import copy_without_zeros, put_back_zeros
 
 logger = logging.getLogger(__name__)
@@ -27,10 +28,15 @@ logger = logging.getLogger(__name__)
 FORMAT = 7
 """Layout version of the files. Raise it when an older voxelfield could not resume from them.
 
-A file is a zip archive followed by a checksum of the whole, which is verified on loading. The archive's own checksums
-leave out what lies between its tensors, and torch.load ignores them: flipped bits would become weights.
+A file is a zip archive with a checksum of the whole as its comment, which is verified on loading. The archive's own
+checksums leave out what lies between its tensors, and torch.load ignores them: flipped bits would become weights.
 """
 
+# The length field of a zip archive's comment, which ends an archive without one, and the comment of a checkpoint.
+_LENGTH_SIZE = 2
+_COMMENT_SIZE = 25
+_END_SIZE = _LENGTH_SIZE + _COMMENT_SIZE
+_PIECE = 1 << 20
 _ADDED = {"format", "voxelfield"}
 _LAST = "last.pt"
 _NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
@@ -124,7 +130,7 @@ def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
     reserved = sorted(_ADDED & state.keys())
     if reserved:
         raise ValueError(f"state must not hold the keys {reserved}: save_checkpoint adds them")
-    return {"format": FORMAT, "voxelfield": voxelfield.__version__, **copy_without_zeros(state)}
+    return {"format": FORMAT, "voxelfield": _version(), **copy_without_zeros(state)}
 
 
 def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
@@ -298,7 +304,7 @@ def _read(path: Path, device: torch.device | str, parts: Collection[str] | None)
         newer = state["format"] > FORMAT
         raise CheckpointVersionError(
             f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
-            f"({voxelfield.__version__}) reads format {FORMAT}: "
+            f"({_version()}) reads format {FORMAT}: "
             + ("upgrade voxelfield" if newer else "train again, or continue with that version")
         )
     if parts is not None:
@@ -337,7 +343,7 @@ def check_whole(path: Path) -> None:
         CheckpointError: It is not a voxelfield checkpoint.
     """
     with path.open("rb") as file:
-        is_right, size = is_sealed(file), file.seek(0, os.SEEK_END)
+        is_right, size = _is_sealed(file), file.seek(0, os.SEEK_END)
         file.seek(0)
         start = file.read(4)
         file.seek(max(size - 22, 0))
@@ -363,3 +369,38 @@ def check_whole(path: Path) -> None:
         raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is a compressed zip file")
     if sum(info.file_size for info in infos) > size:
         raise damaged
+
+
+def seal(file: BinaryIO) -> None:
+    """Appends the checksum of the whole to a complete archive.
+
+    Args:
+        file: An archive without a comment, open for reading and writing.
+    """
+    size = file.seek(-_LENGTH_SIZE, os.SEEK_END)
+    end = _end(file, size)
+    file.seek(size)
+    file.write(end)
+
+
+def _is_sealed(file: BinaryIO) -> bool:
+    """Returns whether a file, open for reading, ends with its checksum."""
+    size = max(file.seek(0, os.SEEK_END) - _END_SIZE, 0)
+    end = _end(file, size)
+    return file.read() == end
+
+
+def _end(file: BinaryIO, size: int) -> bytes:
+    """Returns how a sealed archive ends whose other bytes are the first of a file, and leaves the file after these."""
+    file.seek(0)
+    checksum = 0
+    for begin in range(0, size, _PIECE):
+        checksum = zlib.crc32(file.read(min(_PIECE, size - begin)), checksum)
+    return struct.pack("<H", _COMMENT_SIZE) + b"voxelfield crc32 %08x" % checksum
+
+
+def _version() -> str:
+    try:
+        return metadata.version("voxelfield")
+    except metadata.PackageNotFoundError:  # used from a source tree that is not installed
+        return "unknown"
