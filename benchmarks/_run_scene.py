@@ -28,12 +28,8 @@ def load_run_scene(
         FileNotFoundError: The scene or one of its files does not exist.
         ValueError: A file of the scene is damaged.
     """
-    scene, data = run.config.scene, run.config.data
-    return voxelfield.load_scene(
-        scene.name,
-        splits=(split,),
-        holdout=data.holdout,
-        missing_images=missing_images or data.missing_images,
-        aabb=scene.aabb,
-        root=data_root or data.root,
-    )
+    data = run.config.data
+    missing = missing_images or data.missing_images
+    # Only the photographs and their cameras are needed.
+    options = run.config.load_options(splits=(split,), image_size=None, downscale=1, missing_images=missing, ndc=False)
+    return voxelfield.load_scene(run.config.scene.name, root=data_root or data.root, **options)

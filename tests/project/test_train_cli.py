@@ -30,6 +30,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import REQUIRED_METRICS, evenly_spaced
+from voxelfield.runs import configured
 from voxelfield.runs.configured import build_logger
 from voxelfield.training.config import LoggerConfig, RunConfig, parse, preset
 from voxelfield.training.logs.logging import NullLogger
@@ -583,12 +584,18 @@ def places() -> dict[int, Scene]:
     ],
 )
 def test_photographs_of_a_place_have_trainers_of_their_own(places, count, overrides, expected, tmp_path, monkeypatch):
-    settings = settings_of_run(monkeypatch, tmp_path, "seed=3", *overrides, scene=places[count])
-    assert settings == preset(*("seed=3", *overrides, f"trainer={expected}"), device="cpu", name="train")
+    given = ("scene.boxes=4", *overrides)
+    settings = settings_of_run(monkeypatch, tmp_path, *given, scene=places[count])
+    assert settings == preset(*given, f"trainer={expected}", device="cpu", name="train")
 
 
 def test_settings_apply_to_the_trainer_that_the_scene_chooses(places, tmp_path, monkeypatch):
-    overrides = ("trainer.steps=500", "trainer.loss.tv_until=${trainer.steps}", "++trainer.finest_resolution=320")
+    overrides = (
+        "scene.boxes=4",
+        "trainer.steps=500",
+        "trainer.loss.tv_until=${trainer.steps}",
+        "++trainer.finest_resolution=320",
+    )
     settings = settings_of_run(monkeypatch, tmp_path, *overrides, scene=places[100])
     assert settings == preset(*overrides, "trainer=unbounded", device="cpu", name="train")
     assert (settings.trainer.loss.tv_until, settings.model.resolutions[-1]) == (500, 320)
@@ -598,10 +605,11 @@ def test_settings_apply_to_the_trainer_that_the_scene_chooses(places, tmp_path, 
     assert given == [*overrides, "device=cpu", "trainer=unbounded"]
 
 
-def test_a_command_line_leaves_that_of_the_process_alone(places, tmp_path, monkeypatch):
+def test_a_scene_that_ends_at_its_box_is_not_loaded_to_choose_the_trainer(tmp_path, monkeypatch):
+    monkeypatch.setattr(configured, "load_configured_scene", lambda *_: pytest.fail("loaded"))
     before = list(sys.argv)
-    settings_of_run(monkeypatch, tmp_path, "seed=3", scene=places[99])
-    assert sys.argv == before
+    assert settings_of_run(monkeypatch, tmp_path) == preset("trainer=default", device="cpu", name="train")
+    assert sys.argv == before, "the command line of this process is not that of the run"
 
 
 @pytest.mark.slow

@@ -213,7 +213,7 @@ def refusal(*overrides: str) -> str:
         (
             "+data.x=1",
             "configuration has no key data.x; "
-            "data has root, download, downscale, holdout, missing_images, lens_distortion",
+            "data has downscale, holdout, missing_images, lens_distortion, root, download",
         ),
         (
             "trainer.stages=[{step: 0, resolution: 8}, {step: 5, resolutoin: 9}]",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import voxelfield
 from voxelfield.datasets.loading import load_scene
@@ -66,21 +67,15 @@ def load_scene_of(
         FileNotFoundError: The scene is not there.
         ValueError: It is damaged, or there is no such split.
     """
-    data, known = run.config.data, run.config.scene
-    return load_scene(
-        scene_folder(run, options),
-        splits=splits,
-        image_size=run.trainer.image_size if downscale is None else None,
-        downscale=data.downscale if downscale is None else downscale,
-        holdout=data.holdout if holdout is None else holdout,
-        missing_images=options.missing_images or data.missing_images,
-        lens_distortion=data.lens_distortion,
-        aabb=known.aabb,
-        boxes=known.boxes,
-        near=known.near,
-        ndc=False,  # only the photographs and their cameras are needed
-        model=known.model,
-    )
+    # Only the photographs and their cameras are needed.
+    changes: dict[str, Any] = {"splits": splits, "ndc": False}
+    if downscale is not None:
+        changes |= {"downscale": downscale, "image_size": None}
+    if holdout is not None:
+        changes["holdout"] = holdout
+    if options.missing_images is not None:
+        changes["missing_images"] = options.missing_images
+    return load_scene(scene_folder(run, options), **run.config.load_options(**changes))
 
 
 def scene_folder(run: Run, options: argparse.Namespace) -> Path:

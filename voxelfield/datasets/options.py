@@ -1,41 +1,73 @@
-"""The options that the loaders of all formats take."""
+"""The options that the loaders of all formats take, which are settings of a run too."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
+from voxelfield.config.parsing import Range
+from voxelfield.config.types import Count, Natural, NotNegative
 from voxelfield.datasets.images import Size
+from voxelfield.warps.nested_boxes import MAX_BOXES
 
 
-@dataclass(frozen=True)
-class LoadOptions:
-    """What to load of a scene, and how.
+@dataclass(kw_only=True)
+class ImageOptions:
+    """Which photographs are read, and how.
 
     Attributes:
-        splits: Which of train, val and test; None: all that the scene has.
-        image_size: Images with a side longer than this, in pixels, are shrunk until none is; None keeps them.
-        downscale: Images are shrunk by this factor N first, or taken from the folder ``images_N`` of a capture.
+        downscale: Images are shrunk by this factor N first, or taken from the folder ``images_N`` of a capture if that
+            holds the same images.
         holdout: Every ``holdout``-th training view, sorted by path, is held out for the test in a scene without test
             or validation views; 0 holds none out.
         missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;
             None does what is usual for the format.
-        lens_distortion: Whether rays are bent as the lenses bend them. Without, photographs count as undistorted: those
-            of a fisheye as equidistant, all others as those of a pinhole.
-        aabb: (2, 3) box that holds what matters, world units; None: as
-            :func:`voxelfield.datasets.frames.make_scene` chooses.
-        boxes: Number of nested boxes, the smallest of which is ``aabb``; 1: nothing is outside of it; None: several
-            if no box is given and less than a tenth of the images is transparent; otherwise 1.
+        lens_distortion: Whether to apply lens distortion. Without, photographs count as undistorted: those of a fisheye
+            as equidistant, all others as those of a pinhole.
+    """
+
+    downscale: Count = 1
+    holdout: Natural = 8
+    missing_images: Literal["error", "skip"] | None = None
+    lens_distortion: bool = True
+
+
+@dataclass(kw_only=True)
+class PlaceOptions:
+    """Where the field lies, beside its box.
+
+    Attributes:
+        boxes: Number of nested boxes, the smallest of which is ``aabb``, for a scene that reaches beyond it
+            (:class:`voxelfield.warps.nested_boxes.NestedBoxes`); 1: nothing is outside. None: several for
+            photographs of a place, of which less than a tenth is transparent, where no box is given; else 1.
         near: Distance from a camera before which nothing is sampled, world units, with nested boxes; with ``ndc``, the
-            depth of the near plane. None: as the cameras suggest.
+            depth of the near plane. None: as the cameras suggest, or 0.
+        ndc: Whether the grid lies in normalised device coordinates
+            (:class:`voxelfield.warps.ndc_box.NdcBox`), for photographs that all look the same way; None:
+            where they do and points of the scene are known, unless ``aabb`` or ``boxes`` is given.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
-        ndc: Whether a capture's grid lies in normalised device coordinates
-            (:class:`voxelfield.warps.ndc_box.NdcBox`); None: if all cameras face the same way, points are
-            known, and neither a box nor a number of boxes is given.
+    """
+
+    boxes: Annotated[int, Range(1, MAX_BOXES)] | None = None
+    near: NotNegative | None = None
+    ndc: bool | None = None
+    model: Natural | None = None
+
+
+@dataclass
+class LoadOptions(ImageOptions, PlaceOptions):
+    """What to load of a scene, and how; the keyword arguments of :func:`voxelfield.load_scene`.
+
+    Attributes:
+        splits: Which of train, val and test; None: all that the scene has. Without views for the test, those of val
+            stand in; without either, some are held out (``holdout``), or there is no test split.
+        image_size: Images with a side longer than this, in pixels, are shrunk until none is; None keeps them.
+        aabb: (2, 3) box that holds what matters, world units. None: that of ``configs/scene`` if the scene is given by
+            a name in it, never for a path; otherwise as :func:`voxelfield.datasets.frames.make_scene` chooses.
 
     Raises:
         ValueError: A value is none of these.
@@ -43,17 +75,12 @@ class LoadOptions:
 
     splits: Sequence[str] | None = ("train", "test")
     image_size: int | None = None
-    downscale: int = 1
-    holdout: int = 8
-    missing_images: Literal["error", "skip"] | None = None
-    lens_distortion: bool = True
     aabb: Tensor | Sequence[Sequence[float]] | None = None
-    boxes: int | None = None
-    near: float | None = None
-    ndc: bool | None = None
-    model: int | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.splits, str):
+            raise ValueError(f"splits must be a sequence of names or None, got {self.splits!r}: use [{self.splits!r}]")
+        self.splits = self.splits and tuple(self.splits)
         for name, least in (("downscale", 1), ("image_size", 1), ("boxes", 1), ("model", 0)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):

@@ -293,21 +293,10 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
             raise ValueError(f"scene.{key} must be null, because it follows from the cameras: set scene.ndc=true alone")
     # A ratio only makes sense for nested boxes.
     ratio_is_given = settings.scene.box_ratio != SceneConfig.box_ratio
+    ndc = False if settings.scene.ndc is None and ratio_is_given else settings.scene.ndc
     # A folder and not a name: the configuration already has the box of a configured scene.
-    scene = load_scene(
-        find_scene(settings.scene.name, root / settings.data.root, download=settings.data.download),
-        splits=splits,
-        image_size=settings.trainer.image_size,
-        downscale=settings.data.downscale,
-        holdout=settings.data.holdout,
-        missing_images=settings.data.missing_images,
-        lens_distortion=settings.data.lens_distortion,
-        aabb=settings.scene.aabb,
-        boxes=settings.scene.boxes,
-        near=settings.scene.near,
-        ndc=False if settings.scene.ndc is None and ratio_is_given else settings.scene.ndc,
-        model=settings.scene.model,
-    )
+    folder = find_scene(settings.scene.name, root / settings.data.root, download=settings.data.download)
+    scene = load_scene(folder, **settings.load_options(splits=splits, ndc=ndc))
     if not isinstance(scene.frame, NestedBoxes):
         return scene
     return replace(scene, frame=replace(scene.frame, ratio=settings.scene.box_ratio))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal, TypeAlias
 
 from voxelfield.config.parsing import Form, Range
-from voxelfield.config.types import NotNegative, Positive
+from voxelfield.config.types import Positive
+from voxelfield.datasets.options import ImageOptions, LoadOptions, PlaceOptions
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.grids.boxes import parse_box
 from voxelfield.models.pyramid import PyramidRecipe
@@ -16,7 +17,7 @@ from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.trainer import TrainerConfig
 from voxelfield.warps.field_frame import FieldFrame
 from voxelfield.warps.ndc_box import NdcBox, Row
-from voxelfield.warps.nested_boxes import MAX_BOXES, NestedBoxes
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 AUTO = "auto"
 """Value of ``resume`` that means the run's own directory."""
@@ -29,20 +30,13 @@ Device: TypeAlias = Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)]
 
 
 @dataclass
-class SceneConfig:
-    """Settings of the scene.
+class SceneConfig(PlaceOptions):
+    """Settings of the scene: its name, its box, and the options of loading that say where its field lies.
 
     Attributes:
         name: Name of the scene's folder.
         aabb: Low and high corner of the box of interest, world units; None for the default of the scene's format.
-        boxes: Number of nested boxes, the smallest of which is ``aabb``; 1 for no space outside ``aabb``; None for the
-            default of the scene's format.
         box_ratio: Ratio of the sizes of successive nested boxes.
-        near: Distance from a camera within which no samples are placed, world units, with nested boxes; with ``ndc``,
-            the depth of the near plane. None for the default of the scene's format.
-        ndc: Whether the grid lies in normalised device coordinates, for cameras that all look the same way; None to
-            decide by the cameras.
-        model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
         ndc_camera: Reference camera of these coordinates, three rows of its camera-to-world matrix. A run records it
             and the following two (:data:`NDC_RECORD`); they are not settings.
         ndc_window: Limits of x / depth and y / depth in the reference camera's frame.
@@ -51,11 +45,7 @@ class SceneConfig:
 
     name: Annotated[str, Form(r".+", "the name of a folder")] = "lego"
     aabb: tuple[Corner, Corner] | None = ((-1.5, -1.5, -1.5), (1.5, 1.5, 1.5))
-    boxes: Annotated[int, Range(1, MAX_BOXES)] | None = None
     box_ratio: Annotated[float, Range(1, low_open=True)] = 2.0
-    near: NotNegative | None = None
-    ndc: bool | None = None
-    model: Annotated[int, Range(0)] | None = None
     ndc_camera: tuple[Row, Row, Row] | None = None
     ndc_window: tuple[tuple[float, float], tuple[float, float]] | None = None
     ndc_depth: Positive | None = None
@@ -106,26 +96,16 @@ class SceneConfig:
 
 
 @dataclass
-class DataConfig:
-    """Settings of the data sets.
+class DataConfig(ImageOptions):
+    """Settings of the data sets: where they are, and the options of loading that say how photographs are read.
 
     Attributes:
         root: Folder with one subfolder per scene.
         download: Download the scene if it is absent and publicly available.
-        downscale: Factor N by which images are shrunk, or the ``images_N`` folder of a capture that is used instead.
-        holdout: Every ``holdout``-th training view, sorted by path, is held out for the test in a scene without test
-            or validation views; 0 holds none out.
-        missing_images: ``error`` rejects a scene with missing images, ``skip`` leaves such views out; None selects the
-            default of the format.
-        lens_distortion: Whether rays follow the lens distortion of a capture.
     """
 
     root: str = "data"
     download: bool = False
-    downscale: Annotated[int, Range(1)] = 1
-    holdout: Annotated[int, Range(0)] = 8
-    missing_images: Literal["error", "skip"] | None = None
-    lens_distortion: bool = True
 
 
 @dataclass
@@ -191,3 +171,12 @@ class RunConfig:
                     f"{prefix}trainer.loss.{term} must be 0 for model={self.model.kind}, which has no such term, "
                     f"got {weight}"
                 )
+
+    def load_options(self, **changes: Any) -> dict[str, Any]:
+        """Returns what :func:`voxelfield.load_scene` takes as options, as these settings have it.
+
+        Args:
+            changes: Options that are others.
+        """
+        stated = vars(self.scene) | vars(self.data) | {"image_size": self.trainer.image_size}
+        return {option.name: stated[option.name] for option in fields(LoadOptions) if option.name in stated} | changes
