@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -71,12 +70,11 @@ def inspect_scene(
         capture = read_capture(folder, aabb, model)
     rows, findings = figures(capture), check_capture(capture)
     shown = [*(Finding("loading", note) for note in notes), *findings]
-    picture = io.BytesIO()
-    draw(capture, shown).save(picture, format="PNG")
+    picture = draw(capture, shown)
     with atomic_write(out / PICTURE) as file:
-        file.write(picture.getvalue())
+        file.write(picture)
     with atomic_write(out / PAGE) as file:
-        file.write(make_page(capture.name, rows, shown, picture.getvalue()).encode())
+        file.write(make_page(capture.name, rows, shown, picture).encode())
     return Inspection(capture.name, tuple(rows), tuple(findings), tuple(notes))
 
 
