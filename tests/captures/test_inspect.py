@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import html.parser
-import importlib.util
 import io
 import itertools
 import json
@@ -126,12 +125,6 @@ def test_what_is_no_scene_is_told_in_one_line(tmp_path, caplog):
     (record,) = caplog.records
     assert "transforms.json" in record.getMessage()
     assert "\n" not in record.getMessage()
-
-
-def test_what_to_install_is_told_in_one_line(capture_folder, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert main(["inspect", str(capture_folder), "-o", str(tmp_path)]) == 2
-    assert 'pip install "voxelfield[inspect]"' in caplog.text
 
 
 def test_a_capture_holds_what_the_files_say(capture_folder):
