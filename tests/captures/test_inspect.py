@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import html.parser
-import importlib.util
 import io
 import itertools
 import json
@@ -20,15 +20,13 @@ from PIL import Image, ImageFilter
 from room_corner import corner_cameras, photograph, write_photographs
 
 import voxelfield
-from voxelfield.captures.capture import read_capture
+from voxelfield.captures.capture import Capture, read_capture
 from voxelfield.captures.checks import Finding, check_capture
-from voxelfield.captures.drawing import WIDTH, draw, frustum_lines
+from voxelfield.captures.drawing import WIDTH, draw, frustum_lines, shown_views
 from voxelfield.captures.figures import figures
 from voxelfield.captures.inspection import PAGE, PICTURE, inspect_scene
 from voxelfield.captures.measures import fingerprint, sharpness
-from voxelfield.captures.page import make_page
-from voxelfield.captures.palette import WARNING, split_color
-from voxelfield.captures.sheet import shown_views
+from voxelfield.captures.page import SPLITS, WARNING, make_page
 from voxelfield.cli.command import main
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
@@ -48,6 +46,10 @@ def capture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     meta = {"fl_x": fx, "fl_y": fy, "cx": cx, "cy": cy, "frames": frames}
     (folder / "transforms.json").write_text(json.dumps(meta))
     return folder
+
+
+def drawn(capture: Capture, findings: list[Finding]) -> Image.Image:
+    return Image.open(io.BytesIO(draw(capture, findings))).convert("RGB")
 
 
 @pytest.fixture
@@ -125,12 +127,6 @@ def test_what_is_no_scene_is_told_in_one_line(tmp_path, caplog):
     assert "\n" not in record.getMessage()
 
 
-def test_what_to_install_is_told_in_one_line(capture_folder, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert main(["inspect", str(capture_folder), "-o", str(tmp_path)]) == 2
-    assert 'pip install "voxelfield[inspect]"' in caplog.text
-
-
 def test_a_capture_holds_what_the_files_say(capture_folder):
     capture = read_capture(capture_folder)
     order = [int(name.removeprefix("view_")) for name in capture.names]
@@ -187,7 +183,7 @@ def test_sparse_points_are_those_of_the_model(capture_folder, tmp_path):
     assert capture.colors.unique(dim=0).tolist() == [[10, 20, 30]]
     rows = dict(figures(capture))
     assert re.fullmatch(r"200, of which \d+ % in the box", rows["sparse points"])
-    assert draw(capture, check_capture(capture)).width == WIDTH
+    assert drawn(capture, check_capture(capture)).width == WIDTH
 
 
 def test_frusta_go_through_the_corners_of_the_images():
@@ -219,10 +215,17 @@ def test_the_picture_shows_cameras_of_both_splits_and_marks_what_was_found(captu
         wanted = [int(color[place : place + 2], 16) for place in (1, 3, 5)]
         return int((np.abs(np.asarray(picture).astype(int) - wanted).max(axis=-1) < 8).sum())
 
-    plain, marked = draw(capture, []), draw(capture, findings)
-    assert pixels_of(split_color("train"), plain) > 2 * pixels_of(split_color("test"), plain) > 200
+    plain, marked = drawn(capture, []), drawn(capture, findings)
+    assert pixels_of(SPLITS["train"], plain) > 2 * pixels_of(SPLITS["test"], plain) > 200
     # A frame of three pixels around a thumbnail of 96 x 72, and some letters. The walls have every colour, too.
     assert pixels_of(WARNING, marked) - pixels_of(WARNING, plain) > 3 * 2 * (96 + 72)
+
+
+def test_names_are_drawn_as_they_are_in_any_script(capture_folder, recwarn):
+    capture = read_capture(capture_folder)
+    names = (r"$\frac{", "$x$", "日本語の写真", *capture.names[3:])
+    drawn(dataclasses.replace(capture, name=r"a $\b$ {", names=names), [Finding(r"$\frac{$", r"$\c{$", (0,))])
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_a_sheet_shows_what_was_found_among_views_spread_evenly():

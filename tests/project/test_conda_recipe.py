@@ -12,7 +12,7 @@ yaml = pytest.importorskip("yaml")
 
 RECIPE = Path(__file__).parents[2] / "packaging" / "conda" / "recipe.yaml"
 # Names of PyPI to those of conda-forge; what an extra of a package brings is a package there.
-RENAMED = {"torch": ["pytorch"], "pooch[progress]": ["pooch"]}
+RENAMED = {"torch": ["pytorch"], "matplotlib": ["matplotlib-base"], "pooch[progress]": ["pooch"]}
 
 
 def required_by_project() -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # Each takes from a tenth of a second to several seconds to import.
-SLOW = ("torch._dynamo", "torchmetrics", "sympy", "av", "tensorboard", "pooch", "numpy", "PIL", "viser")
+SLOW = ("torch._dynamo", "torchmetrics", "sympy", "av", "tensorboard", "matplotlib", "pooch", "numpy", "PIL", "viser")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from voxelfield.rendering.rigid import compose, exp_se3, log_se3, turning_angles
+from voxelfield.rendering.rigid import compose, exp_se3, log_se3, quaternions, rotations, turning_angles
 
 # Angles on both sides of where series take over, at 0.1, and up to a whole turn.
 ANGLES = [0.0, 1e-8, 1e-4, 0.0999, 0.1001, 1.0, 3.0, 6.2]
@@ -86,3 +86,14 @@ def test_the_logarithm_of_half_a_turn_is_one():
 def test_the_logarithm_refuses_other_shapes():
     with pytest.raises(ValueError, match=re.escape("motions must have shape (N, 4, 4), got (4, 4)")):
         log_se3(torch.eye(4))
+
+
+@pytest.mark.parametrize("angle", [0.0, 1e-7, 1.0, 2.5, math.pi - 1e-9, math.pi])
+def test_a_rotation_and_its_quaternion_are_one(angle):
+    axes = F.normalize(torch.randn(4, 3, dtype=torch.float64), dim=-1)
+    turned = exp_se3(torch.cat((angle * axes, torch.zeros_like(axes)), dim=1))[:, :3, :3]
+    found = quaternions(turned)
+    expected = torch.cat((torch.full((4, 1), math.cos(angle / 2)), math.sin(angle / 2) * axes), dim=1)
+    torch.testing.assert_close((found * expected).sum(dim=1).abs(), torch.ones(4, dtype=torch.float64))
+    torch.testing.assert_close(rotations(found), turned, rtol=0, atol=1e-12)
+    torch.testing.assert_close(rotations(-found), turned, rtol=0, atol=1e-12)

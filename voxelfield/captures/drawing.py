@@ -1,86 +1,117 @@
-"""The picture of a capture: cameras, box and points from three sides and at an angle, with an image sheet below."""
+"""The picture of a capture: cameras, box and points from three sides and at an angle, with the images below."""
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from PIL import Image
+from matplotlib.patches import Rectangle
+from mpl_toolkits.axes_grid1.anchored_artists import AnchoredSizeBar
 from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
 from voxelfield.captures.checks import Finding
 from voxelfield.captures.figures import figures, nearest_distances, upright
-from voxelfield.captures.palette import BOX, MUTED, WARNING, split_color
-from voxelfield.captures.sheet import draw_sheet
+from voxelfield.captures.page import BOX, MUTED, SPLITS, WARNING
 
 WIDTH, HEIGHT = 1800, 1240
-"""Pixels of the drawings above the sheet."""
+"""Pixels of the drawings above the images."""
+
+SHOWN = 80
+"""Most images below the drawings."""
 
 _DPI = 100
 _POINTS = 20_000
-_AXES = "xyz"
-_AXIS_COLORS = ("#d93025", "#1e8e3e", "#1a73e8")
+_AXES = {"x": "#d93025", "y": "#1e8e3e", "z": "#1a73e8"}
 _CLUSTER = 0.4  # cameras within so much of everything are drawn once more by themselves
 _ELEVATION, _AZIMUTH = math.radians(25.0), math.radians(35.0)
 # Corners of a box, as bits of x, y and z; edges join those that differ in one bit.
 _EDGES = [(one, one | bit) for one in range(8) for bit in (1, 2, 4) if not one & bit]
 
+# Pixels around the images, between them, for a line of text, and at least for names below narrow images.
+_MARGIN, _GAP, _LINE, _NARROWEST = 30, 10, 18, 120
 
-def draw(capture: Capture, findings: Sequence[Finding]) -> Image.Image:
+
+def draw(capture: Capture, findings: Sequence[Finding]) -> bytes:
     """Draws a capture.
 
     Args:
         capture: What to draw.
-        findings: What was found; named beside the drawings and marked on the sheet.
+        findings: What was found; named beside the drawings and marked on the images.
 
     Returns:
-        An RGB image, 1800 pixels wide.
+        A PNG file, 1800 pixels wide.
     """
-    figure = Figure(figsize=(WIDTH / _DPI, HEIGHT / _DPI), dpi=_DPI, facecolor="white")
-    canvas = FigureCanvasAgg(figure)
-    figure.suptitle(f"{capture.name}: {len(capture)} views", fontsize=17, x=0.02, y=0.985, ha="left")
-    grid = figure.add_gridspec(2, 3, left=0.045, right=0.985, top=0.93, bottom=0.02, wspace=0.16, hspace=0.13)
-    everything = torch.cat((capture.origins, capture.aabb))
-    centre, span = _centre_and_span(everything)
-    # Frusta must be visible, and must not cover one another.
-    depth = min(max(_spacing(capture), 0.02 * span), 0.07 * span)
+    titles: dict[int, list[str]] = {}
+    for finding in findings:
+        # A finding about most views does not distinguish any of them.
+        for index in finding.views if len(finding.views) <= len(capture) // 2 else ():
+            titles.setdefault(index, []).append(finding.title)
+    views = shown_views(len(capture), list(titles))
+    widest = max(_NARROWEST, *(capture.thumbnails[index].width for index in views))
+    columns = (WIDTH - 2 * _MARGIN + _GAP) // (widest + _GAP)
+    tallest = max(capture.thumbnails[index].height for index in views)
+    row = tallest + _LINE * (1 + max(len(titles.get(index, ())) for index in views)) + _GAP
+    height = HEIGHT + 50 + -(-len(views) // columns) * row + _MARGIN
+    figure = Figure(figsize=(WIDTH / _DPI, height / _DPI), dpi=_DPI)
+    figure.text(0.02, 1 - 20 / height, f"{capture.name}: {len(capture)} views", fontsize=17, va="top", parse_math=False)
+    grid = figure.add_gridspec(
+        2, 3, left=0.045, right=0.985, top=1 - 0.07 * HEIGHT / height, bottom=1 - 0.98 * HEIGHT / height, hspace=0.14
+    )
+    everything = torch.cat((capture.origins, torch.cartesian_prod(*capture.aabb.T)))
     for column, (right, up, seen_from) in enumerate(((0, 1, "+z"), (0, 2, "-y"), (1, 2, "+x"))):
-        axes = figure.add_subplot(grid[0, column])
-        basis = torch.eye(3, dtype=torch.float64)[[right, up]]
-        _draw_space(axes, capture, basis, depth)
-        axes.set_xlabel(f"{_AXES[right]} [world units]")
-        axes.set_ylabel(f"{_AXES[up]} [world units]", labelpad=1)
-        axes.set_title(f"seen from {seen_from}", fontsize=12)
-        axes.grid(color="#e8eaed", linewidth=0.8)
-        axes.set_axisbelow(True)
-        _frame(axes, basis @ centre, span)
+        axes = figure.add_subplot(grid[0, column], title=f"seen from {seen_from}", axisbelow=True)
+        _draw_space(axes, capture, torch.eye(3, dtype=torch.float64)[[right, up]], everything)
+        axes.set(xlabel=f"{'xyz'[right]} [world units]", ylabel=f"{'xyz'[up]} [world units]")
+        axes.grid(color="#e8eaed")
     oblique, from_above = _views(capture)
-    _draw_view(figure.add_subplot(grid[1, 0]), capture, oblique, depth, "oblique view, up as in the images")
-    axes = figure.add_subplot(grid[1, 1])
-    spread = _centre_and_span(capture.origins)[1]
-    if spread < _CLUSTER * span:
-        near = max(spread, 1e-3 * span)
-        depth = min(max(_spacing(capture), 0.04 * near), 0.12 * near)
-        _draw_view(axes, capture, oblique, depth, "cameras only, from the same angle", near)
+    axes = figure.add_subplot(grid[1, 0], title="oblique view, up as in the images")
+    _draw_view(axes, capture, oblique, everything)
+    if _span(capture.origins) < _CLUSTER * _span(everything):
+        axes = figure.add_subplot(grid[1, 1], title="cameras only, from the same angle")
+        _draw_view(axes, capture, oblique, capture.origins)
     else:
-        _draw_view(axes, capture, from_above, depth, "top view, up as in the images")
+        axes = figure.add_subplot(grid[1, 1], title="top view, up as in the images")
+        _draw_view(axes, capture, from_above, everything)
     _draw_text(figure.add_subplot(grid[1, 2]), capture, findings)
-    canvas.draw()
-    drawn = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
-    sheet = draw_sheet(capture, findings, WIDTH)
-    page = Image.new("RGB", (WIDTH, drawn.height + sheet.height), "white")
-    page.paste(drawn, (0, 0))
-    page.paste(sheet, (0, drawn.height))
-    return page
+    heading = "Images" if len(views) == len(capture) else f"{len(views)} of {len(capture)} images"
+    figure.text(_MARGIN / WIDTH, 1 - (HEIGHT + 30) / height, heading, fontsize=14)
+    for place, index in enumerate(views):
+        x = _MARGIN + place % columns * ((WIDTH - 2 * _MARGIN + _GAP) // columns)
+        y = height - HEIGHT - 50 - place // columns * row - tallest
+        _draw_image(figure, capture, index, titles.get(index, []), x, y)
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        # Names may be in any script; a box stands for a letter that the font lacks.
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+        figure.savefig(picture, format="png")
+    return picture.getvalue()
+
+
+def shown_views(count: int, flagged: Sequence[int], max_views: int = SHOWN) -> list[int]:
+    """Chooses views to show: those that something was found about, and others spread evenly, in their order.
+
+    Args:
+        count: Number of views.
+        flagged: Indices of those that something was found about.
+        max_views: Number of views to choose; all if there are fewer.
+    """
+    if count <= max_views:
+        return list(range(count))
+    kept = sorted(set(flagged))[: max_views // 2]
+    others = [index for index in range(count) if index not in set(kept)]
+    room = max_views - len(kept)
+    return sorted({*kept, *(others[index * len(others) // room] for index in range(room))})
 
 
 def frustum_lines(c2w: Tensor, intrinsics: Tensor, sizes: Tensor, depth: float) -> Tensor:
@@ -110,111 +141,83 @@ def frustum_lines(c2w: Tensor, intrinsics: Tensor, sizes: Tensor, depth: float) 
     return lines @ c2w[:, None, :3, :3].mT + c2w[:, None, None, :3, 3]
 
 
-def _draw_space(axes: Any, capture: Capture, basis: Tensor, depth: float) -> None:
-    """Draws points, box and frusta onto the plane of a basis (2, 3)."""
+def _draw_space(axes: Any, capture: Capture, basis: Tensor, shown: Tensor) -> float:
+    """Draws points, box and frusta onto the plane of a basis (2, 3); returns the span of the positions (N, 3) shown."""
     if len(capture.points):
         chosen = torch.linspace(0, len(capture.points) - 1, min(_POINTS, len(capture.points))).long()
-        x, y = (capture.points[chosen] @ basis.T).T.numpy()
-        axes.scatter(x, y, s=2.5, c=capture.colors[chosen].numpy() / 255, linewidths=0, alpha=0.7, zorder=1)
-    corners = torch.stack([capture.aabb[[index >> axis & 1 for axis in range(3)], range(3)] for index in range(8)])
-    edges = (corners @ basis.T)[torch.tensor(_EDGES)]
-    axes.add_collection(LineCollection(list(edges.numpy()), colors=BOX, linewidths=1.4, zorder=2))
+        colors = capture.colors[chosen].numpy() / 255
+        axes.scatter(*(capture.points[chosen] @ basis.T).T, s=2.5, c=colors, linewidths=0, alpha=0.7, zorder=1)
+    corners = torch.cartesian_prod(*capture.aabb.T) @ basis.T
+    axes.add_collection(LineCollection(list(corners[torch.tensor(_EDGES)].numpy()), colors=BOX, zorder=2))
+    shown = shown @ basis.T
+    span = max(_span(shown), 1e-3 * _span(capture.aabb))
+    # Frusta must be visible, and must not cover one another.
+    spacing = 1.5 * float(nearest_distances(capture.origins).median()) if len(capture) > 1 else math.inf
     sizes = torch.tensor(capture.sizes, dtype=torch.float64)
+    depth = min(max(spacing, 0.02 * span), 0.07 * span)
     lines = frustum_lines(capture.c2w, capture.intrinsics, sizes, depth) @ basis.T
-    width = 1.0 if len(capture) <= 60 else 0.6
-    for number, split in enumerate(dict.fromkeys(capture.splits)):
+    for number, split in enumerate(dict.fromkeys(capture.splits), start=3):
         ours = torch.tensor([name == split for name in capture.splits])
-        color = split_color(split)
-        axes.add_collection(
-            LineCollection(list(lines[ours].flatten(0, 1).numpy()), colors=color, linewidths=width, zorder=3 + number)
-        )
-        x, y = (capture.origins[ours] @ basis.T).T.numpy()
-        axes.scatter(x, y, s=5, color=color, linewidths=0, zorder=3 + number)
+        color, width = SPLITS.get(split, MUTED), 1.0 if len(capture) <= 60 else 0.6
+        edges = list(lines[ours].flatten(0, 1).numpy())
+        axes.add_collection(LineCollection(edges, colors=color, linewidths=width, zorder=number))
+        axes.scatter(*(capture.origins[ours] @ basis.T).T, s=5, color=color, linewidths=0, zorder=number)
+    x, y = ((shown.amin(dim=0) + shown.amax(dim=0)) / 2).tolist()
+    half = 0.63 * span
+    axes.set(xlim=(x - half, x + half), ylim=(y - half, y + half), aspect="equal")
+    return span
 
 
-def _draw_view(axes: Any, capture: Capture, basis: Tensor, depth: float, title: str, near: float | None = None) -> None:
-    """Draws everything along a direction that is none of the world's axes; with ``near``, so much around cameras."""
-    _draw_space(axes, capture, basis, depth)
-    shown = capture.origins if near else torch.cat((capture.origins, torch.cartesian_prod(*capture.aabb.T)))
-    centre, span = _centre_and_span(shown @ basis.T)
-    span = 1.25 * max(span, near or 0.0)
-    # Below is room for the scale.
-    _frame(axes, centre - torch.tensor([0.0, 0.08 * span]), span)
-    _draw_scale(axes, basis)
-    axes.set_title(title, fontsize=12)
-
-
-def _draw_scale(axes: Any, basis: Tensor) -> None:
-    """Replaces a drawing's ticks by a bar of a round length and the directions of the world's axes."""
-    axes.set_xticks([])
-    axes.set_yticks([])
-    (left, right), (bottom, _) = axes.get_xlim(), axes.get_ylim()
-    span = right - left
-    length = 10 ** math.floor(math.log10(span / 4))
-    length *= max(factor for factor in (1, 2, 5) if factor * length <= span / 4)
-    x, y = right - 0.05 * span, bottom + 0.05 * span
-    axes.plot([x - length, x], [y, y], color=BOX, linewidth=3, solid_capstyle="butt", zorder=9)
-    unit = "unit" if length == 1 else "units"
-    axes.text(x - length / 2, y + 0.015 * span, f"{length:g} {unit}", ha="center", va="bottom", zorder=9)
-    foot = torch.tensor([left + 0.11 * span, bottom + 0.13 * span])
-    for name, color, direction in zip(_AXES, _AXIS_COLORS, basis.T, strict=True):
-        if float(direction.norm()) < 0.25:  # towards the viewer
-            continue
-        tip, label = foot + 0.07 * span * direction, foot + 0.095 * span * direction
-        axes.plot(*zip(foot.tolist(), tip.tolist(), strict=True), color=color, linewidth=2, zorder=9)
-        axes.text(*label.tolist(), name, color=color, ha="center", va="center", zorder=9)
+def _draw_view(axes: Any, capture: Capture, basis: Tensor, shown: Tensor) -> None:
+    """Draws everything along a direction that is none of the world's axes, with a scale and the axes' directions."""
+    length = _draw_space(axes, capture, basis, shown) / 4
+    length = max(round_ for factor in (1, 2, 5) if (round_ := factor * 10 ** math.floor(math.log10(length))) <= length)
+    axes.set(xticks=[], yticks=[])
+    label = f"{length:g} {'unit' if length == 1 else 'units'}"
+    axes.add_artist(AnchoredSizeBar(axes.transData, length, label, "lower right", frameon=False))
+    foot = torch.tensor([0.11, 0.1])
+    for (name, color), direction in zip(_AXES.items(), basis.T, strict=True):
+        if float(direction.norm()) > 0.25:  # not towards the viewer
+            tip = (foot + 0.1 * direction).tolist()
+            arrow = {"arrowstyle": "<|-", "color": color, "shrinkA": 0, "shrinkB": 0}
+            axes.annotate(name, foot.tolist(), tip, "axes fraction", color=color, arrowprops=arrow, ha="center")
 
 
 def _draw_text(axes: Any, capture: Capture, findings: Sequence[Finding]) -> None:
     axes.set_axis_off()
     handles = [
-        Line2D([], [], color=split_color(name), linewidth=2, label=f"{name} cameras")
-        for name in dict.fromkeys(capture.splits)
+        Line2D([], [], color=SPLITS.get(name, MUTED), label=f"{name} cameras") for name in dict.fromkeys(capture.splits)
     ]
-    handles.append(Line2D([], [], color=BOX, linewidth=1.4, label="box"))
+    handles.append(Line2D([], [], color=BOX, label="box"))
     if len(capture.points):
         handles.append(Line2D([], [], color=MUTED, marker=".", linestyle="", label="sparse points"))
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(-0.02, 1.02), frameon=False, ncols=2, fontsize=11)
-    lines = [(line, BOX) for label, text in figures(capture) for line in _wrapped(f"{label}: {text}")]
-    lines.append(("", BOX))
-    if findings:
-        lines += [(line, WARNING) for finding in findings for line in _wrapped(f"{finding.title}: {finding.message}")]
-    else:
-        lines.append(("nothing unusual was found", BOX))
+    found = [f"{finding.title}: {finding.message}" for finding in findings]
+    texts = [(f"{label}: {text}", BOX) for label, text in figures(capture)] + [("", BOX)]
+    texts += [(text, WARNING) for text in found] or [("nothing unusual was found", BOX)]
+    lines = [
+        (line, color) for text, color in texts for line in textwrap.wrap(text, 62, subsequent_indent="    ") or [""]
+    ]
     step = min(0.036, 0.86 / len(lines))
     for number, (line, color) in enumerate(lines):
-        axes.text(
-            0.0,
-            0.87 - number * step,
-            line,
-            color=color,
-            fontsize=min(10.5, 290 * step),
-            va="top",
-            transform=axes.transAxes,
-        )
+        axes.text(0, 0.87 - number * step, line, color=color, fontsize=min(10, 280 * step), va="top", parse_math=False)
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, 62, subsequent_indent="    ")
+def _draw_image(figure: Figure, capture: Capture, index: int, titles: Sequence[str], x: int, y: int) -> None:
+    """Draws an image with its lower left corner at a pixel, and below it its name and the titles of its findings."""
+    image = capture.thumbnails[index]
+    figure.figimage(np.asarray(image), x, y, origin="upper")
+    color, width = (WARNING, 3) if titles else (MUTED, 1)
+    frame = Rectangle((x, y), image.width, image.height, fill=False, color=color, linewidth=0.72 * width)
+    figure.add_artist(frame).set_transform(None)
+    texts = [(capture.names[index], SPLITS.get(capture.splits[index], MUTED)), *((title, WARNING) for title in titles)]
+    for number, (text, color) in enumerate(texts):
+        shown = text if len(text) <= 18 else f"{text[:9]}…{text[-8:]}"
+        figure.text(x, y - 16 - number * _LINE, shown, color=color, fontsize=9.5, transform=None, parse_math=False)
 
 
-def _frame(axes: Any, centre: Tensor, span: float) -> None:
-    """Shows a square, so that units are equally long in both directions."""
-    half = 0.55 * max(span, 1e-9)
-    x, y = centre.tolist()
-    axes.set_xlim(x - half, x + half)
-    axes.set_ylim(y - half, y + half)
-    axes.set_aspect("equal")
-
-
-def _centre_and_span(points: Tensor) -> tuple[Tensor, float]:
-    low, high = points.amin(dim=0), points.amax(dim=0)
-    return (low + high) / 2, float((high - low).max())
-
-
-def _spacing(capture: Capture) -> float:
-    """Returns the depth of frusta that touch, but do not cover, their neighbours."""
-    return 1.5 * float(nearest_distances(capture.origins).median()) if len(capture) > 1 else math.inf
+def _span(points: Tensor) -> float:
+    return float((points.amax(dim=0) - points.amin(dim=0)).max())
 
 
 def _views(capture: Capture) -> tuple[Tensor, Tensor]:

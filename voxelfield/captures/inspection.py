@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import io
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,10 +10,10 @@ from pathlib import Path
 
 from voxelfield.captures.capture import read_capture
 from voxelfield.captures.checks import Finding, check_capture
+from voxelfield.captures.drawing import draw
 from voxelfield.captures.figures import figures
 from voxelfield.captures.page import make_page
 from voxelfield.files import atomic_write
-from voxelfield.installed import MissingPackageError
 from voxelfield.messages import one_line, printable
 
 _LOADERS = "voxelfield.datasets"
@@ -60,23 +58,18 @@ def inspect_scene(
 
     Raises:
         FileNotFoundError: The folder is of no known format, or lacks files.
-        MissingPackageError: matplotlib, or a package that the format needs, is not installed.
+        MissingPackageError: A package that the format needs is not installed.
         ValueError: A file is not as it must be.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingPackageError('matplotlib must be installed to draw a scene: pip install "voxelfield[inspect]"')
-    from voxelfield.captures.drawing import draw
-
     with _warnings_of(_LOADERS) as notes:
         capture = read_capture(folder, aabb, model)
     rows, findings = figures(capture), check_capture(capture)
     shown = [*(Finding("loading", note) for note in notes), *findings]
-    picture = io.BytesIO()
-    draw(capture, shown).save(picture, format="PNG")
+    picture = draw(capture, shown)
     with atomic_write(out / PICTURE) as file:
-        file.write(picture.getvalue())
+        file.write(picture)
     with atomic_write(out / PAGE) as file:
-        file.write(make_page(capture.name, rows, shown, picture.getvalue()).encode())
+        file.write(make_page(capture.name, rows, shown, picture).encode())
     return Inspection(capture.name, tuple(rows), tuple(findings), tuple(notes))
 
 

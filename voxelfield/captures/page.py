@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from html import escape
 
 from voxelfield.captures.checks import Finding
-from voxelfield.captures.palette import BOX, WARNING
+
+BOX, MUTED, WARNING = "#202124", "#9aa0a6", "#c5221f"
+"""Colours of the page and the picture: of the scene's box, secondary elements and warnings."""
+
+SPLITS = {"train": "#1f6fb4", "val": "#2e8b57", "test": "#d9660a"}
+"""Colours of the splits' cameras and names; those of other splits are muted."""
 
 _STYLE = f"""
 body {{ font: 16px/1.5 system-ui, sans-serif; color: {BOX}; max-width: 1240px; margin: 2em auto; padding: 0 1em }}

@@ -10,6 +10,7 @@ TRAINING_PACKAGES = {
     "tensorboard": "tensorboard",
     "PIL": "pillow",
     "jinja2": "jinja2",
+    "matplotlib": "matplotlib",
     "safetensors": "safetensors",
     "av": "av",
     "pooch": "pooch",

@@ -58,12 +58,11 @@ def log_se3(motions: Tensor) -> Tensor:
     if motions.dim() != 3 or motions.shape[1:] != (4, 4):
         raise ValueError(f"motions must have shape (N, 4, 4), got {tuple(motions.shape)}")
     exact = motions.double()
-    quaternions = _quaternions(exact[:, :3, :3])
-    quaternions = torch.where(quaternions[:, :1] < 0, -quaternions, quaternions)
-    axis = quaternions[:, 1:]
+    turns = quaternions(exact[:, :3, :3])
+    cosine, axis = turns.abs()[:, :1], turns[:, 1:] * torch.where(turns[:, :1] < 0, -1, 1)
     sine = axis.norm(dim=1, keepdim=True)
     # For a sine that is too small to divide by, the angle is twice the sine.
-    rotation = axis * torch.where(sine < 1e-9, 2.0, 2 * torch.atan2(sine, quaternions[:, :1]) / sine.clamp(min=1e-9))
+    rotation = axis * torch.where(sine < 1e-9, 2.0, 2 * torch.atan2(sine, cosine) / sine.clamp(min=1e-9))
     # The columns of the matrix with which exp_se3 maps velocities to translations.
     units = torch.eye(3, dtype=exact.dtype, device=exact.device).repeat(len(exact), 1)
     columns = exp_se3(torch.cat((rotation.repeat_interleave(3, dim=0), units), dim=1))[:, :3, 3].view(-1, 3, 3)
@@ -86,16 +85,14 @@ def turning_angles(first: Tensor, second: Tensor) -> Tensor:
     Returns:
         (N,) float64, radians in [0, pi].
     """
-    # atan2 of sine and cosine: near zero the cosine alone is flat, which would lose half of the digits.
     between = (first.double()[:, :, :, None] * second.double()[:, :, None, :]).sum(dim=1)
-    cosine = (between.diagonal(dim1=1, dim2=2).sum(dim=-1) - 1) / 2
-    skew = between - between.mT
-    sine = torch.stack((skew[:, 2, 1], skew[:, 0, 2], skew[:, 1, 0]), dim=1).norm(dim=1) / 2
-    return torch.atan2(sine, cosine)
+    # atan2 of sine and cosine: near zero the cosine alone is flat, which would lose half of the digits.
+    cosine, *sine = quaternions(between).unbind(1)
+    return 2 * torch.atan2(torch.stack(sine, dim=1).norm(dim=1), cosine.abs())
 
 
-def _quaternions(rotations: Tensor) -> Tensor:
-    """Returns unit quaternions (N, 4), real part first, of rotation matrices (N, 3, 3)."""
+def quaternions(rotations: Tensor) -> Tensor:
+    """Returns unit quaternions (N, 4), real part first and of either sign, of rotation matrices (N, 3, 3)."""
     (a, b, c), (d, e, f), (g, h, i) = (row.unbind(1) for row in rotations.unbind(1))
     # Each row is the quaternion times four times one of its components; the row of the largest is the most accurate.
     rows = (
@@ -108,6 +105,13 @@ def _quaternions(rotations: Tensor) -> Tensor:
     largest = products.diagonal(dim1=1, dim2=2).argmax(dim=1)
     chosen = products[torch.arange(len(products), device=products.device), largest]
     return chosen / chosen.norm(dim=1, keepdim=True)
+
+
+def rotations(quaternions: Tensor) -> Tensor:
+    """Returns the rotation matrices (N, 3, 3) of unit quaternions (N, 4), real part first."""
+    real, axis = quaternions[:, :1, None], quaternions[:, 1:]
+    eye = torch.eye(3, dtype=axis.dtype, device=axis.device)
+    return (2 * real.square() - 1) * eye + 2 * real * _cross_matrices(axis) + 2 * axis[:, :, None] * axis[:, None, :]
 
 
 def _factors(squared: Tensor) -> tuple[Tensor, Tensor, Tensor]:

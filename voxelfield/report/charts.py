@@ -1,123 +1,59 @@
-"""Charts as numbers that the page's template draws as SVG.
-
-Own SVG rather than matplotlib's: a page needs about two kilobytes for a chart instead of thirty, its colours follow the
-reader's light or dark mode, and a run needs no further package.
-"""
+"""Charts of a report as SVG that matplotlib draws, in the colours of the page's style sheet."""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from voxelfield.report.history import Curve
 
-WIDTH, HEIGHT = 400, 230
-"""Size of every chart, in the units in which its elements are placed."""
-
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 34
-"""Room around the plotted area, for the axes' labels."""
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 MOST_SERIES = 8
 """Number of line colours, and thus of curves per chart."""
 
-_MAX_POINTS = 300
-_MAX_MARKS = 40
+WIDTH, HEIGHT = 400, 230
+"""Size of every chart, in points."""
+
+# Stand for colours of the style sheet, which follow the reader's light or dark mode: --s0 to --s7, --grid and --line.
+_SERIES = [f"#00000{index + 1}" for index in range(MOST_SERIES)]
+_GRID, _LINE = "#00000a", "#00000b"
+_VARIABLES = {_GRID: "--grid", _LINE: "--line"} | {color: f"--s{index}" for index, color in enumerate(_SERIES)}
+
+# Parts of matplotlib's SVG: names that are alike in all charts, what refers to them, a style for the whole page, fonts.
+_REMOVED = re.compile(
+    r' (id|clip-path|xmlns:xlink)="[^"]*"| font-family: [^;"]*;|<defs>.*?</defs>|<!--.*?-->', re.DOTALL
+)
 
 
 @dataclass(frozen=True)
-class Tick:
-    """A labelled place on an axis, in the chart's units."""
-
-    place: float
-    label: str
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A point that names its value when it is pointed at."""
-
-    x: float
-    y: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Line:
-    """A curve as drawn.
-
-    Attributes:
-        label: Its name.
-        points: ``x,y`` of each point, in SVG syntax.
-        marks: Some of the points.
-        last: Its last value, in words.
-    """
-
-    label: str
-    points: str
-    marks: tuple[Mark, ...]
-    last: str
-
-
-@dataclass(frozen=True)
-class LineChart:
-    """Curves over steps.
+class Chart:
+    """A chart.
 
     Attributes:
         title: What it shows.
         unit: Unit of the values, or an empty string.
-        lines: The curves.
-        x_ticks: Labelled steps.
-        y_ticks: Labelled values.
+        svg: The drawing as an element of the page.
+        legend: Name and last value, in words, of each curve, in the order of the style sheet's colours.
         summary: The chart in words, for those who do not see it.
     """
 
     title: str
     unit: str
-    lines: tuple[Line, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    summary: str
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A bar of a histogram, in the chart's units."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """A histogram as drawn.
-
-    Attributes:
-        title: What it shows.
-        unit: Unit of the values.
-        bars: One for each range.
-        mean: Where the mean is.
-        x_ticks: Labelled values.
-        y_ticks: Labelled counts.
-        summary: The chart in words.
-    """
-
-    title: str
-    unit: str
-    bars: tuple[Bar, ...]
-    mean: float
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
+    svg: Markup
+    legend: tuple[tuple[str, str], ...]
     summary: str
 
 
 def line_chart(
     title: str, unit: str, curves: Mapping[str, Curve], *, logarithmic: bool = False, from_zero: bool = False
-) -> LineChart | None:
-    """Lays out curves.
+) -> Chart | None:
+    """Draws curves over steps.
 
     Args:
         title: What they show.
@@ -138,98 +74,43 @@ def line_chart(
             drawable[name] = points
     if not drawable:
         return None
-    values = [value for curve in drawable.values() for _, value in curve]
     last_step = max(curve[-1][0] for curve in drawable.values())
-    steps = ticks(0, max(last_step, 1), 5)
-    lowest, highest = 0.0 if from_zero else min(values), max(values)
-    levels = decades(lowest, highest) if logarithmic else ticks(lowest, highest, 5, around=True)
-    x = _scale(0, max(last_step, 1), LEFT, WIDTH - RIGHT)
-    y = _scale(levels[0], levels[-1], HEIGHT - BOTTOM, TOP, logarithmic)
-    lines = tuple(_line(name, unit, curve, x, y) for name, curve in drawable.items())
-    summary = "; ".join(f"{line.label} ends at {line.last}" for line in lines)
-    return LineChart(
-        title,
-        unit,
-        lines,
-        tuple(Tick(x(step), short(step)) for step in steps if step <= last_step),
-        tuple(Tick(y(level), short(level)) for level in levels),
-        f"{title} over {last_step} steps: {summary}.",
-    )
+    legend = tuple((name, f"{short(curve[-1][1])} {unit}".strip()) for name, curve in drawable.items())
+    summary = f"{title} over {last_step} steps: {'; '.join(f'{name} ends at {last}' for name, last in legend)}."
+
+    def draw(axes: Any) -> None:
+        axes.set_yscale("log" if logarithmic else "linear")
+        for color, curve in zip(_SERIES, drawable.values(), strict=False):
+            axes.plot(*zip(*curve, strict=True), color=color, linewidth=2, clip_on=False)
+        axes.set(xlim=(0, max(last_step, 1)), ylim=(0 if from_zero else None, None))
+        axes.set_xlabel("steps", loc="right")
+
+    return Chart(title, unit, _svg(draw, summary), legend, summary)
 
 
-def histogram(title: str, unit: str, values: Sequence[float]) -> Histogram:
-    """Counts values in ranges whose ends are round numbers.
+def histogram(title: str, unit: str, values: Sequence[float]) -> Chart:
+    """Counts values in ranges whose ends are round numbers; a dashed line is their mean.
 
     Args:
         title: What it shows.
         unit: Unit of the values.
         values: At least one, all finite.
     """
-    edges = ticks(min(values), max(values), 14, around=True)
-    width = edges[1] - edges[0]
-    counts = [0] * (len(edges) - 1)
-    for value in values:
-        counts[min(int((value - edges[0]) / width), len(counts) - 1)] += 1
-    x = _scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
-    heights = [level for level in ticks(0, max(counts), 5) if level == int(level)]
-    y = _scale(0, max(*counts, *heights), HEIGHT - BOTTOM, TOP)
-    bars = tuple(
-        Bar(
-            x(low) + 0.75,
-            y(count),
-            x(low + width) - x(low) - 1.5,
-            y(0) - y(count),
-            f"{short(low)} to {short(low + width)} {unit}: {count} of {len(values)} views",
-        )
-        for low, count in zip(edges, counts, strict=False)
-        if count
-    )
     mean = math.fsum(values) / len(values)
-    every = max(1, math.ceil(len(edges) / 7))
-    return Histogram(
-        title,
-        unit,
-        bars,
-        x(mean),
-        tuple(Tick(x(edge), short(edge)) for edge in edges[::every]),
-        tuple(Tick(y(level), short(level)) for level in heights),
-        f"{title}: {len(values)} views from {min(values):.2f} to {max(values):.2f} {unit}, mean {mean:.2f} {unit}.",
+    summary = (
+        f"{title}: {len(values)} views from {min(values):.2f} to {max(values):.2f} {unit}, mean {mean:.2f} {unit}."
     )
 
+    def draw(axes: Any) -> None:
+        from matplotlib.ticker import MaxNLocator
 
-def ticks(low: float, high: float, count: int, *, around: bool = False) -> list[float]:
-    """Returns round numbers at equal distances, 1, 2 or 5 times a power of ten.
+        edges = MaxNLocator(14, steps=[1, 2, 5, 10]).tick_values(min(values), max(values))
+        counts, _, bars = axes.hist(values, edges, color=_SERIES[0], rwidth=0.95)
+        axes.bar_label(bars, [f"{count:.0f}" if count else "" for count in counts])
+        axes.axvline(mean, color=_SERIES[1], linewidth=2, linestyle="--")
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
 
-    Args:
-        low: Lower end of the range.
-        high: Upper end of the range, not below ``low``.
-        count: About how many of them to return.
-        around: Whether the first and the last lie at or beyond the range's ends, rather than within it.
-    """
-    if high <= low:
-        margin = abs(low) * 0.05 or 1.0
-        low, high = low - margin, high + margin
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
-    first, last = low / step, high / step
-    whole = range(math.floor(first), math.ceil(last) + 1) if around else range(math.ceil(first), math.floor(last) + 1)
-    numbers = [index * step for index in whole]
-    # A single value on an end of a range of its own is in the range before.
-    return numbers if len(numbers) > 1 or not around else [*numbers, numbers[-1] + step]
-
-
-def decades(low: float, high: float) -> list[float]:
-    """Returns the powers of ten around a range of positive numbers, at most six of them.
-
-    Args:
-        low: Above 0.
-        high: Not below ``low``.
-    """
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    last = max(last, first + 1)
-    every = math.ceil((last - first) / 6)
-    return [10.0**exponent for exponent in range(first, last + 1, every)]
+    return Chart(title, unit, _svg(draw, summary), (), summary)
 
 
 def short(value: float) -> str:
@@ -240,53 +121,32 @@ def short(value: float) -> str:
     return "0" if abs(value) < 1e-12 else f"{value:.3g}"
 
 
-def thinned(curve: Curve, max_points: int = _MAX_POINTS) -> Curve:
-    """Returns a curve of at most about a number of points, which keeps every peak and every dip.
+def _svg(draw: Callable[[Any], None], summary: str) -> Markup:
+    """Draws a chart, whose limits become round numbers."""
+    # Imported here, because it takes long and few programs write reports.
+    from markupsafe import Markup, escape
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
-    Args:
-        curve: Any curve.
-        max_points: About how many points to keep at most.
-    """
-    if len(curve) <= max_points:
-        return curve
-    size = math.ceil(2 * len(curve) / max_points)
-    kept = []
-    for first in range(0, len(curve), size):
-        bucket = curve[first : first + size]
-        ends = {bucket.index(min(bucket, key=_value)), bucket.index(max(bucket, key=_value))}
-        kept += [bucket[index] for index in sorted(ends)]
-    return tuple(kept if kept[-1] == curve[-1] else [*kept, curve[-1]])
-
-
-def _value(point: tuple[int, float]) -> float:
-    return point[1]
-
-
-def _line(name: str, unit: str, curve: Curve, x: _Scale, y: _Scale) -> Line:
-    points = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in thinned(curve))
-    every = math.ceil(len(curve) / _MAX_MARKS)
-    marked = curve[::-every][::-1]
-    marks = tuple(Mark(x(step), y(value), f"{name}, step {step}: {value:.4g} {unit}".strip()) for step, value in marked)
-    return Line(name, points, marks, f"{short(curve[-1][1])} {unit}".strip())
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """Maps values to places, linearly or by their logarithm."""
-
-    low: float
-    high: float
-    first: float
-    last: float
-    logarithmic: bool
-
-    def __call__(self, value: float) -> float:
-        low, high, value = (
-            math.log10(number) if self.logarithmic else number for number in (self.low, self.high, value)
-        )
-        share = (value - low) / (high - low) if high > low else 0.5
-        return self.first + share * (self.last - self.first)
-
-
-def _scale(low: float, high: float, first: float, last: float, logarithmic: bool = False) -> _Scale:
-    return _Scale(low, high, first, last, logarithmic)
+    settings: Any = {"axes.autolimit_mode": "round_numbers", "axes.xmargin": 0, "axes.ymargin": 0}
+    settings |= {"font.size": 11.5, "svg.fonttype": "none"}
+    with rc_context(settings):
+        figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
+        axes = figure.add_axes((0.13, 0.17, 0.84, 0.77), axisbelow=True)
+        draw(axes)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: short(value))
+            axis.set_minor_formatter(NullFormatter())
+        axes.tick_params(which="both", length=0, pad=6)
+        axes.grid(axis="y", color=_GRID)
+        axes.spines[["left", "right", "top"]].set_visible(False)
+        axes.spines["bottom"].set_color(_LINE)
+        axes.patch.set_visible(False)
+        figure.patch.set_visible(False)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    svg = _REMOVED.sub("", file.getvalue().partition("<svg")[2])
+    for color, variable in _VARIABLES.items():
+        svg = svg.replace(color, f"var({variable})")
+    return Markup(f'<svg role="img" aria-label="{escape(summary)}"{svg}')

@@ -12,7 +12,7 @@ import yaml
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM
 from voxelfield.report import charts
 from voxelfield.report.advice import advise
-from voxelfield.report.charts import LineChart
+from voxelfield.report.charts import Chart
 from voxelfield.report.history import Curve
 from voxelfield.report.record import RunRecord
 from voxelfield.report.thumbnails import ViewPictures
@@ -98,7 +98,7 @@ def make_page(record: RunRecord) -> str:
         findings=advise(record),
         logged=record.logged,
         charts=curves(record),
-        frame=charts,
+        most_series=charts.MOST_SERIES,
         histogram=charts.histogram("PSNR of the views", "dB", [row["psnr"] for row in metrics["per_view"]]),
         views=views[:OPEN_VIEWS],
         more_views=views[OPEN_VIEWS:],
@@ -128,7 +128,7 @@ def headline(record: RunRecord) -> list[Figure]:
     return figures
 
 
-def curves(record: RunRecord) -> list[LineChart]:
+def curves(record: RunRecord) -> list[Chart]:
     """Returns the charts of what was recorded, those first that tell whether a run is well."""
 
     def family(prefix: str) -> dict[str, Curve]:
