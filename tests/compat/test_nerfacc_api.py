@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import voxelfield.compat.nerfacc as nerfacc
 from voxelfield.compat.nerfacc.estimators.prop_net import get_proposal_requires_grad_fn
 from voxelfield.compat.nerfacc.volrend import accumulate_along_rays_
-from voxelfield.ops._internal.march_levels import march_levels
+from voxelfield.ops.march_levels import level_intervals
 
 BOX = torch.tensor([-1.0, -0.5, -2.0, 1.0, 1.5, 1.0])
 FACE_TOLERANCE = 1e-4  # in cells: so close to a face, rounding decides on which side of it a position lies
@@ -136,7 +136,7 @@ def test_limited_traversal_continues_where_it_stopped(device, cone_angle):
     origins, directions = (x.to(device) for x in make_rays())
     near, far = torch.full((40,), 0.1, device=device), torch.full((40,), 1e10, device=device)
     mask = torch.arange(40, device=device) % 6 != 5
-    whole = march_levels(origins, directions, near, far.where(mask, near), occupied, aabbs, 0.1, cone_angle)
+    whole = level_intervals(origins, directions, near, far.where(mask, near), occupied, aabbs, 0.1, cone_angle)
     counts, parts = torch.zeros(40, dtype=torch.int64, device=device), []
     kept = mask
     while kept.any():
@@ -159,8 +159,8 @@ def test_rays_that_cannot_advance_or_are_not_finite_end(device):
     origins = torch.tensor([[-1e6, 0.5, 0.5], [math.nan, 0.0, 0.0], [0.0, 0.5, 0.5]], device=device)
     directions = torch.tensor([[1.0, 0, 0], [1.0, 0, 0], [math.inf, 0, 0]], device=device)
     near, far = torch.full((3,), 999_900.0, device=device), torch.full((3,), math.inf, device=device)
-    assert march_levels(origins, directions, near, far, occupied, box, 1e-3).ray_offsets.tolist() == [0, 0, 0, 0]
-    assert march_levels(origins, directions, near * math.nan, far, occupied, box, 1e-3).begins.shape == (0,)
+    assert level_intervals(origins, directions, near, far, occupied, box, 1e-3).ray_offsets.tolist() == [0, 0, 0, 0]
+    assert level_intervals(origins, directions, near * math.nan, far, occupied, box, 1e-3).begins.shape == (0,)
 
 
 def test_raw_ops_are_registered_as_torch_expects(device):
@@ -168,7 +168,7 @@ def test_raw_ops_are_registered_as_torch_expects(device):
     ends = torch.zeros(5, device=device), torch.full((5,), 9.0, device=device)
     occupied, box = torch.ones(1, 2, 2, 2, dtype=torch.bool, device=device), levels_of(1).to(device)
     walk = origins, directions, *ends, occupied, box, 0.5, 0.0, 100
-    offsets = march_levels(*walk).ray_offsets
+    offsets = level_intervals(*walk).ray_offsets
     kernels = torch.ops.voxelfield
     torch.library.opcheck(kernels.count_level_intervals.default, walk)
     torch.library.opcheck(kernels.place_level_intervals.default, (*walk, offsets, int(offsets[-1])))
@@ -179,7 +179,7 @@ def test_rows_that_the_caller_adds_are_empty_intervals(device):
     ends = torch.zeros(5, device=device), torch.full((5,), 9.0, device=device)
     occupied, box = torch.ones(1, 2, 2, 2, dtype=torch.bool, device=device), levels_of(1).to(device)
     walk = origins, directions, *ends, occupied, box, 0.5, 0.0, 100
-    marched = march_levels(*walk)
+    marched = level_intervals(*walk)
     offsets = marched.ray_offsets + 4 * torch.arange(6, device=device)
     torch.full((3, len(marched.begins) + 20), 7, device=device)  # what may be left in memory
     begins, ends, rays = torch.ops.voxelfield.place_level_intervals(*walk, offsets, len(marched.begins) + 20)
@@ -404,7 +404,7 @@ def test_sampling_drops_what_is_not_visible(device, given):
     options = {"near_plane": 0.1, "far_plane": 9.0, "render_step_size": 0.1}
     rays, t_starts, t_ends = estimator.sampling(rays_o, rays_d, **options)
     near, far = torch.full((40,), 0.1, device=device), torch.full((40,), 9.0, device=device)
-    whole = march_levels(rays_o, rays_d, near, far, estimator.binaries, estimator.aabbs, 0.1)
+    whole = level_intervals(rays_o, rays_d, near, far, estimator.binaries, estimator.aabbs, 0.1)
     for actual, expected in zip((rays, t_starts, t_ends), (whole.ray_index, whole.begins, whole.ends), strict=True):
         assert torch.equal(actual, expected)
 

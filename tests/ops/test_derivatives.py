@@ -144,7 +144,11 @@ CALLS = {
     ),
     "march_levels": (
         lambda: rays() | {"aabbs": box().view(1, 6)},
-        lambda **x: _internal.march_levels(**x, occupied=cells()[None], step=0.1),
+        lambda **x: ops.march_levels(**x, occupied=cells()[None], step=0.1),
+    ),
+    "importance_sample": (
+        lambda: {"t_starts": singles(8), "t_ends": singles(8) + 1, "weights": singles(8), "offset": torch.rand(3)},
+        lambda **x: ops.importance_sample(**x, count=3, ray_offsets=offsets()),
     ),
     "march_pieces": (
         lambda: rays() | {"aabb": box(), "offset": torch.full((2,), 0.5)},

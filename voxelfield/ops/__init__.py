@@ -13,6 +13,8 @@ from voxelfield.ops.compositing import (
     ray_weights,
 )
 from voxelfield.ops.grid import sample_trilinear
+from voxelfield.ops.importance import importance_sample
+from voxelfield.ops.march_levels import march_levels
 from voxelfield.ops.marching import OccupancyBits, march_rays, pack_occupancy
 from voxelfield.ops.mlp import mlp
 from voxelfield.ops.pyramid import sample_pyramid
@@ -32,8 +34,10 @@ __all__ = [
     "exclusive_prod",
     "exclusive_sum",
     "grid_sample",
+    "importance_sample",
     "inclusive_prod",
     "inclusive_sum",
+    "march_levels",
     "march_rays",
     "mlp",
     "offsets_from_ray_index",

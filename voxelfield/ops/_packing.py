@@ -55,7 +55,7 @@ def offsets_from_ray_index(ray_index: Tensor, rays: int) -> Tensor:
     """
     check_tensor("ray_index", ray_index, ("M",))
     check_dtype("ray_index", ray_index, (torch.int64, torch.int32))
-    _check_count("rays", rays, "rays")
+    check_count("rays", rays, "rays")
     check_index("ray_index", ray_index, rays, f"as there are {rays} rays")
     if is_readable(ray_index) and bool((ray_index[1:] < ray_index[:-1]).any()):
         raise ValueError("ray_index must not decrease: sort the samples by ray")
@@ -96,7 +96,7 @@ def ray_index_from_offsets(ray_offsets: Tensor, samples: int) -> Tensor:
         ValueError: ``ray_offsets`` has the wrong shape, or ``samples`` is negative or above 2^40; or, on the CPU,
             ``ray_offsets`` fall or leave 0..samples.
     """
-    _check_count("samples", samples, "samples")
+    check_count("samples", samples, "samples")
     ray_offsets = check_ray_offsets(ray_offsets, samples, "samples", ray_offsets)
     rows = torch.arange(samples, device=ray_offsets.device)
     index = torch.searchsorted(ray_offsets[1:].contiguous(), rows, right=True)
@@ -132,10 +132,11 @@ _MAX_ROWS = 1 << 40
 def check_capacity(capacity: object) -> None:
     """Raises unless ``capacity`` is None or a number of rows."""
     if capacity is not None:
-        _check_count("capacity", capacity, "samples", "an int or None")
+        check_count("capacity", capacity, "samples", "an int or None")
 
 
-def _check_count(name: str, count: object, what: str, kind: str = "an int") -> None:
+def check_count(name: str, count: object, what: str, kind: str = "an int") -> None:
+    """Raises unless ``count`` is an int from 0 to 2^40, a number of ``what``."""
     if not isinstance(count, int) or isinstance(count, bool):
         raise TypeError(f"{name} must be {kind}, got {type(count).__name__}")
     if not 0 <= count <= _MAX_ROWS:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from voxelfield import ops
 from voxelfield.compat.nerfacc.data_specs import RayIntervals, RaySamples
-from voxelfield.ops._internal.march_levels import march_levels
+from voxelfield.ops.march_levels import level_intervals
 
 
 @torch.no_grad()
@@ -103,7 +103,7 @@ def traverse_grids(
         far = far.masked_fill(~rays_mask, -math.inf)
     step = max(step_size or 0.0, 0.0)
     limit = traverse_steps_limit if limited else None
-    marched = march_levels(rays_o, rays_d, near, far, binaries, aabbs, step, cone_angle or 0.0, limit)
+    marched = level_intervals(rays_o, rays_d, near, far, binaries, aabbs, step, cone_angle or 0.0, limit)
     begins, ends, ray_index, offsets, stops = marched
     samples = RaySamples(
         vals=(begins + ends) * 0.5,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from voxelfield import ops
 from voxelfield.compat.nerfacc.data_specs import RayIntervals, RaySamples
 
 
@@ -29,7 +30,8 @@ def searchsorted(
     edges, wanted = _batched("sorted_sequence", sorted_sequence.vals), _batched("values", values.vals)
     if edges.shape[0] != wanted.shape[0]:
         raise ValueError(f"values must have {edges.shape[0]} rays, as sorted_sequence has, got {wanted.shape[0]}")
-    return _neighbours(edges, wanted)
+    after = torch.searchsorted(edges[:, :-1].contiguous(), wanted.contiguous(), right=True)
+    return (after - 1).clamp_(min=0), after
 
 
 @torch.no_grad()
@@ -60,15 +62,8 @@ def importance_sampling(
         raise ValueError(f"n_intervals_per_ray must be at least 1, got {count}")
     if cdfs.shape != edges.shape:
         raise ValueError(f"cdfs must have the shape of intervals, {tuple(edges.shape)}, got {tuple(cdfs.shape)}")
-    shift = torch.rand(len(edges), 1, device=edges.device) if stratified else 0.5
-    places = (torch.arange(count, device=edges.device) + shift) / count
-    wanted = cdfs[:, :1] + places * (cdfs[:, -1:] - cdfs[:, :1])
-    left, right = _neighbours(cdfs, wanted)
-    low, high, begin, end = cdfs.gather(1, left), cdfs.gather(1, right), edges.gather(1, left), edges.gather(1, right)
-    rise = high - low
-    flat = rise < 1e-10
-    fraction = torch.where(flat, 0.5, (wanted - low) / rise.masked_fill(flat, 1.0))
-    samples = torch.lerp(begin, end, fraction)
+    shift = torch.rand(len(edges), device=edges.device) if stratified else None
+    samples = ops.importance_sample(edges[:, :-1], edges[:, 1:], cdfs.diff(dim=1), count, offset=shift)
     first, last = edges[:, :1], edges[:, -1:]
     if count > 1:
         middles = (samples[:, 1:] + samples[:, :-1]) / 2
@@ -76,11 +71,6 @@ def importance_sampling(
         last = torch.minimum(2 * samples[:, -1:] - middles[:, -1:], last)
         return RayIntervals(torch.cat((first, middles, last), dim=1)), RaySamples(samples)
     return RayIntervals(torch.cat((first, last), dim=1)), RaySamples(samples)
-
-
-def _neighbours(edges: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    after = torch.searchsorted(edges[:, :-1].contiguous(), wanted.contiguous(), right=True)
-    return (after - 1).clamp_(min=0), after
 
 
 def _batched(name: str, vals: Tensor) -> Tensor:

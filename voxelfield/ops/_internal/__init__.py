@@ -7,7 +7,6 @@ from voxelfield.ops._internal.color_error import pixel_color_error, sample_color
 from voxelfield.ops._internal.empty_distance import empty_distance
 from voxelfield.ops._internal.grid_adam import grid_adam_
 from voxelfield.ops._internal.lens import lens_points, lens_rays
-from voxelfield.ops._internal.march_levels import RayIntervals, march_levels
 from voxelfield.ops._internal.march_pieces import march_pieces
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops._internal.pixel_colors import pixel_colors
@@ -20,7 +19,6 @@ from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 __all__ = [
     "PackedSHGrid",
     "PixelBatch",
-    "RayIntervals",
     "accumulate_trilinear_",
     "active_tiles",
     "append_view",
@@ -29,7 +27,6 @@ __all__ = [
     "grid_total_variation_grad_",
     "lens_points",
     "lens_rays",
-    "march_levels",
     "march_pieces",
     "march_visible",
     "pixel_color_error",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from voxelfield.compat.nerfacc.volrend import render_visibility_from_alpha, render_visibility_from_density
 from voxelfield.grids.boxes import cell_indices
-from voxelfield.ops._internal.march_levels import march_levels
+from voxelfield.ops.march_levels import level_intervals
 
 _SamplesFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -119,7 +119,7 @@ class OccGridEstimator(nn.Module):
         if stratified:
             near = near + torch.rand_like(near) * render_step_size
         step = max(render_step_size, 0.0)
-        marched = march_levels(rays_o, rays_d, near, far, self.binaries, self.aabbs, step, cone_angle)
+        marched = level_intervals(rays_o, rays_d, near, far, self.binaries, self.aabbs, step, cone_angle)
         t_starts, t_ends, ray_indices, *_ = marched
         evaluate = sigma_fn if sigma_fn is not None else alpha_fn
         if evaluate is None or t_starts.shape[0] == 0 or not (alpha_thre > 0.0 or early_stop_eps > 0.0):

@@ -1,0 +1,178 @@
+"""Marching through boxes of cells that may overlap, in steps that may grow with the distance."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield import _library
+from voxelfield.ops._checks import (
+    check_at_least_one,
+    check_field,
+    check_float32,
+    check_not_negative,
+    check_rays,
+)
+from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._packing import PackedSamples, check_capacity
+
+
+class LevelIntervals(NamedTuple):
+    """The intervals of R rays, packed end to end.
+
+    Attributes:
+        begins: (M,) float32, distances along the rays, world units.
+        ends: (M,) float32.
+        ray_index: (M,) int64, never falling.
+        ray_offsets: (R + 1,) int64.
+        stops: (R,) float32, the distance at which each ray stopped; marching on from there continues its steps.
+    """
+
+    begins: Tensor
+    ends: Tensor
+    ray_index: Tensor
+    ray_offsets: Tensor
+    stops: Tensor
+
+
+def march_levels(
+    origins: Tensor,
+    directions: Tensor,
+    near: Tensor,
+    far: Tensor,
+    occupied: Tensor,
+    aabbs: Tensor,
+    step: float,
+    cone_angle: float = 0.0,
+    *,
+    capacity: int | None = None,
+) -> PackedSamples:
+    r"""Marches rays through one or more boxes of cells, in steps that may grow with the distance.
+
+    A position belongs to the first of the boxes that contains it. Steps begin at ``near``, each where the one before it
+    ended, with the length :math:`\max(step, cone\_angle \cdot t)` (Mueller et al. 2022, appendix E.1); those whose
+    midpoints lie in occupied cells become samples. Through a cell that is not occupied, and on the way to the first
+    box, all steps have the length of the first one, as in nerfacc 0.5.3. Distances are summed in float32, so the steps
+    are nerfacc's to the last bit wherever rounding does not move a midpoint across the border of a cell. A ray stops
+    where a step is too short to change its distance. Not differentiable.
+
+    Args:
+        origins: (R, 3) float32, world units. A ray that is not finite has no samples.
+        directions: (R, 3) float32, unit length.
+        near: (R,) float32, distance at which the first step begins; add up to one ``step`` to shift samples at random.
+        far: (R,) float32, distance before which the midpoints lie; may be infinite.
+        occupied: (L, X, Y, Z) bool, the cells of L boxes.
+        aabbs: (L, 6) float32, lower corner and upper corner of each box, world units.
+        step: Shortest length of a step, world units; 0 for one sample for each occupied cell.
+        cone_angle: Length of a step per distance from the origin.
+        capacity: Rows of the result, as for :func:`march_rays`: rays are kept in order as long as all of their samples
+            fit, and the call does not synchronise with the device. None: as many rows as there are samples, which
+            synchronises once.
+
+    Returns:
+        The samples, at the middles of their steps: a step is ``t - dt / 2`` to ``t + dt / 2``.
+
+    Raises:
+        TypeError: An argument has the wrong type or dtype.
+        ValueError: An argument has the wrong shape or device, or a number is out of range.
+        NotImplementedError: An argument carries a tangent of forward-mode differentiation.
+    """
+    check_capacity(capacity)
+    walk, counts, _ = _count_intervals(origins, directions, near, far, occupied, aabbs, step, cone_angle, None)
+    ray_offsets = F.pad(counts.cumsum(0), (1, 0))
+    rays = counts.shape[0]
+    kept = torch.full_like(ray_offsets[:1], rays)
+    if capacity is not None:
+        kept = (ray_offsets[1:] <= capacity).sum(dim=0, keepdim=True)
+        ray_offsets = torch.minimum(ray_offsets, ray_offsets.gather(0, kept))
+    rows = int(ray_offsets[-1]) if capacity is None else capacity
+    begins, ends, ray_index = torch.ops.voxelfield.place_level_intervals(*walk, ray_offsets, rows)
+    spare = torch.arange(rows, device=ray_offsets.device) >= ray_offsets[-1]
+    t = ((begins + ends) / 2).masked_fill(spare, 0)
+    dt = (ends - begins).masked_fill(spare, 0)
+    # A ray of NaN follows the others, for the rows that belong to none of them.
+    start, heading = (F.pad(x.detach(), (0, 0, 0, 1), value=torch.nan) for x in (origins, directions))
+    along = ray_index.masked_fill(spare, rays)
+    positions = torch.addcmul(start[along], heading[along], t[:, None])
+    return PackedSamples(positions, t, dt, along.clamp(max=rays - 1), ray_offsets, kept)
+
+
+def level_intervals(
+    origins: Tensor,
+    directions: Tensor,
+    near: Tensor,
+    far: Tensor,
+    occupied: Tensor,
+    aabbs: Tensor,
+    step: float,
+    cone_angle: float = 0.0,
+    max_count: int | None = None,
+) -> LevelIntervals:
+    """Marches as :func:`march_levels` does, and returns where steps begin and end, to the last bit.
+
+    Args:
+        origins: As for :func:`march_levels`.
+        directions: As for :func:`march_levels`.
+        near: As for :func:`march_levels`.
+        far: As for :func:`march_levels`.
+        occupied: As for :func:`march_levels`.
+        aabbs: As for :func:`march_levels`.
+        step: As for :func:`march_levels`.
+        cone_angle: As for :func:`march_levels`.
+        max_count: The most intervals of a ray, which stops after them. None for no limit.
+
+    Returns:
+        The intervals. Synchronises with the device once.
+    """
+    walk, counts, stops = _count_intervals(origins, directions, near, far, occupied, aabbs, step, cone_angle, max_count)
+    ray_offsets = F.pad(counts.cumsum(0), (1, 0))
+    begins, ends, ray_index = torch.ops.voxelfield.place_level_intervals(*walk, ray_offsets, int(ray_offsets[-1]))
+    return LevelIntervals(begins, ends, ray_index, ray_offsets, stops)
+
+
+def _count_intervals(
+    origins: Tensor,
+    directions: Tensor,
+    near: Tensor,
+    far: Tensor,
+    occupied: Tensor,
+    aabbs: Tensor,
+    step: float,
+    cone_angle: float,
+    max_count: int | None,
+) -> tuple[tuple[Any, ...], Tensor, Tensor]:
+    """Returns the arguments of the raw ops, the number of each ray's intervals, and where each ray stops."""
+    check_rays(origins, directions, near, far, None)
+    check_field("occupied", occupied, ("L", "X", "Y", "Z"), torch.bool, "origins", origins)
+    check_float32("aabbs", aabbs, (occupied.shape[0], 6), "origins", origins)
+    if occupied[:1].numel() == 0 and occupied.shape[0] > 0:
+        raise ValueError(f"occupied must have at least one cell in each box, got shape {tuple(occupied.shape)}")
+    check_not_negative("step", step)
+    check_not_negative("cone_angle", cone_angle)
+    if max_count is not None:
+        check_at_least_one("max_count", max_count)
+    rays = {"origins": origins, "directions": directions, "near": near, "far": far}
+    origins, directions, near, far, aabbs = hold_constant("march_levels", **rays, aabbs=aabbs)
+    _library.ensure_loaded(origins.device.type)
+    limit = max_count if max_count is not None else _NO_LIMIT
+    walk = (origins, directions, near, far, occupied, aabbs, float(step), float(cone_angle), limit)
+    counts, stops = torch.ops.voxelfield.count_level_intervals(*walk)
+    return walk, counts, stops
+
+
+_NO_LIMIT = (1 << 63) - 1
+
+
+@_library.when_loaded
+def _register() -> None:
+    @torch.library.register_fake("voxelfield::count_level_intervals")
+    def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor]:
+        return near.new_empty(near.shape, dtype=torch.int64), near.new_empty(near.shape)
+
+    @torch.library.register_fake("voxelfield::place_level_intervals")
+    def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *_, samples = walk
+        return near.new_empty(samples), near.new_empty(samples), near.new_empty(samples, dtype=torch.int64)
