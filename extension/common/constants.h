@@ -33,7 +33,7 @@ constexpr int32_t kBrickShift = 2;
 // Maximum number of nested boxes (rays/nested_boxes.h).
 constexpr int kMaxBoxes = 12;
 
-// Packing (rays/packing.h) divides the rays into at most kMaxParts parts. The length of a part is a multiple of
+// Packing (rays/segments.h) divides the rays into at most kMaxParts parts. The length of a part is a multiple of
 // kPartRays rays and of kPartSegments segments.
 constexpr int64_t kPartRays = 32;
 constexpr int64_t kPartSegments = 64;

@@ -1,6 +1,7 @@
 // Renders images of a pyramid of grids followed by two networks on CUDA, in one kernel that also generates the rays.
+#include "cameras/camera_inputs.h"
+#include "color/color.h"
 #include "fields/pyramid_inputs.cuh"
-#include "volume/color.h"
 
 namespace voxelfield {
 namespace {

@@ -6,9 +6,9 @@
 // further channels are padding.
 #pragma once
 
-#include "rays/camera.h"
+#include "color/color.h"
+#include "rays/ray.h"
 #include "stencil/trilinear.h"
-#include "volume/color.h"
 #include "volume/composite.h"
 
 namespace voxelfield {

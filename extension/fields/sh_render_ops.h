@@ -3,6 +3,7 @@
 //   Backend::render_backward(scene, rays, gradients, results, grad_rows)     adds to grad_rows
 #pragma once
 
+#include "cameras/camera_inputs.h"
 #include "common/checks.h"
 #include "fields/sh_field.h"
 #include "rays/ray_inputs.h"

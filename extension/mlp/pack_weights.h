@@ -1,7 +1,7 @@
 // Prepares the weights of a network for kernels: checks them, and packs them in global memory.
 #pragma once
 
-#include "common/checks.h"
+#include "mlp/checked_weights.h"
 #include "mlp/network.h"
 
 namespace voxelfield {
@@ -13,28 +13,22 @@ struct NetworkInputs {
   int width = 0;  // width of the widest hidden layer
 };
 
-// Checks the matrices of a network. The first matrix has `inputs` columns, and the last has at most `max_outputs` rows.
+// Checks the matrices of a network as checked_weights does.
 inline NetworkInputs checked_network(const std::string& name, const std::vector<Tensor>& weights, int64_t inputs,
                                      int64_t max_outputs, int max_layers, const Tensor& like) {
-  const int layers = static_cast<int>(weights.size());
-  STD_TORCH_CHECK(2 <= layers && layers <= max_layers, name, " must be 2 to ", max_layers, " matrices, got ", layers);
+  NetworkInputs network;
+  network.weights = checked_weights(name, weights, inputs, max_outputs, max_layers, like);
   const ScalarType dtype = weights[0].scalar_type();
   STD_TORCH_CHECK(dtype == ScalarType::Half || dtype == ScalarType::Float, "on CUDA ", name,
                   " must be float16 or float32, got ", torch::headeronly::toString(dtype));
-  NetworkInputs network;
+  const int layers = static_cast<int>(weights.size());
   network.view.layers = layers;
   network.view.float_weights = dtype == ScalarType::Float;
-  int64_t columns = inputs;
   for (int l = 0; l < layers; ++l) {
-    const std::string own_name = name + "[" + std::to_string(l) + "]";
-    const Tensor own = checked(own_name.c_str(), weights[l], {kAny, columns}, dtype, like);
-    const int64_t rows = own.size(0), max_rows = l == layers - 1 ? max_outputs : kMaxWidth;
-    STD_TORCH_CHECK(1 <= columns && columns <= kMaxWidth && 1 <= rows && rows <= max_rows, own_name, " must have 1 to ",
-                    max_rows, " rows and 1 to ", kMaxWidth, " columns, got ", rows, " and ", columns);
-    network.view.layer[l] = {own.data_ptr(), static_cast<int>(rows), static_cast<int>(columns)};
-    network.weights.push_back(own);
-    if (l < layers - 1) network.width = std::max(network.width, static_cast<int>(rows));
-    columns = rows;
+    const Tensor& own = network.weights[l];
+    const int rows = static_cast<int>(own.size(0));
+    network.view.layer[l] = {own.data_ptr(), rows, static_cast<int>(own.size(1))};
+    if (l < layers - 1) network.width = std::max(network.width, rows);
   }
   return network;
 }

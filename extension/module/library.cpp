@@ -1,9 +1,9 @@
 // The schema of every operator of voxelfield. The .cpp and .cu files of each family register the kernels for CPU and
 // CUDA; Python registers shapes for torch.compile and derivatives (voxelfield/ops/). Only the op `constants`, which
 // returns the shared constants to Python, is implemented here.
+#include "cameras/lens.h"
 #include "common/constants.h"
 #include "common/tensors.h"
-#include "rays/lens.h"
 
 namespace voxelfield {
 namespace {
@@ -77,8 +77,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Packs a grid of bools into words of 4 x 4 x 4 bits.
   m.def("pack_occupancy(Tensor occupied) -> Tensor");
 
-  // Lenses as rows of numbers (rays/lens.h), either (1, 14) for all points or (N, 14) for each. The axes of rays (N, 3)
-  // point right, down and forward; points (N, 2) are offsets from the principal point in focal lengths.
+  // Lenses as rows of numbers (cameras/lens.h), either (1, 14) for all points or (N, 14) for each. The axes of rays (N,
+  // 3) point right, down and forward; points (N, 2) are offsets from the principal point in focal lengths.
   m.def("lens_rays(Tensor points, Tensor lens) -> Tensor");
   m.def("lens_points(Tensor rays, Tensor lens) -> Tensor");
   // Rays through pixels of images (N, H, W, 4), whose indices run over all images, `supersampling` squared per pixel:

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "common/checks.h"
-#include "rays/packing.h"
+#include "rays/packed_rays.h"
 #include "rays/ray_walk.h"
 
 namespace voxelfield {

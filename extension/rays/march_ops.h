@@ -3,7 +3,7 @@
 
 #include "common/whole_numbers.h"
 #include "rays/cut_rays_ops.h"
-#include "rays/packing.h"
+#include "rays/segments.h"
 
 namespace voxelfield {
 

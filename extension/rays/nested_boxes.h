@@ -8,7 +8,7 @@
 // field's frame is therefore a step in proportion to the box's size in the world.
 #pragma once
 
-#include "rays/camera.h"
+#include "rays/ray.h"
 
 namespace voxelfield {
 

@@ -4,7 +4,7 @@
 
 #include "common/backend.cuh"
 #include "common/sums.cuh"
-#include "rays/packing.h"
+#include "rays/segments.h"
 
 namespace voxelfield {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/checks.h"
-#include "rays/camera.h"
+#include "rays/ray.h"
 
 namespace voxelfield {
 
@@ -77,28 +77,6 @@ struct CellInputs {
     check_tensor("occupied", cells, resolution, ScalarType::Byte, cells);
     STD_TORCH_CHECK(cells.numel() < (int64_t{1} << 31), "there must be fewer than 2^31 cells with distances");
     return {grid, data_of(cells)};
-  }
-};
-
-// A camera, the size of its image, and the colour of the background.
-struct CameraInputs {
-  Tensor c2w, intrinsics, background;
-  OptionalTensor lens;
-  int64_t width, height;
-
-  CameraInputs(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens, int64_t width, int64_t height,
-               const Tensor& background)
-      : c2w(checked("c2w", c2w, {4, 4}, ScalarType::Float, c2w)),
-        intrinsics(checked("intrinsics", intrinsics, {4}, ScalarType::Float, c2w)),
-        background(checked("background", background, {3}, ScalarType::Float, c2w)),
-        lens(checked("lens", lens, {kLensNumbers}, ScalarType::Float, c2w)),
-        width(width),
-        height(height) {
-    STD_TORCH_CHECK(width > 0 && height > 0, "width and height must be positive, got ", width, " and ", height);
-  }
-
-  CameraView view(const float* aabb) const {
-    return {data_of(c2w), data_of(intrinsics), {data_of(lens)}, width, height, aabb};
   }
 };
 

@@ -1,18 +1,15 @@
 // The ops of this folder on the CPU.
 #include "rays/cut_rays_ops.h"
-#include "rays/lens_ops.h"
 #include "rays/march_levels_ops.h"
 #include "rays/march_ops.h"
-#include "rays/pixel_rays_ops.h"
+#include "rays/packing.h"
 
 namespace voxelfield {
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
-  LensOps<CpuPacking>::implement(m);
   MarchLevelsOps<CpuPacking>::implement(m);
   MarchOps<CpuPacking>::implement(m);
   m.impl("pack_slots", TORCH_BOX(&MarchOps<CpuPacking>::pack_slots));
-  PixelRaysOps<CpuPacking>::implement(m);
   CutRaysOps<CpuPacking>::implement(m);
 }
 

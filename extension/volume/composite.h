@@ -7,7 +7,7 @@
 // optimization").
 #pragma once
 
-#include "rays/packing.h"
+#include "rays/packed_rays.h"
 #include "volume/keep_rule.h"
 
 namespace voxelfield {

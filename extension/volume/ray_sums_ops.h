@@ -2,7 +2,7 @@
 // so every run returns the same bits.
 #pragma once
 
-#include "rays/packing.h"
+#include "rays/packed_rays.h"
 
 namespace voxelfield {
 

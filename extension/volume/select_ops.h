@@ -3,7 +3,7 @@
 //   Backend::place_segments(packing, samples)
 #pragma once
 
-#include "rays/packing.h"
+#include "rays/segments.h"
 #include "volume/composite.h"
 
 namespace voxelfield {

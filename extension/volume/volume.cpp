@@ -1,9 +1,7 @@
 // The ops of this folder on the CPU. One thread per ray processes the samples of the ray in order.
 #include "volume/composite_blocks.h"
-#include "volume/pixel_ops.h"
 #include "volume/ray_sums_ops.h"
 #include "volume/select_ops.h"
-#include "volume/view_encoding_ops.h"
 #include "volume/walk_rays.h"
 
 namespace voxelfield {
@@ -48,9 +46,7 @@ struct CpuVolume : CpuRays {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
-  AppendViewOps<CpuVolume>::implement(m);
   CompositeOps<CpuVolume>::implement(m);
-  PixelOps<CpuVolume>::implement(m);
   RaySumsOps<CpuVolume>::implement(m);
   SelectOps<CpuVolume>::implement(m);
 }

@@ -1,9 +1,7 @@
 // The ops of this folder on CUDA, with one team of threads per ray.
 #include "volume/composite_ops.h"
-#include "volume/pixel_ops.h"
 #include "volume/ray_sums_ops.h"
 #include "volume/select_ops.h"
-#include "volume/view_encoding_ops.h"
 #include "volume/walk_rays.cuh"
 
 namespace voxelfield {
@@ -71,9 +69,7 @@ struct CudaVolume : CudaRays {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  AppendViewOps<CudaVolume>::implement(m);
   CompositeOps<CudaVolume>::implement(m);
-  PixelOps<CudaVolume>::implement(m);
   RaySumsOps<CudaVolume>::implement(m);
   SelectOps<CudaVolume>::implement(m);
 }

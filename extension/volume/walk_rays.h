@@ -1,8 +1,5 @@
-// Processes the rays of packed samples on the CPU. Rays run in parallel, each in one thread. Also sums over rows: the
-// partial sums cover fixed ranges of rows, so the result does not depend on the number of threads.
+// Processes the rays of packed samples on the CPU. Rays run in parallel, each in one thread.
 #pragma once
-
-#include <numeric>
 
 #include "rays/packing.h"
 #include "volume/keep_rule.h"
@@ -26,31 +23,6 @@ struct CpuRays : CpuPacking {
       for (int64_t i = rows.begin; i < rows.end; ++i) walk.clear(i);
     }
   }
-
-  // The number of partial sums for a number of rows.
-  static int64_t sum_parts(int64_t rows) { return (rows + kSummedRows - 1) / kSummedRows; }
-
-  // Calls f.finish(sum), where `sum` is the sum of f(row) over the first f.count() rows.
-  template <typename T, typename F>
-  static void sum(int64_t /*rows*/, const F& f, T* partial) {
-    const int64_t count = f.count();
-    for_each_range(count, kSummedRows, [&](int64_t begin, int64_t end) {
-      T sum = 0;
-      for (int64_t row = begin; row < end; ++row) sum += f(row);
-      partial[begin / kSummedRows] = sum;
-    });
-    f.finish(std::accumulate(partial, partial + sum_parts(count), T(0)));
-  }
-
-  // Calls f(row, f.shared()) for all rows, and evaluates f.shared() once.
-  template <typename F>
-  static void for_each_row(int64_t rows, const F& f) {
-    const auto shared = f.shared();
-    for_each(rows, [&](int64_t row) { f(row, shared); }, kSummedRows);
-  }
-
- private:
-  static constexpr int64_t kSummedRows = 8192;
 };
 
 }  // namespace voxelfield

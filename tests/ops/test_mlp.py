@@ -200,6 +200,29 @@ def test_absent_rows_are_zero_for_weights_that_float16_cannot_hold(device, sizes
     assert_close([value[:used], *sums], [expected[0], *expected[2:]], torch.float16, len(sizes) - 1)
 
 
+def test_raw_ops_refuse_what_does_not_fit(device):
+    input, weights, grad = make(device)
+    forward, backward = torch.ops.voxelfield.mlp, torch.ops.voxelfield.mlp_backward
+    float64, half_a_row = [w.double() for w in weights], torch.tensor([0.5], device=device)
+    calls = (
+        lambda: forward(input[0], weights, None),
+        lambda: forward(input.long(), weights, None),
+        lambda: forward(input, weights[:1], None),
+        lambda: forward(input, weights[::-1], None),
+        lambda: forward(input, [weights[0], weights[1].float()], None),
+        lambda: forward(input, float64, None),
+        lambda: forward(input, weights, half_a_row),
+        lambda: forward(
+            input, [torch.zeros(129, 24, device=device).half(), torch.zeros(3, 129, device=device).half()], None
+        ),
+        lambda: backward(grad[1:], input, weights, None),
+        lambda: backward(grad.float(), input, weights, None),
+    )
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"(weights|input|count|grad_output).* must"):
+            call()
+
+
 def test_count_without_a_dimension(device):
     input, weights, _ = make(device)
     value = mlp(input, weights, count=torch.tensor(7, device=device))

@@ -183,7 +183,7 @@ def check_ray_offsets(ray_offsets: object, samples: int, like_name: str, like: T
     """Raises unless ``ray_offsets`` (R + 1,) are integers on the device of ``like``, and fit the number of samples.
 
     They must not decrease and must lie in 0..samples. This is not checked on CUDA, because that would synchronise; the
-    kernels clamp the offsets that they read (``PackedRays`` in extension/rays/packing.h).
+    kernels clamp the offsets that they read (``PackedRays`` in extension/rays/packed_rays.h).
 
     Returns:
         The offsets, converted to int64 if they are int32.

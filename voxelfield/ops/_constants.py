@@ -11,7 +11,7 @@ import torch
 
 from voxelfield import _library
 
-# In the order of extension/module/library.cpp; extension/common/constants.h and extension/rays/lens.h document them.
+# In the order of extension/module/library.cpp; extension/common/constants.h and extension/cameras/lens.h document them.
 _NAMES = (
     "MAX_LEVELS",
     "MAX_LAYERS",

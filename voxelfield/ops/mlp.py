@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
-from torch.nn import functional as F
 
 from voxelfield import _library
 from voxelfield.ops import _constants
@@ -169,23 +168,6 @@ class _MLPBackward(OpFunction):
     vmap = refuse_vmap("mlp", "call it once with the rows of all calls")
 
 
-def _run_layers(input: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the input of each layer, followed by the output of the last layer."""
-    reached = [input]
-    for layer, weight in enumerate(weights):
-        x = F.linear(reached[-1], weight.to(input.dtype))
-        reached.append(x.relu_() if layer < len(weights) - 1 else x)
-    return reached
-
-
-def _used_rows(x: Tensor, count: MaybeTensor) -> int:
-    return x.shape[0] if count is None else min(max(int(count), 0), x.shape[0])
-
-
-def _padded(x: Tensor, rows: int) -> Tensor:
-    return F.pad(x, (0, 0, 0, rows - x.shape[0])) if x.shape[0] < rows else x
-
-
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -201,25 +183,6 @@ def _register() -> None:
     def _(grad_output: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor) -> tuple[Tensor, list[Tensor]]:
         sums = [weight.new_empty(weight.shape, dtype=_wide(input.dtype)) for weight in weights]
         return input.new_empty(input.shape), sums
-
-    @torch.library.impl("voxelfield::mlp", "CPU")
-    def _(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> Tensor:
-        used = _used_rows(input, count)
-        with torch.autocast("cpu", enabled=False):  # the result has the dtype of the input, as on CUDA
-            return _padded(_run_layers(input[:used], weights)[-1], input.shape[0])
-
-    @torch.library.impl("voxelfield::mlp_backward", "CPU")
-    def _(grad_output: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor) -> tuple[Tensor, list[Tensor]]:
-        used, wide = _used_rows(input, count), _wide(input.dtype)
-        grad, sums = grad_output[:used], []
-        with torch.autocast("cpu", enabled=False):
-            *entering, _ = _run_layers(input[:used], weights)
-            for layer, (x, weight) in reversed(list(enumerate(zip(entering, weights, strict=True)))):
-                sums.append(grad.to(wide).T @ x.to(wide))
-                grad = grad @ weight.to(input.dtype)
-                if layer > 0:
-                    grad = torch.where(x > 0, grad, 0)
-        return _padded(grad, input.shape[0]).contiguous(), sums[::-1]
 
     def forward(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> Tensor:
         result: Tensor = _MLP.apply(input, count, *weights)

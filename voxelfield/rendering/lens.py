@@ -39,7 +39,7 @@ LENS_TERMS: dict[LensModel, tuple[str, ...]] = {
     "division": ("k",),
     "extended_unified": ("alpha", "beta"),
 }
-"""The models in the order of their numbers in extension/rays/lens.h, and the order of each model's coefficients."""
+"""The models in the order of their numbers in extension/cameras/lens.h, and the order of each model's coefficients."""
 
 # A field-of-view lens below this angle, in radians, differs from a pinhole by less than float32 resolves.
 _SMALLEST_OMEGA = 1e-4

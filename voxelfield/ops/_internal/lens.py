@@ -14,7 +14,7 @@ LENS_NUMBERS = 14
 
 
 def lens_rays(points: Tensor, lens: Tensor) -> Tensor:
-    """Computes the rays through points of an image. The formulas are in extension/rays/lens.h.
+    """Computes the rays through points of an image. The formulas are in extension/cameras/lens.h.
 
     Rays are exact up to rounding: Newton's iteration computes those of models without a closed formula. A point beyond
     the largest radius that the lens can image gets a ray near the outermost one. Does not synchronise with the device.

@@ -163,10 +163,6 @@ def _register() -> None:
     ) -> tuple[Tensor, Tensor, Tensor]:
         return empty_image(c2w, width, height)
 
-    @torch.library.impl("voxelfield::pyramid_image_fits", "CPU")
-    def _(like: Tensor, width: int) -> bool:
-        return True
-
     @torch.library.impl("voxelfield::render_pyramid_image", "CPU")
     @torch.no_grad()
     def _(

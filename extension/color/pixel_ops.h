@@ -2,8 +2,8 @@
 // host side, which checks, allocates, and loops over the pixels or sums over the rows.
 #pragma once
 
+#include "color/color.h"
 #include "common/checks.h"
-#include "volume/color.h"
 
 namespace voxelfield {
 

@@ -2,8 +2,8 @@
 // it.
 #pragma once
 
+#include "color/color.h"
 #include "common/checks.h"
-#include "volume/color.h"
 
 #if defined(__CUDACC__)
 #include "common/vector.cuh"

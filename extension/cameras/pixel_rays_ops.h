@@ -2,8 +2,8 @@
 // each ray.
 #pragma once
 
+#include "cameras/camera.h"
 #include "common/checks.h"
-#include "rays/camera.h"
 
 namespace voxelfield {
 

@@ -2,8 +2,8 @@
 // points.
 #pragma once
 
+#include "cameras/lens.h"
 #include "common/checks.h"
-#include "rays/lens.h"
 
 namespace voxelfield {
 

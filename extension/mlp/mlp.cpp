@@ -1,0 +1,151 @@
+// The multilayer perceptron on the CPU. Nearly all of the time is spent in matrix products, for which torch has a
+// library that is tuned for every processor.
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+
+#include <cstring>
+
+#include "common/backend.h"
+#include "common/narrow.h"
+#include "mlp/checked_weights.h"
+
+namespace voxelfield {
+namespace {
+
+constexpr int64_t kNumbersPerTask = 1 << 15;
+
+// The number, or zero unless `keep`. 16-bit numbers are selected by their bits, because compilers would otherwise
+// branch.
+template <typename scalar_t>
+VOXELFIELD_HOST_DEVICE scalar_t where(bool keep, scalar_t x) {
+  if constexpr (sizeof(scalar_t) == 2) {
+    x.x = keep ? x.x : 0;
+  } else {
+    x = keep ? x : 0;
+  }
+  return x;
+}
+
+// Replaces negative numbers by zero. NaN stays NaN.
+template <typename scalar_t>
+VOXELFIELD_MULTIVERSION void apply_relu(scalar_t* x, int64_t begin, int64_t end) {
+  VOXELFIELD_VECTORIZE
+  for (int64_t i = begin; i < end; ++i) x[i] = where(!(widen(x[i]) < 0), x[i]);
+}
+
+// Keeps a gradient where the output of the ReLU is positive, and sets it to zero elsewhere.
+template <typename scalar_t>
+VOXELFIELD_MULTIVERSION void keep_where_positive(const scalar_t* activation, scalar_t* gradient, int64_t begin,
+                                                 int64_t end) {
+  VOXELFIELD_VECTORIZE
+  for (int64_t i = begin; i < end; ++i) gradient[i] = where(widen(activation[i]) > 0, gradient[i]);
+}
+
+// out = a b. Calls the kernel itself, because autocast would change the dtype.
+void multiply(const Tensor& a, const Tensor& b, const Tensor& out) {
+  TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_mm_out(out.get(), a.get(), b.get()));
+}
+
+Tensor transposed(const Tensor& x) { return torch::stable::transpose(x, 0, 1); }
+
+Tensor first_rows(Tensor x, int64_t rows) { return torch::stable::narrow(x, 0, 0, rows); }
+
+void clear_rows(Tensor& x, int64_t first) {
+  const int64_t bytes = x.size(1) * static_cast<int64_t>(x.element_size());
+  std::memset(static_cast<char*>(x.mutable_data_ptr()) + first * bytes, 0, (x.size(0) - first) * bytes);
+}
+
+// The arguments: only the rows in use, and weights in the dtype of the input.
+struct Mlp {
+  Tensor input;
+  std::vector<Tensor> weights;
+  int64_t capacity, used;
+
+  Mlp(const Tensor& any_input, const std::vector<Tensor>& any_weights, const OptionalTensor& count)
+      : capacity(any_input.dim() == 2 ? any_input.size(0) : 0), used(capacity) {
+    const ScalarType dtype = any_input.scalar_type();
+    check_tensor("mlp: input", any_input, {kAny, kAny}, dtype, any_input);
+    dispatch_floating(dtype, "mlp: input", [](auto) {});
+    for (const Tensor& own :
+         checked_weights("mlp: weights", any_weights, any_input.size(1), kMaxWidth, kMaxLayers, any_input)) {
+      STD_TORCH_CHECK(own.scalar_type() == dtype || own.scalar_type() == opmath_type(any_input),
+                      "mlp: weights must be of the dtype of input or float32, got ",
+                      torch::headeronly::toString(own.scalar_type()));
+      weights.push_back(torch::stable::to(own, dtype));
+    }
+    if (count.has_value()) {
+      const bool wide = count->scalar_type() != ScalarType::Int;
+      const TensorData number =
+          check_number("mlp: count", *count, wide ? ScalarType::Long : ScalarType::Int, any_input);
+      const int64_t rows = wide ? *static_cast<const int64_t*>(number) : *static_cast<const int32_t*>(number);
+      used = std::clamp<int64_t>(rows, 0, capacity);
+    }
+    input = first_rows(any_input, used);
+  }
+
+  int last() const { return static_cast<int>(weights.size()) - 1; }
+
+  // The input of each layer.
+  std::vector<Tensor> entering() const {
+    std::vector<Tensor> inputs{input};
+    for (int l = 0; l < last(); ++l) {
+      Tensor hidden = new_like(input, {used, weights[l].size(0)});
+      multiply(inputs[l], transposed(weights[l]), hidden);
+      dispatch_floating(input.scalar_type(), "mlp: input", [&](auto zero) {
+        using scalar_t = decltype(zero);
+        scalar_t* data = hidden.mutable_data_ptr<scalar_t>();
+        for_each_range(hidden.numel(), kNumbersPerTask,
+                       [&](int64_t begin, int64_t end) { apply_relu(data, begin, end); });
+      });
+      inputs.push_back(hidden);
+    }
+    return inputs;
+  }
+};
+
+Tensor mlp_forward(const Tensor& input, std::vector<Tensor> weights, const OptionalTensor& count) {
+  const Mlp mlp(input, weights, count);
+  const Tensor& matrix = mlp.weights[mlp.last()];
+  Tensor output = new_like(input, {mlp.capacity, matrix.size(0)});
+  multiply(mlp.entering().back(), transposed(matrix), first_rows(output, mlp.used));
+  clear_rows(output, mlp.used);
+  return output;
+}
+
+std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, const Tensor& input,
+                                                     std::vector<Tensor> weights, const OptionalTensor& count) {
+  const Mlp mlp(input, weights, count);
+  const ScalarType dtype = input.scalar_type(), wide = opmath_type(input);
+  check_tensor("mlp: grad_output", grad_output, {mlp.capacity, mlp.weights[mlp.last()].size(0)}, dtype, input);
+  const std::vector<Tensor> entering = mlp.entering();
+  Tensor grad_input = new_like(input, {mlp.capacity, input.size(1)});
+  std::vector<Tensor> sums(mlp.weights.size());
+  Tensor grad = first_rows(grad_output, mlp.used);
+  for (int l = mlp.last(); l >= 0; --l) {
+    const int64_t rows = mlp.weights[l].size(0), columns = mlp.weights[l].size(1);
+    sums[l] = new_empty(input, {rows, columns}, wide);
+    multiply(transposed(torch::stable::to(grad, wide)), torch::stable::to(entering[l], wide), sums[l]);
+    Tensor next = l > 0 ? new_like(input, {mlp.used, columns}) : first_rows(grad_input, mlp.used);
+    multiply(grad, mlp.weights[l], next);
+    if (l > 0) {
+      dispatch_floating(dtype, "mlp: input", [&](auto zero) {
+        using scalar_t = decltype(zero);
+        const scalar_t* activation = entering[l].const_data_ptr<scalar_t>();
+        scalar_t* gradient = next.mutable_data_ptr<scalar_t>();
+        for_each_range(next.numel(), kNumbersPerTask,
+                       [&](int64_t begin, int64_t end) { keep_where_positive(activation, gradient, begin, end); });
+      });
+    }
+    grad = next;
+  }
+  clear_rows(grad_input, mlp.used);
+  return {grad_input, sums};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
+  m.impl("mlp", TORCH_BOX(&mlp_forward));
+  m.impl("mlp_backward", TORCH_BOX(&mlp_backward));
+}
+
+}  // namespace voxelfield

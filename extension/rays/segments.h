@@ -1,0 +1,86 @@
+// Packs the samples of all rays contiguously into buffers of a fixed number of rows, in two passes. The first pass
+// counts the samples of each segment. A ray is one segment, or a few segments that different threads walk in parallel.
+// Consecutive segments form a part, and one block of threads packs a part in the second pass. Each block computes the
+// first row of its part from the sums of all parts, so no kernel is needed between the two passes.
+//
+// Rays are kept in order as long as all of their samples fit. From the first ray that does not fit, no further ray is
+// kept.
+#pragma once
+
+#include "common/constants.h"
+#include "rays/packed_rays.h"
+#include "rays/packed_samples.h"
+
+namespace voxelfield {
+
+// All rays have the same number of segments, a power of two up to 2^5. The length of a part is a multiple of the
+// segments of 32 rays, and of 64 segments.
+constexpr int kMaxSegmentsShift = 5;
+
+struct SegmentParts {
+  int64_t segments;
+  int segments_shift;  // a ray has 2^segments_shift segments
+  int64_t length;      // segments per part
+  int64_t count;       // number of parts: at least one, even without segments
+
+  SegmentParts(int64_t segments, int segments_shift) : segments(segments), segments_shift(segments_shift) {
+    const int64_t unit = std::max(kPartRays << segments_shift, kPartSegments);
+    length = unit * std::max<int64_t>((segments + unit * kMaxParts - 1) / (unit * kMaxParts), 1);
+    count = std::max<int64_t>((segments + length - 1) / length, 1);
+  }
+
+  VOXELFIELD_HOST_DEVICE int64_t rays() const { return segments >> segments_shift; }
+  VOXELFIELD_HOST_DEVICE int64_t first(int64_t ray) const { return ray << segments_shift; }
+  VOXELFIELD_HOST_DEVICE int64_t begin(int64_t part) const { return part * length; }
+  VOXELFIELD_HOST_DEVICE int64_t end(int64_t part) const {
+    return (part + 1) * length < segments ? (part + 1) * length : segments;
+  }
+};
+
+// The counts from which the second pass starts, and its results for the rays.
+struct Packing {
+  const int32_t* counts;  // per segment
+  const int64_t* sums;    // per part
+  int64_t max_count;      // per segment
+  int64_t max_sum;        // per part
+  SegmentParts parts;
+  int64_t capacity;
+  int64_t* ray_offsets;
+  int64_t* rays_kept;
+
+  VOXELFIELD_HOST_DEVICE int32_t count(int64_t segment) const {
+    return static_cast<int32_t>(bounded(counts[segment], max_count));
+  }
+  VOXELFIELD_HOST_DEVICE int64_t sum(int64_t part) const { return bounded(sums[part], max_sum); }
+
+  VOXELFIELD_HOST_DEVICE int64_t count_of_ray(int64_t ray) const {
+    int64_t samples = 0;
+    for (int64_t segment = parts.first(ray); segment < parts.first(ray + 1); ++segment) samples += count(segment);
+    return samples;
+  }
+};
+
+inline int shift_of(int64_t segments_per_ray) {
+  int shift = 0;
+  while ((int64_t{1} << shift) < segments_per_ray) ++shift;
+  STD_TORCH_CHECK(segments_per_ray == int64_t{1} << shift && shift <= kMaxSegmentsShift,
+                  "segments_per_ray must be a power of two, at most 32, got ", segments_per_ray);
+  return shift;
+}
+
+// Checks and collects the inputs of the second pass. No segment has more than `max_count` samples.
+inline Packing packing_of(const Tensor& counts, const Tensor& sums, int64_t segments_per_ray, int64_t max_count,
+                          const PackedTensors& out) {
+  const Tensor &t = std::get<1>(out), &ray_offsets = std::get<4>(out), &rays_kept = std::get<5>(out);
+  const SegmentParts parts{(ray_offsets.size(0) - 1) * segments_per_ray, shift_of(segments_per_ray)};
+  return {check_contiguous("counts", counts, {parts.segments}, ScalarType::Int, t),
+          check_contiguous("sums", sums, {parts.count}, ScalarType::Long, t),
+          max_count,
+          max_count * parts.length,
+          parts,
+          t.size(0),
+          data_of(ray_offsets),
+          data_of(rays_kept)};
+}
+
+}  // namespace voxelfield
