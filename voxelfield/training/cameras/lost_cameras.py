@@ -223,7 +223,7 @@ def shrunk(split: Split, factor: int) -> Split:
         masks = torch.zeros(images.shape[:3], dtype=torch.bool)
         for small, mask, (width, height) in zip(masks, split.masks, split.cameras.all_sizes().tolist(), strict=True):
             small[: height // factor, : width // factor] = _shrunk_mask(mask[:height, :width], factor)
-    return replace(split, images=images, cameras=split.cameras.shrunk(factor), masks=masks, paths=None)
+    return replace(split, images=images, cameras=split.cameras.shrunk(factor), masks=masks, paths=None, extras={})
 
 
 def _whole_squares(mask: Tensor, factor: int) -> Tensor:
