@@ -96,7 +96,7 @@ def test_keys_that_would_change_the_geometry_are_refused(tmp_path, frame, meta, 
 
 def test_keys_without_effect_are_named_once(tmp_path, caplog):
     wide = angle(48, 30)
-    frame = {"time": 0.5, "depth_file_path": "depth/a.png", "convention": "opencv"}
+    frame = {"time": 0.5, "depth_file_path": "depth/a.png", "normal_path": "a.png", "convention": "opencv"}
     meta = {"white_transparent": True, "ply_file_path": "sparse_pc.ply", "camera_angle_x": wide, "w": 48}
     with caplog.at_level(logging.INFO):
         load_scene(write(tmp_path, frame, **FOCAL, **meta), holdout=0)
@@ -104,14 +104,14 @@ def test_keys_without_effect_are_named_once(tmp_path, caplog):
     records = [record for record in caplog.records if "transforms" in record.name]
     told = [(record.levelname, record.getMessage()) for record in records]
     assert sorted(told) == [
-        ("INFO", f"{file}: what these keys name is not used: depth_file_path, ply_file_path"),
+        ("INFO", f"{file}: what these keys name is not used: normal_path, ply_file_path"),
         ("WARNING", f"{file}: 'camera_angle_x' ({wide}) has no effect, as 'fl_x' (50.0) is another focal length"),
-        ("WARNING", f"{file}: 'time' has no effect: the scene is taken to stand still"),
         (
             "WARNING",
             f"{file}: 'white_transparent' has no effect: white pixels stay white; trainer.background=white trains an "
             "object in front of white",
         ),
+        ("WARNING", f"{file}: 1 of 1 depth images are missing, the first is {tmp_path / 'depth' / 'a.png'}"),
         ("WARNING", f"{file}: these keys are unknown and have no effect: 'convention' ('opencv')"),
     ]
 

@@ -211,8 +211,41 @@ def read_masks(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Seque
     return torch.from_numpy(masks)
 
 
+def read_depths(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size]) -> Tensor:
+    """Reads the depth images of a split, as the whole numbers that they hold.
+
+    Args:
+        paths: N grey images with 16 bits; None where an image has no depths.
+        sizes: The N sizes of the images that they are for. A depth image may be larger or smaller than its image.
+        shown: The N sizes to which these images are resized. Each pixel has the depth of the nearest one in the file,
+            because a mean over an edge would lie on neither side of it.
+
+    Returns:
+        (N, H, W) float32 on the CPU, 0 where nothing is known. H and W are the largest height and width.
+
+    Raises:
+        ValueError: A depth image is unreadable, of another kind, or has another ratio of its sides than its image.
+    """
+    width, height = (max(sides) for sides in zip(*shown, strict=True))
+    depths = np.zeros((len(paths), height, width), dtype=np.float32)
+
+    def fill(index: int) -> None:
+        path, (w, h) = paths[index], sizes[index]
+        if path is None:
+            return
+        with open_image(path, depth=True) as image:
+            found = image.size
+            if abs(found[0] * h - found[1] * w) > max(*found, w, h):
+                raise ValueError(f"size must be in proportion to its image's, {w}x{h}, got {found[0]}x{found[1]}")
+            depth = np.asarray(image.convert("I").resize(shown[index], Image.Resampling.NEAREST))
+        depths[index, : depth.shape[0], : depth.shape[1]] = depth
+
+    _in_threads(fill, len(paths), "read")
+    return torch.from_numpy(depths)
+
+
 @contextlib.contextmanager
-def open_image(path: Path, upright: bool = False) -> Iterator[Image.Image]:
+def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterator[Image.Image]:
     """Opens an image file; the only way in which this package opens one.
 
     The format is recognised by the file's content, whatever the ending of its name: PNG, JPEG, WebP, TIFF or BMP. Of a
@@ -223,6 +256,7 @@ def open_image(path: Path, upright: bool = False) -> Iterator[Image.Image]:
         path: The file.
         upright: Whether the caller turns the pixels as EXIF says, by Pillow's ``exif_transpose``, and damaged EXIF is
             therefore refused. Without, pixels are read as they are stored: poses and intrinsics refer to those.
+        depth: Whether it must be a grey image with 16 bits, which is refused otherwise.
 
     Yields:
         The image. Its pixels are read when they are first used.
@@ -234,7 +268,10 @@ def open_image(path: Path, upright: bool = False) -> Iterator[Image.Image]:
     """
     try:
         with open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
-            _check_kind(image)
+            if not depth:
+                _check_kind(image)
+            elif not image.mode.startswith("I"):
+                raise ValueError(f"must be grey with 16 bits, as depths are, got Pillow's mode {image.mode}")
             if upright:
                 _check_exif(image)
             elif isinstance(image, TiffImagePlugin.TiffImageFile):

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.image_paths import why_missing
-from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, exif_orientation, image_sizes, read_images, read_masks
+from voxelfield.datasets.images import (
+    IMAGE_SUFFIXES,
+    Size,
+    exif_orientation,
+    image_sizes,
+    read_depths,
+    read_images,
+    read_masks,
+)
 from voxelfield.datasets.lenses import lens_of_photos
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
@@ -45,6 +53,9 @@ class Photo:
         mask: An image of the same size that is black where pixels must be ignored; None if all of them count.
         alpha: An image of the same size that replaces the alpha channel, black where the background of an object is
             seen; None if the image keeps its own.
+        time: When it was taken, in whatever unit the format has; None if that is not stated.
+        depth: A grey image with 16 bits of depths along the optical axis, 0 where none is known; None if there is none.
+        depth_unit: What one unit of ``depth`` measures, world units.
     """
 
     path: Path
@@ -54,6 +65,9 @@ class Photo:
     shrunk: Path | None = None
     mask: Path | None = None
     alpha: Path | None = None
+    time: float | None = None
+    depth: Path | None = None
+    depth_unit: float = 1e-3
 
 
 def present_photos(
@@ -133,7 +147,8 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     Raises:
         FileNotFoundError: A mask is missing.
         ValueError: An image is unreadable, not of the size that its camera takes, or alone in having no alpha channel;
-            intrinsics are invalid; or a mask is unreadable, of another size than its image, or black throughout.
+            intrinsics are invalid; a mask is unreadable, of another size than its image, or black throughout; a depth
+            image is unreadable or of another shape than its image; or only some photographs have a time.
     """
     whole = [photo.path for photo in photos]
     shrunk = [photo.shrunk for photo in photos if photo.shrunk is not None]
@@ -149,7 +164,22 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     images = read_images(paths, read, [photo.alpha for photo in photos])
     files = [photo.mask for photo in photos]
     masks = read_masks(files, sizes, read) if any(files) else None
-    return Split(images, cameras, _names(whole), masks, tuple(whole))
+    return Split(images, cameras, _names(whole), masks, tuple(whole), _extras(photos, sizes, read))
+
+
+def _extras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size]) -> dict[str, Tensor]:
+    """Returns ``time`` (N,) and ``depth`` (N, H, W), float32, of photographs that have them."""
+    extras = {}
+    times = [photo.time for photo in photos if photo.time is not None]
+    if times:
+        if len(times) < len(photos):
+            bare = next(photo.path for photo in photos if photo.time is None)
+            raise ValueError(f"{bare}: must have a time, as {len(times)} of {len(photos)} images of its split have")
+        extras["time"] = torch.tensor(times, dtype=torch.float32)
+    if any(photo.depth is not None for photo in photos):
+        units = torch.tensor([photo.depth_unit for photo in photos], dtype=torch.float32)
+        extras["depth"] = read_depths([photo.depth for photo in photos], sizes, read) * units[:, None, None]
+    return extras
 
 
 def scaled(

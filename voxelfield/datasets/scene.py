@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -26,9 +27,12 @@ class Split:
         masks: (N, H, W) bool on the CPU: False where a pixel must be ignored, in training and in the evaluation.
             None: all pixels of all images count.
         paths: The N files that the images were read from; None if they come from elsewhere.
+        extras: Further tensors by name, on the CPU, of any dtype: one value for each image, (N,) or (N, K), or for each
+            pixel, (N, H, W) or (N, H, W, ...), such as ``time`` (N,) and ``depth`` (N, H, W), which loaders fill
+            (data/README.md), or whatever a loss of one's own needs.
 
     Raises:
-        TypeError: ``images`` is not uint8, or ``masks`` is not bool.
+        TypeError: ``images`` is not uint8, ``masks`` is not bool, or something in ``extras`` is not a tensor.
         ValueError: The shapes, sizes or counts disagree, two views have one name, or a mask leaves no pixel.
     """
 
@@ -37,6 +41,7 @@ class Split:
     names: tuple[str, ...]
     masks: Tensor | None = None
     paths: tuple[Path, ...] | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         size = (len(self.cameras), self.cameras.height, self.cameras.width, 4)
@@ -58,8 +63,35 @@ class Split:
                 if not bool(self._cut(self.masks, index).any()):
                     raise ValueError(f"Split.masks must leave some pixels of each view, got none of {name!r}")
 
+        for name, values in self.extras.items():
+            per_image: tuple[int | str, ...] = (size[0], "K")
+            dimensions = values.dim() if isinstance(values, Tensor) else 1
+            wanted = per_image[: max(dimensions, 1)] if dimensions < 3 else (*size[:3], *values.shape[3:])
+            check_tensor(f"Split.extras[{name!r}]", values, wanted)
+            if values.device.type != "cpu":
+                raise ValueError(f"Split.extras[{name!r}] must be on the CPU, got a tensor on {values.device}")
+
     def __len__(self) -> int:
         return len(self.names)
+
+    def __getitem__(self, index: slice | Sequence[int] | Tensor) -> Split:
+        """Returns some of the views, with everything that belongs to them, in room for the largest of their images."""
+        cameras = self.cameras[index]
+        chosen = torch.arange(len(self))[index]
+        numbers = chosen.tolist()
+
+        def cut(values: Tensor) -> Tensor:
+            return values[chosen] if values.dim() < 3 else values[chosen, : cameras.height, : cameras.width]
+
+        return replace(
+            self,
+            images=cut(self.images),
+            cameras=cameras,
+            names=tuple(self.names[number] for number in numbers),
+            masks=None if self.masks is None else cut(self.masks),
+            paths=None if self.paths is None else tuple(self.paths[number] for number in numbers),
+            extras={name: cut(values) for name, values in self.extras.items()},
+        )
 
     @property
     def size_in_words(self) -> str:

@@ -5,7 +5,9 @@ A file lists ``frames`` (``file_path``, ``transform_matrix``) and, for the whole
 ``y_fov`` in degrees). Pixels are square if one axis has neither, and the principal point (``cx``, ``cy``) is in the
 middle by default. Lengths in pixels belong to images of the size ``w``, ``h``; for images of other sizes they are
 scaled. A lens that distorts has its coefficients, such as ``k1`` or ``p2``, and a ``camera_model`` (nerfstudio), or
-``is_fisheye`` (instant-ngp). A frame may have a ``mask_path``, an image that is black where pixels must be ignored.
+``is_fisheye`` (instant-ngp). A frame may have a ``mask_path``, an image that is black where pixels must be ignored, a
+``time`` (D-NeRF), and a ``depth_file_path``, a grey image with 16 bits of depths along the optical axis in units of
+``depth_unit_scale_factor`` (nerfstudio; a thousandth of a world unit by default).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ _MANY_FRAMES = 10_000
 # The first that is there counts.
 _FOCAL_KEYS = {"x": ("fl_x", "camera_angle_x", "x_fov"), "y": ("fl_y", "camera_angle_y", "y_fov")}
 _INTRINSICS = {*_FOCAL_KEYS["x"], *_FOCAL_KEYS["y"], "cx", "cy", "w", "h"}
+_OPTIONAL_PATHS = ("mask_path", "depth_file_path")
 # Ratio of two values of one focal length that are taken to be the same.
 _SAME = 1.01
 # COLMAP's names of two coefficients differ from OpenCV's.
@@ -68,7 +71,10 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> list[Photo]:
     check_keys(file, meta, frames)
     paths = ImagePaths(file)
     images = paths.find((frame["file_path"] for frame in frames), "file_path")
-    masks = paths.find((frame["mask_path"] for frame in frames if frame.get("mask_path") is not None), "mask_path")
+    masks, depths = (
+        paths.find((frame[key] for frame in frames if frame.get(key) is not None), key) for key in _OPTIONAL_PATHS
+    )
+    _warn_of_missing_depths(file, depths.values())
     _warn_of_two_focal_lengths(file, meta, frames)
     common: Callable[[int, int], Intrinsics] | None = None
     photos = []
@@ -77,11 +83,32 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> list[Photo]:
             intrinsics = _intrinsics(file, frame, meta)
         else:
             intrinsics = common = common or _intrinsics(file, {}, meta)
-        lens, mask = _lens(file, ChainMap(frame, meta)), frame.get("mask_path")
+        known = ChainMap(frame, meta)
+        mask, depth = (frame.get(key) for key in _OPTIONAL_PATHS)
+        unit = _number(file, known, "depth_unit_scale_factor", 1e-3)
+        if unit <= 0:
+            raise ValueError(f"{file}: 'depth_unit_scale_factor' must be above 0, got {unit}")
         photos.append(
-            Photo(images[frame["file_path"]], pose, intrinsics, lens, mask=None if mask is None else masks[mask])
+            Photo(
+                images[frame["file_path"]],
+                pose,
+                intrinsics,
+                _lens(file, known),
+                mask=None if mask is None else masks[mask],
+                time=None if known.get("time") is None else _number(file, known, "time"),
+                depth=None if depth is None or not depths[depth].is_file() else depths[depth],
+                depth_unit=unit,
+            )
         )
     return photos
+
+
+def _warn_of_missing_depths(file: Path, paths: Collection[Path]) -> None:
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        logger.warning(
+            "%s: %d of %d depth images are missing, the first is %s", file, len(missing), len(paths), missing[0]
+        )
 
 
 def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -98,7 +125,7 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
         for key in ("file_path", "transform_matrix"):
             if key not in frame:
                 raise ValueError(f"{file}: key '{key}' is missing in frame {index}")
-        for key in ("file_path", "mask_path"):
+        for key in ("file_path", *_OPTIONAL_PATHS):
             path = frame.get(key)
             if not (isinstance(path, str) and path) and (key == "file_path" or path is not None):
                 raise ValueError(f"{file}: '{key}' of frame {index} must be a path, got {shown(path)}")

@@ -19,6 +19,7 @@ _READ = {
     *("frames", "file_path", "mask_path", "transform_matrix", "train_filenames", "val_filenames", "test_filenames"),
     *("camera_angle_x", "camera_angle_y", "fl_x", "fl_y", "x_fov", "y_fov", "cx", "cy", "w", "h"),
     *("camera_model", "is_fisheye", "distortion_params", "latlong", "equirectangular", "orthographic"),
+    *("time", "depth_file_path", "depth_unit_scale_factor"),
 }
 LENS_KEY = re.compile(r"[kps]\d|s[xy]1|omega|k|alpha|beta|ftheta_p\d")
 """Matches the keys of coefficients of lenses."""
@@ -47,13 +48,12 @@ _WITHOUT_EFFECT = {
     "sharpness_discard_threshold": "blurred frames are used, too",
     "fisheye_crop_radius": "the corners of fisheye images count; masks can exclude them",
     "envmap": "nothing is known of the background",
-    "time": "the scene is taken to stand still",
     "driver_parameters": "the light is taken to be the same in all frames",
 }
 
 # Data for which there is no use here.
 _UNUSED = {
-    *("depth_file_path", "depth_path", "integer_depth_scale", "enable_depth_loading", "depth_unit_scale_factor"),
+    *("depth_path", "integer_depth_scale", "enable_depth_loading"),
     *("normal_file_path", "normal_path", "semantic_path", "semantic_file_path", "ply_file_path", "enable_ray_loading"),
 }
 

@@ -64,7 +64,7 @@ class PixelSampler:
         self._supersampling = supersampling
         self._patches = PatchSampler(split, device, patches, patch_size) if patches > 0 else None
         self._patch_size = patch_size
-        for name, data in getattr(split, "extras", {}).items():
+        for name, data in split.extras.items():
             self.carry(name, data)
 
     def _kept(self, tensor: Tensor) -> Tensor:

@@ -216,7 +216,7 @@ def shrunk(split: Split, factor: int) -> Split:
         for small, mask, (width, height) in zip(masks, split.masks, split.cameras.all_sizes().tolist(), strict=True):
             share = F.avg_pool2d(mask[None, :height, :width].float(), factor)[0]
             small[: height // factor, : width // factor] = share >= min(1.0, float(share.max()))
-    return replace(split, images=images, cameras=split.cameras.shrunk(factor), masks=masks, paths=None)
+    return replace(split, images=images, cameras=split.cameras.shrunk(factor), masks=masks, paths=None, extras={})
 
 
 def _shrunk_image(image: Tensor, factor: int) -> Tensor:
