@@ -45,6 +45,10 @@ class Tint(Part):
         self.calls.append("before")
         self.number = step.clone()
 
+    def prepare(self, batch):
+        assert len(batch.images) == len(batch.pixels)
+        self.calls.append("prepare")
+
     def adjust(self, outputs, batch):
         self.calls.append("adjust")
         outputs.rgb = outputs.rgb + self.color
@@ -85,10 +89,10 @@ def test_a_part_takes_part_in_every_step(scene, device):
     rates = []
     session.log.scalars = lambda step, values: rates.append(values)
     session.fit()
-    assert part.calls[:5] == ["before", "adjust", "losses", "backward", "after"]
-    assert set(part.calls) == {"before", "adjust", "losses", "backward", "after"}
+    assert part.calls[:6] == ["before", "prepare", "adjust", "losses", "backward", "after"]
+    assert set(part.calls) == {"before", "prepare", "adjust", "losses", "backward", "after"}
     if device.type == "cpu":
-        assert len(part.calls) == 5 * STEPS
+        assert len(part.calls) == 6 * STEPS
     assert part.color.abs().min() > 0
     logged = {name for values in rates for name in values}
     assert {"loss/tint", "tint/red", "lr/tint"} <= logged
@@ -100,7 +104,7 @@ def test_python_code_runs_in_every_step_without_a_graph(scene):
     part = Tint(device)
     loop = replace(settings(), cuda_graph=False)
     Session(scene, "mlp", trainer=loop, parts=[part], device="cuda").fit()
-    assert len(part.calls) == 5 * STEPS
+    assert len(part.calls) == 6 * STEPS
 
 
 def test_the_state_of_a_part_is_resumed_to_the_bit(scene, tmp_path):

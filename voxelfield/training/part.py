@@ -38,6 +38,9 @@ class Part:
         """Returns cameras from which to cast the rays instead of those of the images, differentiably, or None."""
         return None
 
+    def prepare(self, batch: Batch) -> None:
+        """Called with the batch before it is rendered, such as to tell the field the time of each ray."""
+
     def adjust(self, outputs: Outputs, batch: Batch) -> None:
         """Changes ``outputs.rgb`` and ``outputs.field_truth`` before ``outputs.pixels`` are computed from them."""
 

@@ -136,6 +136,8 @@ class TrainingStep:
         for part in self._parts:
             part.before_step(self.number)
         batch = self._batch = self._draw()
+        for part in self._parts:
+            part.prepare(batch)
         outputs = self._render(batch, settings)
         terms = self._terms(outputs, batch)
         backpropagate(list(terms.values()), self._loss_scale)
