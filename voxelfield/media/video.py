@@ -292,6 +292,8 @@ class _Encoder:
         self._stream.codec_context.thread_type = "AUTO"
         if chosen.encoder == "libx265":
             self._stream.codec_context.codec_tag = "hvc1"  # the only one that Apple's players accept
+        # One for all frames: each frame's own would compute its tables again.
+        self._reformatter = av.video.reformatter.VideoReformatter()
         self._shape: tuple[int, ...] | None = None
 
     def append(self, frame: Frame) -> None:
@@ -301,14 +303,15 @@ class _Encoder:
         if frame.ndim != 3 or frame.shape[-1] != 3 or self._shape not in (None, frame.shape):
             raise ValueError(f"{name} must have shape {self._shape or '(H, W, 3)'}, got {frame.shape}")
         height, width, _ = self._shape = frame.shape
-        padded = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+        if height % 2 or width % 2:
+            frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
         if self.count == 0:
             if self._chosen.encoder == "libx265" and width < _MIN_HEVC:
                 raise ValueError(f"frames must be at least {_MIN_HEVC} pixels wide for hevc, got {width}")
-            self._stream.height, self._stream.width = padded.shape[:2]
-        picture = self._av.VideoFrame.from_ndarray(padded, format="rgb24")
+            self._stream.height, self._stream.width = frame.shape[:2]
+        picture = self._av.VideoFrame.from_ndarray(frame, format="rgb24")
         # As the program ffmpeg resamples colours.
-        picture = picture.reformat(format=self._chosen.pixels, interpolation="BICUBIC")
+        picture = self._reformatter.reformat(picture, format=self._chosen.pixels, interpolation="BICUBIC")
         picture.pts = self.count
         self._container.mux(self._stream.encode(picture))
         self.count += 1
