@@ -109,7 +109,6 @@ def hold(directory: Path, name: str = "hydra.run.dir") -> None:
             if reserved is not None:
                 failing.enter_context(reserved)
             made = not directory.exists()
-            directory.mkdir(parents=True, exist_ok=True)
             _held[directory] = _Lock(_lock(directory, name), reserved, made)
             failing.pop_all()
     # Images are in one folder per split. Other folders may belong to another run in progress.
@@ -203,16 +202,13 @@ def check_ended(directory: Path) -> None:
     path = directory / LOCK
     if fcntl is None or directory.resolve() in _held or not path.is_file():
         return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = _holder(descriptor)
-        raise DirectoryInUseError(f"resume must name a run that has ended, but {holder} is using {directory}") from None
-    except OSError:  # a file system without locks
-        return
-    finally:
-        os.close(descriptor)
+    with path.open("rb") as file, contextlib.suppress(OSError):  # of a file system without locks
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DirectoryInUseError(
+                f"resume must name a run that has ended, but {_holder(file.fileno())} is using {directory}"
+            ) from None
 
 
 def check_results(directory: Path, name: str = "hydra.run.dir") -> None:
@@ -289,16 +285,16 @@ def _in_use(name: str, holder: str, directory: Path) -> DirectoryInUseError:
 
 
 def _lock(directory: Path, name: str) -> int | None:
-    """Returns the open file that holds the lock, or None if locking is not supported."""
-    if fcntl is None:
-        return None
+    """Creates a directory if needed; returns the open file that holds its lock, or None if that is not supported."""
     path = directory / LOCK
     while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        if fcntl is None:
+            return None
         try:
             # A link could lead to a file of someone else, which would then be overwritten.
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except FileNotFoundError:  # the previous holder has just removed the directory
-            directory.mkdir(parents=True, exist_ok=True)
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
