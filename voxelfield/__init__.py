@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from voxelfield import ops as ops
+    from voxelfield.datasets.arrays import scene_from_arrays as scene_from_arrays
     from voxelfield.datasets.loading import load_scene as load_scene
     from voxelfield.datasets.scene import Scene as Scene
     from voxelfield.fields.callbacks import CallbackField as CallbackField
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from voxelfield.loading import load as load
     from voxelfield.rendering.cameras import Cameras as Cameras
     from voxelfield.rendering.lens import Lens as Lens
+    from voxelfield.rendering.march import Capacity as Capacity
     from voxelfield.rendering.march import RenderSettings as RenderSettings
     from voxelfield.rendering.occupancy import OccupancyGrid as OccupancyGrid
+    from voxelfield.rendering.rays import Rays as Rays
+    from voxelfield.rendering.render import render as render
     from voxelfield.rendering.renderer import FieldRenderer as FieldRenderer
     from voxelfield.training.session import Session as Session
 
@@ -30,11 +34,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "CallbackField": "fields.callbacks",
     "Cameras": "rendering.cameras",
+    "Capacity": "rendering.march",
     "FieldRenderer": "rendering.renderer",
     "GridAdam": "grids.adam",
     "Lens": "rendering.lens",
     "OccupancyGrid": "rendering.occupancy",
     "RadianceField": "fields.field",
+    "Rays": "rendering.rays",
     "RenderSettings": "rendering.march",
     "Scene": "datasets.scene",
     "Session": "training.session",
@@ -42,16 +48,20 @@ _HOMES = {
     "VoxelPyramid": "grids.pyramid",
     "load": "loading",
     "load_scene": "datasets.loading",
+    "render": "rendering.render",
+    "scene_from_arrays": "datasets.arrays",
 }
 
 __all__ = [
     "CallbackField",
     "Cameras",
+    "Capacity",
     "FieldRenderer",
     "GridAdam",
     "Lens",
     "OccupancyGrid",
     "RadianceField",
+    "Rays",
     "RenderSettings",
     "Scene",
     "Session",
@@ -61,6 +71,8 @@ __all__ = [
     "load",
     "load_scene",
     "ops",
+    "render",
+    "scene_from_arrays",
 ]
 
 

@@ -5,6 +5,8 @@ The op that docs/extension.md adds is added to a copy of the project, compiled, 
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import re
 import shutil
@@ -15,6 +17,8 @@ from pathlib import Path
 
 import pytest
 from build_testing import environment
+
+import voxelfield
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -50,6 +54,37 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
         # Blank lines in front put the page's own line numbers, and thus its lines, into tracebacks.
         lines_before = text.count("\n", 0, block.start(1))
         exec(compile("\n" * lines_before + block[1], str(path), "exec", dont_inherit=True), guide.__dict__)
+
+
+def imports_of_pages() -> list[tuple[str, str, str]]:
+    """Returns page, module and name of everything that a guide imports from voxelfield, but for the one about ops."""
+    found = []
+    for page in sorted(
+        {*PAGES, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))} - {"docs/extension.md"}
+    ):
+        for block in BLOCK.finditer((ROOT / page).read_text(encoding="utf-8")):
+            for node in ast.walk(ast.parse(block[1])):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "voxelfield":
+                    found += [(page, node.module or "", alias.name) for alias in node.names]
+    return found
+
+
+def test_what_guides_import_is_public() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
+    reference = set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
+    imported = imports_of_pages()
+    assert len(imported) > 20, "the imports were not found"
+    hidden = []
+    for page, module, name in imported:
+        home = importlib.import_module(module)
+        defined = getattr(getattr(home, name), "__module__", module)
+        documented = {f"{module}.{name}", module, f"{defined}.{name}", defined} & reference
+        if name in voxelfield.__all__:
+            if module != "voxelfield":
+                hidden.append(f"{page}: {name} must be imported from voxelfield, not from {module}")
+        elif name not in getattr(home, "__all__", ()) and not documented:
+            hidden.append(f"{page}: {module}.{name} is neither exported nor in docs/api")
+    assert hidden == []
 
 
 def test_contributing_names_what_there_is() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -48,6 +48,59 @@ def make_scene(
     stated_box: Callable[[], Tensor] | None = None,
     visible_box: Callable[[], Tensor] | None = None,
 ) -> Scene:
+    """Makes a scene of images that were read from files, as :func:`assemble` does of any.
+
+    Args:
+        folder: The scene's folder; its name becomes the scene's.
+        source: The file that lists the photographs, for messages.
+        photos: All photographs of the scene, whether their split is loaded or not; the image files are there.
+        splits: As for :func:`assemble`.
+        options: As for :func:`assemble`.
+        points: As for :func:`assemble`.
+        stated_box: As for :func:`assemble`.
+        visible_box: As for :func:`assemble`.
+
+    Raises:
+        ValueError: As for :func:`assemble`.
+    """
+    _name_unused_masks(folder, source, photos)
+    by_path = {photo.path: photo for photo in photos}
+
+    def silhouettes(split: Split, numbers: Sequence[int]) -> tuple[list[Silhouette], Cameras]:
+        # They count at the size of their files, whatever size is asked for.
+        chosen = [by_path[(split.paths or ())[number]] for number in numbers]
+        cameras = cameras_of(chosen, options)
+        return _silhouettes(split, numbers, chosen, cameras), cameras
+
+    views = Views(torch.stack([photo.c2w for photo in photos]), lambda: cameras_of(photos, options), silhouettes)
+    return assemble(folder.resolve().name, source, views, splits, options, points, stated_box, visible_box)
+
+
+@dataclass(frozen=True)
+class Views:
+    """All views of a scene, whether their split is loaded or not.
+
+    Attributes:
+        c2w: (N, 4, 4) float64 or float32, camera to world.
+        cameras: Returns the N cameras, at the size of their files if they have any.
+        silhouettes: Returns the silhouettes of some images of a split, with their cameras, at that size.
+    """
+
+    c2w: Tensor
+    cameras: Callable[[], Cameras]
+    silhouettes: Callable[[Split, Sequence[int]], tuple[list[Silhouette], Cameras]]
+
+
+def assemble(
+    name: str,
+    source: Path,
+    views: Views,
+    splits: Mapping[str, Split],
+    options: LoadOptions,
+    points: Tensor | None = None,
+    stated_box: Callable[[], Tensor] | None = None,
+    visible_box: Callable[[], Tensor] | None = None,
+) -> Scene:
     """Makes a scene of loaded images, and decides where its field lies.
 
     Images of which at least a tenth is transparent show an object, whose box is that of its silhouettes
@@ -55,9 +108,9 @@ def make_scene(
     nested boxes, or normalised device coordinates, and single transparent pixels are masked.
 
     Args:
-        folder: The scene's folder; its name becomes the scene's.
-        source: The file that lists the photographs, for messages.
-        photos: All photographs of the scene, whether their split is loaded or not; the image files are there.
+        name: The scene's name.
+        source: What lists the photographs, for messages.
+        views: All views of the scene.
         splits: The loaded splits by name.
         options: What the user has set of box and frame.
         points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
@@ -69,7 +122,6 @@ def make_scene(
         ValueError: Silhouettes only agree if the poses have another convention, a photograph has no opaque pixels that
             count, or the options contradict the cameras.
     """
-    _name_unused_masks(folder, source, photos)
     cut_out = shows_object(source, splits)
     if not cut_out:
         splits = {name: without_transparency(split) for name, split in splits.items()}
@@ -78,13 +130,13 @@ def make_scene(
     if aabb is None and stated_box is not None:
         aabb = stated_box()
     elif aabb is None and cut_out and not options.ndc:
-        aabb = _box_of_object(source, photos, splits, options)
-    name, cpu = folder.resolve().name, torch.device("cpu")
+        aabb = _box_of_object(source, views, splits)
+    cpu = torch.device("cpu")
     if options.ndc or not ends_at_box:
-        frame = choose_frame(photos, points, replace(options, aabb=aabb))
+        frame = choose_frame(views, points, replace(options, aabb=aabb))
         return Scene(name, box_tensor(frame.aabb, cpu), dict(splits), frame)
     if aabb is None:
-        aabb = _box_of_place(photos, points) if visible_box is None else visible_box()
+        aabb = _box_of_place(views.c2w, points) if visible_box is None else visible_box()
     return Scene(name, box_tensor(parse_box(aabb), cpu), dict(splits))
 
 
@@ -97,19 +149,16 @@ def _name_unused_masks(folder: Path, source: Path, photos: Sequence[Photo]) -> N
             logger.warning("%s: masks in this folder are not used, because %s names none of them", masks, source)
 
 
-def _box_of_object(source: Path, photos: Sequence[Photo], splits: Mapping[str, Split], options: LoadOptions) -> Tensor:
+def _box_of_object(source: Path, views: Views, splits: Mapping[str, Split]) -> Tensor:
     """Returns the box (2, 3) of the object that images with a transparent background show.
 
     Raises:
         ValueError: The silhouettes agree only if the poses have another convention.
     """
-    # All runs load the training images. They count at the size of their files, whatever size is asked for.
+    # All runs load the training images.
     split = splits["train"] if "train" in splits else next(iter(splits.values()))
-    by_path = {photo.path: photo for photo in photos}
     numbers = torch.linspace(0, len(split) - 1, min(len(split), _SILHOUETTES)).long().tolist()
-    chosen = [by_path[(split.paths or ())[number]] for number in numbers]
-    cameras = cameras_of(chosen, options)
-    silhouettes = _silhouettes(split, numbers, chosen, cameras)
+    silhouettes, cameras = views.silhouettes(split, numbers)
     box = box_of_silhouettes(silhouettes, cameras)
     if box is not None:
         return box
@@ -147,17 +196,15 @@ def _silhouettes(split: Split, numbers: Sequence[int], photos: Sequence[Photo], 
     )
 
 
-def _box_of_place(photos: Sequence[Photo], points: Tensor | None) -> Tensor:
-    if points is not None and len(points) > 0:
-        return box_of_points(points)
-    return box_of_cameras(torch.stack([photo.c2w for photo in photos]))
+def _box_of_place(c2w: Tensor, points: Tensor | None) -> Tensor:
+    return box_of_points(points) if points is not None and len(points) > 0 else box_of_cameras(c2w)
 
 
-def choose_frame(photos: Sequence[Photo], points: Tensor | None, options: LoadOptions) -> NestedBoxes | NdcBox:
+def choose_frame(views: Views, points: Tensor | None, options: LoadOptions) -> NestedBoxes | NdcBox:
     """Returns normalised device coordinates for cameras that face the same way, otherwise nested boxes.
 
     Args:
-        photos: All photographs, at least one; the first image file is there.
+        views: All views, at least one.
         points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
         options: The user's settings for the frame.
 
@@ -165,12 +212,12 @@ def choose_frame(photos: Sequence[Photo], points: Tensor | None, options: LoadOp
         ValueError: ``options.ndc`` is True, but the cameras do not all face the same way, or neither points nor
             ``options.near`` tell where the near plane is, or ``options.aabb`` is not beyond it.
     """
-    c2w = torch.stack([photo.c2w for photo in photos])
+    c2w = views.c2w
     decided = options.boxes is not None or options.aabb is not None or points is None or len(points) == 0
     if options.ndc or (options.ndc is None and not decided):
         try:
             widest = math.inf if options.ndc else _WIDEST_WINDOW
-            frame = ndc_box_of_cameras(c2w, cameras_of(photos, options), points, options.near, widest)
+            frame = ndc_box_of_cameras(c2w, views.cameras(), points, options.near, widest)
         except NotForwardError as error:
             if options.ndc:
                 raise ValueError(f"ndc must be False or None for this capture: {error}") from error

@@ -252,15 +252,25 @@ def _intrinsics(photos: Sequence[Photo], sizes: Sequence[Size]) -> torch.Tensor:
     intrinsics = torch.tensor(
         [_intrinsics_of(photo, size) for photo, size in zip(photos, sizes, strict=True)], dtype=torch.float64
     )
+    check_intrinsics(lambda index: str(photos[index].path), intrinsics)
+    return intrinsics
+
+
+def check_intrinsics(name: Callable[[int], str], intrinsics: Tensor) -> None:
+    """Refuses intrinsics (N, 4) that no camera can have: directions through its pixels would overflow float32.
+
+    Args:
+        name: Returns what a message calls a view, from its number.
+        intrinsics: ``fx, fy, cx, cy`` in pixels.
+    """
     focal, center = intrinsics[:, :2], intrinsics[:, 2:]
     sound = (focal >= SHORTEST_FOCAL_LENGTH) & focal.float().isfinite() & (center.abs() <= FARTHEST_CENTER)
     if not bool(sound.all()):
         bad = int(sound.all(dim=-1).logical_not().nonzero()[0])
         raise ValueError(
-            f"{photos[bad].path}: focal lengths must be finite and at least {SHORTEST_FOCAL_LENGTH:g} pixels, and the "
+            f"{name(bad)}: focal lengths must be finite and at least {SHORTEST_FOCAL_LENGTH:g} pixels, and the "
             f"principal point within {FARTHEST_CENTER:g} pixels, got {intrinsics[bad].tolist()}"
         )
-    return intrinsics
 
 
 def _intrinsics_of(photo: Photo, size: Size) -> Intrinsics:
