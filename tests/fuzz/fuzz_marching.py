@@ -97,6 +97,18 @@ def _same_march(arguments: dict[str, Any], actual: Sequence[Tensor], expected: S
 
 
 @st.composite
+def _levels_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    arguments: dict[str, Any] = draw(_march_arguments())
+    arguments.pop("offset", None)
+    return arguments | {"occupied": arguments["occupied"][None], "aabbs": arguments.pop("aabb").reshape(1, 6)}
+
+
+def _one_level(occupied: Tensor, aabbs: Tensor, **walk: Any) -> dict[str, Any]:
+    """The arguments of a march through one box, in steps of one length, as ``march_rays`` has them."""
+    return walk | {"occupied": occupied[0], "aabb": aabbs.reshape(2, 3)}
+
+
+@st.composite
 def _pack_arguments(draw: st.DrawFn) -> dict[str, Any]:
     return draw(all_placed({"occupied": draw(occupied_cells())}, draw(devices)))
 
@@ -222,6 +234,13 @@ MARCHING = {
         _march_reference,
         compare=_same_march,
         extreme=("origins", "directions", "near", "far", "aabb", "offset"),
+    ),
+    "march_levels": Subject(
+        ops.march_levels,
+        _levels_arguments(),
+        lambda **arguments: _march_reference(**_one_level(**arguments)),
+        compare=lambda arguments, *results: _same_march(_one_level(**arguments), *results),
+        extreme=("origins", "directions", "near", "far", "aabbs"),
     ),
     "render_grid": Subject(
         ops.render_grid,

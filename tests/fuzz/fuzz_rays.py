@@ -199,6 +199,52 @@ def _index_reference(ray_offsets: Tensor, samples: int) -> Tensor:
     return torch.tensor([min(int((ray_offsets[1:] <= m).sum()), last) for m in range(samples)], dtype=torch.int64)
 
 
+@st.composite
+def _interval_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    arguments = draw(_samples("weights"))
+    lengths = draw(numbers((2 * len(arguments["weights"]),), torch.float32, 0.1, 1.0)).double()
+    ends = lengths.cumsum(0).view(-1, 2).float().to(arguments["weights"].device)
+    arguments |= {"t_starts": ends[:, 0].clone(), "t_ends": ends[:, 1].clone(), "count": draw(st.integers(0, 5))}
+    return arguments
+
+
+def _drawn_reference(t_starts: Tensor, t_ends: Tensor, weights: Tensor, count: int, ray_offsets: Tensor) -> Tensor:
+    """Inverts each ray's distribution, one distance at a time."""
+    assert weights.shape == t_starts.shape == t_ends.shape
+    drawn = torch.zeros(len(ray_offsets) - 1, count, dtype=torch.float64)
+    for ray, (first, last) in enumerate(itertools.pairwise(ray_offsets.tolist())):
+        masses = weights[first:last].clamp(min=0)
+        masses = masses if float(masses.sum()) > 0 else t_ends[first:last] - t_starts[first:last]
+        for k in range(count if last > first else 0):
+            ahead = masses.cumsum(0)
+            wanted = (k + 0.5) / count * ahead[-1]
+            row = int((ahead <= wanted).sum().clamp(max=last - first - 1))
+            share = (wanted - ahead[row] + masses[row]) / masses[row].clamp(min=1e-12)
+            drawn[ray, k] = torch.lerp(t_starts[first + row], t_ends[first + row], share.clamp(0, 1))
+    return drawn
+
+
+def _same_distances(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Compares shares of the distribution, because a rounded share can lie on the other side of a gap."""
+    (drawn,), (wanted,) = actual, expected
+    assert drawn.shape == wanted.shape
+    assert bool((drawn.diff(dim=1) >= 0).all())
+    offsets = arguments["ray_offsets"].tolist()
+    starts, ends, weights = (arguments[name].cpu().double() for name in ("t_starts", "t_ends", "weights"))
+    for ray, (first, last) in enumerate(itertools.pairwise(offsets)):
+        if last == first or not drawn.shape[1]:
+            continue
+        low, high, masses = starts[first:last], ends[first:last], weights[first:last].clamp(min=0)
+        masses = masses if float(masses.sum()) > 0 else high - low
+        shares = [
+            (((t - low) / (high - low)).clamp(0, 1) * masses).sum() / masses.sum()
+            for t in drawn[ray].cpu().double().tolist()
+        ]
+        count = drawn.shape[1]
+        exact = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+        torch.testing.assert_close(torch.stack(shares), exact, rtol=0, atol=1e-4)
+
+
 def _same_integers(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     for a, e in zip(actual, expected, strict=True):
         assert torch.equal(a.cpu(), e), f"{a}, not {e}"
@@ -332,6 +378,13 @@ RAYS = {
     "pack_info": Subject(ops.pack_info, _index_arguments(), _pack_reference, compare=_same_integers),
     "ray_index_from_offsets": Subject(
         ops.ray_index_from_offsets, _offset_arguments(), _index_reference, compare=_same_integers
+    ),
+    "importance_sample": Subject(
+        ops.importance_sample,
+        _interval_arguments(),
+        _drawn_reference,
+        compare=_same_distances,
+        extreme=("t_starts", "t_ends", "weights"),
     ),
     "select_samples": Subject(
         ops.select_samples,

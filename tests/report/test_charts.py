@@ -4,7 +4,8 @@ import math
 import re
 
 import pytest
-from voxelfield.evaluation.report.charts import HEIGHT, MOST_SERIES, WIDTH, histogram, line_chart, short
+
+from voxelfield.report.charts import HEIGHT, MOST_SERIES, WIDTH, histogram, line_chart, short
 
 
 def drawn(chart) -> list[list[tuple[float, float]]]:

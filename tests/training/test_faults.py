@@ -32,7 +32,6 @@ from voxelfield.training.config import LoggerConfig
 from voxelfield.training.logs.failsafe_logger import FailsafeLogger
 from voxelfield.training.logs.logging import NullLogger, TensorBoardLogger
 from voxelfield.training.memory import MemoryEstimate, explain_shortage
-from voxelfield.training.run import Run
 from voxelfield.training.session import Session
 from voxelfield.training.state import saving
 from voxelfield.training.state.checkpoint import load_checkpoint
@@ -173,7 +172,7 @@ def test_a_video_appears_whole_or_not_at_all(tmp_path):
     [
         (evaluation.PngWriter, "save", "test"),
         (configured, "write_metrics", "metrics.json"),
-        (Run, "save", "model.safetensors"),
+        (configured, "save_model", "model.safetensors"),
         (writing, "atomic_write", "report.html"),
     ],
 )

@@ -353,7 +353,9 @@ def test_training_that_everybody_has_left_goes_on(monkeypatch):
 
 def test_a_run_with_other_settings_keeps_them(working):
     run = trained_run()
-    dark = replace(run, config=replace(run.config, trainer=replace(run.trainer, evaluation_background="black")))
+    trainer = replace(run.trainer, evaluation_background="black")
+    model = replace(run.model, sampling=trainer.sampling)
+    dark = replace(run, config=replace(run.config, trainer=trainer), model=model)
     worker, _ = working(FinishedRun(dark))
     still = worker.still(1, request_from(0, 16)).result(PATIENCE)
     assert still[0, 0].tolist() == [0, 0, 0]

@@ -127,7 +127,13 @@ def _sample_eagerly(
         return None
     if input.dim() != 5 or not input.is_floating_point() or grid.dtype != coordinate_dtype(input.dtype):
         return None
-    if grid.dim() != 5 or grid.shape[-1] != 3 or grid.shape[0] != input.shape[0] or mode not in _MODES:
+    if (
+        grid.dim() != 5
+        or grid.shape[-1] != 3
+        or grid.shape[0] != input.shape[0]
+        or not isinstance(mode, str)
+        or mode not in _MODES
+    ):
         return None
     if input.numel() == 0 or grid.numel() == 0:
         return None
