@@ -45,7 +45,7 @@ from torch import Tensor
 
 from voxelfield.ops import grid_sample, sample_trilinear, trilinear_interpolate
 
-SPLAT_METHODS = {"automatic": 0, "atomic": 1, "tiled": 2, "deterministic": 3, "binned": 4}
+SPLAT_METHODS = {"automatic": 0, "atomic": 1, "tiled": 2, "deterministic": 3}
 SHORT_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 # Titles of each table's ratio column.
 RATIOS = {

@@ -31,8 +31,6 @@ extern "C" int64_t launch_shared_bytes(const char* name, const int* sizes, int c
   }
   if (launch == "gather") return kGatherShared;
   if (launch == "splat_tiled") return kSplatTiledShared;
-  if (launch == "splat_binned") return kSplatBinnedShared;
-  if (launch == "splat_coarse") return kSplatCoarseShared;
   if (launch == "render_grid") return kRenderGridShared;
   return -2;
 }

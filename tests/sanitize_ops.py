@@ -41,7 +41,7 @@ def run_grid_ops(dtype: torch.dtype, channels: tuple[int, ...], weights: str, lo
     if weights == "value":
         ops.sample_in_box(grids[0], points, torch.tensor(((-1, -1, -1), (2, 2, 2)), device=device, dtype=wide), padding)
     sizes = [number for r, c in zip(resolutions, channels, strict=True) for number in (*r, c)]
-    for method in (1, 2, 3, 4):
+    for method in (1, 2, 3):
         ops.splat_trilinear(values, points, direction, sizes, *options, method)
 
 
@@ -69,29 +69,12 @@ def run_crowded_tiles():
     for count, channels in ((9000, 4), (5000, 12)):
         points = torch.rand(1, count, 3, device="cuda") * 0.02 + 0.4
         values = torch.randn(1, count, channels, device="cuda")
-        for method in (0, 1, 2, 3, 4):
+        for method in (0, 1, 2, 3):
             sizes = [20, 20, 20, channels]
             torch.ops.voxelfield.splat_trilinear(values, points, None, sizes, 0, True, False, False, False, method)
         for narrow in (values, values.half()):
             sums = [torch.zeros(1, size, size, size, channels, device="cuda") for size in (3, 40)]
             torch.ops.voxelfield.accumulate_trilinear(sums, torch.cat([narrow] * 2, -1), points, 0, True, False)
-
-
-def run_bins():
-    """Splats several levels by bins, one of which is split: few coarse ones, and more than a block sums."""
-    few = [(64, 40, 33), (8, 9, 10), (31, 20, 16)]
-    for sizes in (few, [*few, *((n, n + 1, n + 2) for n in range(3, 10))]):
-        _run_bins_of(sizes)
-
-
-def _run_bins_of(sizes):
-    points = torch.rand(1, 12000, 3, device="cuda")
-    points[:, 1000:] = points[:, 1000:] * 0.02 + 0.4
-    for dtype in (torch.float32, torch.float16):
-        values = torch.randn(1, 12000, 4 * len(sizes), device="cuda", dtype=dtype)
-        flat = [number for size in sizes for number in (*size, 4)]
-        for padding in (0, 1):
-            torch.ops.voxelfield.splat_trilinear(values, points, None, flat, padding, True, False, False, False, 4)
 
 
 def run_cell_ops():
@@ -325,7 +308,6 @@ PARTS = (
     run_all_grid_ops,
     run_wide_rows,
     run_crowded_tiles,
-    run_bins,
     run_cell_ops,
     run_optimizer_ops,
     run_ray_ops,

@@ -53,7 +53,7 @@ constexpr int kBlockVertices = 8;
 constexpr int64_t kMaxAtlasVertices = 4096;
 
 // How a gradient is summed into a grid. The values are part of the op schemas.
-enum class SplatMethod : int64_t { kAutomatic = 0, kAtomic = 1, kTiled = 2, kDeterministic = 3, kBinned = 4 };
+enum class SplatMethod : int64_t { kAutomatic = 0, kAtomic = 1, kTiled = 2, kDeterministic = 3 };
 
 // The bytes of shared memory that a block may use without an opt-in through the driver.
 constexpr int kSharedWithoutOptIn = 48 << 10;
@@ -62,8 +62,6 @@ constexpr int kSharedWithoutOptIn = 48 << 10;
 // that depend on a network are planned in mlp/plan.h and fields/pyramid_plan.h.
 constexpr int kGatherShared = 24 << 10;
 constexpr int kSplatTiledShared = kSharedWithoutOptIn;
-constexpr int kSplatBinnedShared = 56 << 10;
-constexpr int kSplatCoarseShared = 56 << 10;
 constexpr int kRenderGridShared = kSharedWithoutOptIn;
 
 }  // namespace voxelfield

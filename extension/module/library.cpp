@@ -46,7 +46,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // 1 zeros, 2 reflection, 3 periodic, 4 periodic with a further vertex along each axis, a copy of the first one. Sums
   // of periodic grids need padding 4. Grids of integers can be sampled with `nearest`, without derivatives. A grid
   // expanded over the batch is not copied. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1 atomic, 2
-  // tiled, 3 tiled with a fixed order of summation, 4 binned for levels that support it.
+  // tiled, 3 tiled with a fixed order of summation.
   m.def(
       "sample_trilinear(Tensor[] grids, Tensor points, Tensor? direction, int padding, bool align_corners, "
       "bool nearest, bool sum, bool with_gradient) -> Tensor");

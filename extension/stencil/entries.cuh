@@ -1,5 +1,5 @@
-// Lists the points that touch each tile of a grid. This is the first step of summing without atomics on the grid. The
-// tiles are those of splat_tiled.cuh, or the larger bins of splat_binned.cu.
+// Lists the points that touch each tile of a grid (splat_tiled.cuh). This is the first step of summing without atomics
+// on the grid.
 //
 // An entry is a point that touches a vertex of a tile, so a point between tiles has an entry in each of them. The first
 // of these tiles along each axis is the home of the point. Listing takes three launches: count the entries of each
@@ -14,8 +14,6 @@
 #include "stencil/trilinear.h"
 
 namespace voxelfield {
-
-constexpr int32_t kHome = 1 << 30;  // flag that can be set in the entry of a point in its home
 
 // The entries of one tile.
 struct EntryList {
@@ -39,17 +37,9 @@ struct Chunk {
 struct EntryCounters {
   int32_t entries;
   int32_t split_chunks;
-  int32_t all_chunks;
   int32_t long_lists;
 };
 constexpr int64_t kCounterInts = sizeof(EntryCounters) / sizeof(int32_t);
-
-// A list of the chunks of all tiles with at least `min_entries` entries. The chunks of a tile are adjacent.
-struct ChunkList {
-  Chunk* chunks;
-  int32_t size;  // maximum number of entries per chunk
-  int32_t min_entries;
-};
 
 // One counter per tile. If there are few tiles, each counter has its own cache line, because atomics on adjacent
 // counters would queue at few slices of the L2 cache.
@@ -92,10 +82,10 @@ struct TouchedTiles {
 };
 
 // Counts the entries of a point, or, with `Place`, writes each entry to the next free place of its tile, which `count`
-// holds. All threads of a warp must take part. `home_flag` is set in the entry in the home tile.
+// holds. All threads of a warp must take part.
 template <bool Place>
-__device__ __forceinline__ void add_entries(const TouchedTiles& tiles, int32_t index, int32_t home_flag,
-                                            const TileCounts& count, int32_t* __restrict__ entries) {
+__device__ __forceinline__ void add_entries(const TouchedTiles& tiles, int32_t index, const TileCounts& count,
+                                            int32_t* __restrict__ entries) {
   const int32_t home_place = count_home<Place>(count, tiles.home);
   if (tiles.home < 0) return;
   // All counters are incremented before the first entry is written, because each write depends on the result of its
@@ -114,7 +104,7 @@ __device__ __forceinline__ void add_entries(const TouchedTiles& tiles, int32_t i
     place[k] = touched ? atomicAdd(count(tile), 1) : -1;
   }
   if constexpr (Place) {
-    entries[home_place] = index | home_flag;
+    entries[home_place] = index;
 #pragma unroll
     for (int k = 1; k < kCorners; ++k) {
       if (place[k] >= 0) entries[place[k]] = index;
@@ -122,12 +112,12 @@ __device__ __forceinline__ void add_entries(const TouchedTiles& tiles, int32_t i
   }
 }
 
-// Reserves a list for each tile, and lists chunks. Chunk lists whose pointer is null are omitted. The order of the
-// lists, and of the tiles in the chunk lists, is unspecified. On return, `count` holds the first free place of each
-// list.
+// Reserves a list for each tile, and lists the chunks of tiles with more than `chunk_size` entries. The order of the
+// lists, and of the tiles among the chunks, is unspecified; the chunks of a tile are adjacent. On return, `count` holds
+// the first free place of each list.
 static __global__ void __launch_bounds__(kThreads)
     reserve_lists(TileCounts count, EntryList* __restrict__ entry_lists, EntryCounters* __restrict__ counters,
-                  int32_t tiles, ChunkList split, ChunkList all) {
+                  int32_t tiles, Chunk* __restrict__ chunks, int32_t chunk_size) {
   using Scan = cub::BlockScan<int32_t, kThreads>;
   __shared__ typename Scan::TempStorage scratch;
   __shared__ int32_t block_start;
@@ -148,42 +138,34 @@ static __global__ void __launch_bounds__(kThreads)
     entry_lists[tile] = own;
     *count(tile) = own.start;
   }
-  const auto append = [&](const ChunkList& list, int32_t* counter) {
-    if (list.chunks == nullptr) return;
-    const int32_t chunks = own.count >= list.min_entries ? own.chunks(list.size) : 0;
-    Chunk* const to = list.chunks + reserve(chunks, counter);
-    for (int32_t number = 0; number < chunks; ++number) to[number] = {tile, number};
-  };
-  append(split, &counters->split_chunks);
-  append(all, &counters->all_chunks);
+  const int32_t split = own.count > chunk_size ? own.chunks(chunk_size) : 0;
+  Chunk* const to = chunks + reserve(split, &counters->split_chunks);
+  for (int32_t number = 0; number < split; ++number) to[number] = {tile, number};
 }
 
-// The lists of all tiles in one allocation, and the launches that fill them. Tiles with more entries than `split_size`
-// are split into chunks of at most that size. Unless `all_size` is 0, chunks of `all_size` are listed for all tiles.
+// The lists of all tiles in one allocation, and the launches that fill them. Tiles with more entries than `chunk_size`
+// are split into chunks of at most that size.
 struct EntryLists {
   Tensor memory;
-  int32_t tiles;
+  int32_t tiles, chunk_size;
   int64_t split_chunks;  // maximum number
-  ChunkList split, all;
   EntryList* lists;
+  Chunk* chunks;
   EntryCounters* counters;
   TileCounts count;
   int32_t *long_lists, *entries;
 
-  EntryLists(const Tensor& like, int64_t max_entries, int32_t tiles, int32_t split_size, int32_t all_size)
+  EntryLists(const Tensor& like, int64_t max_entries, int32_t tiles, int32_t chunk_size)
       : tiles(tiles),
-        split_chunks(std::min(2 * (max_entries / split_size), max_entries / split_size + tiles)),
-        split{nullptr, split_size, split_size + 1},
-        all{nullptr, all_size, 1} {
-    const int64_t all_chunks = all_size > 0 ? tiles + max_entries / all_size : 0;
+        chunk_size(chunk_size),
+        split_chunks(std::min(2 * (max_entries / chunk_size), max_entries / chunk_size + tiles)) {
     const int64_t counts = int64_t{tiles} * TileCounts::stride_of(tiles);
-    const int64_t ints = 2 * (tiles + split_chunks + all_chunks) + kCounterInts + counts + tiles + max_entries;
+    const int64_t ints = 2 * (tiles + split_chunks) + kCounterInts + counts + tiles + max_entries;
     memory = new_empty(like, {ints}, ScalarType::Int);
     // Pairs of numbers come first, so that they are aligned.
     lists = reinterpret_cast<EntryList*>(memory.mutable_data_ptr<int32_t>());
-    split.chunks = reinterpret_cast<Chunk*>(lists + tiles);
-    if (all_size > 0) all.chunks = split.chunks + split_chunks;
-    counters = reinterpret_cast<EntryCounters*>(split.chunks + split_chunks + all_chunks);
+    chunks = reinterpret_cast<Chunk*>(lists + tiles);
+    counters = reinterpret_cast<EntryCounters*>(chunks + split_chunks);
     count = {reinterpret_cast<int32_t*>(counters + 1), TileCounts::stride_of(tiles)};
     long_lists = count.data + counts;
     entries = long_lists + tiles;
@@ -196,7 +178,7 @@ struct EntryLists {
     check_cuda(cudaMemsetAsync(counters, 0, cleared, CudaBackend::stream()));
     list_entries(std::false_type{});
     CudaBackend::launch(reserve_lists, CudaBackend::blocks(tiles, kThreads), kThreads, 0, count, lists, counters, tiles,
-                        split, all);
+                        chunks, chunk_size);
     list_entries(std::true_type{});
   }
 };

@@ -12,11 +12,6 @@ namespace {
 // a whole row: a row of four float32 channels, or of one channel of a 16-bit grid, which atomics sum in float32 first.
 constexpr int64_t kMinTiledPoints = 1 << 15;
 constexpr int64_t kMaxPointsPerTile = 48;
-// Grids of four channels are summed by bins if each atomic would read and write DRAM, that is, if the float32 sums are
-// at least kMinCacheSizes times as large as the L2 cache. Bins need enough points to make up for their fixed cost. If
-// there is more than one point per vertex, a thread of the atomic kernel adds up several points before it writes.
-constexpr int64_t kMinCacheSizes = 2;
-constexpr int64_t kMaxVerticesPerPoint = 32;
 
 template <typename scalar_t, typename T>
 bool suits_tiles(const GridLocator<T>& locator, int64_t n, SplatMethod method) {
@@ -25,51 +20,6 @@ bool suits_tiles(const GridLocator<T>& locator, int64_t n, SplatMethod method) {
   const int64_t narrow = sizeof(scalar_t) == 2 ? 1 : std::is_same_v<scalar_t, float> ? 4 : 0;
   return n >= kMinTiledPoints && n / kMaxPointsPerTile <= locator.vertices(n) / kTileVertices &&
          locator.channels > narrow && 8 * n < kMaxEntries;
-}
-
-bool suits_bins(int64_t vertices, int64_t n) {
-  return n <= vertices && n >= vertices / kMaxVerticesPerPoint &&
-         vertices * kBinWidth * static_cast<int64_t>(sizeof(float)) >=
-             kMinCacheSizes * device_attribute(cudaDevAttrL2CacheSize);
-}
-
-// Chooses the finest level that is suitable for bins, if any, and the coarser levels that are then processed with it.
-template <typename scalar_t>
-SortedBins choose_bins(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t>& input, SplatMethod method) {
-  SortedBins bins;
-  const int64_t n = input.at.count;
-  const bool forced = method == SplatMethod::kBinned;
-  if (!(forced || method == SplatMethod::kAutomatic) || 8 * n >= kMaxEntries) return bins;
-  const auto fits = [&](int l) {
-    const auto& level = levels.level[l];
-    const auto& locator = level.locator;
-    return locator.is_plain() && locator.channels == kBinWidth &&
-           vector_width(kBinWidth, {levels.columns, level.column}, input.values) == kBinWidth &&
-           std::max({locator.resolution[0], locator.resolution[1], locator.resolution[2]}) <= kBinMaxResolution;
-  };
-  int64_t largest = 0;
-  for (int l = 0; l < levels.count; ++l) {
-    const int64_t vertices = levels.level[l].locator.vertices(n);
-    if (vertices <= largest || !fits(l) || !(forced || suits_bins(vertices, n))) continue;
-    largest = vertices;
-    bins.finest = l;
-  }
-  if (bins.finest < 0) return bins;
-  const auto& finest = levels.level[bins.finest];
-  bins.grid.bins = cut_into_bins(finest.locator, n);
-  bins.grid.column = finest.column;
-  bins.grid.columns = bins.coarse.columns = levels.columns;
-  if (!cut_into_boxes(bins.grid)) return {};
-  // Without clamping, a point may lie outside the finest level but inside a coarser one.
-  if (!bins.grid.bins.clamps) return bins;
-  for (int l = 0; l < levels.count; ++l) {
-    if (l == bins.finest || !fits(l)) continue;
-    CoarseLevel& own = bins.coarse.level[bins.coarse.count];
-    std::copy_n(levels.level[l].locator.resolution, 3, own.resolution);
-    own.column = levels.level[l].column;
-    if (cut_window(bins.grid.bins, bins.coarse, own)) bins.coarse_index[l] = bins.coarse.count++;
-  }
-  return bins;
 }
 
 // If points are dense, the threads of a point process this many consecutive points, and add up those that share a cell
@@ -262,24 +212,16 @@ struct Cuda : CudaBackend {
     SplatLevels<T> atomic(levels.columns);
     const bool deterministic = method == SplatMethod::kDeterministic;
     const int64_t levels_at_once = std::max<int64_t>((kMaxEntries - 1) / (8 * n), 1);
-    SortedBins bins;
-    if constexpr (kSpecialised<Weights>) bins = choose_bins(levels, input, method);
     std::vector<Tensor> sums;
     for (int l = 0; l < levels.count; ++l) {
       const auto& level = levels.level[l];
       const GridLocator<T>& locator = level.locator;
-      const bool finest = l == bins.finest, joins_bins = bins.coarse_index[l] >= 0;
-      const bool uses_tiles = !finest && !joins_bins && suits_tiles<scalar_t>(locator, n, method);
+      const bool uses_tiles = suits_tiles<scalar_t>(locator, n, method);
       // If several threads add to a vertex in memory, 16-bit grids are summed in float32.
-      const bool in_place = finest || uses_tiles;
-      sums.push_back(new_empty(values, shapes[l], in_place ? values.scalar_type() : scalar_type_of<T>()));
+      sums.push_back(new_empty(values, shapes[l], uses_tiles ? values.scalar_type() : scalar_type_of<T>()));
       if (locator.channels == 0) continue;
       void* data = sums[l].mutable_data_ptr();
-      if (finest) {
-        bins.grid.data = data;
-      } else if (joins_bins) {
-        bins.coarse.level[bins.coarse_index[l]].data = static_cast<float*>(data);
-      } else if (uses_tiles) {
+      if (uses_tiles) {
         if (tiled.count == levels_at_once) {
           splat_tiled(tiled, input, deterministic);
           tiled.count = 0;
@@ -292,9 +234,6 @@ struct Cuda : CudaBackend {
     }
     splat_atomic(atomic, input);
     if (tiled.count > 0) splat_tiled(tiled, input, deterministic);
-    if constexpr (kSpecialised<Weights>) {
-      if (bins.finest >= 0) splat_binned(bins, input);
-    }
     for (Tensor& sum : sums) {
       if (sum.scalar_type() != values.scalar_type()) sum = torch::stable::to(sum, values.scalar_type());
     }

@@ -144,7 +144,7 @@ void splat_located(const Levels<Locator, scalar_t>& levels, const SplatInput<sca
   const TileLevels tiles = number_tiles<Width>(levels, n, max_entries);
   STD_TORCH_CHECK(max_entries < kMaxEntries, "points must have fewer than 2^30 entries in tiles, got up to ",
                   max_entries);
-  const EntryLists lists(input.tensor, max_entries, tiles.tiles, kTileChunk, 0);
+  const EntryLists lists(input.tensor, max_entries, tiles.tiles, kTileChunk);
   const int64_t chunk_slices = lists.split_chunks * tiles.max_slices.value;
   Tensor chunk_sums =
       new_empty(input.tensor, {chunk_slices * kTileVertices * tiles.max_vectors * Width}, scalar_type_of<T>());
@@ -164,11 +164,11 @@ void splat_located(const Levels<Locator, scalar_t>& levels, const SplatInput<sca
   const int shared = kWarps * tile_shared_bytes<T, Width, Weights::kSets>(tiles.sum_vectors);
   check_shared_memory(shared);
   launch(splat_tiles<scalar_t, Width, Weights, kTileThreads, Locator, T>, tiles.total_slices + chunk_slices, kWarps,
-         kTileThreads, shared, levels, tiles, input.values, points, input.at.directions, lists.lists,
-         lists.split.chunks, lists.counters, lists.entries, sums, n);
+         kTileThreads, shared, levels, tiles, input.values, points, input.at.directions, lists.lists, lists.chunks,
+         lists.counters, lists.entries, sums, n);
   if (lists.split_chunks > 0) {
     launch(join_tile_chunks<scalar_t, Width, Locator, T>, chunk_slices, 1, kWarp, 0, levels, tiles, lists.lists,
-           lists.split.chunks, lists.counters, sums);
+           lists.chunks, lists.counters, sums);
   }
 }
 

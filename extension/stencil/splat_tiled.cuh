@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     const TouchedTiles touched(s.empty || index >= n, base, first, last, own.tiles_along_y.value,
                                own.tiles_along_z.value);
-    add_entries<Place>(touched, static_cast<int32_t>(index), 0, count, entries);
+    add_entries<Place>(touched, static_cast<int32_t>(index), count, entries);
   }
 }
 

@@ -74,7 +74,7 @@ struct StencilOps {
                                              const OptionalTensor& direction, std::vector<int64_t> sizes,
                                              int64_t padding, bool align_corners, bool nearest, bool sum,
                                              bool with_gradient, int64_t method) {
-    STD_TORCH_CHECK(method >= 0 && method <= 4, "method must be 0 to 4, got ", method);
+    STD_TORCH_CHECK(method >= 0 && method <= 3, "method must be 0 to 3, got ", method);
     STD_TORCH_CHECK(!sizes.empty() && sizes.size() % 4 == 0, "sizes must be X, Y, Z, C of each level, got ",
                     sizes.size(), " numbers");
     STD_TORCH_CHECK(points.dim() == 2 || points.dim() == 3, "points must be (N, 3) or (B, N, 3), got ", points.dim(),

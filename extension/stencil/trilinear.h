@@ -191,42 +191,9 @@ VOXELFIELD_HOST_DEVICE T wrap(T u, T period) {
   return rest >= T(0) && rest < period ? rest : T(0);
 }
 
-// Finds the cell and the position within it along one axis if align_corners is set, padding is border or zeros, and the
-// caller drops points that are outside or not finite. This common case takes a third of GridLocator's instructions.
-struct AxisPlace {
-  int32_t lower;
-  float fraction;
-
-  VOXELFIELD_HOST_DEVICE AxisPlace(float coordinate, int32_t resolution, bool clamps) {
-    const float last = static_cast<float>(resolution - 1);
-    float u = multiply_add(coordinate, last, 0.f);
-    if (clamps) u = clamp(u, last);
-    const float floor = std::floor(u);
-    lower = static_cast<int32_t>(floor);
-    fraction = u - floor;
-  }
-};
-
-// The value weight of one corner as a function of the position in its cell, for threads that serve one corner each.
-struct CornerWeight {
-  float base[3], slope[3];
-
-  VOXELFIELD_HOST_DEVICE explicit CornerWeight(int corner) {
-    VOXELFIELD_UNROLL
-    for (int axis = 0; axis < 3; ++axis) {
-      base[axis] = corner_side(corner, axis) ? 0.f : 1.f;
-      slope[axis] = corner_side(corner, axis) ? 1.f : -1.f;
-    }
-  }
-
-  VOXELFIELD_HOST_DEVICE float operator()(float x, float y, float z) const {
-    return (base[0] + slope[0] * x) * (base[1] + slope[1] * y) * (base[2] + slope[2] * z);
-  }
-};
-
 // Finds the cell of dense, contiguous (B, X, Y, Z, C) grids that contains a point of the unit cube. A `Plain` locator
-// supports only the common case (see is_plain()), and takes half the instructions. Without `MayWrap`, it supports all but
-// periodic grids, and takes a fifth fewer registers.
+// supports only the common case (see is_plain()), and takes half the instructions. Without `MayWrap`, it supports all
+// but periodic grids, and takes a fifth fewer registers.
 template <typename T, bool Plain = false, bool MayWrap = !Plain>
 struct GridLocator {
   using offset_t = std::conditional_t<Plain, int32_t, int64_t>;

@@ -22,7 +22,7 @@ TESTS = Path(__file__).parents[1]
 # What a block may have by opting in, by compute capability (CUDA C++ Programming Guide, "Technical Specifications").
 LIMITS = {"7.5": 65536, "8.0": 166912, "8.6": 101376, "8.9": 101376, "9.0": 232448, "10.0": 232448, "12.0": 101376}
 SIZES = (1, 17, 33, 64, 100, 128)
-FIXED = ("gather", "splat_tiled", "splat_binned", "splat_coarse", "render_grid")
+FIXED = ("gather", "splat_tiled", "render_grid")
 
 
 @pytest.fixture(scope="module")

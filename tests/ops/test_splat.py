@@ -18,7 +18,7 @@ from voxelfield import _library
 from voxelfield.ops import sample_pyramid, sample_trilinear
 from voxelfield.ops._grids import PADDINGS
 
-METHODS = {"automatic": 0, "atomic": 1, "tiled": 2, "deterministic": 3, "binned": 4}
+METHODS = {"automatic": 0, "atomic": 1, "tiled": 2, "deterministic": 3}
 RUNS = 20
 
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -156,7 +156,6 @@ def test_levels_that_add_up(device, method):
 @pytest.mark.parametrize("padding", ["border", "zeros"])
 @pytest.mark.parametrize("add", [False, True])
 def test_coarse_levels_beside_fine_ones(device, dtype, padding, add, method):
-    # By bins the second level is summed first, the others from its bins, but for those that are not coarse enough.
     sizes = [(r, r // 2 + 1, r // 2, 4) for r in (16, 64, 8, 40, 32)] + [(5, 1, 7, 4)]
     points = torch.rand(1, 6000, 3, device=device, dtype=arithmetic(dtype)) * 1.2 - 0.1
     points[:, 7::50, 1] = float("nan")
@@ -168,7 +167,7 @@ def test_coarse_levels_beside_fine_ones(device, dtype, padding, add, method):
 
 @every_method
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_more_coarse_levels_than_a_block_sums(device, dtype, method):
+def test_many_levels(device, dtype, method):
     sizes = [(48, 50, 52, 4), *((n, n + 1, n + 2, 4) for n in range(3, 14))]
     points = torch.rand(1, 6000, 3, device=device)
     values = torch.randn(1, 6000, 4 * len(sizes), device=device, dtype=dtype)
@@ -178,7 +177,7 @@ def test_more_coarse_levels_than_a_block_sums(device, dtype, method):
 @every_method
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_crowd_beside_scattered_points(device, dtype, method):
-    # Bins that are split, bins with a few points, and empty ones.
+    # Tiles that are split, tiles with a few points, and empty ones.
     sizes = [(64, 48, 40, 4), (16, 12, 10, 4)]
     points = torch.rand(1, 60_000, 3, device=device)
     points[:, 100:50_000] = points[:, 100:50_000] * 0.05 + 0.45
