@@ -189,3 +189,8 @@ def test_no_rays(device):
     walk = origins[:0], directions[:0], near[:0], far[:0], *boxes, 0.05
     assert ops.march_levels(*walk).t.shape == (0,)
     assert ops.march_levels(*walk, capacity=3).positions.isnan().all()
+
+
+def test_intervals_of_no_ray_are_drawn_for_no_ray(device):
+    one = torch.ones(1, device=device)
+    assert ops.importance_sample(one, 2 * one, one, 3, torch.zeros(1, dtype=torch.int64, device=device)).shape == (0, 3)

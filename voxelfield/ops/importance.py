@@ -77,7 +77,7 @@ def importance_sample(
     tensors = {"t_starts": t_starts, "t_ends": t_ends, "weights": weights, "offset": offset}
     t_starts, t_ends, weights, offset = hold_constant("importance_sample", **tensors)
     _library.ensure_loaded(t_starts.device.type)
-    if samples == 0:
+    if samples == 0 or rays == 0:
         return t_starts.new_zeros(rays, count)
     first, last = ray_offsets[:-1], ray_offsets[1:] - 1
     ray_index = ray_index_from_offsets(ray_offsets, samples)
