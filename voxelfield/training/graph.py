@@ -44,8 +44,16 @@ class GraphedCall:
             stream = torch.cuda.Stream(self._device)
             # Other threads, such as a viewer's, may use the device on their own streams at the same time.
             capture = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
-            with torch.cuda.device(self._device), capture:
-                self._function()
+            try:
+                with torch.cuda.device(self._device), capture:
+                    self._function()
+            except RuntimeError as error:
+                if "captur" not in str(error):
+                    raise
+                raise RuntimeError(
+                    "a training step on CUDA must not wait for the device, for example to compare tensors in a loss or a "
+                    f"part, got {str(error).splitlines()[0]!r}: trainer.cuda_graph=false runs it without a graph"
+                ) from error
             # Capturing resets the graph's random state on that stream, which must not happen after the replay.
             torch.cuda.current_stream(self._device).wait_stream(stream)
             self._graph = graph
