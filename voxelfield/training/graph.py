@@ -51,8 +51,8 @@ class GraphedCall:
                 if "captur" not in str(error):
                     raise
                 raise RuntimeError(
-                    "a training step on CUDA must not wait for the device, for example to compare tensors in a loss or a "
-                    f"part, got {str(error).splitlines()[0]!r}: trainer.cuda_graph=false runs it without a graph"
+                    "a training step on CUDA must not wait for the device, as a comparison of tensors in a loss or a "
+                    f"part does, got {str(error).splitlines()[0]!r}: trainer.cuda_graph=false runs it without a graph"
                 ) from error
             # Capturing resets the graph's random state on that stream, which must not happen after the replay.
             torch.cuda.current_stream(self._device).wait_stream(stream)
