@@ -179,7 +179,8 @@ __global__ void __launch_bounds__(kGatherThreads)
 #pragma unroll
     for (int k = 0; k < kCorners / 2; ++k) sum += s.value(2 * k) * corner[k][c];
     sum += __shfl_xor_sync(kFullWarp, sum, 1);
-    // Values read for an empty stencil may be NaN. The two threads take turns, so that they store neighbouring elements.
+    // Values read for an empty stencil may be NaN. The two threads take turns, so that they store neighbouring
+    // elements.
     if (index < count && upper == (c & 1)) out[index * Channels + c] = s.empty ? T(0) : sum;
   }
 }
