@@ -31,7 +31,7 @@ from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, TrainerConfig, parse
 from voxelfield.training.fields import grid_box, untrained_field
 from voxelfield.training.optimizer import copies_dtype
-from voxelfield.training.schedules import stage_at
+from voxelfield.training.schedules import reached_resolution
 from voxelfield.training.state.checkpoint import contents_of, load_resolved
 from voxelfield.training.state.saved_state import check_state
 from voxelfield.warps.ndc_box import NdcBox
@@ -280,6 +280,6 @@ def restore_run(
     occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
     model = Model(field.to(device), occupancy.to(device), recipe, trainer.sampling)
     model.grid.to(copies_dtype(trainer.precision, device))
-    model.adopt_resolution(trainer.stages[stage_at(trainer.stages, max(steps - 1, 0))].resolution)
+    model.adopt_resolution(reached_resolution(trainer.stages, steps))
     _ = model.settings  # rejects settings with which an image would take hours
     return Run(model, settings, steps)

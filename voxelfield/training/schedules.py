@@ -24,3 +24,8 @@ def exponential_decay(step: Tensor, steps: int, final: float) -> Tensor:
 def stage_at(stages: Sequence[StageConfig], step: int) -> int:
     """Returns the index of the stage to which a step belongs."""
     return max(index for index, stage in enumerate(stages) if stage.step <= step)
+
+
+def reached_resolution(stages: Sequence[StageConfig], steps: int) -> int:
+    """Returns the resolution of the stage to which the last of a number of steps belongs."""
+    return stages[stage_at(stages, max(steps - 1, 0))].resolution

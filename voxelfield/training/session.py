@@ -69,7 +69,7 @@ from voxelfield.training.occupied_space import OccupiedSpace
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.part import Loss, Part
 from voxelfield.training.run import Run
-from voxelfield.training.schedules import stage_at
+from voxelfield.training.schedules import reached_resolution, stage_at
 from voxelfield.training.state.fingerprint import changes, fingerprint
 from voxelfield.training.state.finished import changed_settings
 from voxelfield.training.state.run_directory import held
@@ -97,7 +97,8 @@ _RESUMED = ("optimizer.", "trainer.", "camera.", "seed")
 # What every checkpoint contains.
 _SAVED = ("step", "train_seconds", "rays", "field", "occupancy", "optimizer", "rng", "cuda_rng", "config")
 
-# What else checkpoints contain besides the states of parts: old ones lack the first, and the file adds the last.
+# Entries of checkpoints that are not states of parts either. Old checkpoints lack some of them, and the file adds
+# "format" and "voxelfield".
 _ALSO_SAVED = ("untrained_error", "diverged", "average", "data", "format", "voxelfield")
 
 # The settings that choose parts with a state, and their values if they do.
@@ -703,7 +704,7 @@ class Session:
         if self._writer is not None and path is not None:
             self._writer.follow(path, replaced)
         self.model.load_state_dict(checkpoint)
-        self.model.adopt_resolution(self._reached(checkpoint["step"]))
+        self.model.adopt_resolution(reached_resolution(self.config.trainer.stages, checkpoint["step"]))
         self.optimizers.load_state_dict(checkpoint["optimizer"])
         for part in self.parts:
             if part.name in checkpoint:
@@ -723,10 +724,8 @@ class Session:
     def _check_settings(self, checkpoint: dict[str, Any]) -> None:
         """Rejects stages that a resumed run would ignore, and warns of other settings that differ."""
         trainer = parse(TrainerConfig, checkpoint["config"]["trainer"], "trainer of the checkpoint")
-        last = max(checkpoint["step"] - 1, 0)
-        reached, present = (
-            config.stages[stage_at(config.stages, last)].resolution for config in (trainer, self.config.trainer)
-        )
+        steps = checkpoint["step"]
+        reached, present = (reached_resolution(config.stages, steps) for config in (trainer, self.config.trainer))
         if reached != present:
             raise ValueError(
                 f"trainer.stages must have reached the resolution of the checkpoint at step {checkpoint['step']}, "
@@ -743,11 +742,6 @@ class Session:
         train = self.scene.train
         now = self._fingerprint.result() if self.output is not None else fingerprint(train)
         return changes(saved, now, train.names)
-
-    def _reached(self, step: int) -> int:
-        """Returns the resolution of the stage in which a number of steps has been done."""
-        stages = self.config.trainer.stages
-        return stages[stage_at(stages, max(step - 1, 0))].resolution
 
     def _check_parts(self, checkpoint: dict[str, Any]) -> None:
         """Rejects a checkpoint with the state of other parts than this session has."""
