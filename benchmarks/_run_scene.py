@@ -7,11 +7,11 @@ from typing import Literal
 
 import voxelfield
 from voxelfield.datasets.scene import Scene
-from voxelfield.training.run import Run
+from voxelfield.training.trained_model import TrainedModel
 
 
 def load_run_scene(
-    run: Run, split: str, data_root: Path | None, missing_images: Literal["error", "skip"] | None = None
+    run: TrainedModel, split: str, data_root: Path | None, missing_images: Literal["error", "skip"] | None = None
 ) -> Scene:
     """Loads a split of a run's scene at the full resolution of its images, regardless of the training resolution.
 

@@ -2,8 +2,8 @@
 
     python benchmarks/callbacks.py [--device cpu|cuda] [--threads N] [--quick] [--only SUBSTRING] [--json PATH]
 
-Each kind of field (``model=pyramid``, ``sh``, ``mlp`` with their defaults up to a finest level of 256 on a GPU, 64 on a
-CPU) is rendered in three ways. The forward and backward pass of ``render`` are timed, without an optimizer:
+Each kind of field (``model=pyramid``, ``sh``, ``dense`` with their defaults up to a finest level of 256 on a GPU, 64
+on a CPU) is rendered in three ways. The forward and backward pass of ``render`` are timed, without an optimizer:
 
 - "field": the ``RadianceField`` itself, as training renders it. A pyramid is marched by a single kernel.
 - "class": a class with only the members of ``voxelfield.fields.field.Field``, whose ``sample`` is the field's own. Its
@@ -33,10 +33,10 @@ from torch.nn import functional as F
 from voxelfield.fields.callbacks import CallbackField
 from voxelfield.fields.field import Field, RadianceField
 from voxelfield.grids.adam import GridAdam
-from voxelfield.models.mlp import MLPRecipe
-from voxelfield.models.pyramid import ExponentialDensityConfig, PyramidRecipe
-from voxelfield.models.recipe import Recipe
-from voxelfield.models.sh import SHDensityConfig, SHRecipe
+from voxelfield.models.dense import DenseConfig
+from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.pyramid import ExponentialDensityConfig, PyramidConfig
+from voxelfield.models.sh import SHConfig, SHDensityConfig
 from voxelfield.models.softplus import SoftplusDensityConfig
 from voxelfield.ops import PackedSamples
 from voxelfield.rendering.march import Capacity, RenderSettings
@@ -81,14 +81,14 @@ def functions(field: RadianceField) -> CallbackField:
 
 def make_fields(device: torch.device) -> Iterator[tuple[str, RadianceField]]:
     """Yields every kind of field, with working copies."""
-    recipes: tuple[Recipe, ...] = (
-        PyramidRecipe(density=ExponentialDensityConfig(initial=DENSITY)),
-        SHRecipe(resolutions=SH_LEVELS[device.type], density=SHDensityConfig(initial=DENSITY)),
-        MLPRecipe(density=SoftplusDensityConfig(initial=DENSITY)),
+    recipes: tuple[ModelConfig, ...] = (
+        PyramidConfig(density=ExponentialDensityConfig(initial=DENSITY)),
+        SHConfig(resolutions=SH_LEVELS[device.type], density=SHDensityConfig(initial=DENSITY)),
+        DenseConfig(density=SoftplusDensityConfig(initial=DENSITY)),
     )
     for recipe in recipes:
         field = recipe.build(torch.tensor(BOX), [FINEST[device.type]], device)
-        copies = field.grid.keep_copies(torch.float16 if device.type == "cuda" else torch.float32)
+        copies = field.grid.enable_copies(torch.float16 if device.type == "cuda" else torch.float32)
         if device.type == "cuda":  # without an optimizer, copies would be rounded anew after each backward pass
             optimizer = GridAdam(field.grid.levels)
             for level, copy in zip(field.grid.levels, copies, strict=True):

@@ -82,7 +82,7 @@ def train(name: str, scene: Scene, noisy: Cameras, settings: RunConfig, options:
     given = noisy if name.startswith("perturbed") else truth
     config = replace(settings, camera=replace(settings.camera, name="refine" if "refined" in name else "none"))
     splits = {"train": replace(scene.train, cameras=given)}
-    session = Session.from_config(Scene(scene.name, scene.aabb, splits, scene.frame), config)
+    session = Session.from_config(Scene(scene.name, scene.aabb, splits, scene.warp), config)
     at_first = pose_errors(given, truth)
     try:
         session.fit()
@@ -93,7 +93,7 @@ def train(name: str, scene: Scene, noisy: Cameras, settings: RunConfig, options:
     found = given if session.cameras is None else session.cameras.refined
     angles, away = pose_errors(found, truth)
     test = replace(scene.test, cameras=align_cameras(truth, found, rotations=False).cameras(scene.test.cameras))
-    # The views are already in the field's frame.
+    # The views are already in warped coordinates.
     run = replace(session.result(), cameras=None)
     row = {
         "training": name,

@@ -26,13 +26,13 @@ from voxelfield.export.geometry.surface import half_absorbing_density
 from voxelfield.export.mesh import SurfaceOptions, surface_of
 from voxelfield.export.region import Region
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.training.run import Run
+from voxelfield.training.trained_model import TrainedModel
 
 LEVELS = (0.25, 0.5, 1.0, 2.0)
 """Factors on the default level."""
 
 
-def wanted_surfaces(run: Run) -> dict[str, SurfaceOptions]:
+def wanted_surfaces(run: TrainedModel) -> dict[str, SurfaceOptions]:
     """Returns the surfaces to compare, by name."""
     default = half_absorbing_density(Region.of(run.field).voxel)
     cells = 2 * (max(run.field.grid.resolution) - 1)
@@ -44,7 +44,7 @@ def wanted_surfaces(run: Run) -> dict[str, SurfaceOptions]:
     }
 
 
-def row(name: str, run: Run, options: SurfaceOptions, cameras: Cameras, truth: Samples) -> str:
+def row(name: str, run: TrainedModel, options: SurfaceOptions, cameras: Cameras, truth: Samples) -> str:
     """Exports a surface and returns its line of the table."""
     start = time.perf_counter()
     mesh = surface_of(run, options, cameras).mesh()

@@ -42,7 +42,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.renderer import FieldRenderer, fastest_backend
 from voxelfield.training.clock import synchronized_time
-from voxelfield.training.run import Run, load_run
+from voxelfield.training.trained_model import TrainedModel, load_trained_model
 
 QUICK_FRAMES = 10
 PROFILED_FRAMES = 10
@@ -119,7 +119,9 @@ def measure(
     return row, frames
 
 
-def run(trained: Run, split: Split, views: Sequence[int], device: torch.device, only: str) -> list[dict[str, Any]]:
+def run(
+    trained: TrainedModel, split: Split, views: Sequence[int], device: torch.device, only: str
+) -> list[dict[str, Any]]:
     """Measures and evaluates the backends whose name contains ``only``."""
     background = trained.model.background
     cameras = split.cameras.to(device)
@@ -133,14 +135,14 @@ def run(trained: Run, split: Split, views: Sequence[int], device: torch.device, 
     }
     rows: list[dict[str, Any]] = []
     first: list[Tensor] = []
-    backends = (fastest_backend(trained.field, trained.recipe.image_backends).name, "render_view")
+    backends = (fastest_backend(trained.field, trained.config.model.image_backends).name, "render_view")
     for backend in dict.fromkeys(backends):
         if only not in backend:
             continue
         row, frames = measure(trained.renderer(backend), cameras, split, views, background)
         first = first or frames
         rows.append({**row, **judge(frames, split, views, background, first), **settings})
-        print(f"{backend}: {len(frames)} frames drawn and judged", flush=True)
+        print(f"{backend}: {len(frames)} frames drawn and evaluated", flush=True)
     return rows
 
 
@@ -189,7 +191,7 @@ def main(arguments: list[str] | None = None) -> None:
             parser.error(f"--{name} must be at least 1, got {value}")
     session = harness.start(options)
 
-    trained = load_run(options.run, session.device)
+    trained = load_trained_model(options.run, session.device)
     if options.supersampling is not None:
         trained.trainer.evaluation.supersampling = options.supersampling
     if options.min_weight is not None:

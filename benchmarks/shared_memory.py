@@ -32,7 +32,7 @@ from torch import Tensor
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.ops import mlp
 from voxelfield.training.clock import synchronized_time
-from voxelfield.training.run import load_run
+from voxelfield.training.trained_model import load_trained_model
 
 LIMITS = (166912, 101376, 65536)
 ROWS = 1 << 18
@@ -63,7 +63,7 @@ def network_calls(sizes: tuple[int, ...]) -> dict[str, Callable[[], object]]:
 def frame_times(path: Path, data_root: Path | None) -> float:
     """Returns the median milliseconds of a run's frames."""
     device = torch.device("cuda")
-    trained = load_run(path, device)
+    trained = load_trained_model(path, device)
     cameras = load_run_scene(trained, "test", data_root).test.cameras.to(device)
     views = evenly_spaced(FRAMES, len(cameras))
     renderer = trained.renderer()

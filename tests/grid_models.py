@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from voxelfield import VoxelGrid, VoxelPyramid
 from voxelfield.grids.adam import GridAdam
-from voxelfield.models.mlp import MLPRecipe
+from voxelfield.models.dense import DenseConfig
 from voxelfield.models.model import Model
 from voxelfield.rendering.occupancy import OccupancyGrid
 
@@ -26,7 +26,7 @@ def build(kind: str, device: torch.device | str = "cpu") -> VoxelGrid | VoxelPyr
         for level in model.levels:
             level.copy_(level.half())
     if "copies" in kind:
-        model.keep_copies(torch.float16)
+        model.enable_copies(torch.float16)
     return model
 
 
@@ -55,7 +55,7 @@ def somewhere(count: int, device: torch.device | str = "cpu") -> Tensor:
     return 2.2 * torch.rand(count, 3, device=device) - 1.1
 
 
-def model_of(field, recipe=None):
+def model_of(field, model=None):
     """A model of a field, with all of a few cells occupied."""
     occupancy = OccupancyGrid(4, field.aabb).to(field.aabb.device)
-    return Model(field, occupancy, MLPRecipe() if recipe is None else recipe)
+    return Model(field, occupancy, DenseConfig() if model is None else model)

@@ -79,9 +79,9 @@ def check_sharded(rank):
     for level, wanted in zip(model.levels, expected, strict=True):
         torch.testing.assert_close(level.full_tensor(), wanted, rtol=0, atol=1e-5)
     late = VoxelPyramid((4, 8), 2, ((-1, -1, -1), (1, 1, 1)))
-    late.keep_copies(torch.float16)
+    late.enable_copies(torch.float16)
     fully_shard(late)
-    with pytest.raises(ValueError, match=r"^features must be the parameters that keep_copies copied, got others"):
+    with pytest.raises(ValueError, match=r"^features must be the parameters that enable_copies copied, got others"):
         late(points[rank])
 
 

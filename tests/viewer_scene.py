@@ -14,10 +14,10 @@ from free_ports import free_port
 import voxelfield
 from voxelfield.datasets.scene import Scene
 from voxelfield.grids.boxes import parse_box
-from voxelfield.models.mlp import MLPRecipe
+from voxelfield.models.dense import DenseConfig
 from voxelfield.training.config import StageConfig, TrainerConfig, preset
-from voxelfield.training.run import Run
 from voxelfield.training.session import Session
+from voxelfield.training.trained_model import TrainedModel
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 SIZE = 40
@@ -29,7 +29,7 @@ def bricks() -> Scene:
 
 
 def short_trainer(steps: int) -> TrainerConfig:
-    settings = preset("model=mlp", "trainer=smoke", device="cpu").trainer
+    settings = preset("model=dense", "trainer=smoke", device="cpu").trainer
     occupancy = replace(settings.occupancy, resolution=16, start=10, every=10)
     return replace(
         settings,
@@ -45,21 +45,21 @@ def short_trainer(steps: int) -> TrainerConfig:
 
 
 def session(steps: int = 40, **options) -> Session:
-    return Session(bricks(), MLPRecipe(features=3, width=16), trainer=short_trainer(steps), device="cpu", **options)
+    return Session(bricks(), DenseConfig(features=3, width=16), trainer=short_trainer(steps), device="cpu", **options)
 
 
 @functools.cache
-def nested_run() -> Run:
+def nested_run() -> TrainedModel:
     """A run over nested boxes, of which training has seen next to nothing."""
     scene = bricks()
-    scene = replace(scene, frame=NestedBoxes(parse_box(scene.aabb), 3))
-    done = Session(scene, MLPRecipe(features=3, width=16), trainer=short_trainer(2), device="cpu")
+    scene = replace(scene, warp=NestedBoxes(parse_box(scene.aabb), 3))
+    done = Session(scene, DenseConfig(features=3, width=16), trainer=short_trainer(2), device="cpu")
     done.fit()
     return done.result()
 
 
 @functools.cache
-def trained_run() -> Run:
+def trained_run() -> TrainedModel:
     done = session()
     done.fit()
     return done.result()

@@ -8,12 +8,12 @@ import torch
 
 from voxelfield.devices import choose_device
 from voxelfield.export.model_file import parts_of, read_model
-from voxelfield.training.run import Run, load_run, restore_run
 from voxelfield.training.state.checkpoint import checkpoints
 from voxelfield.training.state.run_directory import MODEL_FILE
+from voxelfield.training.trained_model import TrainedModel, load_trained_model, restore_trained_model
 
 
-def load(path: Path | str, device: torch.device | str = "auto") -> Run:
+def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
     """Loads the result of a run, for evaluation and rendering; the files of its scene are not needed.
 
     Args:
@@ -32,10 +32,10 @@ def load(path: Path | str, device: torch.device | str = "auto") -> Run:
     device = choose_device(str(device))
     if path.is_dir() and not checkpoints(path) and (path / MODEL_FILE).is_file():
         path = path / MODEL_FILE
-    return load_model(path, device) if path.suffix == ".safetensors" else load_run(path, device)
+    return load_model(path, device) if path.suffix == ".safetensors" else load_trained_model(path, device)
 
 
-def load_model(path: Path | str, device: torch.device | str) -> Run:
+def load_model(path: Path | str, device: torch.device | str) -> TrainedModel:
     """Loads a model file; the files of its scene are not needed.
 
     Args:
@@ -53,4 +53,4 @@ def load_model(path: Path | str, device: torch.device | str) -> Run:
     path, device = Path(path), torch.device(device)
     parts = read_model(path, device)
     with parts_of(path):
-        return restore_run(*parts, device)
+        return restore_trained_model(*parts, device)

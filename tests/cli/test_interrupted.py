@@ -18,7 +18,7 @@ PATCHED = """
 import os, signal, sys, time
 from voxelfield.cli.train import main
 from voxelfield.runs import configured
-from voxelfield.training.run import Run
+from voxelfield.training.trained_model import TrainedModel
 
 def stall(*_, **__):
     os.kill(os.getpid(), signal.{signal})

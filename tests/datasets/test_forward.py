@@ -77,10 +77,10 @@ def capture(tmp_path):
 def test_cameras_that_face_one_way_get_normalised_device_coordinates(capture, caplog):
     with caplog.at_level(logging.INFO, "voxelfield"):
         scene = voxelfield.load_scene(capture(array_of_cameras(turn=10)))
-    assert isinstance(scene.frame, NdcBox)
-    assert scene.frame.near == pytest.approx(0.75 * NEAR, rel=0.1)
+    assert isinstance(scene.warp, NdcBox)
+    assert scene.warp.near == pytest.approx(0.75 * NEAR, rel=0.1)
     assert "all cameras face the same way" in caplog.text
-    assert torch.equal(scene.aabb, torch.tensor(scene.frame.aabb))
+    assert torch.equal(scene.aabb, torch.tensor(scene.warp.aabb))
     low, high = scene.aabb[:, 2].tolist()
     assert -1.1 * FAR < low < -0.6 * FAR
     assert -1.3 * NEAR < high < -0.5 * NEAR
@@ -89,12 +89,12 @@ def test_cameras_that_face_one_way_get_normalised_device_coordinates(capture, ca
 def test_the_frame_holds_every_image_from_the_near_plane_to_infinity():
     c2w = array_of_cameras(turn=15)
     cameras = cameras_of(c2w)
-    frame = ndc_box_of_cameras(c2w, cameras, some_points())
+    warp = ndc_box_of_cameras(c2w, cameras, some_points())
     for index in range(len(cameras)):
-        rays = cameras.image_rays(index, torch.tensor(frame.outermost))
-        origins, directions, _, length = frame.map_rays(rays.origins, rays.directions, rays.near, rays.far)
+        rays = cameras.image_rays(index, torch.tensor(warp.outermost))
+        origins, directions, _, length = warp.map_rays(rays.origins, rays.directions, rays.near, rays.far)
         assert (length > 0).all()
-        low, high = torch.tensor(frame.frame_aabb)
+        low, high = torch.tensor(warp.warped_aabb)
         for ends in (origins, origins + length[:, None] * directions):
             assert (ends >= low - 1e-4).all()
             assert (ends <= high + 1e-4).all()
@@ -103,14 +103,14 @@ def test_the_frame_holds_every_image_from_the_near_plane_to_infinity():
 
 def test_a_voxel_in_depth_shifts_the_outermost_view_by_a_voxel():
     c2w = array_of_cameras()
-    frame = ndc_box_of_cameras(c2w, cameras_of(c2w), some_points())
+    warp = ndc_box_of_cameras(c2w, cameras_of(c2w), some_points())
     outermost = torch.linalg.vector_norm(c2w[:, :2, 3], dim=-1).argmax()
     near, far = torch.tensor([[0.0, 0.0, -5.0], [0.0, 0.0, -9.0]])
     seen = [(point - c2w[outermost, :3, 3].float()) for point in (near, far)]
     slopes = torch.stack([point[:2] / -point[2] for point in seen])
     parallax = float((slopes[0] - slopes[1]).norm())
-    places, _ = frame.to_frame(torch.stack((near, far)))
-    (x0, _), (x1, _) = frame.window
+    places, _ = warp.from_world(torch.stack((near, far)))
+    (x0, _), (x1, _) = warp.window
     assert float((places[0] - places[1])[2]) * (x1 - x0) / 2 == pytest.approx(parallax, rel=0.1)
 
 
@@ -142,13 +142,13 @@ def test_cameras_far_apart_are_told_from_them_only_where_that_is_asked_for(captu
     with pytest.raises(NotForwardError, match=r"images must together be at most 2 times as wide as one .*, got 3"):
         ndc_box_of_cameras(c2w, cameras, points, widest=2.0)
     folder = capture(c2w)
-    assert isinstance(voxelfield.load_scene(folder).frame, NestedBoxes)
-    assert isinstance(voxelfield.load_scene(folder, ndc=True).frame, NdcBox)
+    assert isinstance(voxelfield.load_scene(folder).warp, NestedBoxes)
+    assert isinstance(voxelfield.load_scene(folder, ndc=True).warp, NdcBox)
 
 
 def test_other_cameras_get_nested_boxes_unless_coordinates_are_asked_for(capture):
     folder = capture(array_of_cameras(turn=50))
-    assert isinstance(voxelfield.load_scene(folder).frame, NestedBoxes)
+    assert isinstance(voxelfield.load_scene(folder).warp, NestedBoxes)
     with pytest.raises(
         ValueError, match=r"^ndc must be False or None for this capture: cameras must look within .*, got 50 degrees$"
     ):
@@ -157,26 +157,26 @@ def test_other_cameras_get_nested_boxes_unless_coordinates_are_asked_for(capture
 
 def test_what_is_given_of_the_frame_is_taken(capture):
     folder, box = capture(array_of_cameras()), [[-1.0, -2.0, -9.0], [1.0, 2.0, -3.0]]
-    assert isinstance(voxelfield.load_scene(folder, ndc=False).frame, NestedBoxes)
-    assert isinstance(voxelfield.load_scene(folder, boxes=3).frame, NestedBoxes)
-    assert voxelfield.load_scene(folder, aabb=box).frame is None
+    assert isinstance(voxelfield.load_scene(folder, ndc=False).warp, NestedBoxes)
+    assert isinstance(voxelfield.load_scene(folder, boxes=3).warp, NestedBoxes)
+    assert voxelfield.load_scene(folder, aabb=box).warp is None
     given = voxelfield.load_scene(folder, aabb=box, near=2.5, ndc=True)
-    assert isinstance(given.frame, NdcBox)
-    assert (given.frame.near, given.aabb.tolist()) == (2.5, box)
+    assert isinstance(given.warp, NdcBox)
+    assert (given.warp.near, given.aabb.tolist()) == (2.5, box)
 
 
 def test_the_frame_does_not_depend_on_what_is_loaded(capture):
     folder = capture(array_of_cameras(turn=8))
     whole = voxelfield.load_scene(folder)
     for options in ({"splits": ("train",)}, {"splits": ("test",)}, {"splits": ()}, {"downscale": 2}, {"image_size": 3}):
-        assert voxelfield.load_scene(folder, **options).frame == whole.frame, options
-    assert voxelfield.load_scene(folder, splits=("test",), holdout=0).frame == whole.frame
+        assert voxelfield.load_scene(folder, **options).warp == whole.warp, options
+    assert voxelfield.load_scene(folder, splits=("test",), holdout=0).warp == whole.warp
 
 
 def test_the_log_says_why_boxes_are_nested(capture, caplog):
     with caplog.at_level(logging.INFO, "voxelfield"):
         scene = voxelfield.load_scene(capture(array_of_cameras()), near=0.05)
-    assert isinstance(scene.frame, NestedBoxes)
+    assert isinstance(scene.warp, NestedBoxes)
     assert "the grid lies in nested boxes, not in normalised device coordinates: near must be above" in caplog.text
 
 
@@ -206,18 +206,18 @@ def test_without_points_the_near_plane_must_be_given():
     c2w = array_of_cameras()
     with pytest.raises(ValueError, match="near must be given with ndc where no points of the scene are known"):
         ndc_box_of_cameras(c2w, cameras_of(c2w), None)
-    frame = ndc_box_of_cameras(c2w, cameras_of(c2w), None, near=2.0)
-    low, high = torch.tensor(frame.aabb)[:, 2].tolist()
+    warp = ndc_box_of_cameras(c2w, cameras_of(c2w), None, near=2.0)
+    low, high = torch.tensor(warp.aabb)[:, 2].tolist()
     assert low < -19 < -2.2 < high
 
 
 def test_the_configuration_gives_the_same_frame():
     c2w = array_of_cameras(turn=5)
-    frame = ndc_box_of_cameras(c2w, cameras_of(c2w), some_points())
-    config = SceneConfig("mine", frame.aabb)
-    assert config.frame is None
-    config.record(frame)
-    assert parse(SceneConfig, vars(config)).frame == frame
+    warp = ndc_box_of_cameras(c2w, cameras_of(c2w), some_points())
+    config = SceneConfig("mine", warp.aabb)
+    assert config.warp is None
+    config.record(warp)
+    assert parse(SceneConfig, vars(config)).warp == warp
 
 
 @pytest.mark.parametrize(
@@ -241,16 +241,16 @@ def test_settings_of_the_command_line_reach_the_frame(capture):
     folder = capture(array_of_cameras())
     names = ("scene=folder", f"scene.name={folder.name}", f"data.root={folder.parent}")
 
-    def frame(*overrides: str) -> object:
-        return load_configured_scene(preset(*names, *overrides, device="cpu"), folder).frame
+    def warp(*overrides: str) -> object:
+        return load_configured_scene(preset(*names, *overrides, device="cpu"), folder).warp
 
-    assert isinstance(frame(), NdcBox)
-    assert frame("scene.near=2.5").near == 2.5
-    assert isinstance(frame("scene.ndc=false"), NestedBoxes)
-    assert frame("scene.box_ratio=3").ratio == 3
+    assert isinstance(warp(), NdcBox)
+    assert warp("scene.near=2.5").near == 2.5
+    assert isinstance(warp("scene.ndc=false"), NestedBoxes)
+    assert warp("scene.box_ratio=3").ratio == 3
     with pytest.raises(ValueError, match=r"scene\.ndc_depth must come with"):
-        frame("scene.ndc_depth=0.5")
-    with pytest.raises(TypeError, match="frame must be NestedBoxes, an NdcBox or None, got str"):
+        warp("scene.ndc_depth=0.5")
+    with pytest.raises(TypeError, match="warp must be NestedBoxes, an NdcBox or None, got str"):
         SceneConfig().record("ndc")
 
 

@@ -50,27 +50,27 @@ def capture(tmp_path):
 
 def test_photographs_show_what_is_around(capture):
     scene = voxelfield.load_scene(capture())
-    assert scene.frame is not None
+    assert scene.warp is not None
     torch.testing.assert_close(scene.aabb, torch.tensor([[-1.0] * 3, [1.0] * 3]), atol=1e-3, rtol=0)
-    torch.testing.assert_close(torch.tensor(scene.frame.aabb), scene.aabb)
-    assert scene.frame.outermost[1][0] > 20
-    assert 0.1 < scene.frame.near < 1
+    torch.testing.assert_close(torch.tensor(scene.warp.aabb), scene.aabb)
+    assert scene.warp.outermost[1][0] > 20
+    assert 0.1 < scene.warp.near < 1
 
 
 def test_a_box_that_is_given_holds_all(capture):
     box = [[-1.0, -2.0, -3.0], [1.0, 2.0, 3.0]]
     scene = voxelfield.load_scene(capture(), aabb=box)
-    assert scene.frame is None
+    assert scene.warp is None
     assert scene.aabb.tolist() == box
 
 
 def test_the_number_of_boxes_can_be_given(capture):
     folder, box = capture(), [[-1.0, -2.0, -3.0], [1.0, 2.0, 3.0]]
-    assert voxelfield.load_scene(folder, boxes=1).frame is None
+    assert voxelfield.load_scene(folder, boxes=1).warp is None
     several = voxelfield.load_scene(folder, boxes=3, near=0.25)
-    assert (several.frame.count, several.frame.near) == (3, 0.25)
+    assert (several.warp.count, several.warp.near) == (3, 0.25)
     around = voxelfield.load_scene(folder, aabb=box, boxes=4)
-    assert around.frame.count == 4
+    assert around.warp.count == 4
     assert around.aabb.tolist() == box
 
 
@@ -221,5 +221,5 @@ def test_a_configuration_says_how_far_a_scene_reaches(capture):
     settings = preset(
         "scene=folder", *names, "scene.boxes=4", "scene.box_ratio=3", "scene.near=0.5", "data.holdout=4", device="cpu"
     )
-    boxes = load_configured_scene(settings, folder).frame
+    boxes = load_configured_scene(settings, folder).warp
     assert (boxes.count, boxes.ratio, boxes.near) == (4, 3.0, 0.5)

@@ -144,10 +144,10 @@ def load(folder: Path, **options: object) -> voxelfield.Scene:
 @pytest.mark.parametrize("file", LAYOUTS)
 def test_an_object_ends_at_the_box_of_its_silhouettes(tmp_path, file):
     scene = load(write_frames(tmp_path, file, ball_split(around(24))))
-    assert scene.frame is None
+    assert scene.warp is None
     assert_fits(scene.aabb)
     inside = load(tmp_path, boxes=3)
-    assert inside.frame.count == 3
+    assert inside.warp.count == 3
     assert_fits(inside.aabb)
 
 
@@ -162,7 +162,7 @@ def test_the_box_of_an_object_does_not_depend_on_what_is_loaded(tmp_path, file):
 @pytest.mark.parametrize("file", LAYOUTS)
 def test_photographs_have_nested_boxes_in_any_layout(tmp_path, file):
     scene = load(write_frames(tmp_path, file, opaque(ball_split(around(24)))))
-    assert scene.frame.count == 6
+    assert scene.warp.count == 6
     assert (scene.aabb.mean(dim=0) - CENTRE).abs().max() < 0.01
     assert 1.9 < float((scene.aabb[1] - scene.aabb[0]).max()) < 2.1
 
@@ -179,7 +179,7 @@ def test_photographs_have_their_trainer_in_any_layout_and_objects_the_default(tm
 def test_the_frame_of_the_blender_layout_does_not_depend_on_what_is_loaded(tmp_path):
     write_frames(tmp_path, "transforms_train.json", opaque(ball_split(around(24))))
     write_frames(tmp_path, "transforms_test.json", opaque(ball_split(around(5, 6.0))))
-    frames = [voxelfield.load_scene(tmp_path, splits=splits).frame for splits in (("train",), ("test",), (), None)]
+    frames = [voxelfield.load_scene(tmp_path, splits=splits).warp for splits in (("train",), ("test",), (), None)]
     assert frames[0] is not None
     assert all(frame == frames[0] for frame in frames)
 
@@ -189,7 +189,7 @@ def test_single_transparent_pixels_make_no_object(tmp_path, file, caplog):
     split = opaque(ball_split(around(24)))
     split.images[:6, 0, 0, 3] = 0
     scene = load(write_frames(tmp_path, file, split))
-    assert scene.frame is not None
+    assert scene.warp is not None
     assert bool((scene.train.images[..., 3] == 255).all())
     assert (~scene.train.masks).nonzero().tolist() == [[index, 0, 0] for index in range(6)]
     (record,) = caplog.records
@@ -213,7 +213,7 @@ def test_images_that_are_transparent_throughout_are_refused_before_training(tmp_
     split.images[:blank, ..., 3] = 0
     scene = load(write_frames(tmp_path, "transforms.json", split))
     with pytest.raises(ValueError, match=f"view_00.png: must have opaque pixels, got .* transparent throughout{told}"):
-        voxelfield.Session(scene, "mlp", trainer="smoke", device="cpu")
+        voxelfield.Session(scene, "dense", trainer="smoke", device="cpu")
 
 
 @pytest.mark.parametrize("file", LAYOUTS)
@@ -237,5 +237,5 @@ def test_silhouettes_that_tell_nothing_leave_the_box_to_the_cameras(tmp_path, ca
     poses = split.cameras.c2w[torch.randperm(24, generator=torch.Generator().manual_seed(0))]
     poses[::2, :3, 3] += 3.0
     scene = load(write_frames(tmp_path, "transforms.json", split, poses))
-    assert scene.frame is None
+    assert scene.warp is None
     assert "the silhouettes do not tell where the object is" in caplog.text

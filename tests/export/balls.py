@@ -40,7 +40,7 @@ def radius_at(field: RadianceField, level: float) -> float:
 
 def ball_field(boxes: NestedBoxes | None = None) -> tuple[RadianceField, OccupancyGrid]:
     """A ball whose raw density falls linearly with the distance from its centre; all cells are occupied."""
-    box = parse_box(BOX if boxes is None else boxes.frame_aabb)
+    box = parse_box(BOX if boxes is None else boxes.warped_aabb)
     shape = [
         round((b - a) / (min(h - low for low, h in zip(*box, strict=True)) / VOXELS)) + 1
         for a, b in zip(*box, strict=True)
@@ -50,7 +50,7 @@ def ball_field(boxes: NestedBoxes | None = None) -> tuple[RadianceField, Occupan
     places = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
     points = places if boxes is None else boxes.to_world(places.view(-1, 3))[0].view(places.shape)
     unit = 1.0 if boxes is None else boxes.unit
-    # In a frame of nested boxes, densities are per unit of that frame, which is as long in each box.
+    # In a warp of nested boxes, densities are per unit of warped coordinates, which is as long in each box.
     scale = DENSITY * unit
     distance = (points - CENTRE).norm(dim=-1, keepdim=True)
     with torch.no_grad():

@@ -292,7 +292,7 @@ def test_nested_boxes_have_surfaces_in_world_units(number, reach):
 
 
 def test_nested_boxes_are_fused_in_world_units():
-    # In the field's frame, the unit is half of the smallest box's longest edge.
+    # In the field's warp, the unit is half of the smallest box's longest edge.
     settings = RenderSettings(step=SETTINGS.step / BOXES.unit)
     found = FieldSurface(*ball_field(BOXES), settings, SurfaceOptions(kind="tsdf"), cameras_around(24, 64)).vertices
     assert (radii(found) - half_lost()).abs().mean() < 0.15 * VOXEL

@@ -34,18 +34,18 @@ from voxelfield.ops import sample_trilinear
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.visible_cells import visible_cells
-from voxelfield.training.run import Run, restore_run
+from voxelfield.training.trained_model import TrainedModel, restore_trained_model
 
 BOX = ((-1.0, -1.5, -1.0), (1.0, 0.5, 2.0))
 MODELS = {
     "render_pyramid_image": ("model=pyramid", "model.resolutions=[4,8,16]", "model.width=16"),
     "render_grid_image": ("model=sh", "model.resolutions=[4,16]"),
-    "render_view": ("model=mlp",),
+    "render_view": ("model=dense",),
 }
 
 
 @pytest.fixture(params=MODELS)
-def run(request, device) -> Run:
+def run(request, device) -> TrainedModel:
     """A field of noise, of which a ball is occupied."""
     stages = "trainer.stages=[{step: 0, resolution: 16}]"
     box = f"scene.aabb={[list(corner) for corner in BOX]}"
@@ -58,8 +58,14 @@ def run(request, device) -> Run:
             level.copy_(torch.randn_like(level).half())
     axes = torch.meshgrid(*[torch.linspace(-1, 1, 12)] * 3, indexing="ij")
     ball = torch.stack(axes).norm(dim=0) < 0.6
-    occupancy = {"occupied": ball, "possible": ball, "highest": torch.zeros(12, 12, 12), "aabb": torch.tensor(BOX)}
-    return restore_run(settings, field.state_dict(), occupancy, 7, device)
+    empty = torch.zeros(12, 12, 12)
+    occupancy = {"occupied": ball, "allowed": ball, "density_ema_max": empty, "aabb": torch.tensor(BOX)}
+        "occupied": ball,
+        "allowed": ball,
+        "density_ema_max": torch.zeros(12, 12, 12),
+        "aabb": torch.tensor(BOX),
+    }
+    return restore_trained_model(settings, field.state_dict(), occupancy, 7, device)
 
 
 def camera(device: torch.device) -> Cameras:
@@ -124,11 +130,11 @@ def test_sparse_levels_are_stored_with_their_blocks(quality, tmp_path, device):
     occupied = torch.ones(12, 12, 12, dtype=torch.bool)
     occupancy = {
         "occupied": occupied,
-        "possible": occupied,
-        "highest": torch.zeros(12, 12, 12),
+        "allowed": occupied,
+        "density_ema_max": torch.zeros(12, 12, 12),
         "aabb": torch.tensor(BOX),
     }
-    run = restore_run(settings, field.state_dict(), occupancy, 7, device)
+    run = restore_trained_model(settings, field.state_dict(), occupancy, 7, device)
     path = tmp_path / "model.safetensors"
     save_model(path, run, quality=quality, cameras=camera(device) if quality == "small" else None)
     loaded = load_model(path, device)
@@ -186,7 +192,7 @@ def test_features_are_off_by_half_a_step_at_most(run, tmp_path, device, quality,
     assert exact.stat().st_size - path.stat().st_size > 0.9 * features, "about a byte of two is saved"
 
 
-def error_in_images(run: Run, path: Path, cameras: Cameras, **options: object) -> float:
+def error_in_images(run: TrainedModel, path: Path, cameras: Cameras, **options: object) -> float:
     """The root of the mean squared error of what is loaded again, against what an exact file shows."""
     save_model(path, run, quality="exact", cameras=cameras)
     exact = load_model(path, run.occupancy.aabb.device).render(cameras).rgb
@@ -248,7 +254,7 @@ def test_visible_cells_are_those_of_samples_with_weight(run, device):
     steps = math.ceil(float((rays.far - rays.near).max() / 0.05))
     t = rays.near[:, None] + 0.05 * (torch.arange(steps, device=device) + 0.5)
     points = rays.origins[:, None] + t[..., None] * rays.directions[:, None]
-    inside = run.occupancy.holds(points) & (t < rays.far[:, None])
+    inside = run.occupancy.contains(points) & (t < rays.far[:, None])
     density = torch.where(inside, run.field.density(points.view(-1, 3)).view(t.shape).float(), 0.0)
     light = torch.exp(-0.05 * (density.cumsum(dim=1) - density))
     shown = points[light * -torch.expm1(-0.05 * density) >= 0.01]
@@ -379,7 +385,7 @@ def test_a_file_that_declares_too_much_is_refused_before_memory_is_asked_for(run
             "cells": {"occupancy": [4096, 4096, 128]},
         }
         if bomb == "network":
-            if run.config.model.kind != "mlp":
+            if run.config.model.kind != "dense":
                 pytest.skip("the width of fused networks is bounded")
             config = asdict(run.config)
             config["model"]["width"] = 40_000

@@ -69,7 +69,7 @@ def tolerance(kind, device):
     return {"rtol": 2e-2, "atol": 2e-2} if kind == "pyramid" and device.type == "cuda" else {"rtol": 1e-4, "atol": 1e-5}
 
 
-@pytest.mark.parametrize("kind", ["sh", "mlp", "pyramid"])
+@pytest.mark.parametrize("kind", ["sh", "dense", "pyramid"])
 @pytest.mark.parametrize("min_weight", [0.0, 1e-3])
 def test_rays_look_the_same_and_teach_the_same(device, kind, min_weight):
     field = make_field(kind, device)
@@ -109,12 +109,12 @@ def test_functions_are_called_no_more_than_needed(device, min_weight):
     settings = RenderSettings(step=SETTINGS.step, min_weight=min_weight)
     rendering = render(field, some_rays(device), everywhere(device), settings)
     candidates, visible = int(rendering.candidates), len(rendering.samples.positions)
-    judged = [("density", candidates, False)] if min_weight > 0 else []
-    assert calls == [*judged, ("density", visible, True), ("color", visible, True)]
+    evaluated = [("density", candidates, False)] if min_weight > 0 else []
+    assert calls == [*evaluated, ("density", visible, True), ("color", visible, True)]
     assert visible < candidates if min_weight > 0 else visible == candidates
 
 
-@pytest.mark.parametrize("kind", ["sh", "mlp", "pyramid"])
+@pytest.mark.parametrize("kind", ["sh", "dense", "pyramid"])
 def test_images_look_the_same(device, kind):
     field = make_field(kind, device)
     background = torch.ones(3, device=device)
@@ -154,7 +154,7 @@ def test_a_density_that_peaks_anywhere_stays_occupied(device):
     for _ in range(60):
         occupancy.update_from_samples(shell.density, SETTINGS.step, 0.01, decay=1.0)
     on_it = 0.66 * nn.functional.normalize(torch.randn(2000, 3, device=device), dim=-1)
-    assert occupancy.holds(on_it).float().mean() > 0.97
+    assert occupancy.contains(on_it).float().mean() > 0.97
     assert occupancy.fraction() < 0.6
 
 

@@ -40,7 +40,7 @@ def make_samples(counts, device="cpu"):
     return PackedSamples(make_points(total, device), t, t, ray_index.to(device), ray_offsets.to(device), rays_kept)
 
 
-both_decoders = pytest.mark.parametrize("kind", ["sh", "mlp"])
+both_decoders = pytest.mark.parametrize("kind", ["sh", "dense"])
 
 
 @both_decoders

@@ -159,8 +159,8 @@ def assert_sound(scene: Scene) -> None:
     box = scene.aabb
     assert bool(box.isfinite().all())
     assert bool((box[0] < box[1]).all())
-    if scene.frame is not None:
-        assert bool(torch.tensor([scene.frame.outermost, scene.frame.frame_aabb]).isfinite().all())
+    if scene.warp is not None:
+        assert bool(torch.tensor([scene.warp.outermost, scene.warp.warped_aabb]).isfinite().all())
     assert scene.splits
     for split in scene.splits.values():
         count = len(split)

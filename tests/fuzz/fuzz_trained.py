@@ -18,15 +18,15 @@ from torch import Tensor
 
 from voxelfield.export.model_file import _checksum, _with_checksum, save_model
 from voxelfield.training.config import preset
-from voxelfield.training.run import Run, restore_run
 from voxelfield.training.state.checkpoint import save_checkpoint, seal
+from voxelfield.training.trained_model import TrainedModel, restore_trained_model
 
 KEY = "voxelfield model"
 _BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 
 
 @cache
-def small_run() -> Run:
+def small_run() -> TrainedModel:
     """A field of noise, of which some cells are occupied."""
     torch.manual_seed(0)
     settings = preset(
@@ -38,8 +38,14 @@ def small_run() -> Run:
         for level in field.grid.levels:
             level.copy_(torch.randn_like(level).half())
     cells = torch.rand(3, 3, 3) < 0.6
-    occupancy = {"occupied": cells, "possible": cells, "highest": torch.zeros(3, 3, 3), "aabb": torch.tensor(_BOX)}
-    return restore_run(settings, field.state_dict(), occupancy, 7, "cpu")
+    empty = torch.zeros(3, 3, 3)
+    occupancy = {"occupied": cells, "allowed": cells, "density_ema_max": empty, "aabb": torch.tensor(_BOX)}
+        "occupied": cells,
+        "allowed": cells,
+        "density_ema_max": torch.zeros(3, 3, 3),
+        "aabb": torch.tensor(_BOX),
+    }
+    return restore_trained_model(settings, field.state_dict(), occupancy, 7, "cpu")
 
 
 @cache
@@ -138,7 +144,7 @@ SETTINGS: dict[str, list[Any]] = {
     "scene.box_ratio": [1 + 1e-12, 1e30],
     "scene.near": [1e30, -0.0, "nan"],
     "data.root": ["/dev", "\0", "${oc.env:HOME}"],
-    "model.kind": ["mlp", "pyramid", ["sh"], "\n"],
+    "model.kind": ["dense", "pyramid", ["sh"], "\n"],
     "model.resolutions": [[4] * 100, [2**31], [4, 2], ["4"], []],
     "model.degree": [0, 3, 1e300, True],
     "model.density.initial": [1e-300, 1e300],

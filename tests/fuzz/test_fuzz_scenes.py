@@ -71,7 +71,7 @@ def test_damaged_files(name, folder, data):
 
 def test_a_scene_that_faces_one_way_is_among_them(folder):
     write_files(folder / "forward", SCENES["llff_forward"][1]())
-    assert isinstance(load_scene(folder / "forward", ndc=True).frame, NdcBox)
+    assert isinstance(load_scene(folder / "forward", ndc=True).warp, NdcBox)
 
 
 @pytest.mark.parametrize("name", ["blender", "nerfstudio"])

@@ -155,7 +155,7 @@ def scene(tmp_path_factory) -> voxelfield.Scene:
 @given(data=st.data())
 def test_settings_of_a_session_are_refused_by_name(scene, data):
     """Whatever is given for one of them; what is accepted is built, but not trained."""
-    options = {"recipe": "mlp", "trainer": "smoke", "optimizer": "adamw", "device": "cpu", "seed": 0}
+    options = {"model": "dense", "trainer": "smoke", "optimizer": "adamw", "device": "cpu", "seed": 0}
     name = data.draw(st.sampled_from([*options, "camera", "scene", "output"]))
     others = [None, "", "text", "../up", 0, -1, 1.5, float("nan"), [], {}, {"steps": -1}, object(), True, 2**70]
     arguments = {"scene": scene, **options, name: data.draw(st.sampled_from(others))}

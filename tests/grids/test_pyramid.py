@@ -87,7 +87,7 @@ def test_fused_gradients_are_autograds(device, active, reduce):
     grad = torch.randn(200, pyramid.channels, device=device)
     pyramid(points).backward(grad)
     expected = [level.grad.clone() for level in pyramid.levels[:active]]
-    copies = pyramid.keep_copies(torch.float32)
+    copies = pyramid.enable_copies(torch.float32)
     assert len(copies) == active
     for repeat in (1, 2):
         pyramid(points).backward(grad)
@@ -109,7 +109,7 @@ def test_points_of_copies_have_a_gradient(device, active, reduce, dtype):
     exact = points.clone().requires_grad_()
     pyramid(exact).backward(grad.float())
     pyramid.zero_grad()
-    pyramid.keep_copies(dtype)
+    pyramid.enable_copies(dtype)
     found = points.clone().requires_grad_()
     pyramid(found).backward(grad.to(dtype))
     assert found.grad.dtype == torch.float32
@@ -131,7 +131,7 @@ def test_sixteen_bit_copies_are_read_and_sums_stay_float32(device, reduce):
     exact = pyramid(points)
     exact.backward(grad.float())
     expected = [level.grad.clone() for level in pyramid.levels]
-    pyramid.keep_copies(torch.float16)
+    pyramid.enable_copies(torch.float16)
     features = pyramid(points)
     assert features.dtype == torch.float16
     torch.testing.assert_close(features.float(), exact, rtol=2e-3, atol=2e-3)
@@ -144,7 +144,7 @@ def test_sixteen_bit_copies_are_read_and_sums_stay_float32(device, reduce):
 @both_reductions
 def test_copies_follow_the_optimizer_and_refresh(device, reduce):
     pyramid, points = make(device, reduce=reduce), inside(100, device)
-    copies = pyramid.keep_copies(torch.float16)
+    copies = pyramid.enable_copies(torch.float16)
     optimizer = GridAdam(pyramid.levels, lr=0.1)
     for level, copy in zip(pyramid.levels, copies, strict=True):
         optimizer.set_working(level, copy)
@@ -169,7 +169,7 @@ def test_active_levels_are_the_copies_where_there_are_any(device):
         for level, own in zip(levels, pyramid.levels, strict=False):
             assert not level.requires_grad
             assert torch.equal(level, own.detach().to(dtype))
-    copies = pyramid.keep_copies(torch.float16)
+    copies = pyramid.enable_copies(torch.float16)
     for level, copy in zip(pyramid.active_levels(torch.float16), copies, strict=True):
         assert level is copy
     for level, own in zip(pyramid.active_levels(torch.float32), pyramid.levels, strict=False):
@@ -180,7 +180,7 @@ def test_active_levels_are_the_copies_where_there_are_any(device):
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad_is_harmless(device, when, set_to_none):
     pyramid, points = make(device), inside(100, device)
-    pyramid.keep_copies(torch.float32)
+    pyramid.enable_copies(torch.float32)
     optimizer = GridAdam(pyramid.levels, lr=0.1)
     for _ in range(2):
         if when == "before sampling":
@@ -198,7 +198,7 @@ def test_loading_ends_a_grids_copies(device):
     state = {name: value + 1 if name == "features" else value for name, value in grid.state_dict().items()}
     points = inside(20, device)
     before = grid(points).detach()
-    grid.keep_copies(torch.float16)
+    grid.enable_copies(torch.float16)
     grid.load_state_dict(state)
     torch.testing.assert_close(grid(points), before + 1)
 
@@ -206,7 +206,7 @@ def test_loading_ends_a_grids_copies(device):
 def test_copies_of_another_dtype_are_refused(device):
     pyramid = make(device)
     with pytest.raises(TypeError, match=r"dtype must be float16, bfloat16 or float32, got torch\.float64"):
-        pyramid.keep_copies(torch.float64)
+        pyramid.enable_copies(torch.float64)
 
 
 def test_a_grid_can_be_fused_alone(device):
@@ -214,7 +214,7 @@ def test_a_grid_can_be_fused_alone(device):
     points = inside(100, device)
     grid(points).square().sum().backward()
     expected = grid.features.grad.clone()
-    grid.keep_copies(torch.float32)
+    grid.enable_copies(torch.float32)
     grid(points).square().sum().backward()
     torch.testing.assert_close(grid.features.grad, expected, rtol=1e-4, atol=1e-4)
     grid.upsample(17)
@@ -325,7 +325,7 @@ def test_a_collapsed_sum_reads_as_the_sum_everywhere(device, resolutions):
 
 def test_a_sum_is_collapsed_from_what_it_is_read_from(device):
     pyramid = make(device, reduce="sum")
-    pyramid.keep_copies(torch.float16)[1].add_(1)
+    pyramid.enable_copies(torch.float16)[1].add_(1)
     vertices = pyramid.grids[-1].vertices()
     torch.testing.assert_close(pyramid.collapse(torch.float32), pyramid(vertices).float(), atol=2e-3, rtol=0)
 

@@ -70,7 +70,7 @@ CHANGES = {
     "refit": lambda grid: grid.refit(SMALLER, 7),
     "resize, upsample": lambda grid: grid.resize(9),
     "resize, crop": lambda grid: grid.resize(9, aabb=SMALLER),
-    "keep_copies": lambda grid: grid.keep_copies(torch.float32),
+    "enable_copies": lambda grid: grid.enable_copies(torch.float32),
 }
 
 
@@ -115,7 +115,7 @@ def test_a_sharded_pyramid_refuses_to_change(mesh):
     for name, change in {
         "refit": lambda: pyramid.refit(SMALLER),
         "resize": lambda: pyramid.resize(8, aabb=SMALLER),
-        "keep_copies": lambda: pyramid.keep_copies(torch.float16),
+        "enable_copies": lambda: pyramid.enable_copies(torch.float16),
     }.items():
         with pytest.raises(ValueError, match=refused(name)):
             change()

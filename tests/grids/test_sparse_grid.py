@@ -306,7 +306,7 @@ def test_working_copies_give_the_same_samples_and_gradients(device, dtype):
     gradients = [level.grad.clone() for level in pyramid.levels]
     for level in pyramid.levels:
         level.grad = None
-    pyramid.keep_copies(dtype)
+    pyramid.enable_copies(dtype)
     found = pyramid(points)
     found.backward(back.to(dtype))
     tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}

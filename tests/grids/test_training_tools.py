@@ -35,7 +35,7 @@ from voxelfield.grids.adam import GridAdam
 
 WITHOUT = KINDS[:2]
 WITH = KINDS[2:]
-REPLACED = r"^features must be the parameters that keep_copies copied, got others \(fully_shard, functional_call, "
+REPLACED = r"^features must be the parameters that enable_copies copied, got others \(fully_shard, functional_call, "
 RULE = {"lr": 0.1, "eps": 1e-2}
 
 
@@ -274,7 +274,7 @@ def test_computed_features(device, kind, replace):
     if kind in WITHOUT:
         assert_reads_its_features(model, points)
         with pytest.raises(TypeError, match=r"^grids\[\d\] must be a parameter, got a tensor computed from others"):
-            model.keep_copies(torch.float16)
+            model.enable_copies(torch.float16)
     else:
         with pytest.raises(ValueError, match=REPLACED):
             model(points)
@@ -365,7 +365,7 @@ def test_hooks(device, kind):
     model.zero_grad()
     if kind in WITH:
         with pytest.raises(
-            NotImplementedError, match=r"^features with copies \(keep_copies\) must have no tensor hooks"
+            NotImplementedError, match=r"^features with copies \(enable_copies\) must have no tensor hooks"
         ):
             model(points).float().sum().backward()
     else:

@@ -1135,7 +1135,7 @@ def test_vertices_at_the_centres_of_voxels(device, padding):
         torch.testing.assert_close(
             slopes[:, channel], torch.autograd.grad(values[:, channel].sum(), points, retain_graph=True)[0]
         )
-    for change in (lambda: grid.crop(BOX), lambda: grid.resize(3, aabb=BOX), lambda: grid.keep_copies(torch.float16)):
+    for change in (lambda: grid.crop(BOX), lambda: grid.resize(3, aabb=BOX), lambda: grid.enable_copies(torch.float16)):
         with pytest.raises(ValueError, match=r"align_corners must be True for \w+, got False"):
             change()
     before = grid.features.detach().clone()
@@ -1170,7 +1170,7 @@ def test_periodic_grids_repeat_themselves(device, align_corners):
 def test_working_copies_of_periodic_grids(device):
     grid, points = make_grid(padding="periodic", device=device), points_around(60, device)
     (expected,) = torch.autograd.grad(grid(points).square().sum(), grid.features)
-    grid.keep_copies(torch.float32)
+    grid.enable_copies(torch.float32)
     grid(points).square().sum().backward()
     torch.testing.assert_close(grid.features.grad, expected)
 

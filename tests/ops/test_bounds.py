@@ -449,7 +449,7 @@ def assert_refused(device, name, kind):
         if kind == "length" and (several or (name, names[place]) in FREE):
             continue
         wrong = [*value[:-1], WRONG[kind](value[-1])] if several else WRONG[kind](value)
-        # An argument that others are judged by may pass as right, and they as wrong.
+        # An argument that others are evaluated by may pass as right, and they as wrong.
         blamed = ".*" if kind in ("length", "device") else rf"(\b{names[place]}\b.*|{names[place]}\[.*)"
         with pytest.raises(RuntimeError, match=rf"{blamed}(must|expected)"):
             op(*valid[:place], wrong, *valid[place + 1 :])
@@ -541,7 +541,7 @@ PARTLY_WRITTEN = {"count_ray_samples": 1, "count_visible_samples": 0, "march_to_
 
 
 def calls_of_every_op(device):
-    """A valid call of each op with a kernel: also of those whose arguments are judged elsewhere."""
+    """A valid call of each op with a kernel: also of those whose arguments are evaluated elsewhere."""
     cells = torch.randn(20, 8, 4, device=device), torch.rand(20, 3, device=device)
     points, values = torch.rand(50, 3, device=device), torch.randn(50, 4, device=device)
     grid, box = torch.randn(5, 6, 9, 4, device=device), torch.tensor([[0.0] * 3, [1.0] * 3], device=device)

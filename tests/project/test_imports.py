@@ -75,13 +75,13 @@ import sys
 
 sys.modules["hydra"] = None
 import voxelfield
-from voxelfield.models.mlp import MLPRecipe
+from voxelfield.models.dense import DenseConfig
 from voxelfield.training.config import OccupancyConfig, OptimizerConfig, TrainerConfig
 
 scene = voxelfield.load_scene("bricks", image_size=50)
 few = {"steps": 2, "preview_every": 0, "visible_samples": 4096, "candidate_samples": 16384, "max_rays": 256}
 trainer = TrainerConfig(**few, occupancy=OccupancyConfig(resolution=16))
-session = voxelfield.Session(scene, MLPRecipe(), trainer=trainer, optimizer=OptimizerConfig(), device="cpu")
+session = voxelfield.Session(scene, DenseConfig(), trainer=trainer, optimizer=OptimizerConfig(), device="cpu")
 assert session.fit()
 assert session.step == 2
 # Which torch does for some operations on the meta device, and which takes seconds.

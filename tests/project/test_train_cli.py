@@ -101,7 +101,7 @@ def finished(tmp_path_factory) -> tuple[Path, str]:
     """A complete run with every optional output: its directory and its printed text."""
     directory = tmp_path_factory.mktemp("runs") / "lego"
     whole = ("trainer.evaluation.video_frames=3", "trainer.evaluation.report=true")
-    result = train("model=mlp", *whole, f"hydra.run.dir={directory}")
+    result = train("model=dense", *whole, f"hydra.run.dir={directory}")
     assert result.returncode == 0, result.stdout
     return directory, result.stdout
 
@@ -179,7 +179,7 @@ def test_pictures_are_those_that_were_judged(finished):
 def test_the_video_is_written(finished):
     av = pytest.importorskip("av")
     with av.open(str(finished[0] / "orbit.mp4")) as container:
-        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        frames = [warp.to_ndarray(format="rgb24") for warp in container.decode(video=0)]
     assert len(frames) == 3
     assert frames[0].shape == (50, 50, 3)
     assert np.abs(frames[0].astype(int) - frames[1].astype(int)).mean() > 1, "the camera must move"
@@ -190,7 +190,7 @@ def test_the_model_file_draws_what_the_checkpoint_draws(finished):
     model, checkpoint = (voxelfield.load(path, "cpu") for path in (directory / "model.safetensors", directory))
     assert model.steps == checkpoint.steps == 30
     # In a notebook.
-    assert repr(model) == "Run(scene='lego', model='mlp', steps=30, device=cpu)"
+    assert repr(model) == "Run(scene='lego', model='dense', steps=30, device=cpu)"
     with Image.open(io.BytesIO(model._repr_png_())) as picture:
         assert picture.size == (320, 320)
         assert np.asarray(picture).std() > 1, "the overview must show something"
@@ -267,7 +267,7 @@ def test_events_hold_pictures_and_configuration(finished, events):
 
 def test_the_log_names_the_choices_and_the_result(finished):
     directory, output = finished
-    assert "scene=lego model=mlp trainer=smoke" in output
+    assert "scene=lego model=dense trainer=smoke" in output
     assert "are the defaults" not in output, "the trainer is another"
     assert "lego: 24 train views, 50 x 50" in output
     assert f"PSNR {read_metrics(directory)['psnr']:.2f} dB" in output
@@ -366,12 +366,12 @@ def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path):
 
 @pytest.mark.slow
 def test_a_sweep_makes_a_run_directory_for_each_choice(tmp_path):
-    result = train("-m", "model=mlp,sh", "logger=none", "trainer.steps=8", f"hydra.sweep.dir={tmp_path}")
+    result = train("-m", "model=dense,sh", "logger=none", "trainer.steps=8", f"hydra.sweep.dir={tmp_path}")
     assert result.returncode == 0, result.stdout
     runs = sorted(path.parent for path in tmp_path.glob("*/metrics.json"))
     assert [run.name for run in runs] == ["0", "1"]
     kinds = [OmegaConf.load(run / ".hydra" / "config.yaml").model.kind for run in runs]
-    assert kinds == ["mlp", "sh"]
+    assert kinds == ["dense", "sh"]
     for run in runs:
         assert read_metrics(run)["steps"] == 8
         assert read_metrics(run)["psnr"] > 5
@@ -460,7 +460,7 @@ def test_the_defaults_without_a_gpu_are_told_where_they_run(overrides, told, tmp
     missing = (f"data.root={tmp_path / 'nowhere'}", f"hydra.run.dir={tmp_path / 'run'}")
     result = train_apart("scene=lego", *overrides, *missing)
     assert result.returncode == 2, result.stdout + result.stderr
-    assert ("on a CPU, model=mlp and trainer=cpu are the defaults" in result.stdout) == told
+    assert ("on a CPU, model=dense and trainer=cpu are the defaults" in result.stdout) == told
 
 
 @pytest.mark.slow
@@ -580,7 +580,7 @@ def places() -> dict[int, Scene]:
         (100, ("trainer=fast",), "fast"),
         (99, ("trainer=default",), "default"),
         (100, ("model=sh",), "sh"),
-        (100, ("model=mlp",), "default"),
+        (100, ("model=dense",), "default"),
     ],
 )
 def test_photographs_of_a_place_have_trainers_of_their_own(places, count, overrides, expected, tmp_path, monkeypatch):

@@ -91,7 +91,7 @@ def test_levels_that_are_added_up_keep_their_ratios(training):
 
 
 def test_a_model_without_levels_follows_by_its_stages(training):
-    settings = training.resized(preset("model=mlp", "trainer=cpu"), training.Size(80, 65536))
+    settings = training.resized(preset("model=dense", "trainer=cpu"), training.Size(80, 65536))
     assert settings.trainer.resolutions == [48, 64, 80]
 
 
@@ -107,7 +107,7 @@ def test_room_for_rays_and_candidates_follows_the_samples(training):
     assert settings.trainer == before
 
 
-@pytest.mark.parametrize("overrides", [(), ("trainer=fast",), ("model=sh",), ("model=mlp", "trainer=cpu")])
+@pytest.mark.parametrize("overrides", [(), ("trainer=fast",), ("model=sh",), ("model=dense", "trainer=cpu")])
 def test_at_its_own_size_a_preset_is_as_it_is(training, overrides):
     settings = preset(*overrides, name="train")
     assert training.resized(settings, training.own_size(settings)) == settings

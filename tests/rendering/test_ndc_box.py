@@ -1,4 +1,4 @@
-"""Normalised device coordinates: the projection against its matrix, and rays, samples and images in its frame."""
+"""Normalised device coordinates: the projection against its matrix, and rays, samples and images in its warp."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from frame_fields import field_over, general
 from torch import Tensor
 from torch.nn import functional as F
+from warp_fields import field_over, general
 
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.voxel_grid import VoxelGrid
@@ -35,12 +35,12 @@ BOX = NdcBox(
 
 
 def in_reference(points: Tensor) -> Tensor:
-    """World positions (M, 3) in the frame of the reference camera, float64."""
+    """World positions (M, 3) in warped coordinates of the reference camera, float64."""
     return (points.double() - POSE[:3, 3]) @ POSE[:3, :3]
 
 
 def projected(points: Tensor) -> Tensor:
-    """Positions (M, 3) in the field's frame by a homogeneous matrix, float64."""
+    """Positions (M, 3) in warped coordinates by a homogeneous matrix, float64."""
     (x0, y0), (x1, y1) = BOX.window
     unit = max(x1 - x0, y1 - y0) / 2
     matrix = torch.tensor(
@@ -78,11 +78,11 @@ def make_rays(count: int, device="cpu") -> Rays:
 
 def test_places_are_those_of_the_projection_matrix():
     points = seen_points(2000)
-    places, unit = BOX.to_frame(points)
+    places, unit = BOX.from_world(points)
     torch.testing.assert_close(places.double(), projected(points), atol=2e-6, rtol=0)
-    low, high = torch.tensor(BOX.frame_aabb)
+    low, high = torch.tensor(BOX.warped_aabb)
     assert ((places >= low) & (places <= high)).all()
-    assert torch.equal(BOX.to_frame_of(points, places), places)
+    assert torch.equal(BOX.from_world_near(points, places), places)
     # The length of a unit is a derivative along the reference camera's optical axis.
     ahead = (points.double() - 1e-4 * POSE[:3, 2]).float().double()
     moved = (ahead - points.double()).norm(dim=-1)
@@ -92,12 +92,12 @@ def test_places_are_those_of_the_projection_matrix():
 
 def test_the_world_is_found_again_from_places():
     points = seen_points(2000)
-    places, _ = BOX.to_frame(points)
+    places, _ = BOX.from_world(points)
     world, box, used = BOX.to_world(places)
     assert ((world - points).norm(dim=-1) / (points - POSE[:3, 3].float()).norm(dim=-1)).max() < 1e-4
     assert not box.any()
     assert used.all()
-    assert torch.tensor(BOX.frame_aabb[0]).tolist()[2] == 0.0
+    assert torch.tensor(BOX.warped_aabb[0]).tolist()[2] == 0.0
     assert not BOX.to_world(torch.tensor([[0.0, 0.0, -0.1], [1.01, 0.0, 0.1]]))[2].any()
 
 
@@ -110,7 +110,7 @@ def test_where_the_frame_does_not_reach_places_are_infinite():
             (3.0, 0.0, -4.0),
         )
     )
-    places, unit = BOX.to_frame(torch.stack((behind, before, beside)).float())
+    places, unit = BOX.from_world(torch.stack((behind, before, beside)).float())
     assert places.isinf().all()
     assert unit.isfinite().all()
 
@@ -146,7 +146,7 @@ def test_rays_towards_the_cameras_and_across_are_mapped_too():
     origins, directions = start.float().expand(3, 3).contiguous(), (local @ POSE[:3, :3].T).float()
     near, far = torch.zeros(3), torch.full((3,), 100.0)
     mapped, along, _, length = BOX.map_rays(origins, directions, near, far)
-    reach = BOX.frame_aabb[1][2]
+    reach = BOX.warped_aabb[1][2]
     start_z, end_z = mapped[:, 2], (mapped + length[:, None] * along)[:, 2]
     torch.testing.assert_close(start_z, torch.full((3,), reach * 1.5 / 8), atol=1e-5, rtol=0)
     torch.testing.assert_close(end_z, torch.tensor([reach, reach * 1.5 / 8, reach * 1.5 / 108]), atol=1e-5, rtol=0)
@@ -182,19 +182,19 @@ def test_one_kernel_keeps_what_the_general_path_keeps(device):
 def test_samples_lie_on_their_rays_and_know_their_distances(device):
     rays = make_rays(300, device)
     _, occupancy = make_field(device)
-    samples = march(rays, occupancy, 0.02, jitter=True, frame=BOX)
+    samples = march(rays, occupancy, 0.02, jitter=True, warp=BOX)
     assert len(samples.t) > 1000
     distances = BOX.world_distances(samples, rays.origins, rays.directions)
     points = rays.origins[samples.ray_index] + distances[:, None] * rays.directions[samples.ray_index]
-    torch.testing.assert_close(BOX.to_frame_of(points, samples.positions), samples.positions, atol=1e-5, rtol=0)
+    torch.testing.assert_close(BOX.from_world_near(points, samples.positions), samples.positions, atol=1e-5, rtol=0)
     rises = samples.ray_index[1:] == samples.ray_index[:-1]
     assert (distances.diff()[rises] > 0).all()
 
 
 def test_a_field_may_not_call_anything_else_its_frame():
     field, occupancy = make_field(torch.device("cpu"))
-    field.frame = 3  # such as the number of a video's frame
-    with pytest.raises(TypeError, match=r"RadianceField\.frame must be a FieldFrame or None, got 3"):
+    field.warp = 3  # such as the number of a video's frame
+    with pytest.raises(TypeError, match=r"RadianceField\.warp must be a Warp or None, got 3"):
         render(field, make_rays(4), occupancy, RenderSettings(0.02))
 
 
@@ -202,7 +202,7 @@ def test_samples_know_their_lengths_in_the_world():
     rays = make_rays(100)
     _, occupancy = make_field(torch.device("cpu"))
     occupancy.occupied.fill_(True)
-    samples = march(rays, occupancy, 0.002, frame=BOX)
+    samples = march(rays, occupancy, 0.002, warp=BOX)
     lengths = BOX.world_lengths(samples, rays.origins, rays.directions).double()
     distances = BOX.world_distances(samples, rays.origins, rays.directions).double()
     follows = (samples.ray_index[1:] == samples.ray_index[:-1]) & (samples.positions[1:, 2] > 0.02)
@@ -215,14 +215,14 @@ def test_samples_know_their_lengths_in_the_world():
 def test_the_world_sees_the_density_that_rays_see():
     field, occupancy = make_field(torch.device("cpu"))
     rays = make_rays(50)
-    samples = march(rays, occupancy, 0.02, frame=BOX)
+    samples = march(rays, occupancy, 0.02, warp=BOX)
     distances = BOX.world_distances(samples, rays.origins, rays.directions)
     points = rays.origins[samples.ray_index] + distances[:, None] * rays.directions[samples.ray_index]
     local, rgb = field.sample(samples, rays.directions)
     density, color = field(points, rays.directions[samples.ray_index])
     near_border = field.density(points) == 0  # within rounding of the window's border
     assert near_border.float().mean() < 0.01
-    unit = BOX.to_frame(points)[1]
+    unit = BOX.from_world(points)[1]
     torch.testing.assert_close((density * unit)[~near_border], local[~near_border], atol=1e-3, rtol=1e-2)
     torch.testing.assert_close(color[~near_border], rgb[~near_border], atol=1e-2, rtol=0)
     assert field.density(POSE[:3, 3].float()[None]) == 0
@@ -248,7 +248,7 @@ def test_images_are_rendered_by_the_general_path_in_world_units(device):
 
 
 class Fog(torch.nn.Module):
-    """A decoder with one density everywhere in the frame."""
+    """A decoder with one density everywhere in warped coordinates."""
 
     channels = 1
 
@@ -260,8 +260,8 @@ class Fog(torch.nn.Module):
 
 
 def test_the_optical_depth_of_fog_is_its_length_in_the_frame():
-    field = RadianceField(VoxelGrid(4, 1, BOX.frame_aabb), Fog(), BOX)
-    occupancy = OccupancyGrid(4, BOX.frame_aabb)
+    field = RadianceField(VoxelGrid(4, 1, BOX.warped_aabb), Fog(), BOX)
+    occupancy = OccupancyGrid(4, BOX.warped_aabb)
     rays = make_rays(100)
     found = render(field, rays, occupancy, RenderSettings(1e-3, min_transmittance=0.0, min_weight=0.0))
     # The ends of the rays between the near plane and the far end, projected in float64 and clipped to the box.
@@ -271,7 +271,7 @@ def test_the_optical_depth_of_fog_is_its_length_in_the_frame():
     end = torch.minimum(rays.far.double(), (1000 * BOX.near - start) / slope)
     first, last = (projected(rays.origins.double() + t[:, None] * rays.directions.double()) for t in (begin, end))
     length = (last - first).norm(dim=-1)
-    enter, leave = intersect_aabb(first, (last - first) / length[:, None], torch.tensor(BOX.frame_aabb).double())
+    enter, leave = intersect_aabb(first, (last - first) / length[:, None], torch.tensor(BOX.warped_aabb).double())
     inside = (torch.minimum(leave, length) - enter).clamp(min=0) * (end > begin)
     assert (inside > 0.1).sum() > 30
     torch.testing.assert_close(found.opacity.double(), 1 - torch.exp(-2 * inside), atol=3e-3, rtol=0)
@@ -290,7 +290,7 @@ def test_positions_are_those_of_marching(device, capacity):
 def test_derivative_of_positions_in_origins_and_directions():
     rays = make_rays(6)
     _, occupancy = make_field(torch.device("cpu"))
-    samples = march(rays, occupancy, 0.05, frame=BOX)
+    samples = march(rays, occupancy, 0.05, warp=BOX)
     samples = samples._replace(positions=samples.positions.double(), t=samples.t.double())
     distances = BOX.world_distances(samples, rays.origins.double(), rays.directions.double())
     inputs = (rays.origins.double().requires_grad_(), rays.directions.double().requires_grad_())
@@ -335,8 +335,8 @@ def test_rays_of_neighbouring_pixels_are_never_farther_apart_than_stated():
     cameras = Cameras(POSE[None].float(), torch.tensor([[30.0, 30.0, 16.0, 12.0]]), 32, 24)
     spacing = BOX.ray_spacing(cameras.c2w[:, :3, 3], torch.tensor([1 / 30]))
     rays = cameras.image_rays(0, torch.tensor(BOX.outermost))
-    ends = BOX.to_frame_of(rays.origins + 50 * rays.directions, rays.origins).view(24, 32, 3)
-    inside = (ends[..., :2].abs() <= torch.tensor(BOX.frame_aabb[1][:2])).all(dim=-1)
+    ends = BOX.from_world_near(rays.origins + 50 * rays.directions, rays.origins).view(24, 32, 3)
+    inside = (ends[..., :2].abs() <= torch.tensor(BOX.warped_aabb[1][:2])).all(dim=-1)
     across = (ends[:, 1:] - ends[:, :-1]).norm(dim=-1)[inside[:, 1:] & inside[:, :-1]]
     assert 0.3 * spacing < across.max() < spacing
 
@@ -365,6 +365,6 @@ def test_frames_that_differ_by_rounding_agree():
 
 
 def test_it_has_one_box():
-    assert BOX.in_world(1) == BOX.aabb
+    assert BOX.world_box(1) == BOX.aabb
     with pytest.raises(ValueError, match="number must be 1, got 2"):
-        BOX.in_world(2)
+        BOX.world_box(2)

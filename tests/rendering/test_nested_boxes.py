@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from frame_fields import field_over, general
 from torch.nn import functional as F
+from warp_fields import field_over, general
 
 from voxelfield import _library
 from voxelfield.fields.decoders import FusedMLPDecoder
@@ -60,7 +60,7 @@ def test_places_and_positions_are_each_others_inverse(boxes):
     points = low + (high - low) * torch.rand(5000, 3)
     points[: len(points) // 2] = torch.tensor(boxes.aabb).mean(dim=0) + torch.randn(len(points) // 2, 3)
     inside = ((points > low) & (points < high)).all(dim=-1)
-    places, unit = boxes.to_frame(points)
+    places, unit = boxes.from_world(points)
     assert places[~inside].isinf().all()
     back, number, used = boxes.to_world(places[inside])
     torch.testing.assert_close(back, points[inside], atol=1e-5, rtol=1e-5)
@@ -77,7 +77,7 @@ def test_places_and_positions_are_each_others_inverse(boxes):
 def test_cells_in_use_hold_all_places(boxes):
     resolution = (37, 9, 11)
     cells = boxes.cells_in_use(resolution, torch.device("cpu"))
-    low, high = torch.tensor(boxes.frame_aabb)
+    low, high = torch.tensor(boxes.warped_aabb)
     places = low + (high - low) * torch.rand(40000, 3)
     used = boxes.to_world(places)[2]
     index = ((places - low) / (high - low) * torch.tensor(resolution)).long()
@@ -128,7 +128,7 @@ def test_pieces_are_the_ray(device, boxes):
     length = torch.zeros(300, dtype=torch.float64)
     for share in (torch.arange(500, dtype=torch.float64) + 0.5) / 500:
         points = rays.origins.double() + (first + share * (last - first))[:, None] * rays.directions.double()
-        unit = boxes.to_frame(points.float())[1].double()
+        unit = boxes.from_world(points.float())[1].double()
         length += torch.where(last > first, (last - first) / 500 / unit, 0)
     torch.testing.assert_close(passed, length, atol=2 * step, rtol=5e-3)
 
@@ -137,8 +137,8 @@ def test_pieces_are_the_ray(device, boxes):
 def test_samples_lie_one_step_apart_on_the_whole_way(device, boxes):
     rays = make_rays(boxes, 300, device)
     step = 0.05
-    occupancy = OccupancyGrid((40, 12, 12), boxes.frame_aabb).to(device)
-    samples = march(rays, occupancy, step, jitter=True, frame=boxes)
+    occupancy = OccupancyGrid((40, 12, 12), boxes.warped_aabb).to(device)
+    samples = march(rays, occupancy, step, jitter=True, warp=boxes)
     same_ray = samples.ray_index.diff() == 0
     torch.testing.assert_close(
         samples.t.diff()[same_ray], torch.full_like(samples.t[1:][same_ray], step), atol=1e-4, rtol=0
@@ -160,8 +160,8 @@ def test_a_ray_from_the_face_of_the_smallest_box_goes_through_it(device):
     near, far = intersect_aabb(rays.origins, rays.directions, inner)
     through = (far - near > 0.5) & (near > 0.1)
     clipped = Rays(rays.origins, rays.directions, near, far)[through]
-    occupancy = OccupancyGrid((40, 12, 12), CUBE.frame_aabb).to(device)
-    samples = march(clipped, occupancy, 0.05, frame=CUBE)
+    occupancy = OccupancyGrid((40, 12, 12), CUBE.warped_aabb).to(device)
+    samples = march(clipped, occupancy, 0.05, warp=CUBE)
     _, number, _ = CUBE.to_world(samples.positions)
     assert through.sum() > 500
     assert (number == 0).float().mean() > 0.999  # rounding may put the last one beyond the face
@@ -169,18 +169,18 @@ def test_a_ray_from_the_face_of_the_smallest_box_goes_through_it(device):
 
 def test_limits_that_are_nan_leave_nothing(device):
     rays = make_rays(CUBE, 50, device)
-    occupancy = OccupancyGrid((40, 12, 12), CUBE.frame_aabb).to(device)
+    occupancy = OccupancyGrid((40, 12, 12), CUBE.warped_aabb).to(device)
     nan = torch.full_like(rays.near, math.nan)
     for near, far in ((rays.near, nan), (nan, rays.far), (rays.near + 1, rays.near)):
-        assert len(march(Rays(rays.origins, rays.directions, near, far), occupancy, 0.05, frame=CUBE).t) == 0
+        assert len(march(Rays(rays.origins, rays.directions, near, far), occupancy, 0.05, warp=CUBE).t) == 0
 
 
 def test_rays_that_do_not_fit_whole_are_dropped(device):
     rays = make_rays(CUBE, 200, device)
-    occupancy = OccupancyGrid((40, 12, 12), CUBE.frame_aabb).to(device)
-    every = march(rays, occupancy, 0.05, frame=CUBE)
+    occupancy = OccupancyGrid((40, 12, 12), CUBE.warped_aabb).to(device)
+    every = march(rays, occupancy, 0.05, warp=CUBE)
     room = int(every.ray_offsets[100]) + 1
-    some = march(rays, occupancy, 0.05, capacity=room, frame=CUBE)
+    some = march(rays, occupancy, 0.05, capacity=room, warp=CUBE)
     kept = int(some.rays_kept)
     assert 90 <= kept <= 101
     assert torch.equal(some.ray_offsets[: kept + 1], every.ray_offsets[: kept + 1])
@@ -238,11 +238,11 @@ def test_an_image_in_one_kernel_is_that_of_the_general_path(device, boxes):
 def test_the_world_sees_the_density_that_rays_see(boxes):
     field, occupancy = field_over(boxes, CELLS, torch.device("cpu"))
     rays = make_rays(boxes, 50)
-    samples = march(rays, occupancy, 0.05, frame=boxes)
+    samples = march(rays, occupancy, 0.05, warp=boxes)
     distances = world_distances(boxes.op_arguments, samples, rays.origins, rays.directions)
     points = rays.origins[samples.ray_index] + distances[:, None] * rays.directions[samples.ray_index]
     local, rgb = field.sample(samples, rays.directions)
-    unit = boxes.to_frame(points)[1]
+    unit = boxes.from_world(points)[1]
     density, color = field(points, rays.directions[samples.ray_index])
     # Places within rounding of a face have neighbours in two boxes.
     agree = ((density * unit - local).abs() < 1e-2 * local).float().mean()
@@ -261,7 +261,7 @@ def test_gradients_reach_the_grid_through_every_box(device):
     (density.sum() + rgb.sum()).backward()
     finest = field.grid.levels[-1]
     gradient = finest.grad.abs().sum(dim=-1)
-    row = torch.linspace(CUBE.frame_aabb[0][0], CUBE.frame_aabb[1][0], finest.shape[0])
+    row = torch.linspace(CUBE.warped_aabb[0][0], CUBE.warped_aabb[1][0], finest.shape[0])
     pitch = CUBE.op_arguments[8]
     for box in range(CUBE.count):
         own = ((row - box * pitch).abs() < 0.8).to(device)
@@ -288,7 +288,7 @@ def test_refuses(changes, message):
 def test_a_field_refuses_a_grid_of_the_world():
     grid = VoxelPyramid((8,), 4, CUBE.aabb)
     decoder = FusedMLPDecoder(4, 32, 16, 2, 2, ExponentialDensity(2.0))
-    with pytest.raises(ValueError, match=r"grid\.aabb must be frame\.frame_aabb"):
+    with pytest.raises(ValueError, match=r"grid\.aabb must be warp\.warped_aabb"):
         RadianceField(grid, decoder, CUBE)
 
 

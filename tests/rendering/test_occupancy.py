@@ -78,7 +78,7 @@ def test_everything_is_occupied_at_first(device):
     assert grid.occupied.device.type == grid.aabb.device.type == device.type
     assert grid.fraction() == 1.0
     assert torch.equal(grid.aabb.cpu(), BOX)
-    assert set(grid.state_dict()) == {"occupied", "possible", "highest", "aabb"}
+    assert set(grid.state_dict()) == {"occupied", "allowed", "density_ema_max", "aabb"}
     assert OccupancyGrid(3, BOX.tolist()).occupied.shape == (3, 3, 3)
 
 
@@ -270,7 +270,7 @@ def test_observe_draws_half_of_the_cells_from_the_occupied_ones(device, count):
         expected = torch.zeros(shape)
         for cell, value in zip(cells.tolist(), seen.tolist(), strict=True):  # several values of one cell: the highest
             expected[tuple(cell)] = max(expected[tuple(cell)], value)
-        assert torch.equal(grid.highest.cpu(), expected)
+        assert torch.equal(grid.density_ema_max.cpu(), expected)
 
 
 def test_observe_finds_by_and_by_what_it_finds_at_once(device):
@@ -321,14 +321,14 @@ def test_observe_forgets(device):
 
 def test_what_was_observed_arrives_in_the_same_memory(device):
     grid = OccupancyGrid(6, BOX).to(device)
-    words, kept = grid.bits.words, (grid.occupied, grid.highest, grid.aabb)
+    words, kept = grid.bits.words, (grid.occupied, grid.density_ema_max, grid.aabb)
     grid.update_from_samples(
         lambda points: 200.0 * torch.rand(len(points), device=points.device).round(), STEP, THRESHOLD
     )
     assert 0 < grid.fraction() < 1
     assert torch.equal(words, pack_occupancy(grid.occupied).words)
     assert grid.bits.words is words
-    assert all(now is old for now, old in zip((grid.occupied, grid.highest, grid.aabb), kept, strict=True))
+    assert all(now is old for now, old in zip((grid.occupied, grid.density_ema_max, grid.aabb), kept, strict=True))
 
 
 def test_observations_follow_a_loaded_state(device):
@@ -338,7 +338,7 @@ def test_observations_follow_a_loaded_state(device):
         each.update_from_samples(constant(100.0), STEP, THRESHOLD)
     grid.load_state_dict(source.state_dict())
     grid.update_from_samples(constant(100.0), STEP, THRESHOLD)
-    assert torch.equal(grid.occupied, source.possible)
+    assert torch.equal(grid.occupied, source.allowed)
 
 
 def test_observe_refuses_wrong_arguments():
@@ -469,7 +469,7 @@ def test_broken_state_is_refused():
 def test_conversions_leave_the_geometry_alone(device, convert):
     box = BOX + 0.1  # no 16-bit numbers
     grid = convert(nn.Sequential(OccupancyGrid(2, box)))[0].to(device)
-    assert grid.aabb.dtype == grid.highest.dtype == torch.float32
+    assert grid.aabb.dtype == grid.density_ema_max.dtype == torch.float32
     assert grid.occupied.dtype == torch.bool
     assert torch.equal(grid.aabb.cpu(), box)
 

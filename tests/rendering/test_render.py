@@ -50,7 +50,7 @@ def marchable_field(device):
     """A pyramid of the kind that one kernel can march through, full of fog and holes."""
     pyramid = VoxelPyramid((3, 6, 9), 4, BOX, init_range=1.0)
     field = RadianceField(pyramid, FusedMLPDecoder(12, 16, 4, 1, 2, ExponentialDensity(2.0))).to(device)
-    field.grid.keep_copies(torch.float16 if device.type == "cuda" else torch.float32)
+    field.grid.enable_copies(torch.float16 if device.type == "cuda" else torch.float32)
     return field
 
 
@@ -228,7 +228,7 @@ def test_empty_space_and_missing_rays_are_transparent(device):
     assert not field.grid.features.grad.any()
 
 
-@pytest.mark.parametrize("kind", ["sh", "mlp"])
+@pytest.mark.parametrize("kind", ["sh", "dense"])
 def test_no_rays(device, kind):
     field = random_field(device, kind)
     for settings in (EXACT, RenderSettings(step=STEP)):
@@ -288,7 +288,7 @@ def test_density_gradient_of_a_uniform_box_in_closed_form(device):
 
 
 @pytest.mark.parametrize("settings", [EXACT, RenderSettings(step=STEP)], ids=["exact", "culled"])
-@pytest.mark.parametrize("kind", ["sh", "mlp"])
+@pytest.mark.parametrize("kind", ["sh", "dense"])
 def test_gradient_reaches_grid_and_decoder(device, kind, settings):
     field = random_field(device, kind)
     target = torch.rand(400, 3).to(device)
@@ -319,7 +319,7 @@ def test_gradient_agrees_with_finite_differences(device):
 
 
 def test_render_under_autocast(device):
-    field, rays = random_field(device, "mlp"), aimed_rays(50, device)
+    field, rays = random_field(device, "dense"), aimed_rays(50, device)
     exact = render(field, rays, everywhere(device), EXACT)
     with torch.autocast(device.type, dtype=torch.bfloat16):
         rendering = render(field, rays, everywhere(device), EXACT)
@@ -390,7 +390,7 @@ def test_levels_that_are_off_leave_the_density_alone(device):
     field = marchable_field(device)
     points = 2 * torch.rand(50, 3, device=device) - 1
     field.grid.activate(6)
-    field.grid.keep_copies(torch.float16 if device.type == "cuda" else torch.float32)
+    field.grid.enable_copies(torch.float16 if device.type == "cuda" else torch.float32)
     density = field.pyramid_density()
     assert [len(density.levels), density.weights[0].shape] == [2, (16, 8)]
     features = field.grid(points)[:, :8].float()

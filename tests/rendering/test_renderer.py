@@ -276,7 +276,7 @@ def test_any_field_can_be_drawn_the_general_way(device, make):
 def test_copies_that_training_keeps_are_drawn(device):
     # None of its own beside them, and not of the masters, which nothing reads.
     field = pyramid().to(device)
-    copies = field.grid.keep_copies(torch.float16 if device.type == "cuda" else torch.float32)
+    copies = field.grid.enable_copies(torch.float16 if device.type == "cuda" else torch.float32)
     renderer, cameras = make_renderer(field, device), make_cameras(device)
     before = renderer.view(cameras, 0).rgb
     for copy in copies:

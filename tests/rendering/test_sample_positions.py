@@ -35,7 +35,7 @@ def some_rays(count: int, device) -> Rays:
 
 
 def some_samples(rays: Rays, boxes: NestedBoxes | None = None, capacity: int | None = None) -> PackedSamples:
-    occupancy = OccupancyGrid(8, BOX if boxes is None else boxes.frame_aabb)
+    occupancy = OccupancyGrid(8, BOX if boxes is None else boxes.warped_aabb)
     occupancy.occupied.copy_(torch.rand(8, 8, 8) < 0.5)
     return march(rays, occupancy.to(rays.origins.device), 0.2, True, capacity, boxes)
 
@@ -139,7 +139,7 @@ def test_what_is_rendered_has_the_derivative_in_poses_and_focal_lengths(device, 
     half = device.type == "cuda"
     field = marchable_field(device)
     if read == "copies" or half:
-        field.grid.keep_copies(torch.float16 if half else torch.float32)
+        field.grid.enable_copies(torch.float16 if half else torch.float32)
     c2w, intrinsics = some_cameras(device, torch.float32)
     twists = torch.zeros(3, 6, device=device, requires_grad=True)
     log_focal = torch.zeros((), device=device, requires_grad=True)

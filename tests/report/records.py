@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from voxelfield.models.mlp import MLPRecipe
+from voxelfield.models.dense import DenseConfig
 from voxelfield.rendering.render import View
 from voxelfield.report.record import RunRecord
 from voxelfield.report.thumbnails import Thumbnails
@@ -52,7 +52,7 @@ def pictures(*names: str, height: int = 8, width: int = 12) -> dict[str, Any]:
 def make_record(**changes: Any) -> RunRecord:
     """A record of a run that went well; keys of metrics.json and fields of the record may be changed."""
     fields = {name: changes.pop(name) for name in ("pictures", "history", "commands", "logged") if name in changes}
-    config = RunConfig(model=MLPRecipe(), scene=SceneConfig("bricks"))
+    config = RunConfig(model=DenseConfig(), scene=SceneConfig("bricks"))
     history = {
         "train/psnr": ((100, 20.0), (500, 30.0), (1000, 31.5)),
         "test/psnr": ((500, 29.9), (900, 30.0), (1000, 30.0)),

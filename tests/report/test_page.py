@@ -86,7 +86,7 @@ def test_a_report_shows_figures_curves_views_timing_and_how_to_repeat_it():
         "2.25 GiB",
         "31 x 32 x 33",
         "torch 2.13.0",
-        "kind: mlp",
+        "kind: dense",
     ):
         assert expected in page.text, expected
     assert "16-bit copies" not in page.text

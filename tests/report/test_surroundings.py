@@ -84,7 +84,7 @@ def test_records_that_are_no_files_are_refused_without_waiting(tmp_path):
 
 
 def test_what_was_chosen_is_known_by_its_names():
-    found = chosen_settings(["seed=3", "++model=mlp", "hydra.run.dir=x"])
+    found = chosen_settings(["seed=3", "++model=dense", "hydra.run.dir=x"])
     assert {"seed", "model.kind", "hydra.run.dir"} <= found
     assert "trainer.steps" not in found
     assert chosen_settings(()) == set()

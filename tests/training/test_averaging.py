@@ -52,7 +52,7 @@ def test_without_a_time_constant_weights_stay_as_they_are(field):
 
 def test_copies_that_are_read_follow(field):
     average = WeightAverage(model_of(field), steps=20, time_constant=100)
-    copies = field.grid.keep_copies(torch.float16)
+    copies = field.grid.enable_copies(torch.float16)
     for step in (10, 20):
         fill(field, float(step))
         average.update(step)

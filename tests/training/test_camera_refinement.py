@@ -482,7 +482,7 @@ def test_small_images_are_means_of_what_shows():
 
 def test_a_network_moves_cameras_towards_the_truth(scene):
     given = perturbed(scene, 0.05)
-    session = session_of(given, None, "model=mlp", "model.width=16", "model.hidden=1", "trainer.steps=150")
+    session = session_of(given, None, "model=dense", "model.width=16", "model.hidden=1", "trainer.steps=150")
     assert session.fit()
     before, _ = pose_errors(given.train.cameras, scene.train.cameras)
     after, _ = pose_errors(session.cameras.refined, scene.train.cameras)

@@ -12,9 +12,9 @@ import torch
 from omegaconf import OmegaConf
 
 from voxelfield.models import levels as limits
-from voxelfield.models.mlp import MLPRecipe
-from voxelfield.models.pyramid import PyramidRecipe
-from voxelfield.models.sh import SHRecipe
+from voxelfield.models.dense import DenseConfig
+from voxelfield.models.pyramid import PyramidConfig
+from voxelfield.models.sh import SHConfig
 from voxelfield.ops import _constants
 from voxelfield.training.config import (
     CameraConfig,
@@ -79,7 +79,7 @@ def test_every_composition_is_valid(trainer, model, name):
     [
         (),
         ("model=sh", "trainer.steps=5", "seed=3", "model.degree=1"),
-        ("model=mlp", "model=pyramid", "trainer=cpu", "trainer=smoke", "device=cuda"),
+        ("model=dense", "model=pyramid", "trainer=cpu", "trainer=smoke", "device=cuda"),
         (
             "model=pyramid",
             "trainer.stages=[{step: 0, resolution: 8}, {step: 5, resolutoin: 9}]",
@@ -101,7 +101,7 @@ def test_quick_compositions_are_those_of_hydra(overrides, monkeypatch):
 def test_the_configuration_for_a_machine_without_gpu_differs_in_trainer_and_model_only():
     gpu, cpu = composed(), composed(name="train_cpu")
     assert parse(TrainerConfig, cpu.trainer, "trainer").steps < parse(TrainerConfig, gpu.trainer, "trainer").steps
-    assert (gpu.model.kind, cpu.model.kind) == ("pyramid", "mlp")
+    assert (gpu.model.kind, cpu.model.kind) == ("pyramid", "dense")
     differing = {key for key in gpu if gpu[key] != cpu[key]}
     # a model brings its optimizer's settings along
     assert differing == {"trainer", "model", "optimizer"}
@@ -109,7 +109,7 @@ def test_the_configuration_for_a_machine_without_gpu_differs_in_trainer_and_mode
 
 @pytest.mark.parametrize("name", ["train", "train_cpu"])
 def test_a_model_brings_its_optimizers_settings(name):
-    for model, rate in (("pyramid", 0.02), ("mlp", 0.2), ("sh", 0.1)):
+    for model, rate in (("pyramid", 0.02), ("dense", 0.2), ("sh", 0.1)):
         assert composed(f"model={model}", name=name).optimizer.grid_lr == rate
         assert composed(f"model={model}", "optimizer.grid_lr=7", name=name).optimizer.grid_lr == 7
 
@@ -322,7 +322,7 @@ def test_values_of_the_wrong_type(override, message):
             "trainer.stages must not become coarser without a crop (the last is trainer.finest_resolution in the "
             "presets), got resolutions [64, 128, 256, 200]",
         ),
-        ("model.kind=tree", "model.kind must be one of pyramid, sh, mlp, got 'tree'"),
+        ("model.kind=tree", "model.kind must be one of pyramid, sh, dense, got 'tree'"),
         ("model.view_degree=4", "model.view_degree must lie in [0, 3], got 4"),
         ("model.geometry=120", "model.geometry must be at most 112 with model.view_degree=3, got 120"),
         ("model.channels=50", "model.channels must be at most 21 with 6 levels, got 50"),
@@ -364,8 +364,8 @@ def test_text_from_the_environment_is_a_number(monkeypatch):
 SCHEMAS_OF_A_RUN = (
     SceneConfig,
     DataConfig,
-    PyramidRecipe,
-    SHRecipe,
+    PyramidConfig,
+    SHConfig,
     OptimizerConfig,
     TrainerConfig,
     LoggerConfig,
@@ -382,12 +382,12 @@ def test_defaults_are_what_trains_lego_on_a_gpu():
     assert preset("scene=lego", name="train") == RunConfig()
 
 
-@pytest.mark.parametrize(("name", "schema"), [("pyramid", PyramidRecipe), ("sh", SHRecipe), ("mlp", MLPRecipe)])
+@pytest.mark.parametrize(("name", "schema"), [("pyramid", PyramidConfig), ("sh", SHConfig), ("dense", DenseConfig)])
 def test_defaults_of_models_are_those_of_their_files_and_build(name, schema):
     assert preset(f"model={name}", name="train").model == schema()
     settings = RunConfig(model=schema())
     field = settings.model.build(torch.tensor(settings.scene.aabb), settings.trainer.resolutions, "meta")
-    assert field.grid.channels == {"pyramid": 24, "sh": 28, "mlp": 12}[name]
+    assert field.grid.channels == {"pyramid": 24, "sh": 28, "dense": 12}[name]
 
 
 def test_an_instance_is_checked_as_a_file_is():

@@ -1,4 +1,4 @@
-"""Views judged with a fitted exposure: no pixel has a say in its own correction."""
+"""Views evaluated with a fitted exposure: no pixel has a say in its own correction."""
 
 from __future__ import annotations
 

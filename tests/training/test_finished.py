@@ -67,7 +67,7 @@ def test_a_run_that_is_to_do_more_is_not_finished(tmp_path, override):
     [
         (("scene=lego",), r"scene\.name must be that of the finished run in \S+, 'bricks', .* got 'lego'"),
         (("data.root=/elsewhere",), r"data\.root must be that of the finished run in \S+, 'data', .* got '/elsewhere'"),
-        (("model=sh",), r"model\.kind must be .*, 'mlp', for resume=auto, got 'sh': choose another hydra\.run\.dir"),
+        (("model=sh",), r"model\.kind must be .*, 'dense', for resume=auto, got 'sh': choose another hydra\.run\.dir"),
         (("seed=4",), r"seed must be that of the finished run in \S+, 0, for resume=auto, got 4"),
         (("trainer.finest_resolution=40",), r"trainer\.finest_resolution must be that of the finished run"),
         (("trainer.rates.grid=0.5",), r"trainer\.rates\.grid must be that of the finished run"),

@@ -18,7 +18,7 @@ from voxelfield.datasets.forward import ndc_box_of_cameras
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export import save_model
 from voxelfield.export.region import Region
-from voxelfield.models.pyramid import PyramidRecipe
+from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.rendering.cameras import Cameras, reference_camera
 from voxelfield.rendering.paths import spiral
 from voxelfield.rendering.projection import views_of_points
@@ -80,8 +80,8 @@ def scene() -> Scene:
         for name, cameras in (("train", train), ("test", test))
     }
     points = torch.tensor([[0.0, 0.0, -3.2], [8.0, 8.0, -20.0], [-8.0, -8.0, -20.0]]).double()
-    frame = ndc_box_of_cameras(train.c2w.double(), train, points)
-    return Scene("ball", torch.tensor(frame.aabb), splits, frame)
+    warp = ndc_box_of_cameras(train.c2w.double(), train, points)
+    return Scene("ball", torch.tensor(warp.aabb), splits, warp)
 
 
 @pytest.fixture(scope="module")
@@ -128,22 +128,22 @@ def test_the_trainer_follows_from_the_scene(scene, monkeypatch):
     monkeypatch.setattr(presets, "config_name", lambda device: "train")
     views = scene.train.cameras[list(range(16)) * 7]
     many = Split(scene.train.images.repeat(7, 1, 1, 1), views, tuple(str(i) for i in range(len(views))))
-    boxes = NestedBoxes(scene.frame.aabb, 4, near=1.0)
+    boxes = NestedBoxes(scene.warp.aabb, 4, near=1.0)
     refine = CameraConfig(name="refine")
-    for frame, split, recipe, camera, trainer, expected in (
-        (scene.frame, scene.train, "pyramid", None, None, "forward_facing"),
+    for warp, split, model, camera, trainer, expected in (
+        (scene.warp, scene.train, "pyramid", None, None, "forward_facing"),
         (boxes, scene.train, "pyramid", None, None, "few_photographs"),
         (boxes, many, "pyramid", None, None, "many_photographs"),
-        (scene.frame, many, "pyramid", None, None, "many_photographs"),
+        (scene.warp, many, "pyramid", None, None, "many_photographs"),
         (boxes, many, "pyramid", refine, None, "unbounded"),
-        (boxes, many, PyramidRecipe(), None, None, "unbounded"),
+        (boxes, many, PyramidConfig(), None, None, "unbounded"),
         (boxes, many, "sh", None, None, "sh"),
-        (boxes, many, "mlp", None, None, "default"),
+        (boxes, many, "dense", None, None, "default"),
         (boxes, many, "pyramid", None, "fast", "fast"),
         (None, many, "pyramid", None, None, "default"),
     ):
-        placed = Scene("ball", scene.aabb, {"train": split}, frame)
-        config = presets.complete(recipe, trainer, camera=camera, device="cpu", scene=placed)
+        placed = Scene("ball", scene.aabb, {"train": split}, warp)
+        config = presets.complete(model, trainer, camera=camera, device="cpu", scene=placed)
         assert config.trainer == preset(f"trainer={expected}", device="cpu", name="train").trainer
         assert config.camera == (camera or CameraConfig())
     monkeypatch.setattr(presets, "config_name", lambda device: "train_cpu")
@@ -179,7 +179,7 @@ def test_nested_boxes_with_as_many_voxels_show_less(scene, trained):
 def test_a_run_and_its_model_file_show_the_same(scene, trained, tmp_path):
     expected = trained.result().render(scene.test.cameras, 1)
     run = voxelfield.load(trained.output, "cpu")
-    assert run.field.frame == scene.frame
+    assert run.field.warp == scene.warp
     for name in ("rgb", "opacity", "depth"):
         assert torch.equal(getattr(run.render(scene.test.cameras, 1), name), getattr(expected, name)), name
     save_model(tmp_path / "model.safetensors", run, quality="exact")
@@ -213,8 +213,8 @@ def test_a_resumed_training_ends_the_same(scene, tmp_path):
 
 
 def test_a_training_in_other_coordinates_is_not_resumed(scene, trained):
-    assert isinstance(scene.frame, NdcBox)
-    other = Scene(scene.name, scene.aabb, scene.splits, replace(scene.frame, near=1.0))
+    assert isinstance(scene.warp, NdcBox)
+    other = Scene(scene.name, scene.aabb, scene.splits, replace(scene.warp, near=1.0))
     session = Session.from_config(other, settings("trainer.steps=160"))
     with pytest.raises(ValueError, match=r"scene\.ndc and scene\.aabb must be those of the checkpoint"):
         session.restore(load_checkpoint(trained.output))
@@ -225,7 +225,7 @@ def test_a_training_in_other_coordinates_is_not_resumed(scene, trained):
 
 
 def test_a_frame_that_differs_by_rounding_is_resumed(scene, trained):
-    other = Scene(scene.name, scene.aabb, scene.splits, replace(scene.frame, near=scene.frame.near * (1 + 1e-9)))
+    other = Scene(scene.name, scene.aabb, scene.splits, replace(scene.warp, near=scene.warp.near * (1 + 1e-9)))
     session = Session.from_config(other, settings("trainer.steps=160"))
     session.restore(load_checkpoint(trained.output))
     assert session.step == 160
@@ -244,21 +244,21 @@ def test_cells_that_one_image_shows_stay_empty(scene):
     fine = settings("trainer.steps=1", "trainer.occupancy.resolution=32")
     session = Session.from_config(scene, fine)
     session.fit()
-    frame, grid = scene.frame, session.occupancy
+    warp, grid = scene.warp, session.occupancy
     # At the near plane, the outermost images lie beside one another.
     corner = torch.tensor(
-        [[frame.frame_aabb[0][0] + 0.02, frame.frame_aabb[0][1] + 0.02, frame.frame_aabb[1][2] - 0.02]]
+        [[warp.warped_aabb[0][0] + 0.02, warp.warped_aabb[0][1] + 0.02, warp.warped_aabb[1][2] - 0.02]]
     )
-    assert not grid.holds(corner).any()
-    assert grid.holds(frame.to_frame(torch.tensor([[0.0, 0.0, -5.0]]))[0]).all()
+    assert not grid.contains(corner).any()
+    assert grid.contains(warp.from_world(torch.tensor([[0.0, 0.0, -5.0]]))[0]).all()
 
 
 def test_what_is_exported_is_in_world_units(scene, trained):
     region = Region.of(trained.field)
-    assert region.box == scene.frame.aabb
+    assert region.box == scene.warp.aabb
     assert region.voxels[0] == region.voxels[1] == region.voxels[2]
     x, _, _ = trained.field.grid.voxel_size.tolist()
-    (x0, _), (x1, _) = scene.frame.window
+    (x0, _), (x1, _) = scene.warp.window
     assert region.voxel == pytest.approx(-x * (x1 - x0) / 2 * float(scene.aabb[:, 2].mean()), rel=0.01)
     with pytest.raises(ValueError, match="box must be 1 to 1"):
         Region.of(trained.field, 2)
@@ -279,7 +279,7 @@ def test_cameras_are_refined_in_these_coordinates_too(scene):
     split = scene.train
     motion = exp_se3(0.02 * torch.randn(len(split), 6, generator=generator))
     given = replace(split, cameras=replace(split.cameras, c2w=compose(motion, split.cameras.c2w)))
-    moved = Scene(scene.name, scene.aabb, {**scene.splits, "train": given}, scene.frame)
+    moved = Scene(scene.name, scene.aabb, {**scene.splits, "train": given}, scene.warp)
     steps = "trainer.steps=250"
     refine = (
         *("camera=refine", "camera.stages=[{start: 0.0, resolution: 16}]"),
@@ -308,12 +308,12 @@ def test_the_usual_path_is_a_spiral_before_what_is_seen(scene, trained):
 
 
 def test_an_overview_shows_all_of_the_window(scene, trained):
-    camera = reference_camera(scene.frame, 30, 20)
-    low, high = torch.tensor(scene.frame.frame_aabb)
+    camera = reference_camera(scene.warp, 30, 20)
+    low, high = torch.tensor(scene.warp.warped_aabb)
     corners = torch.cartesian_prod(*torch.stack((low, high), dim=-1)[:2], torch.tensor([0.1, 0.4]))
     inside = 0.98 * corners
     inside[:, 2] = corners[:, 2]
-    assert views_of_points(camera, scene.frame.to_world(inside)[0]).tolist() == [1] * 8
+    assert views_of_points(camera, scene.warp.to_world(inside)[0]).tolist() == [1] * 8
     assert trained.result().overview(24).opacity.mean() > 0.5
 
 
@@ -344,6 +344,6 @@ def test_the_viewer_tells_depths_from_the_near_plane_on_apart(scene, trained):
     cameras = cameras_at(torch.tensor([0.0]), torch.tensor([0.0]))
     picture = Painter(trained.result()).picture(viewpoint_of(cameras, 0), Look("depth"), SIZE, SIZE)
     view = trained.result().render(cameras)
-    expected = depth_map(view.depth, view.opacity, scene.frame.near, float("inf"))
+    expected = depth_map(view.depth, view.opacity, scene.warp.near, float("inf"))
     assert (picture.float() / 255 - expected).abs().mean() < 0.02
     assert (expected[SIZE // 2, SIZE // 2] - expected[0, 0]).abs().max() > 0.3

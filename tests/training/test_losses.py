@@ -15,8 +15,8 @@ from voxelfield.evaluation.metrics import ssim
 from voxelfield.fields.decoders import ColorMLPDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
-from voxelfield.models.mlp import MLPRecipe
-from voxelfield.models.pyramid import PyramidRecipe
+from voxelfield.models.dense import DenseConfig
+from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.ops import PackedSamples
 from voxelfield.rendering.render import Rendering
 from voxelfield.training import losses
@@ -333,7 +333,7 @@ def ramp(device="cpu") -> RadianceField:
 
 def test_total_variation_is_kept_apart_for_density_and_colour(device):
     field = ramp(device)
-    terms = losses.grid_terms(make_config(tv_density=0.5, tv_color=0.1), model_of(field, MLPRecipe()), step=0)
+    terms = losses.grid_terms(make_config(tv_density=0.5, tv_color=0.1), model_of(field, DenseConfig()), step=0)
     assert {name: value.item() for name, value in terms.items()} == pytest.approx({"tv_density": 0.5, "tv_color": 0.9})
     (gradient,) = torch.autograd.grad(terms["tv_density"], field.grid.levels)
     # mean over the 4 pairs along x: 2 * (difference 1) / 4, times the weight
@@ -345,20 +345,20 @@ def test_total_variation_is_kept_apart_for_density_and_colour(device):
 def test_total_variation_applied_seldom_weighs_as_much_in_total():
     field = ramp()
     config = make_config(tv_density=0.5, tv_every=4, tv_until=9)
-    due = {step: losses.grid_terms(config, model_of(field, MLPRecipe()), step) for step in range(13)}
+    due = {step: losses.grid_terms(config, model_of(field, DenseConfig()), step) for step in range(13)}
     assert [step for step, terms in due.items() if terms] == [0, 4, 8]
     assert due[4]["tv_density"].item() == pytest.approx(4 * 0.5)
     assert set(due[4]) == {"tv_density"}
 
 
 def test_total_variation_can_be_switched_off():
-    assert losses.grid_terms(make_config(tv_density=1.0, tv_until=0), model_of(ramp(), MLPRecipe()), 0) == {}
-    assert losses.grid_terms(make_config(), model_of(ramp(), MLPRecipe()), 0) == {}
+    assert losses.grid_terms(make_config(tv_density=1.0, tv_until=0), model_of(ramp(), DenseConfig()), 0) == {}
+    assert losses.grid_terms(make_config(), model_of(ramp(), DenseConfig()), 0) == {}
 
 
 def test_kinds_of_field_without_the_terms_have_none():
-    field = PyramidRecipe(resolutions=[2, 4]).build(torch.tensor([[0.0] * 3, [1.0] * 3]), [4], "cpu")
-    assert losses.grid_terms(make_config(), model_of(field, PyramidRecipe()), 0) == {}
+    field = PyramidConfig(resolutions=[2, 4]).build(torch.tensor([[0.0] * 3, [1.0] * 3]), [4], "cpu")
+    assert losses.grid_terms(make_config(), model_of(field, PyramidConfig()), 0) == {}
 
 
 def test_a_weight_on_the_grid_follows_its_schedule():

@@ -39,15 +39,15 @@ def painted(split: Split, color: int) -> Split:
 def test_masked_pixels_change_neither_the_field_nor_its_psnr(device):
     lego = load_blender(LEGO, LoadOptions(image_size=25))
     changes = ("trainer.steps=6", "trainer.preview_every=3", "trainer.preview_views=1")
-    settings = preset("scene=lego", "model=mlp", "trainer=smoke", *changes, device=str(device))
+    settings = preset("scene=lego", "model=dense", "trainer=smoke", *changes, device=str(device))
     results = []
     for color in (0, 200):
         scene = Scene("lego", lego.aabb, {name: painted(split, color) for name, split in lego.splits.items()})
         scores = Scores()
         session = Session.from_config(scene, settings, logger=scores)
         session.fit()
-        judged = session.evaluate(views=1, progress=False).psnr
-        results.append(torch.tensor([*scores.psnr, judged, session.occupancy.fraction()]))
+        evaluated = session.evaluate(views=1, progress=False).psnr
+        results.append(torch.tensor([*scores.psnr, evaluated, session.occupancy.fraction()]))
     assert len(results[0]) == 4
     # On CUDA sums have another order in every run.
     tolerance = 0 if device.type == "cpu" else 1e-2

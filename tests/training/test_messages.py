@@ -19,9 +19,9 @@ from voxelfield.training.logs.records import rates_of_steps
         (
             "model=sh",
             "bricks",
-            r"resume must name a checkpoint of the configured model \{.*'mlp'.*\}, got one of \{.*\}",
+            r"resume must name a checkpoint of the configured model \{.*'dense'.*\}, got one of \{.*\}",
         ),
-        ("model=mlp", "lego", "resume must name a checkpoint of scene=bricks, got one of scene=lego"),
+        ("model=dense", "lego", "resume must name a checkpoint of scene=bricks, got one of scene=lego"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(monkeypatch, saved_model, scene, message):
@@ -31,7 +31,7 @@ def test_a_checkpoint_of_another_run_is_refused(monkeypatch, saved_model, scene,
     monkeypatch.setattr(configured, "load_newest", lambda directory: (directory / "checkpoint_0000003.pt", saved))
     for resume in ("run", "auto"):
         with pytest.raises(ValueError, match=rf"\A{message}\Z"):
-            configured.load_to_resume(replace(preset("model=mlp"), resume=resume), Path("here"), Path())
+            configured.load_to_resume(replace(preset("model=dense"), resume=resume), Path("here"), Path())
 
 
 @pytest.mark.parametrize(

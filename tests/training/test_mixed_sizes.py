@@ -81,7 +81,7 @@ def test_training_and_evaluation_read_images_alone(folder, device, tmp_path):
     scene = load(folder, holdout=4)
     changes = ("trainer.steps=6", "trainer.preview_every=3", "trainer.preview_views=2", "trainer.image_size=50")
     changes += ("trainer.exposure=affine", "trainer.loss.structure=0.1", "trainer.patches=2", "trainer.patch_size=8")
-    settings = preset("model=mlp", "trainer=smoke", *changes, device=str(device))
+    settings = preset("model=dense", "trainer=smoke", *changes, device=str(device))
     states = []
     for filler in (0, 255):
         splits = {}
@@ -105,7 +105,7 @@ def test_cameras_are_refined_and_lost_ones_looked_for(folder, device):
     scene = load(folder, holdout=4)
     changes = ("trainer.steps=6", "trainer.preview_every=0", "camera=refine", "camera.search_poses=4")
     changes += ("camera.stages=[{start: 0, resolution: 12}, {start: 0.4, resolution: 16}]",)
-    session = Session.from_config(scene, preset("model=mlp", "trainer=smoke", *changes, device=str(device)))
+    session = Session.from_config(scene, preset("model=dense", "trainer=smoke", *changes, device=str(device)))
     session.fit()
     assert session.cameras.refined.sizes.tolist() == scene.train.cameras.sizes.tolist()
 

@@ -29,7 +29,7 @@ def make_config(**changes) -> OptimizerConfig:
 
 def make_field(kind: str, device="cpu") -> RadianceField:
     density = DensityActivation(200.0, 0.1)
-    decoder = ColorMLPDecoder(4, 8, 1, 1, density) if kind == "mlp" else SHDecoder(1, density)
+    decoder = ColorMLPDecoder(4, 8, 1, 1, density) if kind == "dense" else SHDecoder(1, density)
     return RadianceField(VoxelGrid(4, decoder.channels, BOX, init_std=0.1), decoder).to(device)
 
 
@@ -42,7 +42,7 @@ def values(field: RadianceField) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_grid_and_network_have_their_own_settings():
-    field = make_field("mlp")
+    field = make_field("dense")
     optimizers = Optimizers(
         model_of(field), make_config(grid_decay=0.3, network_decay=0.01, skip_untouched=True), RATES
     )
@@ -58,11 +58,11 @@ def test_grid_and_network_have_their_own_settings():
 
 
 def test_a_run_multiplies_the_rates_of_its_field():
-    optimizers = Optimizers(model_of(make_field("mlp")), make_config(), RatesConfig(grid=1.5, network=2.0))
+    optimizers = Optimizers(model_of(make_field("dense")), make_config(), RatesConfig(grid=1.5, network=2.0))
     assert optimizers.rates() == {"grid": pytest.approx(0.3), "network": pytest.approx(0.004)}
 
 
-@pytest.mark.parametrize("kind", ["mlp", "sh"])
+@pytest.mark.parametrize("kind", ["dense", "sh"])
 def test_exposures_have_a_rate_of_their_own_and_are_updated(device, kind):
     field, exposure = make_field(kind, device), AffineExposure(2).to(device)
     parameters = list(exposure.parameters())
@@ -91,7 +91,7 @@ def test_a_decoder_without_parameters_has_no_optimizer():
 
 
 def test_the_first_step_moves_by_the_scaled_rate_and_clears_gradients(device):
-    field = make_field("mlp", device)
+    field = make_field("dense", device)
     optimizers = Optimizers(model_of(field), make_config(), RATES)
     before = values(field)
     optimizers.scale(0.1)
@@ -106,7 +106,7 @@ def test_the_first_step_moves_by_the_scaled_rate_and_clears_gradients(device):
 
 
 def test_weight_decay_is_decoupled(device):
-    field = make_field("mlp", device)
+    field = make_field("dense", device)
     optimizers = Optimizers(model_of(field), make_config(grid_decay=0.5, network_decay=10.0), RATES)
     with torch.no_grad():
         field.decoder.network[-1].bias.fill_(1.0)
@@ -152,11 +152,11 @@ def test_a_share_is_refused_where_no_channel_is_for_the_direction_alone():
         "direction alone"
     )
     with pytest.raises(ValueError, match=f"{expected}, got 0.5"):
-        Optimizers(model_of(make_field("mlp")), make_config(view_lr_factor=0.5), RATES)
+        Optimizers(model_of(make_field("dense")), make_config(view_lr_factor=0.5), RATES)
 
 
 def test_a_checkpoint_carries_moments_and_leaves_rates_as_configured(device):
-    whole = make_field("mlp", device)
+    whole = make_field("dense", device)
     optimizers = Optimizers(model_of(whole), make_config(), RATES)
     give_gradients(whole)
     optimizers.step()

@@ -28,7 +28,7 @@ def scene() -> Scene:
 
 
 def settings(steps=STEPS, *overrides):
-    chosen = preset("model=mlp", "trainer=smoke", *overrides, device="cpu").trainer
+    chosen = preset("model=dense", "trainer=smoke", *overrides, device="cpu").trainer
     return replace(chosen, steps=steps, visible_samples=2048, preview_every=0)
 
 
@@ -80,7 +80,9 @@ class Tint(Part):
 
 def train(scene, device, part, output=None, steps=STEPS, **options):
     torch.manual_seed(1)
-    return Session(scene, "mlp", trainer=settings(), parts=[part], output=output, device=str(device), seed=3, **options)
+    return Session(
+        scene, "dense", trainer=settings(), parts=[part], output=output, device=str(device), seed=3, **options
+    )
 
 
 def test_a_part_takes_part_in_every_step(scene, device):
@@ -104,7 +106,7 @@ def test_python_code_runs_in_every_step_without_a_graph(scene):
     device = torch.device("cuda")
     part = Tint(device)
     loop = replace(settings(), cuda_graph=False)
-    Session(scene, "mlp", trainer=loop, parts=[part], device="cuda").fit()
+    Session(scene, "dense", trainer=loop, parts=[part], device="cuda").fit()
     assert len(part.calls) == 6 * STEPS
 
 
@@ -122,18 +124,18 @@ def test_the_state_of_a_part_is_resumed_to_the_bit(scene, tmp_path):
     second.fit()
     assert torch.equal(part.color, whole.parts[-1].color)
     assert torch.equal(second.field.grid.features, whole.field.grid.features)
-    alone = Session(scene, "mlp", trainer=settings(), device="cpu")
+    alone = Session(scene, "dense", trainer=settings(), device="cpu")
     with pytest.raises(ValueError, match="parts must be those of the checkpoint, tint, got none"):
         alone.restore(load_checkpoint(tmp_path))
 
 
 def test_parts_have_names_of_their_own(scene):
     with pytest.raises(ValueError, match="parts must have names of their own, got 'tint', 'tint'"):
-        Session(scene, "mlp", trainer=settings(), parts=[Tint(), Tint()], device="cpu")
+        Session(scene, "dense", trainer=settings(), parts=[Tint(), Tint()], device="cpu")
     with pytest.raises(TypeError, match=r"parts\[0\] must be a voxelfield\.training\.part\.Part, got 'tint'"):
-        Session(scene, "mlp", trainer=settings(), parts=["tint"], device="cpu")
+        Session(scene, "dense", trainer=settings(), parts=["tint"], device="cpu")
     with pytest.raises(TypeError, match=r"losses\['mine'\] must be a function of outputs and batch, got 0\.5"):
-        Session(scene, "mlp", trainer=settings(), losses={"mine": 0.5}, device="cpu")
+        Session(scene, "dense", trainer=settings(), losses={"mine": 0.5}, device="cpu")
 
 
 def test_a_loss_is_added_and_one_of_the_same_name_replaces(scene):
@@ -148,7 +150,9 @@ def test_a_loss_is_added_and_one_of_the_same_name_replaces(scene):
     def photometric(outputs, batch):
         return (outputs.pixels - batch.truth).abs().mean()
 
-    session = Session(scene, "mlp", trainer=settings(), losses={"mine": mine, "photometric": photometric}, device="cpu")
+    session = Session(
+        scene, "dense", trainer=settings(), losses={"mine": mine, "photometric": photometric}, device="cpu"
+    )
     session.train_step()
     totals = session._step.totals.read()
     assert seen["rays"] > 0
@@ -163,7 +167,7 @@ def test_a_sampler_places_the_samples(scene):
         seen.append(settings.step)
         return visible_samples(field, rays, occupancy, replace(settings, step=2 * settings.step), jitter, capacity)
 
-    session = Session(scene, "mlp", trainer=settings(), sampler=every_second, device="cpu")
+    session = Session(scene, "dense", trainer=settings(), sampler=every_second, device="cpu")
     batch = session.train_step()
     assert len(seen) == 1
     assert batch.truth.shape == (len(batch.pixels), 3)
@@ -191,7 +195,7 @@ def test_batches_carry_data_of_images_and_of_pixels(scene, device):
 
 def test_a_loop_of_ones_own_trains_as_fit_does(scene):
     def session():
-        return Session(scene, "mlp", trainer=settings(), device="cpu", seed=4)
+        return Session(scene, "dense", trainer=settings(), device="cpu", seed=4)
 
     fitted = session()
     fitted.fit()
@@ -207,7 +211,7 @@ def test_a_loop_of_ones_own_trains_as_fit_does(scene):
 
 
 def test_leaving_the_loop_early_saves(scene, tmp_path):
-    session = Session(scene, "mlp", trainer=settings(), device="cpu", output=tmp_path)
+    session = Session(scene, "dense", trainer=settings(), device="cpu", output=tmp_path)
     for _ in session:
         if session.step == 4:
             break

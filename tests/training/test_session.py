@@ -23,7 +23,7 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.fields.field import RadianceField
-from voxelfield.models.recipe import Recipe
+from voxelfield.models.model_config import ModelConfig
 from voxelfield.rendering.render import render_view
 from voxelfield.training import graph, losses
 from voxelfield.training.batch import Batch, Outputs
@@ -56,11 +56,11 @@ TINY = (
 # On CUDA its networks run in 16 bits whatever the precision: their gradients must not underflow.
 PYRAMID = ("model=pyramid", "model.resolutions=[4,8,12]", "model.width=16", "trainer.loss_scale=4096")
 SUM = ("model=sh", "model.resolutions=[3,6,12]")
-MLP = ("model=mlp",)
+MLP = ("model=dense",)
 # Total variation in every step; of a single grid.
 VARIATION = tuple(f"trainer.loss.{s}" for s in ("tv_density=1e-3", "tv_color=1e-3", "tv_every=1", "tv_until=8"))
 VARIATION_OF_FEATURES = ("trainer.loss.tv_features=1e-4", *VARIATION[2:])
-MODELS = pytest.mark.parametrize("model", [MLP, SUM, PYRAMID], ids=["mlp", "sh", "pyramid"])
+MODELS = pytest.mark.parametrize("model", [MLP, SUM, PYRAMID], ids=["dense", "sh", "pyramid"])
 
 
 def variation_of(model: tuple[str, ...]) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ def make_session(scene, tmp_path):
         split: Split = scene.train,
         **hooks: Hook,
     ) -> Session:
-        settings = preset("model=mlp", "trainer=cpu", *TINY, *overrides, f"device={device}", f"seed={seed}")
+        settings = preset("model=dense", "trainer=cpu", *TINY, *overrides, f"device={device}", f"seed={seed}")
         split_scene = Scene("lego", scene.aabb, {"train": split})
         return Session.from_config(split_scene, settings, output=tmp_path / folder, logger=Recorder(), **hooks)
 
@@ -511,7 +511,7 @@ def test_what_every_image_shows_as_transparent_is_never_occupied(make_session, f
     options = ("trainer.occupancy.resolution=24", "trainer.steps=3", "trainer.occupancy.start=2")
     session = make_session(*options, split=split)
     session.fit()
-    possible = session.occupancy.possible
+    possible = session.occupancy.allowed
     assert 0 < possible.float().mean() < 0.9
     assert not (session.occupancy.occupied & ~possible).any()
     fractions = [value for _, value in session.log.series("train/occupancy")]
@@ -762,7 +762,7 @@ def test_an_empty_field_is_an_error(make_session, device):
         session.fit()
 
 
-@pytest.mark.parametrize("model", [MLP, PYRAMID], ids=["mlp", "pyramid"])
+@pytest.mark.parametrize("model", [MLP, PYRAMID], ids=["dense", "pyramid"])
 def test_an_empty_field_cannot_be_cropped(make_session, model):
     stages = "trainer.stages=[{step: 0, resolution: 12}, {step: 4, resolution: 12, crop: true}]"
     session = make_session(*model, stages, "trainer.occupancy.start=1", "trainer.log_every=9")
@@ -812,7 +812,7 @@ def test_falling_resolutions_lift_the_tiles_of_a_grid_too_small_for_them(make_se
 
     listed: list[bool] = []
     stages = "trainer.stages=[{step: 0, resolution: 56}, {step: 3, resolution: 8, crop: true}]"
-    assert make_session("model=mlp", stages, "trainer.steps=5", on_step=note).fit()
+    assert make_session("model=dense", stages, "trainer.steps=5", on_step=note).fit()
     assert listed == [True, True, True, False, False]
 
 
@@ -855,7 +855,7 @@ def test_a_view_does_not_depend_on_the_chunk(make_session, scene):
 @pytest.mark.parametrize(
     ("model", "backend"),
     [(MLP, "render_view"), (SUM, "render_grid_image"), (PYRAMID, "render_pyramid_image")],
-    ids=["mlp", "sh", "pyramid"],
+    ids=["dense", "sh", "pyramid"],
 )
 def test_views_are_those_of_the_field_as_training_reads_it(make_session, scene, device, precision, model, backend):
     # In the middle of a schedule too, where a pyramid's finest level is off.
@@ -926,7 +926,7 @@ class PlainDecoder(nn.Module):
 
 
 @dataclass
-class PlainRecipe(Recipe):
+class PlainConfig(ModelConfig):
     """A model that no package announces."""
 
     kind: str = "plain"
@@ -936,10 +936,10 @@ class PlainRecipe(Recipe):
 
 
 def test_a_decoder_of_a_users_own_trains(scene, device):
-    tiny = preset("model=mlp", "trainer=cpu", *TINY, "trainer.steps=60", "trainer.occupancy.start=20").trainer
+    tiny = preset("model=dense", "trainer=cpu", *TINY, "trainer.steps=60", "trainer.occupancy.start=20").trainer
     optimizer_config = OptimizerConfig(grid_lr=0.2, network_lr=1e-3, grid_decay=0.0, skip_untouched=False)
     log = Recorder()
-    session = Session(scene, PlainRecipe(), trainer=tiny, optimizer=optimizer_config, device=device, logger=log)
+    session = Session(scene, PlainConfig(), trainer=tiny, optimizer=optimizer_config, device=device, logger=log)
     assert session.fit()
     losses = [loss for _, loss in log.series("loss/photometric")]
     assert fmean(losses[-5:]) < 0.5 * fmean(losses[:5])
@@ -952,7 +952,7 @@ def test_a_decoder_of_a_users_own_trains(scene, device):
 def test_settings_that_are_not_given_are_those_of_the_command(scene):
     session = Session(scene, "sh", trainer="smoke", device="cpu")
     like = preset("model=sh", "trainer=smoke", device="cpu")
-    assert (session.config.trainer, session.config.optimizer, session.recipe) == (
+    assert (session.config.trainer, session.config.optimizer, session.config.model) == (
         like.trainer,
         like.optimizer,
         like.model,
@@ -1023,7 +1023,7 @@ def test_a_session_judges_and_draws_its_field(make_session, scene):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"recipe": "pyramids"}, "model must be one of mlp, pyramid, sh, got 'pyramids'"),
+        ({"model": "pyramids"}, "model must be one of dense, pyramid, sh, got 'pyramids'"),
         ({"trainer": "quick"}, "trainer must be one of .*fast.*, got 'quick'"),
         ({"optimizer": "sgd"}, "optimizer must be one of adamw, pyramid, sh, got 'sgd'"),
         ({"trainer": TrainerConfig(steps=-1)}, "trainer.steps must be at least 1, got -1"),

@@ -80,13 +80,13 @@ def test_masks_cost_a_number_for_each_pixel_that_counts():
 
 
 def test_structure_costs_a_byte_for_each_pixel():
-    without, weighted = (estimated("model=mlp", f"trainer.loss.structure={weight}") for weight in (0, 1e-3))
+    without, weighted = (estimated("model=dense", f"trainer.loss.structure={weight}") for weight in (0, 1e-3))
     assert weighted == replace(without, images=without.images * 5 // 4)
 
 
 def test_a_single_grid_counts_at_its_last_resolution():
     stages = "trainer.stages=[{step: 0, resolution: 8}, {step: 5, resolution: 20}]"
-    estimate = estimated("model=mlp", "model.features=5", stages)
+    estimate = estimated("model=dense", "model.features=5", stages)
     assert estimate.parameters == 4 * 20**3 * 6
     assert estimate.copies == 0, "float32 is read in place"
 
@@ -124,7 +124,7 @@ def test_images_stay_on_the_host_if_they_do_not_fit(monkeypatch, requested, free
 
 @pytest.mark.parametrize("name", ["visible_samples", "candidate_samples"])
 def test_samples_grow_with_their_number(name):
-    few, many = (estimated("model=mlp", f"trainer.{name}={count}") for count in (10**6, 3 * 10**6))
+    few, many = (estimated("model=dense", f"trainer.{name}={count}") for count in (10**6, 3 * 10**6))
     # position, t, dt and ray index of each are 28 bytes
     assert many.samples - few.samples >= 2 * 10**6 * 28
     assert many.total - few.total == many.samples - few.samples

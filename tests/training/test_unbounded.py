@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from frame_fields import field_over
 from small_pyramid import settings
 from torch.nn import functional as F
+from warp_fields import field_over
 
 import voxelfield
 from voxelfield.datasets.scene import Scene, Split
@@ -96,7 +96,7 @@ def test_one_box_cannot_show_it(scene):
 
 
 def test_its_settings_say_where_it_lies(trained):
-    assert trained.config.scene.frame == BOXES
+    assert trained.config.scene.warp == BOXES
     assert trained.field.aabb.tolist() == [list(corner) for corner in BOXES.outermost]
     x, y, z = trained.occupancy.occupied.shape
     assert (y, z) == (16, 16)
@@ -191,12 +191,12 @@ def test_nothing_is_put_beside_cameras_nor_where_one_image_looks(scene):
     session = Session.from_config(Scene("ball", scene.aabb, {"train": train}, boxes), fine)
     session.fit()
     grid = session.occupancy
-    places, _ = boxes.to_frame(cameras.c2w[:, :3, 3])
-    assert not grid.holds(places).any()
+    places, _ = boxes.from_world(cameras.c2w[:, :3, 3])
+    assert not grid.contains(places).any()
     between = cameras.c2w[:, :3, 3] * 0.5
-    assert grid.holds(boxes.to_frame(between)[0]).all()
+    assert grid.contains(boxes.from_world(between)[0]).all()
     alone = torch.tensor([[0.0, 0.0, 7.5], [0.2, 0.1, 7.8]])
-    assert not grid.holds(boxes.to_frame(alone)[0]).any()
+    assert not grid.contains(boxes.from_world(alone)[0]).any()
 
 
 def test_sparse_levels_train_resume_and_are_saved(scene, tmp_path):
@@ -244,7 +244,7 @@ def test_cameras_are_refined_in_nested_boxes_too(scene):
     slowly = ("camera.pose_lr=1e-3", "camera.warm_up=0.3", "camera.final_factor=0.2", "trainer.steps=200")
     refine = ("camera=refine", "camera.stages=[{start: 0.0, resolution: 16}]", *slowly)
     session = Session.from_config(
-        Scene(scene.name, scene.aabb, {**scene.splits, "train": given}, scene.frame), settings(*refine)
+        Scene(scene.name, scene.aabb, {**scene.splits, "train": given}, scene.warp), settings(*refine)
     )
     assert session.fit()
     before, _ = pose_errors(given.cameras, split.cameras)

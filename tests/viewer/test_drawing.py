@@ -117,7 +117,7 @@ def test_sample_counts_are_those_of_rendering(painter, viewpoint):
 
 @pytest.mark.parametrize("boxes", [None, NestedBoxes(((-1.0,) * 3, (1.0,) * 3), 3)])
 def test_cells_are_drawn_where_rays_meet_them_first(boxes):
-    aabb = torch.tensor([[-1.0] * 3, [1.0] * 3]) if boxes is None else torch.tensor(boxes.frame_aabb)
+    aabb = torch.tensor([[-1.0] * 3, [1.0] * 3]) if boxes is None else torch.tensor(boxes.warped_aabb)
     grid = OccupancyGrid(8 if boxes is None else (24, 8, 8), aabb)
     grid.occupied.fill_(False)
     middle = torch.tensor([[0.3, -0.4, 0.1]])
@@ -141,19 +141,19 @@ def test_cells_are_drawn_where_rays_meet_them_first(boxes):
 def test_a_face_of_a_cell_is_shaded_by_its_direction_in_normalised_device_coordinates():
     """Rays of a camera beside the reference camera meet the front of a wall across the optical axis."""
     rows = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0))
-    frame = NdcBox(((-1.0, -1.0, -9.0), (1.0, 1.0, -2.0)), rows, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 1.0)
-    grid = OccupancyGrid(8, torch.tensor(frame.frame_aabb))
+    warp = NdcBox(((-1.0, -1.0, -9.0), (1.0, 1.0, -2.0)), rows, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 1.0)
+    grid = OccupancyGrid(8, torch.tensor(warp.warped_aabb))
     grid.occupied.fill_(False)
     grid.occupied[:, :, 4] = True
     origin = torch.tensor([0.8, 0.0, 0.0])
     ends = torch.tensor([[-0.31, 0.12, -9.0], [-2.2, 0.3, -9.0], [1.3, -1.2, -9.0]])
     directions = torch.nn.functional.normalize(ends - origin, dim=-1)
     rays = Rays(origin.expand(3, 3).contiguous(), directions, torch.zeros(3), torch.full((3,), 50.0))
-    colors = cell_map(rays, grid, 0.005, frame)
+    colors = cell_map(rays, grid, 0.005, warp)
     # The front faces across z are the brightest of all.
     assert (colors.amax(dim=-1) > 0.9 * turbo(torch.tensor([0.1 + 0.8 * 4.5 / 8])).amax()).all()
     assert reference_of(None) is None
-    assert torch.equal(reference_of(frame).c2w[0], torch.eye(4))
+    assert torch.equal(reference_of(warp).c2w[0], torch.eye(4))
 
 
 def test_nothing_is_drawn_outside_of_the_crop_box(painter, viewpoint):
@@ -250,10 +250,10 @@ def test_a_slice_goes_as_far_as_it_is_told_to(viewpoint):
 
 def test_a_step_of_a_slice_is_as_long_as_the_boxes_are_large():
     run, painter = nested_run(), Painter(nested_run())
-    smallest = torch.tensor(run.field.frame.in_world(1))
+    smallest = torch.tensor(run.field.warp.world_box(1))
     half = smallest.diff(dim=0) / 2
     points = smallest.mean(dim=0) + torch.tensor([[0.5], [1.5]]) * half
-    step = run.model.settings.step * run.field.frame.unit
+    step = run.model.settings.step * run.field.warp.unit
     expected = run.density(points) * step * torch.tensor([1.0, 2.0])
     assert (expected > 0).all()
     torch.testing.assert_close(painter._optical_depth(points), expected)

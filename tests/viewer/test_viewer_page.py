@@ -13,7 +13,7 @@ from viewer_scene import nested_run, trained_run
 from voxelfield.cli.view import parser, view
 from voxelfield.export import save_model
 from voxelfield.grids.boxes import parse_box
-from voxelfield.training.run import Run
+from voxelfield.training.trained_model import TrainedModel
 from voxelfield.viewer.curves import Curves
 from voxelfield.viewer.drawing.look import Slice
 from voxelfield.viewer.drawing.painter import content_boxes
@@ -24,7 +24,7 @@ from voxelfield.viewer.scheduling.source import FinishedRun
 pytest.importorskip("viser")
 
 
-def served(run: Run, path: Path) -> None:
+def served(run: TrainedModel, path: Path) -> None:
     """Does what ``voxelfield view`` does with a model file, and ends."""
     save_model(path, run)
     options = parser().parse_args([str(path), "--device", "cpu", "--port", str(free_port())])

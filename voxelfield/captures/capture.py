@@ -19,7 +19,7 @@ from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.scene import Split
 from voxelfield.datasets.transparency import transparency
 from voxelfield.messages import printable
-from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.warp import Warp
 
 # Of the pixels whose rays are compared with the box: the least alpha, and their number along the longer side.
 _OPAQUE, _LATTICE = 128, 40
@@ -46,7 +46,7 @@ class Capture:
         sharpness: N figures of :func:`voxelfield.captures.measures.sharpness`.
         fingerprints: (N, 32, 32) of :func:`voxelfield.captures.measures.fingerprint`.
         thumbnails: N small images, RGB, transparent pixels on white.
-        frame: The frame of a field's grid, if the scene extends beyond ``aabb``.
+        warp: The warp of a field's grid, if the scene extends beyond ``aabb``.
         without_pose: Names of the photographs that COLMAP found no pose for.
         transparency: N shares of each image that are transparent, from 0 to 1; none if that is unknown.
         beyond_box: N shares of each image's opaque pixels whose rays miss the box, 0 if the scene extends beyond it;
@@ -66,7 +66,7 @@ class Capture:
     sharpness: tuple[float, ...]
     fingerprints: npt.NDArray[np.float32]
     thumbnails: tuple[Image.Image, ...]
-    frame: FieldFrame | None = None
+    warp: Warp | None = None
     without_pose: tuple[str, ...] = ()
     transparency: tuple[float, ...] = ()
     beyond_box: tuple[float, ...] = ()
@@ -146,11 +146,11 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
         sharpness=tuple(sharpness(image) for image in images),
         fingerprints=np.stack([fingerprint(image) for image in images]),
         thumbnails=tuple(_thumbnail(image) for image in images),
-        frame=scene.frame,
+        warp=scene.warp,
         without_pose=tuple(without_pose),
         transparency=tuple(share for split in scene.splits.values() for share in transparency(split)),
         beyond_box=tuple(
-            0.0 if scene.frame is not None else _share_beyond(split, index, scene.aabb)
+            0.0 if scene.warp is not None else _share_beyond(split, index, scene.aabb)
             for split in scene.splits.values()
             for index in range(len(split))
         ),
@@ -158,7 +158,7 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
 
 
 def _share_beyond(split: Split, index: int, aabb: Tensor) -> float:
-    """Returns the share of an image's opaque pixels whose rays miss a box, judged by pixels on a lattice."""
+    """Returns the share of an image's opaque pixels whose rays miss a box, evaluated by pixels on a lattice."""
     opaque = split.image(index)[..., 3] >= _OPAQUE
     height, width = opaque.shape
     every = max(1, max(height, width) // _LATTICE)

@@ -64,15 +64,15 @@ def figures(capture: Capture) -> list[tuple[str, str]]:
 
 def _reach(capture: Capture) -> list[tuple[str, str]]:
     """Returns how far the scene reaches beyond its box, if it does."""
-    frame = capture.frame
-    if frame is None:
+    warp = capture.warp
+    if warp is None:
         return []
-    if isinstance(frame, NdcBox):
+    if isinstance(warp, NdcBox):
         return [
-            ("normalised device coordinates", f"all cameras face the same way; near plane at depth {frame.near:.4g}")
+            ("normalised device coordinates", f"all cameras face the same way; near plane at depth {warp.near:.4g}")
         ]
-    low, high = (_vector(torch.tensor(corner)) for corner in frame.outermost)
-    return [("nested boxes", f"{frame.count}, the outermost {low} to {high}")]
+    low, high = (_vector(torch.tensor(corner)) for corner in warp.outermost)
+    return [("nested boxes", f"{warp.count}, the outermost {low} to {high}")]
 
 
 def nearest_distances(origins: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions, su
 from voxelfield.export.points import check_points_path, save_points
 from voxelfield.export.volume import check_volume_path, save_volume
 from voxelfield.training.logs.densities import is_empty
-from voxelfield.training.run import Run
+from voxelfield.training.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def export(options: argparse.Namespace) -> None:
         logger.info("wrote %d cameras to %s", sum(map(len, scene.splits.values())), options.cameras)
 
 
-def _export_surface(options: argparse.Namespace, run: Run, wanted: SurfaceOptions, shape: MeshOptions) -> None:
+def _export_surface(options: argparse.Namespace, run: TrainedModel, wanted: SurfaceOptions, shape: MeshOptions) -> None:
     fused = wanted.kind == "tsdf"
     cameras = load_scene_of(run, options, ("train",)).train.cameras if fused else None
     surface: FieldSurface = surface_of(run, wanted, cameras)

@@ -25,10 +25,10 @@ from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, FieldRenderer
 from voxelfield.rendering.view_pictures import PICTURES, depth_range, picture
-from voxelfield.training.run import Run
 from voxelfield.training.state.fingerprint import fingerprint_of_weights
 from voxelfield.training.state.run_directory import VIDEO
 from voxelfield.training.state.run_paths import depth_bounds, seen_point, usual_path
+from voxelfield.training.trained_model import TrainedModel
 from voxelfield.transfers import AHEAD
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def render(options: argparse.Namespace) -> None:
         _write_frames(run, renderer, cameras, options)
 
 
-def path_of(run: Run, options: argparse.Namespace) -> tuple[Cameras, float]:
+def path_of(run: TrainedModel, options: argparse.Namespace) -> tuple[Cameras, float]:
     """Returns the stations of the requested path, and the frames per second."""
     if options.path is None or options.path in PATHS:
         split = options.split or "train"
@@ -153,7 +153,7 @@ def path_of(run: Run, options: argparse.Namespace) -> tuple[Cameras, float]:
     return cameras, fps if options.fps is None else options.fps
 
 
-def _write_frames(run: Run, renderer: FieldRenderer, cameras: Cameras, options: argparse.Namespace) -> None:
+def _write_frames(run: TrainedModel, renderer: FieldRenderer, cameras: Cameras, options: argparse.Namespace) -> None:
     first, end = _range(options.range, len(cameras))
     wanted = FrameKind(options.format, options.depth)
     background = options.background or run.trainer.evaluation_background

@@ -11,7 +11,7 @@ import voxelfield
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.training.run import Run
+from voxelfield.training.trained_model import TrainedModel
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load_run_and_split(
     options: argparse.Namespace, split: str, *, downscale: int | None = None, holdout: int | None = None
-) -> tuple[Run, Split]:
+) -> tuple[TrainedModel, Split]:
     """Loads the run and the split given by the options of :func:`add_run_arguments`.
 
     Args:
@@ -47,7 +47,7 @@ def load_run_and_split(
 
 
 def load_scene_of(
-    run: Run,
+    run: TrainedModel,
     options: argparse.Namespace,
     splits: Sequence[str] | None,
     *,
@@ -78,7 +78,7 @@ def load_scene_of(
     return load_scene(scene_folder(run, options), **run.config.load_options(**changes))
 
 
-def scene_folder(run: Run, options: argparse.Namespace) -> Path:
+def scene_folder(run: TrainedModel, options: argparse.Namespace) -> Path:
     """Returns the folder that :func:`load_scene_of` loads from.
 
     Raises:

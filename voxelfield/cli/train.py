@@ -210,8 +210,8 @@ def train(config: DictConfig) -> float | None:
     choices = HydraConfig.get().runtime.choices
     logger.info("scene=%s model=%s trainer=%s", choices["scene"], choices["model"], choices["trainer"])
     on_cpu = HydraConfig.get().job.config_name == "train_cpu"
-    if on_cpu and (choices["model"], choices["trainer"]) == ("mlp", "cpu"):
-        logger.info("on a CPU, model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
+    if on_cpu and (choices["model"], choices["trainer"]) == ("dense", "cpu"):
+        logger.info("on a CPU, model=dense and trainer=cpu are the defaults (smaller images, one smaller grid)")
     try:
         settings = parse(RunConfig, config)
         output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())

@@ -12,7 +12,7 @@ import voxelfield
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of
 from voxelfield.installed import MissingPackageError
-from voxelfield.training.run import Run
+from voxelfield.training.trained_model import TrainedModel
 from voxelfield.viewer.curves import Curves, read_curves
 from voxelfield.viewer.drawing.look import Look
 from voxelfield.viewer.drawing.painter import Painter, content_boxes, reference_of
@@ -70,7 +70,7 @@ def view(options: argparse.Namespace, wait: Callable[[ViewerPage], None] | None 
         content_boxes(run),
         run.model.background.cpu(),
         _curves(options.run),
-        reference=reference_of(run.field.frame),
+        reference=reference_of(run.field.warp),
     )
     address.tell()
     absence = Painter(run).absence(page.stage.home(), Look())
@@ -85,7 +85,7 @@ def view(options: argparse.Namespace, wait: Callable[[ViewerPage], None] | None 
         page.close()
 
 
-def _photographs(run: Run, options: argparse.Namespace) -> Photographs:
+def _photographs(run: TrainedModel, options: argparse.Namespace) -> Photographs:
     """Returns the photographs of a run's scene; none, and a line that says so, where its files are not there."""
     try:
         scene = load_scene_of(run, options, None)

@@ -36,7 +36,7 @@ class Range:
     low_open: bool = False
     high_open: bool = False
 
-    def holds(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Returns whether a value is allowed."""
         above = value > self.low if self.low_open else value >= self.low
         below = value < self.high if self.high_open else value <= self.high
@@ -63,7 +63,7 @@ class Form:
     pattern: str
     words: str
 
-    def holds(self, value: str) -> bool:
+    def contains(self, value: str) -> bool:
         """Returns whether a text is allowed."""
         return re.fullmatch(self.pattern, value) is not None
 
@@ -140,7 +140,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     if origin is Annotated:
         converted = _convert(value, arguments[0], key)
         for limit in arguments[1:]:
-            if not limit.holds(converted):
+            if not limit.contains(converted):
                 finite = " and finite" if isinstance(converted, float) and not math.isfinite(converted) else ""
                 raise ValueError(f"{key} must {limit}{finite}, got {_shown(converted)}")
         return converted

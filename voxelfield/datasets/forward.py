@@ -93,11 +93,11 @@ def ndc_box_of_cameras(
     if points is None or len(points) == 0:
         points = _frustum(window, near, position, axes)
     try:
-        frame = NdcBox(parse_box(box_of_points(points)), (rows[0], rows[1], rows[2]), near, window, depth)
-        _ = frame.outermost, frame.frame_aabb  # raise if float32 cannot represent them
+        warp = NdcBox(parse_box(box_of_points(points)), (rows[0], rows[1], rows[2]), near, window, depth)
+        _ = warp.outermost, warp.warped_aabb  # raise if float32 cannot represent them
     except ValueError as error:
         raise NotForwardError(str(error)) from error
-    return frame
+    return warp
 
 
 def _mean_pose(c2w: Tensor) -> Tensor:

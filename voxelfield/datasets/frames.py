@@ -1,4 +1,4 @@
-"""From the loaded images to a scene: the choice of its box, and of a frame for the grid of one without end."""
+"""From the loaded images to a scene: the choice of its box, and of a warp for the grid of one without end."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def assemble(
         source: What lists the photographs, for messages.
         views: All views of the scene.
         splits: The loaded splits by name.
-        options: What the user has set of box and frame.
+        options: What the user has set of box and warp.
         points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
         stated_box: Computes the box (2, 3) around the subject that the format states; None if it states none.
         visible_box: Computes the box (2, 3) around everything visible, for photographs with ``boxes=1``; None: it is
@@ -133,8 +133,8 @@ def assemble(
         aabb = _box_of_object(source, views, splits)
     cpu = torch.device("cpu")
     if options.ndc or not ends_at_box:
-        frame = choose_frame(views, points, replace(options, aabb=aabb))
-        return Scene(name, box_tensor(frame.aabb, cpu), dict(splits), frame)
+        warp = choose_warp(views, points, replace(options, aabb=aabb))
+        return Scene(name, box_tensor(warp.aabb, cpu), dict(splits), warp)
     if aabb is None:
         aabb = _box_of_place(views.c2w, points) if visible_box is None else visible_box()
     return Scene(name, box_tensor(parse_box(aabb), cpu), dict(splits))
@@ -200,13 +200,13 @@ def _box_of_place(c2w: Tensor, points: Tensor | None) -> Tensor:
     return box_of_points(points) if points is not None and len(points) > 0 else box_of_cameras(c2w)
 
 
-def choose_frame(views: Views, points: Tensor | None, options: LoadOptions) -> NestedBoxes | NdcBox:
+def choose_warp(views: Views, points: Tensor | None, options: LoadOptions) -> NestedBoxes | NdcBox:
     """Returns normalised device coordinates for cameras that face the same way, otherwise nested boxes.
 
     Args:
         views: All views, at least one.
         points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
-        options: The user's settings for the frame.
+        options: The user's settings for the warp.
 
     Raises:
         ValueError: ``options.ndc`` is True, but the cameras do not all face the same way, or neither points nor
@@ -217,7 +217,7 @@ def choose_frame(views: Views, points: Tensor | None, options: LoadOptions) -> N
     if options.ndc or (options.ndc is None and not decided):
         try:
             widest = math.inf if options.ndc else _WIDEST_WINDOW
-            frame = ndc_box_of_cameras(c2w, views.cameras(), points, options.near, widest)
+            warp = ndc_box_of_cameras(c2w, views.cameras(), points, options.near, widest)
         except NotForwardError as error:
             if options.ndc:
                 raise ValueError(f"ndc must be False or None for this capture: {error}") from error
@@ -226,9 +226,9 @@ def choose_frame(views: Views, points: Tensor | None, options: LoadOptions) -> N
             logger.info(
                 "all cameras face the same way: the grid lies in normalised device coordinates, with the near plane at "
                 "a depth of %.4g (scene.ndc=false: nested boxes)",
-                frame.near,
+                warp.near,
             )
-            return frame if options.aabb is None else replace(frame, aabb=parse_box(options.aabb))
+            return warp if options.aabb is None else replace(warp, aabb=parse_box(options.aabb))
     boxes = nested_boxes_of_cameras(c2w, points)
     if options.aabb is not None:
         boxes = replace(boxes, aabb=parse_box(options.aabb))

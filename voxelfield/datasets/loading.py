@@ -46,10 +46,10 @@ def load_scene(scene: Path | str, *, root: Path | str = "data", download: bool =
     if given.aabb is None and isinstance(scene, str):
         given.aabb = configured_box(scene)
     loaded = _load_in_a_format(folder, given)
-    if given.ndc and not isinstance(loaded.frame, NdcBox):
+    if given.ndc and not isinstance(loaded.warp, NdcBox):
         raise ValueError(f"ndc must be False or None for {folder}, whose format gives its scenes a box, got True")
-    if given.boxes is not None and given.boxes > 1 and loaded.frame is None:
-        loaded = replace(loaded, frame=NestedBoxes(parse_box(loaded.aabb), given.boxes, near=given.near or 0.0))
+    if given.boxes is not None and given.boxes > 1 and loaded.warp is None:
+        loaded = replace(loaded, warp=NestedBoxes(parse_box(loaded.aabb), given.boxes, near=given.near or 0.0))
     for name, split in loaded.splits.items():
         logger.info("%s: %d %s views, %s", loaded.name, len(split), name, split.size_in_words)
     return loaded

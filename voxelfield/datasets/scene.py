@@ -12,7 +12,7 @@ from torch import Tensor
 from voxelfield.grids.boxes import parse_box
 from voxelfield.ops._checks import check_dtype, check_field, check_tensor
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.warp import Warp
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,28 +120,28 @@ class Scene:
     Args:
         name: Its name, as in ``scene=``.
         aabb: (2, 3) float32, low and high corner of what matters, world frame. In an unbounded scene, what matters
-            most: then it is the box of ``frame``.
+            most: then it is the box of ``warp``.
         splits: The loaded splits by name.
-        frame: The frame for the grid of a field, for photographs that show what is around:
+        warp: The warp for the grid of a field, for photographs that show what is around:
             :class:`voxelfield.warps.nested_boxes.NestedBoxes` or
             :class:`voxelfield.warps.ndc_box.NdcBox`. None: there is nothing outside of ``aabb``.
         format: Name of the format of :mod:`voxelfield.datasets.registry` that it was read from; empty for none.
 
     Raises:
         TypeError: ``aabb`` is not float32.
-        ValueError: ``aabb`` has another shape, or is not that of ``frame``.
+        ValueError: ``aabb`` has another shape, or is not that of ``warp``.
     """
 
     name: str
     aabb: Tensor
     splits: dict[str, Split]
-    frame: FieldFrame | None = None
+    warp: Warp | None = None
     format: str = ""
 
     def __post_init__(self) -> None:
         check_field("Scene.aabb", self.aabb, (2, 3), torch.float32)
-        if self.frame is not None and self.frame.aabb != parse_box(self.aabb):
-            raise ValueError(f"Scene.frame.aabb must be Scene.aabb, {self.aabb.tolist()}, got {self.frame.aabb}")
+        if self.warp is not None and self.warp.aabb != parse_box(self.aabb):
+            raise ValueError(f"Scene.warp.aabb must be Scene.aabb, {self.aabb.tolist()}, got {self.warp.aabb}")
 
     def split(self, name: str) -> Split:
         """Returns one split.

@@ -105,7 +105,7 @@ def box_of_silhouettes(silhouettes: Sequence[Silhouette], cameras: Cameras) -> T
 
 
 def _possible_cells(box: Tensor, silhouettes: Sequence[Silhouette], cameras: Cameras) -> Tensor:
-    """Returns which cells (X, Y, Z) of a box the object may be in, each judged by the ball around it."""
+    """Returns which cells (X, Y, Z) of a box the object may be in, each evaluated by the ball around it."""
     size = (box[1] - box[0]) / _CELLS
     axes = [(box[0, axis] + (torch.arange(_CELLS) + 0.5) * size[axis]).float() for axis in range(3)]
     radius = 0.5 * float(size.norm())

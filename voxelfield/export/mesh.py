@@ -23,7 +23,7 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.training.run import Run
+from voxelfield.training.trained_model import TrainedModel
 
 SurfaceKind = Literal["density", "tsdf"]
 
@@ -249,7 +249,9 @@ class FieldSurface:
         return normals.cpu(), (255 * colors).round().to(torch.uint8).cpu()
 
 
-def surface_of(run: Run, options: SurfaceOptions | None = None, cameras: Cameras | None = None) -> FieldSurface:
+def surface_of(
+    run: TrainedModel, options: SurfaceOptions | None = None, cameras: Cameras | None = None
+) -> FieldSurface:
     """Finds the surface of a run's field, from which meshes and points are made.
 
     Args:

@@ -98,7 +98,10 @@ _CHECKSUM_DIGITS = 8
 
 
 class Trained(Protocol):
-    """The content of a model file. :class:`voxelfield.training.run.Run` implements it and documents the attributes."""
+    """The content of a model file.
+
+    :class:`voxelfield.training.trained_model.TrainedModel` implements it and documents the attributes.
+    """
 
     @property
     def model(self) -> Model:
@@ -357,8 +360,8 @@ def _unpack(
     field |= description["settings"]
     state = {
         "occupied": occupied,
-        "possible": occupied.clone(),
-        "highest": torch.zeros(cells, device=device),
+        "allowed": occupied.clone(),
+        "density_ema_max": torch.zeros(cells, device=device),
         "aabb": aabb,
     }
     return field, state

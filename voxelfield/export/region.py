@@ -32,13 +32,13 @@ class Region:
         Raises:
             ValueError: There is no such box.
         """
-        count = 1 if field.frame is None else field.frame.count
+        count = 1 if field.warp is None else field.warp.count
         if not 1 <= number <= count:
             raise ValueError(f"box must be 1 to {count}, as many as the field has, got {number}")
         x, y, z = field.grid.voxel_size.tolist()
-        if field.frame is None:
+        if field.warp is None:
             return cls(parse_box(field.aabb), (x, y, z))
-        return cls(field.frame.in_world(number), field.frame.voxels_in_world((x, y, z), number))
+        return cls(field.warp.world_box(number), field.warp.voxels_in_world((x, y, z), number))
 
     @property
     def voxel(self) -> float:

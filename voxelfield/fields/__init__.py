@@ -1,1 +1,1 @@
-"""Radiance fields: features on grids, the decoders that read them, and the recipes of whole fields."""
+"""Radiance fields: features on grids, the decoders that read them, and the models of whole fields."""

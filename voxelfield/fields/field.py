@@ -17,7 +17,7 @@ from voxelfield.ops import PackedSamples
 from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
 from voxelfield.ops._errors import shown
 from voxelfield.ops.ray_sums import spread
-from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.warp import Warp
 
 
 class Field(Protocol):
@@ -35,8 +35,8 @@ class Field(Protocol):
       grids access no memory. If absent or False, unused rows have positions in the occupancy grid's box: the gradient
       that they receive is zero, but a network that reads NaN would turn it into NaN.
 
-    A field with a frame of its own has two further members, ``frame`` and ``local_density``, as in
-    :class:`RadianceField`. The positions, distances and lengths of its samples are then in that frame.
+    A field with a warp of its own has two further members, ``warp`` and ``local_density``, as in
+    :class:`RadianceField`. The positions, distances and lengths of its samples are then in warped coordinates.
     """
 
     @property
@@ -68,29 +68,29 @@ class RadianceField(nn.Module):
         grid: The features.
         decoder: Maps features to density and colour; one of this package's decoders or any other
             :class:`voxelfield.fields.decoders.Decoder`.
-        frame: The frame of the grid if that is not the world frame, to extend the field beyond one box:
+        warp: The warp of the grid if that is not the world frame, to extend the field beyond one box:
             :class:`voxelfield.warps.nested_boxes.NestedBoxes` or
             :class:`voxelfield.warps.ndc_box.NdcBox`. The grid's box is then
-            :attr:`FieldFrame.frame_aabb`. :meth:`sample` and :meth:`local_density` take positions in that frame, and
+            :attr:`Warp.warped_aabb`. :meth:`sample` and :meth:`local_density` take positions in warped coordinates, and
             all other methods take world positions.
 
     Attributes:
-        frame: The frame of the grid; None for the world frame.
+        warp: The warp of the grid; None for the world frame.
 
     Raises:
-        ValueError: The decoder expects another number of channels, or the grid does not span its frame.
+        ValueError: The decoder expects another number of channels, or the grid does not span its warp.
     """
 
-    def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder, frame: FieldFrame | None = None) -> None:
+    def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder, warp: Warp | None = None) -> None:
         super().__init__()
         if grid.channels != decoder.channels:
             raise ValueError(f"decoder.channels must be {grid.channels}, as the grid has, got {decoder.channels}")
         self.grid = grid
         self.decoder = decoder
-        if frame is not None and not grid.aabb.is_meta and parse_box(grid.aabb) != frame.frame_aabb:
-            raise ValueError(f"grid.aabb must be frame.frame_aabb, {frame.frame_aabb}, got {grid.aabb.tolist()}")
-        self.frame = frame
-        self._outermost: tuple[FieldFrame, Tensor] | None = None
+        if warp is not None and not grid.aabb.is_meta and parse_box(grid.aabb) != warp.warped_aabb:
+            raise ValueError(f"grid.aabb must be warp.warped_aabb, {warp.warped_aabb}, got {grid.aabb.tolist()}")
+        self.warp = warp
+        self._outermost: tuple[Warp, Tensor] | None = None
 
     @property
     def skips_nan(self) -> bool:
@@ -99,21 +99,21 @@ class RadianceField(nn.Module):
 
     @property
     def aabb(self) -> Tensor:
-        """A box (2, 3) around all that the field represents, world units: the grid's, or that of its frame."""
-        if self.frame is None:
+        """A box (2, 3) around all that the field represents, world units: the grid's, or that of its warp."""
+        if self.warp is None:
             return self.grid.aabb
         # Cached, because tensors cannot be copied from the host during CUDA graph capture.
         kept, device = self._outermost, self.grid.aabb.device
-        if kept is None or kept[0] != self.frame or kept[1].device != device:
-            kept = self._outermost = (self.frame, box_tensor(self.frame.outermost, device))
+        if kept is None or kept[0] != self.warp or kept[1].device != device:
+            kept = self._outermost = (self.warp, box_tensor(self.warp.outermost, device))
         return kept[1]
 
     @property
     def centre(self) -> Tensor:
         """Centre (3,) of the part of space that matters most, world units, on the CPU; synchronises with the device."""
-        if self.frame is None:
+        if self.warp is None:
             return self.grid.aabb.mean(dim=0).cpu()
-        return box_tensor(self.frame.aabb, torch.device("cpu")).mean(dim=0)
+        return box_tensor(self.warp.aabb, torch.device("cpu")).mean(dim=0)
 
     def forward(self, points: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field.
@@ -134,9 +134,9 @@ class RadianceField(nn.Module):
         check_dtype("directions", directions, FLOATING)
         check_same_device("directions", directions, "points", points)
         each = torch.arange(points.shape[0], device=points.device)
-        places, unit = self._locate(points)
-        density, rgb = self.decoder(self.grid(places), directions, each)
-        return (density if unit is None else _in_world(density, places, unit)), rgb
+        warped, unit = self._locate(points)
+        density, rgb = self.decoder(self.grid(warped), directions, each)
+        return (density if unit is None else _in_world(density, warped, unit)), rgb
 
     def density(self, points: Tensor) -> Tensor:
         """Evaluates the density alone.
@@ -147,34 +147,34 @@ class RadianceField(nn.Module):
         Returns:
             (M,), per world unit; float32.
         """
-        places, unit = self._locate(points)
-        density = self.local_density(places)
-        return density if unit is None else _in_world(density, places, unit)
+        warped, unit = self._locate(points)
+        density = self.local_density(warped)
+        return density if unit is None else _in_world(density, warped, unit)
 
-    def local_density(self, places: Tensor) -> Tensor:
-        """Evaluates the density in the grid's own frame, which is the world frame if :attr:`frame` is None.
+    def local_density(self, warped: Tensor) -> Tensor:
+        """Evaluates the density in warped coordinates, which is the world frame if :attr:`warp` is None.
 
         Args:
-            places: (M, 3) positions in that frame.
+            warped: (M, 3) positions in warped coordinates.
 
         Returns:
-            (M,), per unit of that frame; float32.
+            (M,), per unit of warped coordinates; float32.
         """
-        return self.decoder.density(self.grid(places))
+        return self.decoder.density(self.grid(warped))
 
     def _locate(self, points: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns world positions in the grid's frame, and the length of its unit there (None in the world frame)."""
-        return (points, None) if self.frame is None else self.frame.to_frame(points)
+        """Returns world positions in warped coordinates, and the length of its unit there (None in the world frame)."""
+        return (points, None) if self.warp is None else self.warp.from_world(points)
 
     def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field at packed ray samples.
 
         Args:
-            samples: M samples of R rays, in the grid's frame.
+            samples: M samples of R rays, in warped coordinates.
             directions: (R, 3) the rays' unit directions, world frame.
 
         Returns:
-            density (M,), per unit of the samples' frame, and rgb (M, 3) in [0, 1]; float32.
+            density (M,), per unit in warped coordinates, and rgb (M, 3) in [0, 1]; float32.
         """
         ray_index = samples.ray_index
         if torch.is_grad_enabled() and directions.requires_grad:
@@ -208,34 +208,34 @@ class RadianceField(nn.Module):
         """Returns the density in the form that a single kernel can march through.
 
         None if it has another form (:attr:`has_pyramid_density`) or if, on CUDA, it is not read from float16 copies
-        (:meth:`VoxelPyramid.keep_copies`).
+        (:meth:`VoxelPyramid.enable_copies`).
         """
         return read_pyramid_density(self.grid, self.decoder) if self.has_pyramid_density else None
 
 
-def frame_of(field: Field) -> FieldFrame | None:
-    """Returns the frame of a field's samples; None for the world frame.
+def warp_of(field: Field) -> Warp | None:
+    """Returns the warp of a field's samples; None for the world frame.
 
     Raises:
-        TypeError: The field's attribute ``frame`` is something else.
+        TypeError: The field's attribute ``warp`` is something else.
     """
-    frame: FieldFrame | None = getattr(field, "frame", None)
-    if frame is not None and not hasattr(frame, "map_rays"):
+    warp: Warp | None = getattr(field, "warp", None)
+    if warp is not None and not hasattr(warp, "map_rays"):
         raise TypeError(
-            f"{type(field).__name__}.frame must be a FieldFrame or None, got {shown(frame)}: fields use this "
-            "attribute for the frame of their samples"
+            f"{type(field).__name__}.warp must be a Warp or None, got {shown(warp)}: fields use this "
+            "attribute for the warp of their samples"
         )
-    return frame
+    return warp
 
 
 def density_at_samples(field: Field) -> Callable[[Tensor], Tensor]:
-    """Returns a function that maps sample positions to densities, both in the frame of the field's samples."""
+    """Returns a function that maps sample positions to densities, both in warped coordinates's samples."""
     density: Callable[[Tensor], Tensor] = field.density
-    if frame_of(field) is not None:
+    if warp_of(field) is not None:
         density = field.local_density  # type: ignore[attr-defined]
     return density
 
 
-def _in_world(density: Tensor, places: Tensor, unit: Tensor) -> Tensor:
-    """Converts densities from a field's frame to world units; the density where the frame does not reach is zero."""
-    return torch.where(places.isfinite().all(dim=-1), density / unit, 0)
+def _in_world(density: Tensor, warped: Tensor, unit: Tensor) -> Tensor:
+    """Converts densities from a field's warp to world units; the density where the warp does not reach is zero."""
+    return torch.where(warped.isfinite().all(dim=-1), density / unit, 0)

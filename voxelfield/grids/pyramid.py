@@ -187,7 +187,7 @@ class VoxelPyramid(nn.Module):
 
         Returns:
             (..., channels); zero for inactive levels. float32, or the dtype of the copies after
-            :meth:`keep_copies`.
+            :meth:`enable_copies`.
 
         Raises:
             TypeError: ``points`` is not a float32 tensor.
@@ -209,7 +209,7 @@ class VoxelPyramid(nn.Module):
             features = F.pad(features, (0, channels - features.shape[-1]))
         return features if points.dim() == 2 else features.reshape(*points.shape[:-1], channels)
 
-    def keep_copies(self, dtype: torch.dtype) -> list[Tensor]:
+    def enable_copies(self, dtype: torch.dtype) -> list[Tensor]:
         """Makes the active levels read copies and accumulate gradients in place; see :class:`WorkingCopies`.
 
         Inactive levels get no gradient. Activating or deactivating levels ends this, and so does ``load_state_dict``.
@@ -225,7 +225,7 @@ class VoxelPyramid(nn.Module):
             TypeError: A level is not a float32 parameter, or ``dtype`` is not one of the three.
             ValueError: A level is sharded.
         """
-        self._refuse_sharded("keep_copies")
+        self._refuse_sharded("enable_copies")
         copies = WorkingCopies(self._active_features, dtype, self.reduce, self._active_sparse)
         for index, level in enumerate(self.levels):
             level.grad = torch.zeros_like(level) if index < self.active else None
@@ -234,7 +234,7 @@ class VoxelPyramid(nn.Module):
 
     @property
     def sampled_levels(self) -> list[Tensor]:
-        """The tensors that are sampled: the copies of :meth:`keep_copies`, if any, otherwise the active levels."""
+        """The tensors that are sampled: the copies of :meth:`enable_copies`, if any, otherwise the active levels."""
         levels = self._active_features
         return list(levels) if self._copies is None or needs_long_path() else self._copies.current(levels)
 
@@ -242,9 +242,9 @@ class VoxelPyramid(nn.Module):
         """Returns the features of the active levels in a dtype, without gradient. Do not write to them.
 
         Args:
-            dtype: float16, bfloat16 or float32. If :meth:`keep_copies` keeps copies of this dtype, these are returned;
-                if the levels have this dtype, the levels themselves. Neither costs memory, and both change as training
-                continues.
+            dtype: float16, bfloat16 or float32. If :meth:`enable_copies` keeps copies of this dtype, these are
+                returned; if the levels have this dtype, the levels themselves. Neither costs memory, and both change
+                as training continues.
         """
         levels = self._active_features
         if self._copies is not None and self._copies.copies[0].dtype == dtype and not needs_long_path():
@@ -257,7 +257,7 @@ class VoxelPyramid(nn.Module):
 
         Inside the box the result equals the sum, up to rounding, because the vertices of every level are among those of
         the next one. (This does not hold exactly for a sum loaded from a state with other numbers of vertices.) If
-        :meth:`keep_copies` keeps copies, these are read.
+        :meth:`enable_copies` keeps copies, these are read.
 
         Args:
             dtype: Dtype of the result: float16, bfloat16 or float32.
@@ -279,7 +279,7 @@ class VoxelPyramid(nn.Module):
         return collapsed
 
     def refresh_copies(self) -> None:
-        """Copies the features into the copies of :meth:`keep_copies`, if there are any.
+        """Copies the features into the copies of :meth:`enable_copies`, if there are any.
 
         Needed only after changes that the copies do not notice by themselves; see :class:`WorkingCopies`.
         """
@@ -312,7 +312,7 @@ class VoxelPyramid(nn.Module):
         """Allocates blocks of the sparse levels up to a resolution wherever given cells lie.
 
         Existing blocks keep their features if they are still wanted; the others are dropped. :meth:`activate` activates
-        the levels. Ends the use of copies by :meth:`keep_copies`.
+        the levels. Ends the use of copies by :meth:`enable_copies`.
 
         Args:
             resolution: The finest level to allocate, as in ``sparse_resolutions``.
@@ -355,7 +355,7 @@ class VoxelPyramid(nn.Module):
         """Moves all levels to another box with the same number of voxels, so that a smaller box gets finer voxels.
 
         Features and the optimizer's moments are interpolated at the new vertices. Ends the use of copies by
-        :meth:`keep_copies`.
+        :meth:`enable_copies`.
 
         Args:
             aabb: The new box, world units.
@@ -402,7 +402,7 @@ class VoxelPyramid(nn.Module):
         return {"active": self.active, "reduce": self.reduce}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores the state that :meth:`get_extra_state` returned, and ends the use of copies by :meth:`keep_copies`.
+        """Restores the state of :meth:`get_extra_state`, and ends the use of copies by :meth:`enable_copies`.
 
         Raises:
             ValueError: The state was saved with another ``reduce``, which older states do not record, or with a number

@@ -337,7 +337,7 @@ class VoxelGrid(nn.Module):
         rows = unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
         return self._copies.sample([self.features], rows, self.padding).reshape(*unit.shape[:-1], self.channels)
 
-    def keep_copies(self, dtype: torch.dtype) -> list[Tensor]:
+    def enable_copies(self, dtype: torch.dtype) -> list[Tensor]:
         """Makes the grid read a copy of its features and add gradients in place; see :class:`WorkingCopies`.
 
         This ends when the grid's resolution or box changes, and with ``load_state_dict``.
@@ -353,15 +353,15 @@ class VoxelGrid(nn.Module):
             TypeError: The features are not a float32 parameter, or ``dtype`` is not one of the three.
             ValueError: The grid is sharded, or has ``align_corners=False``.
         """
-        refuse_sharded(self, self.features, "keep_copies")
+        refuse_sharded(self, self.features, "enable_copies")
         if not self.align_corners:
-            raise ArgumentValueError("align_corners must be True for keep_copies, got False")
+            raise ArgumentValueError("align_corners must be True for enable_copies, got False")
         self._copies = WorkingCopies([self.features], dtype)
         self.features.grad = torch.zeros_like(self.features)
         return self._copies.copies
 
     def refresh_copies(self) -> None:
-        """Copies the features into the copy of :meth:`keep_copies`, if there is one.
+        """Copies the features into the copy of :meth:`enable_copies`, if there is one.
 
         Needed only after changes that the copy does not notice by itself; see :class:`WorkingCopies`.
         """

@@ -112,8 +112,8 @@ class WorkingCopies:
         """
         if len(grids) != len(self._grids) or any(map(operator.is_not, grids, self._grids)):
             raise ArgumentValueError(
-                "features must be the parameters that keep_copies copied, got others (fully_shard, functional_call, "
-                "parametrizations and pruning replace them): do not call keep_copies for such a module"
+                "features must be the parameters that enable_copies copied, got others (fully_shard, functional_call, "
+                "parametrizations and pruning replace them): do not call enable_copies for such a module"
             )
         if self._may_change:
             expect_change(self.copies)
@@ -272,7 +272,7 @@ def _is_wanted(accumulator: Any) -> bool:
         return bool(torch._C._will_engine_execute_node(accumulator))
     except RuntimeError:  # raised for leaves in torch.autograd.grad
         raise NotImplementedError(
-            "torch.autograd.grad cannot return gradients of features with copies (keep_copies), which are added to "
+            "torch.autograd.grad cannot return gradients of features with copies (enable_copies), which are added to "
             "their grad: call backward()"
         ) from None
 
@@ -281,7 +281,7 @@ def _sum_of(grid: nn.Parameter) -> Tensor:
     """Returns the tensor to which the gradient of a grid is added."""
     if grid._backward_hooks:
         raise NotImplementedError(
-            "features with copies (keep_copies) must have no tensor hooks, which would not see their gradient: use "
+            "features with copies (enable_copies) must have no tensor hooks, which would not see their gradient: use "
             "register_post_accumulate_grad_hook"
         )
     if grid.grad is None:  # zero_grad() was called in the meantime

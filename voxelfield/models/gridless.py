@@ -61,7 +61,7 @@ class Gridless:
         """Returns no modules."""
         return iter(())
 
-    def keep_copies(self, dtype: torch.dtype) -> list[Tensor]:
+    def enable_copies(self, dtype: torch.dtype) -> list[Tensor]:
         """Returns no copies."""
         return []
 

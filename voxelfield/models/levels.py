@@ -1,4 +1,4 @@
-"""Limits of the compiled ops, and checks of pyramid levels that several recipes share.
+"""Limits of the compiled ops, and checks of pyramid levels that several models share.
 
 The limits are repeated here because a configuration is checked before the compiled ops are loaded.
 """
@@ -66,7 +66,7 @@ def check_levels(resolutions: Sequence[int], finest: int, name: str) -> list[int
     Args:
         resolutions: Resolutions of all levels.
         finest: The finest resolution of training.
-        name: The recipe's key in the configuration.
+        name: The model's key in the configuration.
 
     Raises:
         ValueError: They are not 1 to 16 levels from coarse to fine.

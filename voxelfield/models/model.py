@@ -12,17 +12,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from voxelfield.fields.field import RadianceField, frame_of
+from voxelfield.fields.field import RadianceField, warp_of
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.models.gridless import Gridless, grid_of
-from voxelfield.models.recipe import Recipe
+from voxelfield.models.model_config import ModelConfig
 from voxelfield.rendering.march import Capacity, RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering, render
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.warp import Warp
 
 # Largest number of samples along the diagonal of a grid's box. Without nested boxes, a grid of 400^3 voxels and the
 # presets' distance between samples have 866.
@@ -61,14 +61,14 @@ class Model:
     Attributes:
         field: The field, on its device.
         occupancy: The cells in which it has matter, on the same device.
-        recipe: The recipe that built the field.
+        config: The settings that built the field.
         sampling: How its rays are sampled.
         grid: The grid of the field; a :class:`voxelfield.models.gridless.Gridless` if it has none.
     """
 
     field: RadianceField
     occupancy: OccupancyGrid
-    recipe: Recipe
+    config: ModelConfig
     sampling: Sampling = Sampling()
     grid: VoxelGrid | VoxelPyramid | Gridless = dataclasses.field(init=False)
 
@@ -81,9 +81,9 @@ class Model:
         return self.field.aabb.device
 
     @property
-    def frame(self) -> FieldFrame | None:
-        """The frame of the field's samples; None for the world frame."""
-        return frame_of(self.field)
+    def warp(self) -> Warp | None:
+        """The warp of the field's samples; None for the world frame."""
+        return warp_of(self.field)
 
     @property
     def settings(self) -> RenderSettings:
@@ -158,22 +158,22 @@ class Model:
             chunk=self.sampling.chunk,
             precision=self.sampling.precision,
             backend=backend,
-            backends=self.recipe.image_backends,
+            backends=self.config.image_backends,
         )
 
     def grid_losses(self, weights: Mapping[str, float]) -> dict[str, Tensor]:
-        """Returns the loss terms on the grid itself, see :meth:`Recipe.grid_losses`."""
-        return self.recipe.grid_losses(self.field, weights)
+        """Returns the loss terms on the grid itself, see :meth:`ModelConfig.grid_losses`."""
+        return self.config.grid_losses(self.field, weights)
 
     def refresh_occupancy(self, step: float, threshold: float) -> None:
-        """Updates the occupied cells from the field, see :meth:`Recipe.refresh_occupancy`.
+        """Updates the occupied cells from the field, see :meth:`ModelConfig.refresh_occupancy`.
 
         Args:
-            step: Distance between samples along rays, in the grid's frame.
+            step: Distance between samples along rays, in warped coordinates.
             threshold: Opacity of a single sample above which a cell counts as occupied.
         """
         with torch.no_grad(), self.autocast():
-            self.recipe.refresh_occupancy(self.field, self.occupancy, step, threshold)
+            self.config.refresh_occupancy(self.field, self.occupancy, step, threshold)
 
     def resize(
         self,
@@ -187,14 +187,14 @@ class Model:
         Args:
             resolution: Cube root of the number of voxels.
             box: (2, 3) a smaller box to which the grid is refitted first, or None.
-            shown: As for :meth:`Recipe.add_detail`.
+            shown: As for :meth:`ModelConfig.add_detail`.
             optimizer: The grid's optimizer.
         """
         if isinstance(self.grid, Gridless):
             self.grid.resize(resolution)
             return
-        self.recipe.add_detail(self.field, resolution, shown, self.occupancy.aabb, optimizer)
-        self.recipe.enter_stage(self.field, resolution, box, optimizer)
+        self.config.add_detail(self.field, resolution, shown, self.occupancy.aabb, optimizer)
+        self.config.enter_stage(self.field, resolution, box, optimizer)
 
     def adopt_resolution(self, resolution: int) -> None:
         """Sets the resolution that a loaded state had; a grid has its own in its state already.

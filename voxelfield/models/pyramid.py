@@ -26,7 +26,7 @@ from voxelfield.models.levels import (
     check_levels,
     initial_ranges,
 )
-from voxelfield.models.recipe import Recipe
+from voxelfield.models.model_config import ModelConfig
 from voxelfield.rendering.backends.backend import ImageBackend
 from voxelfield.rendering.backends.pyramid_images import PyramidImages
 
@@ -45,11 +45,11 @@ class ExponentialDensityConfig:
 
 
 @dataclass
-class PyramidRecipe(Recipe):
+class PyramidConfig(ModelConfig):
     """Grids from coarse to fine, concatenated; two shallow networks map their features to density and colour.
 
     Attributes:
-        kind: Identifies this recipe.
+        kind: Identifies this model.
         resolutions: Resolutions of the dense levels. Levels finer than all ``trainer.stages`` are left out; duplicates
             count once.
         sparse_resolutions: Resolutions of additional, finer levels. Once a stage of ``trainer.stages`` reaches such a
@@ -91,7 +91,7 @@ class PyramidRecipe(Recipe):
             )
 
     def check_resolution(self, finest: int, name: str) -> None:
-        """See :class:`Recipe`."""
+        """See :class:`ModelConfig`."""
         dense = check_levels(self.resolutions, finest, name)
         sparse = self._sparse_levels(finest)
         if sparse != sorted(set(sparse)) or any(level <= dense[-1] for level in sparse):
@@ -106,7 +106,7 @@ class PyramidRecipe(Recipe):
             )
 
     def check_camera_refinement(self, finest: int, name: str) -> None:
-        """See :class:`Recipe`."""
+        """See :class:`ModelConfig`."""
         if self._sparse_levels(finest):
             raise ValueError(
                 f"{name}.sparse_resolutions must be [] where cameras are refined, because sparse levels have no "
@@ -114,7 +114,7 @@ class PyramidRecipe(Recipe):
             )
 
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
-        """See :class:`Recipe`."""
+        """See :class:`ModelConfig`."""
         levels = built_levels(self.resolutions, resolutions)
         pyramid = VoxelPyramid(
             levels,
@@ -136,7 +136,7 @@ class PyramidRecipe(Recipe):
         aabb: Tensor,
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
-        """See :class:`Recipe`. Allocates blocks of the sparse levels."""
+        """See :class:`ModelConfig`. Allocates blocks of the sparse levels."""
         assert isinstance(field.grid, VoxelPyramid)
         levels = self._sparse_levels(resolution)
         if not levels:
@@ -155,13 +155,13 @@ class PyramidRecipe(Recipe):
                 )
 
     def count_features(self, field: RadianceField, finest: int) -> int:
-        """See :class:`Recipe`. Sparse levels count with the largest number of blocks that they may have."""
+        """See :class:`ModelConfig`. Sparse levels count with the largest number of blocks that they may have."""
         assert isinstance(field.grid, VoxelPyramid)
         dense = sum(grid.features.numel() for grid in field.grid.grids)
         return dense + self.count_sparse_features(field)
 
     def count_sparse_features(self, field: RadianceField) -> int:
-        """See :class:`Recipe`."""
+        """See :class:`ModelConfig`."""
         assert isinstance(field.grid, VoxelPyramid)
         return sum(field.grid.block_limits(self.max_blocks).values()) * BLOCK_VERTICES**3 * self.channels
 

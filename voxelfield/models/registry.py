@@ -1,4 +1,4 @@
-"""The registry of recipes: this package's own, and those that other packages declare as entry points."""
+"""The registry of models: this package's own, and those that other packages declare as entry points."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from importlib.metadata import EntryPoint, entry_points
 from voxelfield.messages import clipped
 
 ENTRY_POINTS = "voxelfield.models"
-"""The entry point group in which other packages declare recipes."""
+"""The entry point group in which other packages declare models."""
 
 _OWN = {
-    "pyramid": ("voxelfield.models.pyramid", "PyramidRecipe"),
-    "sh": ("voxelfield.models.sh", "SHRecipe"),
-    "mlp": ("voxelfield.models.mlp", "MLPRecipe"),
+    "pyramid": ("voxelfield.models.pyramid", "PyramidConfig"),
+    "sh": ("voxelfield.models.sh", "SHConfig"),
+    "dense": ("voxelfield.models.dense", "DenseConfig"),
 }
 
 
-def recipe_names() -> tuple[str, ...]:
-    """Returns the names of all recipes, the default one first, without importing them."""
-    return *_OWN, *announced_recipes()
+def model_names() -> tuple[str, ...]:
+    """Returns the names of all models, the default one first, without importing them."""
+    return *_OWN, *announced_models()
 
 
-def announced_recipes() -> tuple[str, ...]:
-    """Returns the names of the recipes of other packages, without importing them."""
+def announced_models() -> tuple[str, ...]:
+    """Returns the names of the models of other packages, without importing them."""
     return tuple(sorted(_announced()))
 
 
-def load_recipe(name: str) -> object:
-    """Imports the recipe of a name.
+def load_model_config(name: str) -> object:
+    """Imports the model of a name.
 
     Raises:
-        KeyError: There is no recipe of that name.
+        KeyError: There is no model of that name.
         ValueError: The package that declares it cannot be imported; the message says why.
     """
     if name in _OWN:
@@ -43,7 +43,7 @@ def load_recipe(name: str) -> object:
     # Code of other packages may raise anything; SystemExit would end the program without a word.
     except (Exception, SystemExit) as error:
         reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
-        raise ValueError(f"model.kind={name} must name a recipe that can be imported, got {reason}") from error
+        raise ValueError(f"model.kind={name} must name a model that can be imported, got {reason}") from error
 
 
 def _announced() -> dict[str, EntryPoint]:

@@ -16,7 +16,7 @@ from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.models.levels import Degree, built_levels, check_levels, initial_ranges
-from voxelfield.models.recipe import Recipe
+from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.softplus import SoftplusDensityConfig
 from voxelfield.rendering.backends.backend import ImageBackend
 from voxelfield.rendering.backends.grid_images import GridImages
@@ -31,11 +31,11 @@ class SHDensityConfig(SoftplusDensityConfig):
 
 
 @dataclass
-class SHRecipe(Recipe):
+class SHConfig(ModelConfig):
     """Density and spherical-harmonics colour without a network: the sum of grids from coarse to fine.
 
     Attributes:
-        kind: Identifies this recipe.
+        kind: Identifies this model.
         resolutions: Resolutions of the levels, each a whole multiple of the previous one. Levels finer than all
             ``trainer.stages`` are left out.
         degree: Degree of the spherical harmonics.
@@ -53,14 +53,14 @@ class SHRecipe(Recipe):
     density: SHDensityConfig = field(default_factory=SHDensityConfig)
 
     def check_resolution(self, finest: int, name: str) -> None:
-        """See :class:`Recipe`."""
+        """See :class:`ModelConfig`."""
         if any(finer % coarser for coarser, finer in pairwise(check_levels(self.resolutions, finest, name))):
             raise ValueError(
                 f"{name}.resolutions must each be a whole multiple of the one before, got {self.resolutions}"
             )
 
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
-        """See :class:`Recipe`."""
+        """See :class:`ModelConfig`."""
         decoder = SHDecoder(self.degree, DensityActivation(self.density.scale, self.density.initial))
         levels = built_levels(self.resolutions, resolutions)
         pyramid = VoxelPyramid(

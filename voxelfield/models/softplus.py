@@ -1,4 +1,4 @@
-"""Settings of the softplus density, shared by two recipes."""
+"""Settings of the softplus density, shared by two models."""
 
 from __future__ import annotations
 

@@ -239,23 +239,23 @@ class Cameras:
         return torch.stack((smallest, largest), dim=-1).clamp(min=0).sqrt()
 
 
-def reference_camera(frame: NdcBox, width: int, height: int) -> Cameras:
+def reference_camera(warp: NdcBox, width: int, height: int) -> Cameras:
     """Returns the reference camera of normalised device coordinates, with a field of view that shows the whole window.
 
     Args:
-        frame: The coordinates.
+        warp: The coordinates.
         width: Image width in pixels.
         height: Image height in pixels.
 
     Returns:
         One camera, on the CPU.
     """
-    (x0, y0), (x1, y1) = frame.window
+    (x0, y0), (x1, y1) = warp.window
     focal = min(width / (x1 - x0), height / (y1 - y0))
     # Rows of pixels go down, y goes up.
     centre = width / 2 - focal * (x0 + x1) / 2, height / 2 + focal * (y0 + y1) / 2
     c2w = torch.eye(4)
-    c2w[:3] = torch.tensor(frame.camera)
+    c2w[:3] = torch.tensor(warp.camera)
     return Cameras(c2w[None], torch.tensor([[focal, focal, *centre]]), width, height)
 
 

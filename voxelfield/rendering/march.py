@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.fields.field import Field, density_at_samples, frame_of
+from voxelfield.fields.field import Field, density_at_samples, warp_of
 from voxelfield.fields.pyramid_density import PyramidDensity
 from voxelfield.ops._internal.march_pieces import march_through
 from voxelfield.ops._internal.march_visible import march_visible
@@ -17,7 +17,7 @@ from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.selection import MIN_WEIGHT
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
-from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.warp import Warp
 
 # Unused rows of a fixed capacity are spread over this many positions, with this many consecutive rows at each. If all
 # were at one position, the atomic additions of their zero gradients to a grid would be serialised on a GPU; if each had
@@ -37,7 +37,7 @@ class RenderSettings:
     """Sampling settings: the distance between samples, and the thresholds below which they are ignored.
 
     Attributes:
-        step: Distance between samples, in world units, or in units of the field's own frame.
+        step: Distance between samples, in world units, or in units in warped coordinates.
         min_transmittance: A ray stops once its transmittance falls below this.
         min_weight: Samples with a smaller compositing weight are dropped before colour is evaluated.
     """
@@ -88,25 +88,25 @@ def march(
     step: float,
     jitter: bool = False,
     capacity: int | None = None,
-    frame: FieldFrame | None = None,
+    warp: Warp | None = None,
 ) -> ops.PackedSamples:
     """Places samples along rays in occupied space.
 
     Args:
         rays: R rays.
         occupancy: The occupied cells, on the rays' device.
-        step: Distance between samples, in their frame.
+        step: Distance between samples, in warped coordinates.
         jitter: Shift each ray's samples by a random fraction of a step, drawn from torch's global generator.
         capacity: As for :func:`voxelfield.ops.march_rays`.
-        frame: The field's frame, in which occupancy, step and samples are then; None for the world frame.
+        warp: The field's warp, in which occupancy, step and samples are then; None for the world frame.
 
     Returns:
         The packed samples; there may be none.
     """
     offset = torch.rand_like(rays.near) if jitter else None
     return march_through(
-        _cuts(frame),
-        *_mapped(rays, frame),
+        _cuts(warp),
+        *_mapped(rays, warp),
         occupancy.bits,
         occupancy.aabb,
         step,
@@ -163,17 +163,17 @@ def visible_samples(
         capacity: Fixed numbers of samples, or None for as many as needed.
 
     Returns:
-        The samples, in the field's own frame if it has one, and their number before invisible ones were
+        The samples, in warped coordinates if it has one, and their number before invisible ones were
         dropped, () int64, or None if it is not known.
     """
-    frame = frame_of(field)
+    warp = warp_of(field)
     if settings.min_weight <= 0 and capacity is None:
-        packed = march(rays, occupancy, settings.step, jitter, frame=frame)
+        packed = march(rays, occupancy, settings.step, jitter, warp=warp)
         return packed, packed.ray_offsets[-1]
     density = _pyramid_density(field)
     if density is not None:
         packed = march_visible(
-            *_mapped(rays, frame),
+            *_mapped(rays, warp),
             occupancy.empty_distance if rays.origins.is_cuda else occupancy.bits,
             occupancy.aabb,
             density.levels,
@@ -186,15 +186,15 @@ def visible_samples(
             min_weight=settings.min_weight,
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,
             capacity=None if capacity is None else capacity.visible,
-            boxes=_cuts(frame),
+            boxes=_cuts(warp),
             blocks=density.blocks,
         )
         return packed, None
     if capacity is None:
-        candidates = march(rays, occupancy, settings.step, jitter, frame=frame)
+        candidates = march(rays, occupancy, settings.step, jitter, warp=warp)
         return select(field, candidates, settings), candidates.ray_offsets[-1]
     skips_nan = getattr(field, "skips_nan", False)
-    candidates = march(rays, occupancy, settings.step, jitter, capacity.candidates, frame)
+    candidates = march(rays, occupancy, settings.step, jitter, capacity.candidates, warp)
     if not skips_nan:
         candidates = _without_nan(candidates, occupancy.aabb)
     packed = select(field, candidates, settings, capacity.visible)
@@ -205,15 +205,15 @@ def visible_samples(
 
 
 @torch.no_grad()
-def _mapped(rays: Rays, frame: FieldFrame | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _mapped(rays: Rays, warp: Warp | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns origins, directions, near and far of rays as the ops that march them expect them."""
     whole = (rays.origins, rays.directions, rays.near, rays.far)
-    return whole if frame is None else frame.map_rays(*whole)
+    return whole if warp is None else warp.map_rays(*whole)
 
 
-def _cuts(frame: FieldFrame | None) -> list[float]:
+def _cuts(warp: Warp | None) -> list[float]:
     """Returns the numbers by which ops cut rays into the pieces of nested boxes."""
-    return [] if frame is None else frame.op_arguments
+    return [] if warp is None else warp.op_arguments
 
 
 def _pyramid_density(field: Field) -> PyramidDensity | None:

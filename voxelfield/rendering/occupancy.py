@@ -26,7 +26,7 @@ class OccupancyGrid(nn.Module):
 
     Attributes:
         occupied: Buffer (X, Y, Z) bool. May be changed in place: :attr:`bits` detects changes.
-        possible: Buffer (X, Y, Z) bool, the cells that may become occupied; see :meth:`restrict`.
+        allowed: Buffer (X, Y, Z) bool, the cells that may become occupied; see :meth:`restrict`.
         highest: Buffer (X, Y, Z) float32, the decayed maximum densities of :meth:`update_from_samples`, per world unit.
         aabb: Buffer (2, 3) float32.
 
@@ -35,7 +35,7 @@ class OccupancyGrid(nn.Module):
     """
 
     occupied: Tensor
-    possible: Tensor
+    allowed: Tensor
     highest: Tensor
     aabb: Tensor
 
@@ -49,8 +49,8 @@ class OccupancyGrid(nn.Module):
             )
         self._initial_box = parse_box(aabb)
         self.register_buffer("occupied", torch.empty(shape, dtype=torch.bool))
-        self.register_buffer("possible", torch.empty(shape, dtype=torch.bool))
-        self.register_buffer("highest", torch.empty(shape))
+        self.register_buffer("allowed", torch.empty(shape, dtype=torch.bool))
+        self.register_buffer("density_ema_max", torch.empty(shape))
         self.register_buffer("aabb", torch.empty(2, 3))
         self.reset_parameters()
         self._cells: Tensor | None = None  # indices (N, 3) of the possible cells, computed on first use
@@ -64,8 +64,8 @@ class OccupancyGrid(nn.Module):
         Torch's deferred initialisation calls this after ``to_empty``.
         """
         self.occupied.fill_(True)
-        self.possible.fill_(True)
-        self.highest.zero_()
+        self.allowed.fill_(True)
+        self.density_ema_max.zero_()
         self.aabb.copy_(box_tensor(self._initial_box, torch.device("cpu")))
         self._cells = None
 
@@ -90,24 +90,24 @@ class OccupancyGrid(nn.Module):
         return self._empty_distance.of(self.occupied)
 
     @torch.no_grad()
-    def restrict(self, possible: Tensor, aabb: Tensor) -> None:
+    def restrict(self, allowed: Tensor, aabb: Tensor) -> None:
         """Excludes cells permanently and resets the others: all of them count as occupied until the next update.
 
         Args:
-            possible: (X, Y, Z) bool of this grid's resolution: the cells to keep, such as a visual hull.
+            allowed: (X, Y, Z) bool of this grid's resolution: the cells to keep, such as a visual hull.
             aabb: (2, 3) the box of these cells, world units; becomes this grid's box.
 
         Raises:
-            TypeError: ``possible`` is not bool.
-            ValueError: ``possible`` has another shape or device.
+            TypeError: ``allowed`` is not bool.
+            ValueError: ``allowed`` has another shape or device.
         """
-        check_tensor("possible", possible, tuple(self.occupied.shape), " as occupied")
-        check_dtype("possible", possible, (torch.bool,))
-        check_same_device("possible", possible, "occupied", self.occupied)
-        self.possible.copy_(possible)
-        self.highest.zero_()
+        check_tensor("allowed", allowed, tuple(self.occupied.shape), " as occupied")
+        check_dtype("allowed", allowed, (torch.bool,))
+        check_same_device("allowed", allowed, "occupied", self.occupied)
+        self.allowed.copy_(allowed)
+        self.density_ema_max.zero_()
         self._cells = None
-        self._occupy(possible, aabb)
+        self._occupy(allowed, aabb)
 
     @torch.no_grad()
     def update_from_vertices(self, density: Tensor, aabb: Tensor, step: float, threshold: float) -> None:
@@ -132,7 +132,7 @@ class OccupancyGrid(nn.Module):
         kernel = [min(2, size) for size in density.shape]
         cells = F.max_pool3d(density[None, None], kernel, stride=1)
         highest = F.adaptive_max_pool3d(cells, tuple(self.occupied.shape))[0, 0]
-        self._occupy(_reaches(highest, step, threshold) & self.possible, aabb)
+        self._occupy(_reaches(highest, step, threshold) & self.allowed, aabb)
 
     @torch.no_grad()
     def update_from_samples(
@@ -174,12 +174,12 @@ class OccupancyGrid(nn.Module):
             if count is not None and count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count}")
         if self._cells is None:
-            self._cells = self.possible.nonzero()
+            self._cells = self.allowed.nonzero()
         extent = self.aabb[1] - self.aabb[0]
         size = torch.stack([extent[axis] / along for axis, along in enumerate(self.occupied.shape)])
         # A non-finite density keeps its cell occupied until the next update, but not permanently.
-        self.highest.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).mul_(decay)
-        highest = self.highest.view(-1)
+        self.density_ema_max.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).mul_(decay)
+        highest = self.density_ema_max.view(-1)
         evaluated = self._cells if cells is None else self._draw(cells, self._cells)
         for part in evaluated.split(chunk):
             points = self.aabb[0] + (part + torch.rand(part.shape, device=part.device)) * size
@@ -191,21 +191,21 @@ class OccupancyGrid(nn.Module):
                 highest[index] = torch.maximum(highest[index], seen.float())
             else:  # a cell may have been drawn more than once
                 highest.scatter_reduce_(0, index, seen.float(), "amax")
-        self._occupy(_reaches(self.highest, step, threshold), self.aabb)
+        self._occupy(_reaches(self.density_ema_max, step, threshold), self.aabb)
 
-    def _draw(self, count: int, possible: Tensor) -> Tensor:
+    def _draw(self, count: int, allowed: Tensor) -> Tensor:
         """Draws possible cells, half of them from the occupied ones; returns their indices (count, 3)."""
-        if len(possible) == 0:
-            return possible
-        uniform = possible[torch.randint(len(possible), (count - count // 2,), device=possible.device)]
+        if len(allowed) == 0:
+            return allowed
+        uniform = allowed[torch.randint(len(allowed), (count - count // 2,), device=allowed.device)]
         # The number of occupied cells is known only on the device.
-        occupied = self.occupied & self.possible
-        ranks = torch.where(occupied.any(), occupied, self.possible).view(-1).cumsum(0, dtype=torch.int32)
+        occupied = self.occupied & self.allowed
+        ranks = torch.where(occupied.any(), occupied, self.allowed).view(-1).cumsum(0, dtype=torch.int32)
         drawn = torch.randint(1 << 62, (count // 2,), device=ranks.device) % ranks[-1]
         index = torch.searchsorted(ranks, drawn.int(), right=True)
         return torch.cat((uniform, torch.stack(cell_indices(index, occupied.shape), dim=-1)))
 
-    def holds(self, points: Tensor) -> Tensor:
+    def contains(self, points: Tensor) -> Tensor:
         """Returns which positions lie in an occupied cell.
 
         Args:
@@ -249,7 +249,7 @@ class OccupancyGrid(nn.Module):
                 derived.of(self.occupied)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OccupancyGrid:
-        kept = {"aabb": self.aabb, "highest": self.highest}
+        kept = {"aabb": self.aabb, "density_ema_max": self.density_ema_max}
         super()._apply(fn, recurse)
         self._cells = None
         for name, buffer in kept.items():
@@ -261,8 +261,8 @@ class OccupancyGrid(nn.Module):
         saved = state_dict.get(prefix + "occupied")
         if isinstance(saved, Tensor) and saved.dim() == 3 and saved.shape != self.occupied.shape:
             self.occupied = torch.ones_like(saved, device=self.occupied.device)
-            self.possible = torch.ones_like(self.occupied)
-            self.highest = torch.zeros_like(self.occupied, dtype=torch.float32)
+            self.allowed = torch.ones_like(self.occupied)
+            self.density_ema_max = torch.zeros_like(self.occupied, dtype=torch.float32)
         self._cells = None
         super()._load_from_state_dict(state_dict, prefix, *args)
 

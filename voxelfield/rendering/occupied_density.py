@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield.fields.field import Field, frame_of
+from voxelfield.fields.field import Field, warp_of
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 
@@ -13,15 +13,15 @@ def occupied_points(field: Field, occupancy: OccupancyGrid, points: Tensor) -> T
     """Returns which world positions lie in occupied cells.
 
     Args:
-        field: The field; the cells are in its frame.
+        field: The field; the cells are in its warp.
         occupancy: The cells, on the points' device.
         points: (M, 3) world positions.
 
     Returns:
         (M,) bool; False outside the box.
     """
-    frame = frame_of(field)
-    return occupancy.holds(points if frame is None else frame.to_frame(points)[0])
+    warp = warp_of(field)
+    return occupancy.contains(points if warp is None else warp.from_world(points)[0])
 
 
 def occupied_density(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:

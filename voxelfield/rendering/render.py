@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.fields.field import Field, frame_of
+from voxelfield.fields.field import Field, warp_of
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -28,7 +28,7 @@ class Rendering:
         depth_sum: (R,) sum of weights times distances along the ray, in the samples' units; divide by opacity for the
             mean.
         samples: The M samples at which colour was evaluated.
-        density: (M,) their densities, per unit of the samples' frame.
+        density: (M,) their densities, per unit in warped coordinates.
         weights: (M,) their compositing weights.
         sample_rgb: (M, 3) their colours.
         candidates: () int64, number of samples placed in occupied space, before invisible ones were dropped; None if
@@ -110,7 +110,7 @@ def render(
     """
     samples, candidates = sampler(field, rays, occupancy, settings, jitter, capacity)
     if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
-        positions = positions_on_rays(samples, rays.origins, rays.directions, frame_of(field))
+        positions = positions_on_rays(samples, rays.origins, rays.directions, warp_of(field))
         samples = samples._replace(positions=positions)
     density, rgb = field.sample(samples, rays.directions)
     composite = ops.composite(
@@ -173,8 +173,8 @@ def render_view(
 
 def _world_depth_sum(field: Field, rays: Rays, rendering: Rendering) -> Tensor:
     """Returns the sums (R,) of weights times distances in world units."""
-    frame = frame_of(field)
-    if frame is None:
+    warp = warp_of(field)
+    if warp is None:
         return rendering.depth_sum
-    distances = frame.world_distances(rendering.samples, rays.origins, rays.directions)
+    distances = warp.world_distances(rendering.samples, rays.origins, rays.directions)
     return ops.sum_along_rays(distances, rendering.samples.ray_offsets, rendering.weights)

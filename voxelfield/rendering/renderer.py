@@ -13,9 +13,9 @@ from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.pixel_colors import PIXEL_AVERAGING, pixel_colors
 from voxelfield.rendering.backends.backend import ImageBackend, ImageSource
+from voxelfield.rendering.backends.generic import GenericBackend
 from voxelfield.rendering.backends.grid_images import GridImages
 from voxelfield.rendering.backends.pyramid_images import PyramidImages
-from voxelfield.rendering.backends.views import Views
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -37,7 +37,7 @@ def fastest_backend(field: Field, backends: Sequence[type[ImageBackend]] = BACKE
         field: The field.
         backends: Backends to try, in this order, before the general one, which renders every field.
     """
-    return next((backend for backend in backends if backend.serves(field)), Views)
+    return next((backend for backend in backends if backend.serves(field)), GenericBackend)
 
 
 class FieldRenderer:
@@ -108,18 +108,18 @@ class FieldRenderer:
             raise ValueError(f"supersampling must be at most {MAX_RAYS_ACROSS}, got {shown(supersampling)}")
         check_choice("pixel_averaging", pixel_averaging, PIXEL_AVERAGING)
         chosen = fastest_backend(field, backends)
-        if backend not in (None, chosen.name, Views.name):
-            names = " or ".join(dict.fromkeys((chosen.name, Views.name)))
+        if backend not in (None, chosen.name, GenericBackend.name):
+            names = " or ".join(dict.fromkeys((chosen.name, GenericBackend.name)))
             raise ValueError(f"backend must be {names} for this field, or None, got {backend!r}")
-        if backend == Views.name:
-            chosen = Views
+        if backend == GenericBackend.name:
+            chosen = GenericBackend
         elif backend is None and not chosen.has_room(field, background.device):
             warnings.warn(
                 f"{chosen.name} does not fit the shared memory of {background.device}: using render_view, which is "
                 "slower",
                 stacklevel=2,
             )
-            chosen = Views
+            chosen = GenericBackend
         self.backend = chosen.name
         self._device = background.device
         self._supersampling = supersampling

@@ -7,12 +7,10 @@ from torch import Tensor
 
 from voxelfield.ops import PackedSamples
 from voxelfield.ops.ray_sums import spread
-from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.warp import Warp
 
 
-def positions_on_rays(
-    samples: PackedSamples, origins: Tensor, directions: Tensor, frame: FieldFrame | None = None
-) -> Tensor:
+def positions_on_rays(samples: PackedSamples, origins: Tensor, directions: Tensor, warp: Warp | None = None) -> Tensor:
     """Recomputes the samples' positions from their rays and their distances along them.
 
     Marching is not differentiable. Distances and the choice of samples are constants here, so the gradient with respect
@@ -20,10 +18,10 @@ def positions_on_rays(
     respect to a direction is the sum of these gradients times the samples' distances. Sums have a fixed order.
 
     Args:
-        samples: M samples of R rays, in the frame of the field.
+        samples: M samples of R rays, in warped coordinates.
         origins: (R, 3) float32 (float64 for float64 ``samples.t``), world frame. Differentiable.
         directions: (R, 3), in the dtype of ``origins``. Differentiable.
-        frame: The field's frame; None for the world frame.
+        warp: The field's warp; None for the world frame.
 
     Returns:
         (M, 3) in the dtype of ``origins``, equal to ``samples.positions`` up to rounding; rows that belong
@@ -31,10 +29,10 @@ def positions_on_rays(
     """
     rows = samples.positions.shape[0]
     both = spread(torch.cat((origins, directions), dim=1), samples.ray_offsets, rows)
-    if frame is None:
+    if warp is None:
         positions = both[:, :3] + samples.t[:, None] * both[:, 3:]
     else:
         with torch.no_grad():
-            t = frame.world_distances(samples, origins.detach(), directions.detach())
-        positions = frame.to_frame_of(both[:, :3] + t[:, None] * both[:, 3:], samples.positions)
+            t = warp.world_distances(samples, origins.detach(), directions.detach())
+        positions = warp.from_world_near(both[:, :3] + t[:, None] * both[:, 3:], samples.positions)
     return torch.where(samples.positions.isnan(), samples.positions, positions)

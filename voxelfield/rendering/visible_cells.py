@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.fields.field import Field, frame_of
+from voxelfield.fields.field import Field, warp_of
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -46,12 +46,12 @@ def visible_cells(
     seen = occupancy.occupied
     if len(cameras) == 0:
         return torch.zeros_like(seen)
-    aabb, frame = occupancy.aabb, frame_of(field)
+    aabb, warp = occupancy.aabb, warp_of(field)
     origins, angles = cameras.c2w[:, :3, 3].to(aabb.device), _largest_pixel_angles(cameras).to(aabb.device)
-    if frame is None:
+    if warp is None:
         spacing = float(((origins - aabb.mean(dim=0)).norm(dim=-1) * angles).max())
     else:
-        spacing = frame.ray_spacing(origins, angles)
+        spacing = warp.ray_spacing(origins, angles)
     # A square with a side of one pixel diagonal contains the centre of a pixel in any orientation.
     sizes = (aabb[1] - aabb[0]).tolist()
     fits = [size / cells / (math.sqrt(2) * spacing) for size, cells in zip(sizes, seen.shape, strict=True)]

@@ -54,12 +54,12 @@ def hardly_alike(record: RunRecord) -> Finding | None:
 
 def remembered_photographs(record: RunRecord) -> Finding | None:
     """Warns of overfitting: training pixels are reproduced far better than held-out views."""
-    trained, judged = record.last("train/psnr"), record.metrics.get("psnr_fitted", record.metrics["psnr"])
-    if trained is None or record.metrics.get("split") == "train" or trained - judged < REMEMBERED:
+    trained, evaluated = record.last("train/psnr"), record.metrics.get("psnr_fitted", record.metrics["psnr"])
+    if trained is None or record.metrics.get("split") == "train" or trained - evaluated < REMEMBERED:
         return None
     return Finding(
         "the run overfits",
-        f"training pixels reach {trained:.1f} dB, held-out views {judged:.1f} dB: take more photographs between "
+        f"training pixels reach {trained:.1f} dB, held-out views {evaluated:.1f} dB: take more photographs between "
         "the existing ones, lower trainer.finest_resolution, or raise trainer.loss.distortion; "
         "poses that are slightly off may have the same effect: compare with camera=adjust",
     )

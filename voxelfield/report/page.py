@@ -155,7 +155,7 @@ def curves(record: RunRecord) -> list[Chart]:
 
 
 def judged_views(record: RunRecord) -> list[JudgedView]:
-    """Returns the judged views with their pictures, the worst first."""
+    """Returns the evaluated views with their pictures, the worst first."""
     rows = sorted(record.metrics["per_view"], key=lambda row: row["psnr"])
     return [
         JudgedView(

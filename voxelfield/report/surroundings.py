@@ -79,7 +79,7 @@ def chosen_settings(overrides: Iterable[str]) -> set[str]:
     """Returns names of the settings that were chosen on a command line, as those of a sweep are.
 
     Args:
-        overrides: As on Hydra's command line; one that chooses a file, such as ``model=mlp``, stands for the kind or
+        overrides: As on Hydra's command line; one that chooses a file, such as ``model=dense``, stands for the kind or
             the name of what is in it too.
     """
     keys = {override.lstrip("+").partition("=")[0] for override in overrides}

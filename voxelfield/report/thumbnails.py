@@ -1,4 +1,4 @@
-"""Small pictures of the views that an evaluation has judged."""
+"""Small pictures of the views that an evaluation has evaluated."""
 
 from __future__ import annotations
 

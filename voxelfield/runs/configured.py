@@ -26,7 +26,7 @@ from voxelfield.export.model_file import save_model
 from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_views
 from voxelfield.messages import clipped
-from voxelfield.models.recipe import Recipe
+from voxelfield.models.model_config import ModelConfig
 from voxelfield.report.surroundings import chosen_settings, environment, given_overrides, peak_host_gib
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.runs.results import Results
@@ -204,8 +204,8 @@ def _begin(
         logger.warning("%s holds an earlier run (%s), which this one will partly overwrite", run_directory, found)
     scene = load()
     if settings.trainer.evaluation.save_images:
-        judged, split = _judged_split(scene)
-        check_pictures("hydra.run.dir", run_directory / judged, split.names)
+        evaluated, split = _evaluated_split(scene)
+        check_pictures("hydra.run.dir", run_directory / evaluated, split.names)
     timing.end("load")
     on_step = None if watcher is None else watcher.after_step
     session = Session.from_config(scene, settings, output=run_directory, on_step=on_step)
@@ -262,7 +262,7 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
     path, state = found
     with contents_of(path):
         kept = state["config"]["model"]
-        model, name = parse(Recipe, kept, "model of the checkpoint"), state["config"]["scene"]["name"]
+        model, name = parse(ModelConfig, kept, "model of the checkpoint"), state["config"]["scene"]["name"]
         seed = state["config"]["seed"]
     if model != settings.model:
         raise ValueError(
@@ -297,9 +297,9 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
     # A folder and not a name: the configuration already has the box of a configured scene.
     folder = find_scene(settings.scene.name, root / settings.data.root, download=settings.data.download)
     scene = load_scene(folder, **settings.load_options(splits=splits, ndc=ndc))
-    if not isinstance(scene.frame, NestedBoxes):
+    if not isinstance(scene.warp, NestedBoxes):
         return scene
-    return replace(scene, frame=replace(scene.frame, ratio=settings.scene.box_ratio))
+    return replace(scene, warp=replace(scene.warp, ratio=settings.scene.box_ratio))
 
 
 def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> RunLogger:
@@ -333,20 +333,20 @@ def finish(session: Session, settings: RunConfig, run_directory: Path, timing: T
     """
     if not session.config.trainer.evaluation.save_images:
         return _write_results(session, settings, run_directory, timing, None)
-    cameras = _judged_split(session.scene)[1].cameras
+    cameras = _evaluated_split(session.scene)[1].cameras
     room = max(1, _PICTURE_ROOM // (3 * cameras.width * cameras.height))
     # The compressing threads compete with the evaluating one for Python's interpreter lock, so there are few of them.
     with PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as pictures:
         return _write_results(session, settings, run_directory, timing, pictures)
 
 
-def _judged_split(scene: Scene) -> tuple[str, Split]:
+def _evaluated_split(scene: Scene) -> tuple[str, Split]:
     """Returns the name and the views of the split to evaluate.
 
     If a capture has no held-out views, this is the training split.
     """
-    judged = "test" if "test" in scene.splits else "train"
-    return judged, scene.split(judged)
+    evaluated = "test" if "test" in scene.splits else "train"
+    return evaluated, scene.split(evaluated)
 
 
 def _write_results(
@@ -359,15 +359,15 @@ def _write_results(
     trained = session.result()
     results = Results(run_directory)
     logger.info("evaluating views rendered by %s", trained.backend)
-    judged, split = _judged_split(session.scene)
+    evaluated, split = _evaluated_split(session.scene)
     evaluation: Evaluation | None = None
     thumbnails = Thumbnails(len(split) if options.views is None else min(options.views, len(split)))
     on_view = thumbnails.add if options.report else None
     if pictures is not None:
-        with results.writing(judged):
-            _remove_pictures(run_directory / judged, split.names)
+        with results.writing(evaluated):
+            _remove_pictures(run_directory / evaluated, split.names)
             evaluation = trained.evaluate(
-                split, views=options.views, images=run_directory / judged, on_view=on_view, writer=pictures
+                split, views=options.views, images=run_directory / evaluated, on_view=on_view, writer=pictures
             )
     if evaluation is None:
         if pictures is not None:
@@ -376,7 +376,7 @@ def _write_results(
         evaluation = trained.evaluate(split, views=options.views, on_view=on_view)
     metrics = describe(session, evaluation)
     metrics["settings"] = recorded_settings(settings)
-    metrics["split"], metrics["image_size"] = judged, [split.cameras.width, split.cameras.height]
+    metrics["split"], metrics["image_size"] = evaluated, [split.cameras.width, split.cameras.height]
     if trained.cameras is not None:
         metrics["cameras"] = trained.cameras.changes()
     metrics["drawn_by"] = trained.backend
@@ -392,7 +392,7 @@ def _write_results(
         write_metrics(run_directory / METRICS, metrics)
     with results.writing(PER_VIEW):
         write_table(run_directory / PER_VIEW, evaluation)
-    logger.info("%s over %d %s views", evaluation, len(evaluation.names), judged)
+    logger.info("%s over %d %s views", evaluation, len(evaluation.names), evaluated)
     cameras = session.scene.train.cameras
     if trained.cameras is not None:
         cameras = trained.cameras.refined
@@ -407,7 +407,7 @@ def _write_results(
         with results.writing(VIDEO):
             write_views(run_directory / VIDEO, (view.rgb for view in trained.render_path(around)))
     if pictures is not None:
-        with results.writing(judged):
+        with results.writing(evaluated):
             pictures.close()
     failed: OSError | None = None
     try:

@@ -2,7 +2,7 @@
 
 Each term on rendered rays is a function of the :class:`Outputs` for a :class:`Batch` and is listed in
 ``WEIGHTED_TERMS``; its weight has the same name in :class:`voxelfield.training.config.LossConfig`. Terms on the grid
-itself belong to the recipes (:meth:`voxelfield.models.recipe.Recipe.grid_losses`).
+itself belong to the models (:meth:`voxelfield.models.model_config.ModelConfig.grid_losses`).
 """
 
 from __future__ import annotations
@@ -169,11 +169,11 @@ def grid_terms(config: LossConfig, model: Model, step: int) -> dict[str, Tensor]
     """Returns the weighted terms on the grid itself that are due at a step.
 
     Args:
-        config: The terms' weights, positive only for terms that the recipe has (:attr:`Recipe.grid_terms`).
+        config: The terms' weights, positive only for terms that the model has (:attr:`ModelConfig.grid_terms`).
         model: The model.
         step: Number of steps done.
     """
-    weights = {name: grid_weight(config, name, step) for name in model.recipe.grid_terms}
+    weights = {name: grid_weight(config, name, step) for name in model.config.grid_terms}
     due = {name: weight for name, weight in weights.items() if weight > 0}
     return model.grid_losses(due) if due else {}
 

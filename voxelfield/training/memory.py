@@ -11,7 +11,7 @@ import torch
 from voxelfield.datasets.scene import Split
 from voxelfield.fields.field import RadianceField
 from voxelfield.models.gridless import grid_of
-from voxelfield.models.recipe import Recipe
+from voxelfield.models.model_config import ModelConfig
 from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
 from voxelfield.training.batches import pixel_number_type
@@ -71,7 +71,7 @@ class MemoryEstimate:
 
 def estimate_memory(
     field: RadianceField,
-    recipe: Recipe,
+    model_config: ModelConfig,
     config: TrainerConfig,
     split: Split,
     device_type: str = "cuda",
@@ -87,13 +87,13 @@ def estimate_memory(
 
     Args:
         field: The field, at its initial resolution.
-        recipe: The recipe that built the field.
+        model_config: The model_config that built the field.
         config: Settings of the training loop.
         split: The training images.
         device_type: ``cuda`` or ``cpu``.
         images_on_host: Whether the images stay in host memory.
     """
-    values = recipe.count_features(field, max(config.resolutions))
+    values = model_config.count_features(field, max(config.resolutions))
     copies = copies_dtype(config.precision, torch.device(device_type))
     width = copies.itemsize
     grid = grid_of(field)
@@ -116,7 +116,7 @@ def estimate_memory(
         images=0 if images_on_host else split.images.numel() + numbers + weights,
         samples=candidates + visible,
     )
-    return replace(estimate, sparse=estimate.grids * recipe.count_sparse_features(field) // max(values, 1))
+    return replace(estimate, sparse=estimate.grids * model_config.count_sparse_features(field) // max(values, 1))
 
 
 def images_stay_on_host(requested: str, estimate: MemoryEstimate, device: torch.device) -> bool:

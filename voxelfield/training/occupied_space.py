@@ -12,7 +12,7 @@ from voxelfield.rendering.projection import distance_to_nearest, views_of_points
 from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config.trainer import OccupancyConfig
-from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.warp import Warp
 
 # Number of views of a point, in a scene without transparent pixels, below which no matter is placed there.
 _FEWEST_VIEWS = 2
@@ -47,7 +47,7 @@ class OccupiedSpace:
         Raises:
             EmptyFieldError: The images show nothing in the field's box.
         """
-        if self._model.frame is not None:
+        if self._model.warp is not None:
             # A visual hull needs transparent pixels, which photographs of surroundings do not have.
             self.restrict_to_box(pixels.cameras)
             return
@@ -66,13 +66,13 @@ class OccupiedSpace:
         Args:
             cameras: Cameras with reliable poses; in an unbounded scene, their positions exclude further cells.
         """
-        aabb, frame = self._model.grid.aabb, self._model.frame
+        aabb, warp = self._model.grid.aabb, self._model.warp
         x, y, z = self.grid.occupied.shape
         possible = torch.ones_like(self.grid.occupied)
-        if frame is not None:
-            possible = frame.cells_in_use((x, y, z), aabb.device)
+        if warp is not None:
+            possible = warp.cells_in_use((x, y, z), aabb.device)
             if cameras is not None:
-                possible &= _may_be_matter(frame, cameras, aabb, (x, y, z))
+                possible &= _may_be_matter(warp, cameras, aabb, (x, y, z))
         self.grid.restrict(possible, aabb)
 
     def is_due(self, step: int) -> bool:
@@ -88,7 +88,7 @@ class OccupiedSpace:
         """Updates the occupied cells from the field.
 
         Args:
-            distance: Distance between samples along rays, in the grid's frame.
+            distance: Distance between samples along rays, in warped coordinates.
         """
         self._model.refresh_occupancy(distance, self._config.threshold)
 
@@ -110,7 +110,7 @@ class OccupiedSpace:
         return fraction
 
 
-def _may_be_matter(frame: FieldFrame, cameras: Cameras, aabb: Tensor, shape: tuple[int, int, int]) -> Tensor:
+def _may_be_matter(warp: Warp, cameras: Cameras, aabb: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Marks the cells in which the images can determine matter.
 
     A single image cannot determine the distance of what it shows, so cells must be in several views. Cells next to a
@@ -123,10 +123,10 @@ def _may_be_matter(frame: FieldFrame, cameras: Cameras, aabb: Tensor, shape: tup
         for axis, cells in enumerate(coarse)
     ]
     centres = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).view(-1, 3)
-    world = frame.to_world(centres)[0]
-    views = views_of_points(cameras, world, frame.clearance).view(coarse)
+    world = warp.to_world(centres)[0]
+    views = views_of_points(cameras, world, warp.clearance).view(coarse)
     enough = (views >= min(_FEWEST_VIEWS, len(cameras))).float()[None, None]
     # The boundary of the visible region runs through cells, not along their faces.
     enough = F.max_pool3d(enough, 3, stride=1, padding=1)
-    beside_cameras = (distance_to_nearest(cameras, world) <= frame.clearance).view(coarse)
+    beside_cameras = (distance_to_nearest(cameras, world) <= warp.clearance).view(coarse)
     return F.interpolate(enough * ~beside_cameras, size=shape, mode="nearest")[0, 0] > 0

@@ -99,7 +99,7 @@ class Optimizers:
             dtype: Dtype of the copies.
             occupancy: The occupied cells; only vertices that samples in them can read are updated.
         """
-        copies = self._model.grid.keep_copies(dtype)
+        copies = self._model.grid.enable_copies(dtype)
         for (adam, parameter), copy in zip(self._active_levels(), copies, strict=True):
             adam.set_working(parameter, copy if dtype != torch.float32 else None)
         self.restrict(occupancy)

@@ -26,7 +26,7 @@ from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.fields.field import RadianceField
 from voxelfield.messages import clipped
-from voxelfield.models.recipe import Recipe
+from voxelfield.models.model_config import ModelConfig
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.march import RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -68,7 +68,6 @@ from voxelfield.training.memory import (
 from voxelfield.training.occupied_space import OccupiedSpace
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.part import Loss, Part
-from voxelfield.training.run import Run
 from voxelfield.training.schedules import reached_resolution, stage_at
 from voxelfield.training.state.fingerprint import changes, fingerprint
 from voxelfield.training.state.finished import changed_settings
@@ -77,9 +76,10 @@ from voxelfield.training.state.saved_state import check_state
 from voxelfield.training.state.saving import CheckpointWriter
 from voxelfield.training.step import TrainingStep
 from voxelfield.training.structure import structure_weights
-from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.training.trained_model import TrainedModel
 from voxelfield.warps.ndc_box import NdcBox
 from voxelfield.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)
 
@@ -111,13 +111,13 @@ Hook = Callable[["Session"], None]
 class Session:
     """Fits a field to the training images of a scene.
 
-    Settings that are not given default to those of ``python train.py model=RECIPE`` on the same device; for an
+    Settings that are not given default to those of ``python train.py model=NAME`` on the same device; for an
     unbounded scene, to those for photographs. Hooks are called between two steps, on the training thread; they may
     read any state, log, save, or raise to stop training.
 
     Args:
         scene: Images and cameras, with a split named ``train``.
-        recipe: The model: a recipe, or the name of one (``pyramid``, ``sh``, ``mlp``, or one that a package announces).
+        model: The model: a model, or the name of one (``pyramid``, ``sh``, ``dense``, or one that a package announces).
         trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
         optimizer: Settings of Adam, or the name of a file in ``configs/optimizer``.
         camera: Settings of camera refinement, such as ``CameraConfig(name="refine")``; None keeps the given cameras.
@@ -138,7 +138,6 @@ class Session:
     Attributes:
         scene: The scene, as given.
         config: All settings, after validation.
-        recipe: The recipe that built the field.
         device: Device on which training runs.
         model: The field, the occupied cells, and how rays are sampled.
         parts: What joins each step: camera refinement and exposure corrections as configured, then the given parts.
@@ -166,7 +165,7 @@ class Session:
     def __init__(
         self,
         scene: Scene,
-        recipe: Recipe | str = "pyramid",
+        model: ModelConfig | str = "pyramid",
         *,
         trainer: TrainerConfig | str | None = None,
         optimizer: OptimizerConfig | str | None = None,
@@ -182,8 +181,8 @@ class Session:
         on_stage: Hook | None = None,
         on_preview: Hook | None = None,
     ) -> None:
-        _check_types(scene, recipe, trainer, optimizer, camera)
-        config = complete(recipe, trainer, optimizer, camera, device=str(device), seed=seed, scene=scene)
+        _check_types(scene, model, trainer, optimizer, camera)
+        config = complete(model, trainer, optimizer, camera, device=str(device), seed=seed, scene=scene)
         self._extend(losses, parts, sampler)
         self._begin(scene, config, output, logger, (on_step, on_stage, on_preview))
 
@@ -254,14 +253,14 @@ class Session:
         if config.camera.refines:
             config.trainer = config.camera.schedule(config.trainer)
         check_visible(scene.train)
-        if scene.frame is None:
+        if scene.warp is None:
             check_cameras_see("cameras of the training images", scene.train.cameras, scene.aabb)
         mistake = likely_mistake(scene.train.cameras.c2w)
         if mistake is not None:
             logger.warning("%s", mistake)
         self.scene = scene
         self.config = config
-        self.recipe = config.model
+
         self.device = choose_device(config.device)
         self.log = NullLogger() if log is None else log
         self.diverged = False
@@ -369,9 +368,9 @@ class Session:
             focal_lr=config.focal_lr if config.focal else None,
             final_factor=config.final_factor,
             warm_up=round(config.warm_up * steps),
-            pose_from=config.kept_steps(steps, forward=isinstance(self.scene.frame, NdcBox)),
+            pose_from=config.kept_steps(steps, forward=isinstance(self.scene.warp, NdcBox)),
             focal_from=round(config.focal_from * steps),
-            unit=motion_unit(self.scene.frame),
+            unit=motion_unit(self.scene.warp),
         )
 
     def _check_memory(self) -> None:
@@ -391,9 +390,9 @@ class Session:
     def estimate_memory(self) -> MemoryEstimate:
         """Estimates the memory that training needs at its final resolution."""
         config, train = self.config.trainer, self.scene.train
-        shapes = untrained_field(self.recipe, self.config.scene, config, "meta")
+        shapes = untrained_field(self.config.model, self.config.scene, config, "meta")
         on_host = self._images_on_host
-        return estimate_memory(shapes, self.recipe, config, train, self.device.type, images_on_host=on_host)
+        return estimate_memory(shapes, self.config.model, config, train, self.device.type, images_on_host=on_host)
 
     def fit(self, *, wait: bool = True) -> bool:
         """Trains up to the configured number of steps. Ctrl-C, SIGTERM or SIGHUP stops training after the current step.
@@ -545,9 +544,12 @@ class Session:
         """Returns a renderer of the field's current state; after further steps, request a new one."""
         return self.model.renderer()
 
-    def result(self) -> Run:
-        """Returns the current state as a :class:`Run` for rendering and saving; further steps change its field."""
-        return Run(self.model, copy.deepcopy(self.config), self.step, self.cameras)
+    def result(self) -> TrainedModel:
+        """Returns the current state as a :class:`TrainedModel` for rendering and saving.
+
+        Further steps change its field.
+        """
+        return TrainedModel(self.model, copy.deepcopy(self.config), self.step, self.cameras)
 
     @property
     def cameras(self) -> RefinedCameras | None:
@@ -670,7 +672,7 @@ class Session:
         Raises:
             TypeError: The checkpoint is incomplete.
             ValueError: A tensor is not one that a session saves, or the checkpoint differs from this session in the box
-                or the frame of the scene, in the resolution that ``trainer.stages`` has reached, in
+                or the warp of the scene, in the resolution that ``trainer.stages`` has reached, in
                 ``trainer.occupancy.resolution``, in whether cameras are refined, in whether exposures are learned, or
                 in the number of training images with exposures.
         """
@@ -678,13 +680,13 @@ class Session:
         if missing:
             raise TypeError(f"checkpoint must be one that load_checkpoint returned, got one without {missing[0]!r}")
         scene = parse(SceneConfig, checkpoint["config"]["scene"], "scene of the checkpoint")
-        frame, present = scene.frame, self.config.scene.frame
-        if frame is not present and (frame is None or not frame.agrees_with(present)):
+        warp, present = scene.warp, self.config.scene.warp
+        if warp is not present and (warp is None or not warp.agrees_with(present)):
             raise ValueError(
                 f"scene.boxes, scene.box_ratio, scene.near, scene.ndc and scene.aabb must be those of the checkpoint "
-                f"({frame}), got {present}{_remedy(frame, present)}"
+                f"({warp}), got {present}{_remedy(warp, present)}"
             )
-        if frame is None and scene.aabb != self.config.scene.aabb:
+        if warp is None and scene.aabb != self.config.scene.aabb:
             raise ValueError(
                 f"scene.aabb must be that of the checkpoint, {_corners(scene.aabb)}, got "
                 f"{_corners(self.config.scene.aabb)}"
@@ -770,7 +772,7 @@ class Session:
         if self.step == 0:
             self._restrict()
         # Only a grid in the world frame is cropped: other frames have a fixed box.
-        crop = stage.crop and self.model.frame is None
+        crop = stage.crop and self.model.warp is None
         if crop:
             occupied.fraction(self.step)  # raises if no occupied cell is left to crop to
         box = self.occupancy.bounds() if crop else None
@@ -902,11 +904,11 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _check_types(scene: object, recipe: object, trainer: object, optimizer: object, camera: object) -> None:
+def _check_types(scene: object, model: object, trainer: object, optimizer: object, camera: object) -> None:
     """Raises TypeError unless the arguments of a session have the right types."""
     expected: tuple[tuple[str, object, tuple[type, ...], str], ...] = (
         ("scene", scene, (Scene,), "a voxelfield.Scene"),
-        ("recipe", recipe, (Recipe, str), "a Recipe or the name of one"),
+        ("model", model, (ModelConfig, str), "a ModelConfig or the name of one"),
         ("trainer", trainer, (TrainerConfig, str, type(None)), "a TrainerConfig, the name of a preset or None"),
         ("optimizer", optimizer, (OptimizerConfig, str, type(None)), "an OptimizerConfig, the name of one or None"),
         ("camera", camera, (CameraConfig, type(None)), "a CameraConfig or None"),
@@ -916,8 +918,8 @@ def _check_types(scene: object, recipe: object, trainer: object, optimizer: obje
             raise TypeError(f"{name} must be {words}, got {shown(value)}")
 
 
-def _remedy(saved: FieldFrame | None, present: FieldFrame | None) -> str:
-    """Returns the setting that chooses the kind of frame of a checkpoint, if only that differs."""
+def _remedy(saved: Warp | None, present: Warp | None) -> str:
+    """Returns the setting that chooses the kind of warp of a checkpoint, if only that differs."""
     if isinstance(saved, NestedBoxes) and isinstance(present, NdcBox):
         return ": set scene.ndc=false"
     return ": set scene.ndc=true" if isinstance(saved, NdcBox) and isinstance(present, NestedBoxes) else ""
@@ -931,5 +933,5 @@ def _describe(scene: Scene) -> SceneConfig:
     """Returns the settings that describe a loaded scene."""
     low, high = scene.aabb.tolist()
     described = SceneConfig(scene.name, (tuple(low), tuple(high)), boxes=1, near=0.0)
-    described.record(scene.frame)
+    described.record(scene.warp)
     return described

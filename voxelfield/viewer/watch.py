@@ -93,11 +93,11 @@ class TrainingViewer:
                 str(session.output or "RUN"),
                 live,
                 Photographs.of(scene, ("train", "test"), refined),
-                [scene.aabb.cpu()] if scene.frame is None else boxes_around(scene.frame),
+                [scene.aabb.cpu()] if scene.warp is None else boxes_around(scene.warp),
                 session.background.cpu(),
                 curves,
                 live,
-                reference=reference_of(scene.frame),
+                reference=reference_of(scene.warp),
             )
             self._address.tell()
         except Exception as error:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from voxelfield.grids.boxes import Box, parse_box
 from voxelfield.ops._packing import PackedSamples
-from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.warp import Warp
 
 # Depth, in depths of the near plane, beyond which there are no samples. All that lies there is within a thousandth of
-# the frame's depth from infinity, which is less than a voxel.
+# the warp's depth from infinity, which is less than a voxel.
 _FARTHEST = 1000.0
 
 Row: TypeAlias = tuple[float, float, float, float]
@@ -31,11 +31,11 @@ class NdcBox:
     """The space in front of a reference camera, in a projection that turns its frustum into a box.
 
     A point at (x, y) and at depth d in front of the reference camera is at x / d, y / d and near / d in the field's
-    frame, up to scale: these are the normalised device coordinates of NeRF (Mildenhall et al. 2020, appendix C), with
+    warp, up to scale: these are the normalised device coordinates of NeRF (Mildenhall et al. 2020, appendix C), with
     1 / d increasing towards the camera. A projection maps lines to lines, so rays stay straight. A voxel covers the
     same number of the reference camera's pixels at any depth, and infinity is a face of the box.
 
-    The unit of the frame is half the longer edge of the window. Along z, the frame's box ends at 0, which is infinity,
+    The unit of the frame is half the longer edge of the window. Along z, the warp's box ends at 0, which is infinity,
     and at the near plane.
 
     Args:
@@ -43,7 +43,7 @@ class NdcBox:
         camera: The reference camera to world, three rows of four; OpenGL axes.
         near: Depth of the near plane, world units. Every photograph's camera must be on the near side of this plane.
         window: Limits ((x0, y0), (x1, y1)) of x / depth and y / depth; what lies outside is not represented.
-        depth: Extent of the frame's box along z, in units of x / depth, like the limits of the window.
+        depth: Extent of the warp's box along z, in units of x / depth, like the limits of the window.
 
     Raises:
         ValueError: An argument is out of range, or the camera's axes are not orthonormal.
@@ -81,7 +81,7 @@ class NdcBox:
 
     @property
     def count(self) -> int:
-        """See :class:`FieldFrame`."""
+        """See :class:`Warp`."""
         return 1
 
     @property
@@ -92,15 +92,15 @@ class NdcBox:
         return -sum(a * row[2] for a, row in zip(away, self.camera, strict=True))
 
     @property
-    def frame_aabb(self) -> Box:
-        """See :class:`FieldFrame`."""
+    def warped_aabb(self) -> Box:
+        """See :class:`Warp`."""
         (x0, y0), (x1, y1) = self.window
         x, y = (x1 - x0) / 2 / self._slope, (y1 - y0) / 2 / self._slope
         return parse_box(((-x, -y, 0.0), (x, y, self._reach)))
 
     @property
     def outermost(self) -> Box:
-        """See :class:`FieldFrame`."""
+        """See :class:`Warp`."""
         corners = [
             self._in_world(x * depth, y * depth, depth)
             for x in (self.window[0][0], self.window[1][0])
@@ -111,82 +111,82 @@ class NdcBox:
 
     @property
     def clearance(self) -> float:
-        """See :class:`FieldFrame`. Zero, because the near plane keeps matter away from cameras."""
+        """See :class:`Warp`. Zero, because the near plane keeps matter away from cameras."""
         return 0.0
 
     @property
     def op_arguments(self) -> list[float]:
-        """See :class:`FieldFrame`."""
+        """See :class:`Warp`."""
         return []
 
     @property
     def fits_image_kernels(self) -> bool:
-        """See :class:`FieldFrame`."""
+        """See :class:`Warp`."""
         return False
 
-    def agrees_with(self, other: FieldFrame | None) -> bool:
-        """See :class:`FieldFrame`. Processors differ in the last digits of a window."""
+    def agrees_with(self, other: Warp | None) -> bool:
+        """See :class:`Warp`. Processors differ in the last digits of a window."""
         return isinstance(other, NdcBox) and all(
             math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6) for a, b in zip(self._numbers, other._numbers, strict=True)
         )
 
-    def in_world(self, number: int) -> Box:
-        """See :class:`FieldFrame`."""
+    def world_box(self, number: int) -> Box:
+        """See :class:`Warp`."""
         if number != 1:
             raise ValueError(f"number must be 1, got {number}")
         return self.aabb
 
     def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
-        """See :class:`FieldFrame`. Returns a cube that is as wide as a voxel at the centre of the box.
+        """See :class:`Warp`. Returns a cube that is as wide as a voxel at the centre of the box.
 
         Args:
-            voxels: As for :class:`FieldFrame`.
-            number: As for :class:`FieldFrame`.
+            voxels: As for :class:`Warp`.
+            number: As for :class:`Warp`.
         """
         edge = min(voxels[:2]) * self._slope * self.depth_of_centre
         return edge, edge, edge
 
-    def to_frame(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`FieldFrame`. The length of a unit is the one along the reference camera's optical axis.
+    def from_world(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Warp`. The length of a unit is the one along the reference camera's optical axis.
 
         Args:
-            points: As for :class:`FieldFrame`.
+            points: As for :class:`Warp`.
         """
         depth = self._depth(points)
-        places = self._project(points)
-        seen = (depth >= self.near) & (depth <= self.near * _FARTHEST) & self._in_window(places)
-        places = torch.where(seen[:, None], places, places.new_full((), math.inf))
-        return places, depth.clamp(min=self.near).square() / (self.near * self.frame_aabb[1][2])
+        warped = self._project(points)
+        seen = (depth >= self.near) & (depth <= self.near * _FARTHEST) & self._in_window(warped)
+        warped = torch.where(seen[:, None], warped, warped.new_full((), math.inf))
+        return warped, depth.clamp(min=self.near).square() / (self.near * self.warped_aabb[1][2])
 
-    def to_frame_of(self, points: Tensor, places: Tensor) -> Tensor:
-        """See :class:`FieldFrame`. The places are ignored, because there is a single box.
+    def from_world_near(self, points: Tensor, warped: Tensor) -> Tensor:
+        """See :class:`Warp`. The warped are ignored, because there is a single box.
 
         Args:
-            points: As for :class:`FieldFrame`.
-            places: As for :class:`FieldFrame`.
+            points: As for :class:`Warp`.
+            warped: As for :class:`Warp`.
         """
         return self._project(points)
 
-    def to_world(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See :class:`FieldFrame`. Places at infinity are moved to the farthest depth that has samples.
+    def to_world(self, warped: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See :class:`Warp`. Places at infinity are moved to the farthest depth that has samples.
 
         Args:
-            places: As for :class:`FieldFrame`.
+            warped: As for :class:`Warp`.
         """
-        used = self._in_window(places) & (places[:, 2] >= 0) & (places[:, 2] <= self.frame_aabb[1][2])
-        box = torch.zeros(len(places), dtype=torch.int64, device=places.device)
-        return self._unproject(places), box, used
+        used = self._in_window(warped) & (warped[:, 2] >= 0) & (warped[:, 2] <= self.warped_aabb[1][2])
+        box = torch.zeros(len(warped), dtype=torch.int64, device=warped.device)
+        return self._unproject(warped), box, used
 
     def map_rays(
         self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See :class:`FieldFrame`. Mapped rays begin at the near plane, or where the given interval does.
+        """See :class:`Warp`. Mapped rays begin at the near plane, or where the given interval does.
 
         Args:
-            origins: As for :class:`FieldFrame`.
-            directions: As for :class:`FieldFrame`.
-            near: As for :class:`FieldFrame`.
-            far: As for :class:`FieldFrame`.
+            origins: As for :class:`Warp`.
+            directions: As for :class:`Warp`.
+            near: As for :class:`Warp`.
+            far: As for :class:`Warp`.
         """
         start, slope = self._depth(origins), -self._along(directions, 2)
         # Where a ray crosses the two planes between which samples lie. A ray parallel to them never does; it lies
@@ -205,23 +205,23 @@ class NdcBox:
         return torch.where(passes[:, None], first, 0.0), unit, zero, torch.where(passes, length, zero)
 
     def world_distances(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
-        """See :class:`FieldFrame`.
+        """See :class:`Warp`.
 
         Args:
-            samples: As for :class:`FieldFrame`.
-            origins: As for :class:`FieldFrame`.
-            directions: As for :class:`FieldFrame`.
+            samples: As for :class:`Warp`.
+            origins: As for :class:`Warp`.
+            directions: As for :class:`Warp`.
         """
         rays = samples.ray_index
         return ((self._unproject(samples.positions) - origins[rays]) * directions[rays]).sum(dim=-1)
 
     def world_lengths(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
-        """See :class:`FieldFrame`.
+        """See :class:`Warp`.
 
         Args:
-            samples: As for :class:`FieldFrame`.
-            origins: As for :class:`FieldFrame`.
-            directions: As for :class:`FieldFrame`.
+            samples: As for :class:`Warp`.
+            origins: As for :class:`Warp`.
+            directions: As for :class:`Warp`.
         """
         near = torch.zeros_like(origins[:, 0])
         _, along, _, _ = self.map_rays(origins, directions, near, torch.full_like(near, math.inf))
@@ -230,11 +230,11 @@ class NdcBox:
         return (after - before).norm(dim=-1)
 
     def ray_spacing(self, origins: Tensor, angles: Tensor) -> float:
-        """See :class:`FieldFrame`. Rays are farthest apart at the corners of the window.
+        """See :class:`Warp`. Rays are farthest apart at the corners of the window.
 
         Args:
-            origins: As for :class:`FieldFrame`.
-            angles: As for :class:`FieldFrame`.
+            origins: As for :class:`Warp`.
+            angles: As for :class:`Warp`.
         """
         (x0, y0), (x1, y1) = self.window
         steepest = max(x0 * x0, x1 * x1) + max(y0 * y0, y1 * y1)
@@ -242,11 +242,11 @@ class NdcBox:
         return float(angles.max()) * nearest * (1 + steepest) / self._slope
 
     def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
-        """See :class:`FieldFrame`. Rays can pass through all of them.
+        """See :class:`Warp`. Rays can pass through all of them.
 
         Args:
-            resolution: As for :class:`FieldFrame`.
-            device: As for :class:`FieldFrame`.
+            resolution: As for :class:`Warp`.
+            device: As for :class:`Warp`.
         """
         return torch.ones(tuple(resolution), dtype=torch.bool, device=device)
 
@@ -264,7 +264,7 @@ class NdcBox:
 
     @property
     def _reach(self) -> float:
-        """Place of the near plane along the frame's z axis."""
+        """Place of the near plane along the warp's z axis."""
         return self.depth / self._slope
 
     def _along(self, vectors: Tensor, axis: int) -> Tensor:
@@ -279,16 +279,16 @@ class NdcBox:
         x, y, z = points.unbind(-1)
         return torch.stack((x - self.camera[0][3], y - self.camera[1][3], z - self.camera[2][3]), dim=-1)
 
-    def _in_window(self, places: Tensor) -> Tensor:
-        """Returns which positions (M, 3) in the frame lie within the window."""
-        x, y, _ = self.frame_aabb[1]
-        return (places[:, 0].abs() <= x) & (places[:, 1].abs() <= y)
+    def _in_window(self, warped: Tensor) -> Tensor:
+        """Returns which positions (M, 3) in warped coordinates lie within the window."""
+        x, y, _ = self.warped_aabb[1]
+        return (warped[:, 0].abs() <= x) & (warped[:, 1].abs() <= y)
 
     def _depth(self, points: Tensor) -> Tensor:
         return -self._along(self._from_camera(points), 2)
 
     def _project(self, points: Tensor) -> Tensor:
-        """Maps world positions (M, 3) to the frame, as if points nearer than the near plane were at its depth."""
+        """Maps world positions (M, 3) to the warp, as if points nearer than the near plane were at its depth."""
         away = self._from_camera(points)
         depth = (-self._along(away, 2)).clamp(min=self.near)
         (x0, y0), (x1, y1) = self.window
@@ -296,9 +296,9 @@ class NdcBox:
         y = (self._along(away, 1) / depth - (y0 + y1) / 2) / self._slope
         return torch.stack((x, y, self._reach * self.near / depth), dim=-1)
 
-    def _unproject(self, places: Tensor) -> Tensor:
-        """Maps positions (M, 3) in the frame to the world, at depths from the near plane to the farthest."""
-        x, y, z = places.unbind(-1)
+    def _unproject(self, warped: Tensor) -> Tensor:
+        """Maps positions (M, 3) in warped coordinates to the world, at depths from the near plane to the farthest."""
+        x, y, z = warped.unbind(-1)
         depth = (self._reach * self.near / z.clamp(min=self._reach / _FARTHEST)).clamp(min=self.near)
         (x0, y0), (x1, y1) = self.window
         across = (x * self._slope + (x0 + x1) / 2) * depth

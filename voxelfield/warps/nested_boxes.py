@@ -12,12 +12,12 @@ from torch import Tensor
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
 from voxelfield.ops._internal.march_pieces import world_distances
 from voxelfield.ops._packing import PackedSamples
-from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.warp import Warp
 
 # As in extension/common/constants.h, repeated here because a configuration is checked before the extension is loaded.
 MAX_BOXES = 12
-# Gap between neighbouring boxes in the field's frame, in halves of a box's longest edge. It has room for one voxel of a
-# level of resolution 16 with up to 7 cubes, so that the features of one box do not affect another box. Coarser voxels
+# Gap between neighbouring boxes in warped coordinates, in halves of a box's longest edge. It has room for one voxel of
+# a level of resolution 16 with up to 7 cubes, so that the features of one box do not affect another box. Coarser voxels
 # straddle two boxes; training tolerates that.
 _GAP = 0.25
 
@@ -26,7 +26,7 @@ _GAP = 0.25
 class NestedBoxes:
     """Concentric boxes, each ``ratio`` times as large as the next smaller one.
 
-    A field over nested boxes has its own frame. In that frame all boxes have the size of the smallest one, measured in
+    A field over nested boxes has its own warp. In that warp all boxes have the size of the smallest one, measured in
     halves of its longest edge, and stand side by side along x. A world point belongs to the smallest box that contains
     it. Voxels thus grow with the distance from the centre, as a pixel's footprint does, and rays stay straight within a
     box, whereas a contraction of space (Barron et al. 2022, mip-NeRF 360, equation 10) would bend them. Instant-NGP
@@ -65,25 +65,25 @@ class NestedBoxes:
 
     @property
     def unit(self) -> float:
-        """Half of the smallest box's longest edge, world units: the unit of the field's frame."""
+        """Half of the smallest box's longest edge, world units: the unit in warped coordinates."""
         return max(box_extent(self.aabb)) / 2
 
     @property
     def outermost(self) -> Box:
         """The largest box, world units."""
-        return self.in_world(self.count)
+        return self.world_box(self.count)
 
     @property
     def clearance(self) -> float:
-        """See :class:`FieldFrame`."""
+        """See :class:`Warp`."""
         return self.near
 
     @property
     def fits_image_kernels(self) -> bool:
-        """See :class:`FieldFrame`."""
+        """See :class:`Warp`."""
         return True
 
-    def in_world(self, number: int) -> Box:
+    def world_box(self, number: int) -> Box:
         """Returns one of the boxes in world units.
 
         Args:
@@ -97,23 +97,23 @@ class NestedBoxes:
             ([c - h for c, h in zip(centre, half, strict=True)], [c + h for c, h in zip(centre, half, strict=True)])
         )
 
-    def agrees_with(self, other: FieldFrame | None) -> bool:
-        """See :class:`FieldFrame`."""
+    def agrees_with(self, other: Warp | None) -> bool:
+        """See :class:`Warp`."""
         return self == other
 
     def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
-        """See :class:`FieldFrame`.
+        """See :class:`Warp`.
 
         Args:
-            voxels: As for :class:`FieldFrame`.
-            number: As for :meth:`in_world`.
+            voxels: As for :class:`Warp`.
+            number: As for :meth:`world_box`.
         """
         x, y, z = (edge * self.unit * self.ratio ** (number - 1) for edge in voxels)
         return x, y, z
 
     @property
-    def frame_aabb(self) -> Box:
-        """The bounding box of all boxes in the field's frame."""
+    def warped_aabb(self) -> Box:
+        """The bounding box of all boxes in warped coordinates."""
         x, y, z = self._half
         return parse_box(((-x, -y, -z), (x + self._pitch * (self.count - 1), y, z)))
 
@@ -125,15 +125,15 @@ class NestedBoxes:
         half = [(b - a) / 2 for a, b in zip(low, high, strict=True)]
         return [*centre, *half, self.ratio, float(self.count), self._pitch, self.near]
 
-    def to_frame(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps world positions to the field's frame.
+    def from_world(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Maps world positions to the field's warp.
 
         Args:
             points: (M, 3) world positions, float32.
 
         Returns:
-            (M, 3) positions in the field's frame, infinite for points outside the largest box; and (M,) the length in
-            world units of one unit of that frame at each point.
+            (M, 3) positions in warped coordinates, infinite for points outside the largest box; and (M,) the length in
+            world units of one unit of warped coordinates at each point.
         """
         centre, half = self._centre_and_half(points.device)
         local = (points - centre) / self.unit
@@ -148,100 +148,100 @@ class NestedBoxes:
         place = torch.where((far > scales[-1])[:, None], place.new_full((), math.inf), place)
         return place, scale * self.unit
 
-    def to_frame_of(self, points: Tensor, places: Tensor) -> Tensor:
-        """Maps world positions to the field's frame, each into the box of a given place, differentiably.
+    def from_world_near(self, points: Tensor, warped: Tensor) -> Tensor:
+        """Maps world positions to the field's warp, each into the box of a given place, differentiably.
 
         Args:
             points: (M, 3) world positions.
-            places: (M, 3) places in the field's frame that select the boxes; places that are not finite select the
+            warped: (M, 3) warped in warped coordinates that select the boxes; warped that are not finite select the
                 smallest box.
 
         Returns:
-            (M, 3) positions in the field's frame; outside the selected box's faces where ``points`` are outside it.
+            (M, 3) positions in warped coordinates; outside the selected box's faces where ``points`` are outside it.
         """
-        box = torch.round(places[:, 0].nan_to_num() / self._pitch).clamp(0, self.count - 1)
+        box = torch.round(warped[:, 0].nan_to_num() / self._pitch).clamp(0, self.count - 1)
         scale = self.unit * self.ratio**box
         # Python numbers, not tensors: tensors cannot be copied from the host during CUDA graph capture.
         middles = ((low + high) / 2 for low, high in zip(*self.aabb, strict=True))
         x, y, z = ((along - middle) / scale for along, middle in zip(points.unbind(-1), middles, strict=True))
         return torch.stack((x + self._pitch * box, y, z), dim=-1)
 
-    def to_world(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Maps places in the field's frame to world positions.
+    def to_world(self, warped: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Maps warped in warped coordinates to world positions.
 
         Args:
-            places: (M, 3) float32; a place in a gap between boxes is assigned to the nearest box.
+            warped: (M, 3) float32; a place in a gap between boxes is assigned to the nearest box.
 
         Returns:
             (M, 3) world positions, (M,) the boxes' indices, int64, and (M,) whether rays can pass through the place: it
             must be inside its box but outside the next smaller one.
         """
-        centre, half = self._centre_and_half(places.device)
-        box = torch.round(places[:, 0] / self._pitch).long().clamp_(0, self.count - 1)
-        local = torch.cat((places[:, :1] - self._pitch * box[:, None], places[:, 1:]), dim=-1)
+        centre, half = self._centre_and_half(warped.device)
+        box = torch.round(warped[:, 0] / self._pitch).long().clamp_(0, self.count - 1)
+        local = torch.cat((warped[:, :1] - self._pitch * box[:, None], warped[:, 1:]), dim=-1)
         far = (local.abs() / half).amax(dim=-1)
         used = (far <= 1) & ((box == 0) | (far >= 1 / self.ratio))
-        scale = self._scales(places.device)[box]
+        scale = self._scales(warped.device)[box]
         return local * (scale * self.unit)[:, None] + centre, box, used
 
     def map_rays(
         self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See :class:`FieldFrame`. Returns the rays as they are, because ops cut them.
+        """See :class:`Warp`. Returns the rays as they are, because ops cut them.
 
         Args:
-            origins: As for :class:`FieldFrame`.
-            directions: As for :class:`FieldFrame`.
-            near: As for :class:`FieldFrame`.
-            far: As for :class:`FieldFrame`.
+            origins: As for :class:`Warp`.
+            directions: As for :class:`Warp`.
+            near: As for :class:`Warp`.
+            far: As for :class:`Warp`.
         """
         return origins, directions, near, far
 
     def world_distances(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
-        """See :class:`FieldFrame`.
+        """See :class:`Warp`.
 
         Args:
-            samples: As for :class:`FieldFrame`.
-            origins: As for :class:`FieldFrame`.
-            directions: As for :class:`FieldFrame`.
+            samples: As for :class:`Warp`.
+            origins: As for :class:`Warp`.
+            directions: As for :class:`Warp`.
         """
         return world_distances(self.op_arguments, samples, origins, directions)
 
     def world_lengths(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
-        """See :class:`FieldFrame`.
+        """See :class:`Warp`.
 
         Args:
-            samples: As for :class:`FieldFrame`.
-            origins: As for :class:`FieldFrame`.
-            directions: As for :class:`FieldFrame`.
+            samples: As for :class:`Warp`.
+            origins: As for :class:`Warp`.
+            directions: As for :class:`Warp`.
         """
         rays, distances = samples.ray_index, self.world_distances(samples, origins, directions)
-        return samples.dt * self.to_frame(origins[rays] + distances[:, None] * directions[rays])[1]
+        return samples.dt * self.from_world(origins[rays] + distances[:, None] * directions[rays])[1]
 
     def ray_spacing(self, origins: Tensor, angles: Tensor) -> float:
-        """See :class:`FieldFrame`. In units of a box, rays are farthest apart in the smallest one, at its far corner.
+        """See :class:`Warp`. In units of a box, rays are farthest apart in the smallest one, at its far corner.
 
         Args:
-            origins: As for :class:`FieldFrame`.
-            angles: As for :class:`FieldFrame`.
+            origins: As for :class:`Warp`.
+            angles: As for :class:`Warp`.
         """
         centre = box_tensor(self.aabb, origins.device).mean(dim=0)
         distance = (origins - centre).norm(dim=-1) + math.sqrt(3) * self.unit
         return float((distance * angles).max()) / self.unit
 
     def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
-        """Returns which cells of a grid over the field's frame rays can pass through.
+        """Returns which cells of a grid over the field's warp rays can pass through.
 
         Args:
-            resolution: Number of cells of :attr:`frame_aabb` along x, y and z.
+            resolution: Number of cells of :attr:`warped_aabb` along x, y and z.
             device: Device of the result.
 
         Returns:
             (X, Y, Z) bool.
         """
-        frame = box_tensor(self.frame_aabb, device)
+        warp = box_tensor(self.warped_aabb, device)
         edges = [
-            torch.linspace(float(frame[0, axis]), float(frame[1, axis]), cells + 1, device=device)
+            torch.linspace(float(warp[0, axis]), float(warp[1, axis]), cells + 1, device=device)
             for axis, cells in enumerate(resolution)
         ]
         box = torch.round((edges[0][:-1] + edges[0][1:]) / 2 / self._pitch).clamp_(0, self.count - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield.fields.field import Field, frame_of
+from voxelfield.fields.field import Field, warp_of
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -50,11 +50,11 @@ def _median_depth(field: Field, rays: Rays, occupancy: OccupancyGrid, settings: 
     samples, weights = found.samples, found.weights.double()
     if not len(weights):
         return torch.full_like(rays.near, torch.inf)
-    frame = frame_of(field)
+    warp = warp_of(field)
     middle, length = samples.t, samples.dt
-    if frame is not None:
-        middle = frame.world_distances(samples, rays.origins, rays.directions)
-        length = frame.world_lengths(samples, rays.origins, rays.directions)
+    if warp is not None:
+        middle = warp.world_distances(samples, rays.origins, rays.directions)
+        length = warp.world_lengths(samples, rays.origins, rays.directions)
     absorbed = weights.cumsum(0)
     before = torch.cat((absorbed.new_zeros(1), absorbed))
     start, stop = samples.ray_offsets[:-1], samples.ray_offsets[1:]

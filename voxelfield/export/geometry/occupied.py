@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.export.geometry.lattice import Lattice
-from voxelfield.fields.field import Field, frame_of
+from voxelfield.fields.field import Field, warp_of
 from voxelfield.grids.boxes import cell_indices
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_points
@@ -25,10 +25,10 @@ class OccupiedVertices:
     """Tells which points of a lattice lie in occupied cells.
 
     Args:
-        field: The field, whose frame is that of the cells.
+        field: The field, whose warp is that of the cells.
         occupancy: The cells.
         lattice: The points.
-        chunk: Points at once, to bound memory; only for a frame other than the world's.
+        chunk: Points at once, to bound memory; only for a warp other than the world's.
     """
 
     def __init__(self, field: Field, occupancy: OccupancyGrid, lattice: Lattice, chunk: int) -> None:
@@ -37,7 +37,7 @@ class OccupiedVertices:
         # In the world frame, the cell that a point lies in is found for each axis by itself.
         self._cells: list[Tensor] = []
         self._inside: list[Tensor] = []
-        if frame_of(field) is not None:
+        if warp_of(field) is not None:
             return
         low, high = occupancy.aabb.unbind()
         for axis, cells in enumerate(occupancy.occupied.shape):

@@ -36,16 +36,16 @@ def march_pieces(
         directions: (R, 3) float32, unit length.
         near: (R,) float32, world units.
         far: (R,) float32, world units; may be infinite.
-        occupied: Cells of the field's frame.
-        aabb: (2, 3) float32, the box of these cells in the field's frame.
-        step: Distance between samples in the field's frame.
+        occupied: Cells in warped coordinates.
+        aabb: (2, 3) float32, the box of these cells in warped coordinates.
+        step: Distance between samples in warped coordinates.
         boxes: :attr:`voxelfield.warps.nested_boxes.NestedBoxes.op_arguments`.
         offset: As for :func:`march_rays`.
         capacity: As for :func:`march_rays`.
 
     Returns:
-        The samples of the R rays; positions, distances and lengths are in the field's frame. Distances rise along a ray
-        from one piece to the next.
+        The samples of the R rays; positions, distances and lengths are in warped coordinates. Distances rise along a
+        ray from one piece to the next.
 
     Raises:
         TypeError: An argument has the wrong type or dtype.
@@ -104,11 +104,11 @@ def march_through(
 
 
 def world_distances(boxes: Sequence[float], samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
-    """Returns the world-space distances of samples in the field's frame from their rays' origins.
+    """Returns the world-space distances of samples in warped coordinates from their rays' origins.
 
     Args:
         boxes: As for :func:`march_pieces`.
-        samples: M samples of R rays, with positions in the field's frame.
+        samples: M samples of R rays, with positions in warped coordinates.
         origins: (R, 3) world units.
         directions: (R, 3) unit length.
 

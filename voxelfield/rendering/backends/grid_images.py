@@ -23,7 +23,7 @@ class GridImages(ImageBackend):
 
     A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), which is lossless. Not supported are subclasses of
     these classes, which may compute something else; grids of more than 2^31 - 2 vertices; padding other than "border";
-    ``align_corners=False``; fields with a frame of their own; and dtypes other than float32 and float16.
+    ``align_corners=False``; fields with a warp of their own; and dtypes other than float32 and float16.
     """
 
     name = "render_grid_image"
@@ -31,7 +31,7 @@ class GridImages(ImageBackend):
     @classmethod
     def serves(cls, field: Field) -> bool:
         """See :class:`ImageBackend`."""
-        if type(field) is not RadianceField or field.frame is not None or type(field.decoder) is not SHDecoder:
+        if type(field) is not RadianceField or field.warp is not None or type(field.decoder) is not SHDecoder:
             return False
         grid = field.grid
         if not (type(grid) is VoxelGrid or (type(grid) is VoxelPyramid and grid.reduce == "sum")):

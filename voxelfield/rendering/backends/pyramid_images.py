@@ -28,7 +28,7 @@ class PyramidImages(ImageBackend):
         """See :class:`ImageBackend`."""
         if not (isinstance(field, RadianceField) and field.has_pyramid_density):
             return False
-        if field.frame is not None and not field.frame.fits_image_kernels:
+        if field.warp is not None and not field.warp.fits_image_kernels:
             return False
         decoder = field.decoder
         assert isinstance(decoder, FusedMLPDecoder)
@@ -69,6 +69,6 @@ class PyramidImages(ImageBackend):
             density_initial=decoder.activation.initial,
             view_degree=decoder.view_degree,
             blocks=pyramid.blocks[: len(levels)],
-            boxes=[] if source.field.frame is None else source.field.frame.op_arguments,
+            boxes=[] if source.field.warp is None else source.field.warp.op_arguments,
         )
         return one_kernel(render, source)

@@ -31,7 +31,7 @@ def refine_views(
 ) -> Split:
     """Optimises the poses of images so that renderings of a field match them, starting from the given poses.
 
-    A field whose cameras were refined lies in a frame that only its training images define, up to their errors.
+    A field whose cameras were refined lies in a warp that only its training images define, up to their errors.
     Held-out views are therefore evaluated as in BARF (Lin et al. 2021, section 4), with poses that were optimised for
     the same images, so that the result depends on the field and not on the accuracy of the poses. The field, its
     gradients and torch's global generators are not changed.
@@ -39,7 +39,7 @@ def refine_views(
     Args:
         model: The model.
         trainer: Settings of sampling and of the averaging of pixels.
-        split: The images, with cameras in the field's frame.
+        split: The images, with cameras in warped coordinates.
         steps: Number of steps of Adam; each draws pixels from all images.
         rate: Learning rate in radians and in units of :func:`motion_unit`; it decays to a fiftieth.
 
@@ -53,7 +53,7 @@ def refine_views(
         steps=steps,
         pose_lr=rate,
         final_factor=FINAL_FACTOR,
-        unit=motion_unit(model.frame),
+        unit=motion_unit(model.warp),
     )
     fit_poses(refinement, model, trainer, split, steps)
     return replace(split, cameras=refinement.refined().to("cpu"))

@@ -11,8 +11,8 @@ from voxelfield.config.parsing import parse
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.installed import config_folder
-from voxelfield.models.recipe import Recipe
-from voxelfield.models.registry import recipe_names
+from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.registry import model_names
 from voxelfield.training.config.camera import CameraConfig
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.run import RunConfig
@@ -42,11 +42,11 @@ def trainer_for(scene: Scene, model: str, *, sparse: bool) -> str:
         sparse: Whether the run can have sparse levels. Camera refinement does not support them, and settings of the
             resolutions contradict those of a preset with sparse levels.
     """
-    if scene.frame is None or model != "pyramid":
+    if scene.warp is None or model != "pyramid":
         return "default"
     if sum(len(split) for split in scene.splits.values()) >= _MANY_PHOTOGRAPHS:
         return "many_photographs" if sparse else "unbounded"
-    return "forward_facing" if isinstance(scene.frame, NdcBox) else "few_photographs"
+    return "forward_facing" if isinstance(scene.warp, NdcBox) else "few_photographs"
 
 
 def compose(*overrides: str, device: str = "auto", name: str | None = None) -> DictConfig:
@@ -88,7 +88,7 @@ def preset(*overrides: str, device: str = "auto", name: str | None = None) -> Ru
 
 
 def complete(
-    recipe: Recipe | str,
+    model: ModelConfig | str,
     trainer: TrainerConfig | str | None = None,
     optimizer: OptimizerConfig | str | None = None,
     camera: CameraConfig | None = None,
@@ -97,12 +97,12 @@ def complete(
     seed: int = 0,
     scene: Scene | None = None,
 ) -> RunConfig:
-    """Returns settings in which everything not given has the value of ``python train.py model=RECIPE``.
+    """Returns settings in which everything not given has the value of ``python train.py model=NAME``.
 
     Hydra is only used, and needs to be installed, if something is not given.
 
     Args:
-        recipe: The model, or the name of a file in ``configs/model`` or of a recipe that another package declares.
+        model: The model, or the name of a file in ``configs/model`` or of a model that another package declares.
         trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
         optimizer: Settings of the optimizer, or the name of a file in ``configs/optimizer``.
         camera: Settings of camera refinement; None keeps the given cameras.
@@ -113,18 +113,18 @@ def complete(
     Raises:
         ValueError: A name does not exist, or a value is not allowed; the message says which.
     """
-    given: dict[str, Any] = {"model": recipe, "trainer": trainer, "optimizer": optimizer}
+    given: dict[str, Any] = {"model": model, "trainer": trainer, "optimizer": optimizer}
     values = {key: value for key, value in given.items() if not isinstance(value, str | None)}
     if len(values) < len(given):
-        kind = recipe if isinstance(recipe, str) else recipe.kind
+        kind = model if isinstance(model, str) else model.kind
         name = config_name(device)
         if scene is not None and (trainer == "auto" or (trainer is None and name == "train")):
-            # A recipe that is given as an object has its own resolutions.
-            sparse = isinstance(recipe, str) and not (camera is not None and camera.refines)
+            # A model that is given as an object has its own resolutions.
+            sparse = isinstance(model, str) and not (camera is not None and camera.refines)
             chosen = trainer_for(scene, kind, sparse=sparse)
             given["trainer"] = trainer if chosen == "default" else chosen
-        # A recipe that is not declared anywhere has no file, but can be trained nevertheless.
-        given["model"] = kind if isinstance(recipe, str) or kind in recipe_names() else None
+        # A model that is not declared anywhere has no file, but can be trained nevertheless.
+        given["model"] = kind if isinstance(model, str) or kind in model_names() else None
         choices = [f"{group}={choice}" for group, choice in given.items() if isinstance(choice, str)]
         values = _composed_values(choices, device, name) | values
     if camera is not None:

@@ -10,14 +10,14 @@ from voxelfield.config.types import Positive
 from voxelfield.datasets.options import ImageOptions, LoadOptions, PlaceOptions
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.grids.boxes import parse_box
-from voxelfield.models.pyramid import PyramidRecipe
-from voxelfield.models.recipe import Recipe
+from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.training.config.camera import CameraConfig
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.trainer import TrainerConfig
-from voxelfield.warps.field_frame import FieldFrame
 from voxelfield.warps.ndc_box import NdcBox, Row
 from voxelfield.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.warp import Warp
 
 AUTO = "auto"
 """Value of ``resume`` that means the run's own directory."""
@@ -51,7 +51,7 @@ class SceneConfig(PlaceOptions):
     ndc_depth: Positive | None = None
 
     def check(self, name: str) -> None:
-        """Raises ValueError unless the box is finite and not empty, and a recorded frame is complete and valid."""
+        """Raises ValueError unless the box is finite and not empty, and a recorded warp is complete and valid."""
         recorded = {key: getattr(self, key) for key in NDC_RECORD}
         given = [key for key, value in recorded.items() if value is not None]
         if given and (len(given) < len(recorded) or not self.ndc or self.near is None or self.aabb is None):
@@ -60,7 +60,7 @@ class SceneConfig(PlaceOptions):
         try:
             if self.aabb is not None:
                 parse_box(self.aabb)
-            _ = self.frame if given else None
+            _ = self.warp if given else None
         except ValueError as error:
             raise ValueError(f"{name}.{error}") from error
 
@@ -70,8 +70,8 @@ class SceneConfig(PlaceOptions):
         return self.aabb is not None and self.boxes in (None, 1) and not self.ndc
 
     @property
-    def frame(self) -> NestedBoxes | NdcBox | None:
-        """The frame of the field's grid; None for the world frame."""
+    def warp(self) -> NestedBoxes | NdcBox | None:
+        """The warp of the field's grid; None for the world frame."""
         if self.aabb is None:
             return None
         if self.ndc_camera is not None and self.ndc_window is not None and self.ndc_depth is not None:
@@ -80,19 +80,19 @@ class SceneConfig(PlaceOptions):
             return None
         return NestedBoxes(self.aabb, self.boxes, self.box_ratio, self.near or 0.0)
 
-    def record(self, frame: FieldFrame | None) -> None:
-        """Sets the values from which :attr:`frame` makes an equal frame.
+    def record(self, warp: Warp | None) -> None:
+        """Sets the values from which :attr:`warp` makes an equal warp.
 
         Raises:
-            TypeError: The frame is of another class.
+            TypeError: The warp is of another class.
         """
-        if isinstance(frame, NestedBoxes):
-            self.boxes, self.box_ratio, self.near = frame.count, frame.ratio, frame.near
-        elif isinstance(frame, NdcBox):
-            self.ndc, self.near = True, frame.near
-            self.ndc_camera, self.ndc_window, self.ndc_depth = frame.camera, frame.window, frame.depth
-        elif frame is not None:
-            raise TypeError(f"frame must be NestedBoxes, an NdcBox or None, got {type(frame).__name__}")
+        if isinstance(warp, NestedBoxes):
+            self.boxes, self.box_ratio, self.near = warp.count, warp.ratio, warp.near
+        elif isinstance(warp, NdcBox):
+            self.ndc, self.near = True, warp.near
+            self.ndc_camera, self.ndc_window, self.ndc_depth = warp.camera, warp.window, warp.depth
+        elif warp is not None:
+            raise TypeError(f"warp must be NestedBoxes, an NdcBox or None, got {type(warp).__name__}")
 
 
 @dataclass
@@ -148,7 +148,7 @@ class RunConfig:
 
     scene: SceneConfig = field(default_factory=SceneConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    model: Recipe = field(default_factory=PyramidRecipe)
+    model: ModelConfig = field(default_factory=PyramidConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     camera: CameraConfig = field(default_factory=CameraConfig)

@@ -30,7 +30,7 @@ def log_densities(model: Model, step: int) -> Tensor:
         (M,) float32 on the field's device; per world unit, at least ``log10(MIN_DENSITY)``. Empty if no cell is
         occupied.
     """
-    occupancy, frame = model.occupancy, model.frame
+    occupancy, warp = model.occupancy, model.warp
     device = occupancy.aabb.device
     cells = occupancy.occupied.nonzero()
     if len(cells) == 0:
@@ -41,8 +41,8 @@ def log_densities(model: Model, step: int) -> Tensor:
     low, high = occupancy.aabb
     shape = torch.tensor(occupancy.occupied.shape, device=device)
     points = low + (chosen + within) / shape * (high - low)
-    if frame is not None:
-        points = frame.to_world(points)[0]
+    if warp is not None:
+        points = warp.to_world(points)[0]
     with model.autocast():
         return occupied_density(model.field, occupancy, points).float().clamp(min=MIN_DENSITY).log10()
 

@@ -9,14 +9,14 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.grids.boxes import box_tensor
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import spiral
-from voxelfield.training.run import Run
+from voxelfield.training.trained_model import TrainedModel
 from voxelfield.warps.ndc_box import NdcBox
 
 # Size of the box of depths in normalised device coordinates, in sizes of the box of what matters.
 _BEYOND = 10.0
 
 
-def usual_path(run: Run, cameras: Cameras, frames: int) -> Cameras:
+def usual_path(run: TrainedModel, cameras: Cameras, frames: int) -> Cameras:
     """Returns a spiral for a run in normalised device coordinates, whose cameras face the same way, otherwise an orbit.
 
     Args:
@@ -25,7 +25,7 @@ def usual_path(run: Run, cameras: Cameras, frames: int) -> Cameras:
         frames: Number of cameras on the path.
     """
     centre = run.field.centre
-    if not isinstance(run.field.frame, NdcBox):
+    if not isinstance(run.field.warp, NdcBox):
         return orbit(cameras, centre, frames)
     target = seen_point(run, cameras)
     return spiral(cameras, centre if target is None else target, frames)
@@ -40,14 +40,14 @@ def depth_bounds(field: RadianceField) -> Tensor:
     Args:
         field: The field.
     """
-    if not isinstance(field.frame, NdcBox):
+    if not isinstance(field.warp, NdcBox):
         return field.aabb.cpu()
-    low, high = box_tensor(field.frame.aabb, torch.device("cpu"))
+    low, high = box_tensor(field.warp.aabb, torch.device("cpu"))
     centre = (low + high) / 2
     return torch.stack((centre + _BEYOND * (low - centre), centre + _BEYOND * (high - centre)))
 
 
-def seen_point(run: Run, cameras: Cameras) -> Tensor | None:
+def seen_point(run: TrainedModel, cameras: Cameras) -> Tensor | None:
     """Returns what the most central of some cameras looks at: a point (3,) on its axis, at the mean nearness.
 
     Args:

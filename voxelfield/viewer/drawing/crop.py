@@ -8,16 +8,16 @@ import torch
 
 from voxelfield.grids.boxes import Box, box_tensor
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.warp import Warp
 
 
-def cropped(occupancy: OccupancyGrid, box: Box, frame: FieldFrame | None) -> OccupancyGrid:
+def cropped(occupancy: OccupancyGrid, box: Box, warp: Warp | None) -> OccupancyGrid:
     """Returns a copy in which no cell is occupied whose centre lies outside of a box.
 
     Args:
         occupancy: The cells.
         box: (2, 3) low and high corner, world units.
-        frame: The frame of the cells; None for the world frame.
+        warp: The warp of the cells; None for the world frame.
     """
     device = occupancy.aabb.device
     low, high = occupancy.aabb
@@ -26,8 +26,8 @@ def cropped(occupancy: OccupancyGrid, box: Box, frame: FieldFrame | None) -> Occ
         for axis, cells in enumerate(occupancy.occupied.shape)
     ]
     centres = torch.stack(torch.meshgrid(*steps, indexing="ij"), dim=-1)
-    if frame is not None:
-        centres = frame.to_world(centres.view(-1, 3))[0].view_as(centres)
+    if warp is not None:
+        centres = warp.to_world(centres.view(-1, 3))[0].view_as(centres)
     limits = box_tensor(box, device)
     inside = ((centres >= limits[0]) & (centres <= limits[1])).all(dim=-1)
     part = copy.deepcopy(occupancy)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from voxelfield.fields.field import frame_of
+from voxelfield.fields.field import warp_of
 from voxelfield.grids.boxes import box_tensor
 from voxelfield.rendering.cameras import Cameras, reference_camera
 from voxelfield.rendering.march import visible_samples
@@ -18,7 +18,7 @@ from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.logs.densities import is_empty
-from voxelfield.training.run import Run
+from voxelfield.training.trained_model import TrainedModel
 from voxelfield.viewer.drawing.crop import cropped
 from voxelfield.viewer.drawing.density_plane import draw_density
 from voxelfield.viewer.drawing.look import Look
@@ -26,8 +26,8 @@ from voxelfield.viewer.drawing.maps import brightened, depth_map, normal_map, op
 from voxelfield.viewer.drawing.occupied_cells import cell_map
 from voxelfield.viewer.drawing.photographs import Photographs, lay_photograph_over
 from voxelfield.viewer.drawing.viewpoint import Viewpoint
-from voxelfield.warps.field_frame import FieldFrame
 from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.warps.warp import Warp
 
 _GLANCE = 128
 _REFERENCE_SIZE = 512  # pixels
@@ -46,10 +46,10 @@ class Painter:
         device: Where the field is.
     """
 
-    def __init__(self, run: Run, photographs: Photographs | None = None) -> None:
+    def __init__(self, run: TrainedModel, photographs: Photographs | None = None) -> None:
         self._run = run
         self._photographs = photographs
-        self._frame = frame_of(run.field)
+        self._frame = warp_of(run.field)
         self.device = run.field.aabb.device
         self._background = run.model.background
         self._settings = run.model.settings
@@ -149,7 +149,7 @@ class Painter:
     def _optical_depth(self, points: Tensor) -> Tensor:
         """Returns the density at world positions (M, 3), times the length of a step there."""
         density = occupied_density(self._run.field, self._occupancy, points)
-        return density * self._settings.step * (1.0 if self._frame is None else self._frame.to_frame(points)[1])
+        return density * self._settings.step * (1.0 if self._frame is None else self._frame.from_world(points)[1])
 
     def _depth(self, view: View, cameras: Cameras, look: Look) -> Tensor:
         low, high = self._limits(look)
@@ -200,26 +200,26 @@ class Painter:
         return self._renderers[sharp]
 
 
-def content_boxes(run: Run) -> list[Tensor]:
+def content_boxes(run: TrainedModel) -> list[Tensor]:
     """Returns boxes (2, 3) of a run's scene, world units, on the CPU, of which the first holds what matters.
 
     That is where cells are occupied. Of nested boxes, it is the smallest, and the others follow.
     """
-    frame = frame_of(run.field)
-    if frame is not None:
-        return boxes_around(frame)
+    warp = warp_of(run.field)
+    if warp is not None:
+        return boxes_around(warp)
     occupancy: OccupancyGrid = run.occupancy
     return [occupancy.bounds() if bool(occupancy.occupied.any()) else occupancy.aabb.cpu()]
 
 
-def boxes_around(frame: FieldFrame) -> list[Tensor]:
-    """Returns the boxes of a frame as (2, 3) each, world units, on the CPU, the smallest first."""
-    return [box_tensor(frame.in_world(number), torch.device("cpu")) for number in range(1, frame.count + 1)]
+def boxes_around(warp: Warp) -> list[Tensor]:
+    """Returns the boxes of a warp as (2, 3) each, world units, on the CPU, the smallest first."""
+    return [box_tensor(warp.world_box(number), torch.device("cpu")) for number in range(1, warp.count + 1)]
 
 
-def reference_of(frame: FieldFrame | None) -> Cameras | None:
+def reference_of(warp: Warp | None) -> Cameras | None:
     """Returns the reference camera of normalised device coordinates, from which to look first; None in other frames."""
-    return reference_camera(frame, _REFERENCE_SIZE, _REFERENCE_SIZE) if isinstance(frame, NdcBox) else None
+    return reference_camera(warp, _REFERENCE_SIZE, _REFERENCE_SIZE) if isinstance(warp, NdcBox) else None
 
 
 def _chunks(rays: Rays, size: int) -> list[Rays]:

@@ -13,8 +13,8 @@ import torch
 
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.optimizer import copies_dtype
-from voxelfield.training.run import Run
 from voxelfield.training.session import Session
+from voxelfield.training.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class LiveField:
         self._shell = session.result()
         self._wanted = True
         self._copied_step = -1
-        self._newest: Run | None = None
+        self._newest: TrainedModel | None = None
         self._go_on = threading.Event()
         self._go_on.set()
         self._steps_allowed = 0
@@ -76,7 +76,7 @@ class LiveField:
         if self.paused and self.step < self.steps:
             self._wait(session)
 
-    def poll(self) -> Run | None:
+    def poll(self) -> TrainedModel | None:
         """As for :class:`voxelfield.viewer.scheduling.source.Source`."""
         run, self._newest = self._newest, None
         self._wanted = True

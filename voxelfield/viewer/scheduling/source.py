@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from voxelfield.training.run import Run
+from voxelfield.training.trained_model import TrainedModel
 
 
 class Source(Protocol):
@@ -18,7 +18,7 @@ class Source(Protocol):
 
     device: torch.device
 
-    def poll(self) -> Run | None:
+    def poll(self) -> TrainedModel | None:
         """Returns the field if it has changed since the last call, which is now the caller's alone; otherwise None."""
 
 
@@ -29,11 +29,11 @@ class FinishedRun:
         run: The field.
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run: Run | None = run
+    def __init__(self, run: TrainedModel) -> None:
+        self._run: TrainedModel | None = run
         self.device = run.field.aabb.device
 
-    def poll(self) -> Run | None:
+    def poll(self) -> TrainedModel | None:
         """As for :class:`Source`."""
         run, self._run = self._run, None
         return run

@@ -1,4 +1,4 @@
-"""The frame in which the grid of an unbounded field lies."""
+"""The warp in which the grid of an unbounded field lies."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from voxelfield.grids.boxes import Box
 from voxelfield.ops._packing import PackedSamples
 
 
-class FieldFrame(Protocol):
-    """Maps the world to the frame of a field's grid, so that a finite grid covers what is far away.
+class Warp(Protocol):
+    """Maps the world to the warp of a field's grid, so that a finite grid covers what is far away.
 
-    In the frame, a ray is a straight line, or a sequence of straight pieces. Occupied cells, samples and distances
-    between samples are in the frame. Implementations are immutable and comparable by value. Their methods are safe
-    during the capture of a CUDA graph unless they say otherwise.
+    In the warp, a ray is a straight line, or a sequence of straight pieces. Occupied cells, samples and distances
+    between samples are in warped coordinates. Implementations are immutable and comparable by value. Their methods are
+    safe during the capture of a CUDA graph unless they say otherwise.
     """
 
     @property
@@ -27,22 +27,22 @@ class FieldFrame(Protocol):
 
     @property
     def count(self) -> int:
-        """Number of boxes that :meth:`in_world` returns."""
+        """Number of boxes that :meth:`world_box` returns."""
         ...
 
     @property
-    def frame_aabb(self) -> Box:
-        """The box of the grid, in the frame."""
+    def warped_aabb(self) -> Box:
+        """The box of the grid, in warped coordinates."""
         ...
 
     @property
     def outermost(self) -> Box:
-        """A box around everything that the frame covers, world units."""
+        """A box around everything that the warp covers, world units."""
         ...
 
     @property
     def clearance(self) -> float:
-        """Distance from a camera within which training places no matter, world units."""
+        """Distance from a camera within which training warped no matter, world units."""
         ...
 
     @property
@@ -52,55 +52,56 @@ class FieldFrame(Protocol):
 
     @property
     def fits_image_kernels(self) -> bool:
-        """Whether kernels that render whole images can map rays to this frame."""
+        """Whether kernels that render whole images can map rays to this warp."""
         ...
 
-    def in_world(self, number: int) -> Box:
+    def world_box(self, number: int) -> Box:
         """Returns one of the boxes, world units. Number 1 is :attr:`aabb`; each further box contains the one before."""
         ...
 
-    def agrees_with(self, other: FieldFrame | None) -> bool:
-        """Returns whether a field in this frame can continue training in ``other``."""
+    def agrees_with(self, other: Warp | None) -> bool:
+        """Returns whether a field in this warp can continue training in ``other``."""
         ...
 
     def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
         """Returns the edges, in world units, of a voxel in a box.
 
         Args:
-            voxels: Edges of a voxel in the frame.
-            number: As for :meth:`in_world`.
+            voxels: Edges of a voxel in warped coordinates.
+            number: As for :meth:`world_box`.
         """
         ...
 
-    def to_frame(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps world positions to the frame; not for graph capture.
+    def from_world(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Maps world positions to the warp; not for graph capture.
 
         Args:
             points: (M, 3) world positions, float32.
 
         Returns:
-            (M, 3) positions in the frame, infinite where it does not reach; and (M,) the length in world units of one
-            unit of the frame at each point.
+            (M, 3) positions in warped coordinates, infinite where it does not reach; and (M,) the length in world
+            units of one unit of the frame at each point.
         """
         ...
 
-    def to_frame_of(self, points: Tensor, places: Tensor) -> Tensor:
-        """Maps world positions to the frame near given places, differentiably.
+    def from_world_near(self, points: Tensor, warped: Tensor) -> Tensor:
+        """Maps world positions to the warp near given warped, differentiably.
 
         Args:
             points: (M, 3) world positions.
-            places: (M, 3) positions in the frame; if the frame has several boxes, they select the box for each point.
+            warped: (M, 3) positions in warped coordinates; if the warp has several boxes, they select the box for each
+                point.
 
         Returns:
-            (M, 3) positions in the frame.
+            (M, 3) positions in warped coordinates.
         """
         ...
 
-    def to_world(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Maps positions in the frame to the world; not for graph capture.
+    def to_world(self, warped: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Maps positions in warped coordinates to the world; not for graph capture.
 
         Args:
-            places: (M, 3) float32.
+            warped: (M, 3) float32.
 
         Returns:
             (M, 3) world positions, (M,) the indices of their boxes, int64, and (M,) whether rays can pass there.
@@ -110,7 +111,7 @@ class FieldFrame(Protocol):
     def map_rays(
         self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Maps rays to the frame, unless compiled ops do so by :attr:`op_arguments`.
+        """Maps rays to the warp, unless compiled ops do so by :attr:`op_arguments`.
 
         Args:
             origins: (R, 3) float32, world units.
@@ -127,7 +128,7 @@ class FieldFrame(Protocol):
         """Returns the distances (M,) of samples from the origins of their rays, world units.
 
         Args:
-            samples: M samples of R rays, with positions in the frame.
+            samples: M samples of R rays, with positions in warped coordinates.
             origins: (R, 3) world units.
             directions: (R, 3) unit length.
         """
@@ -137,14 +138,14 @@ class FieldFrame(Protocol):
         """Returns the lengths (M,) of samples along their rays, world units; not for graph capture.
 
         Args:
-            samples: M samples of R rays, with positions and lengths in the frame.
+            samples: M samples of R rays, with positions and lengths in warped coordinates.
             origins: (R, 3) world units.
             directions: (R, 3) unit length.
         """
         ...
 
     def ray_spacing(self, origins: Tensor, angles: Tensor) -> float:
-        """Returns the largest distance between neighbouring rays, in units of the frame, where detail matters most.
+        """Returns the largest distance between neighbouring rays, in units of the warp, where detail matters most.
 
         Args:
             origins: (N, 3) origins of pairs of rays, N at least 1, world units.
@@ -153,7 +154,7 @@ class FieldFrame(Protocol):
         ...
 
     def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
-        """Returns which cells of a grid over :attr:`frame_aabb` rays can pass through.
+        """Returns which cells of a grid over :attr:`warped_aabb` rays can pass through.
 
         Args:
             resolution: Number of cells along x, y and z.

@@ -1,4 +1,4 @@
-"""The base class of recipes, which define how each kind of field is built and trained."""
+"""The base class of models, which define how each kind of field is built and trained."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 
 
 @dataclass
-class Recipe:
+class ModelConfig:
     """One kind of field: its settings, its construction, and the parts of training that are specific to it.
 
     A subclass is a dataclass whose fields are the keys of ``model`` in the configuration; their annotations define the
     valid values (:func:`voxelfield.config.parsing.parse`). It must define :meth:`build`. The other methods have
     defaults that work for every field and assume nothing about a decoder beyond its documented attributes.
 
-    To make a recipe of another package available as ``model=NAME``, declare it there as an entry point::
+    To make a model of another package available as ``model=NAME``, declare it there as an entry point::
 
         [project.entry-points."voxelfield.models"]
         NAME = "package.module:ClassName"
 
     Attributes:
-        kind: The recipe's name; a subclass gives it a ``Literal`` type and a default.
+        kind: The model's name; a subclass gives it a ``Literal`` type and a default.
         grid_terms: The loss terms on the grid itself that this kind supports, of ``tv_density`` and ``tv_color``.
         image_backends: Subclasses of :class:`voxelfield.rendering.backends.backend.ImageBackend` that may render images
             of this kind faster than the general path, in the order in which they are tried
@@ -44,29 +44,31 @@ class Recipe:
     image_backends: ClassVar[tuple[type[ImageBackend], ...]] = ()
 
     @classmethod
-    def choose(cls, values: Any, name: str) -> type[Recipe]:
-        """Returns the recipe class selected by ``kind``, or the default recipe if there is no ``kind``.
+    def choose(cls, values: Any, name: str) -> type[ModelConfig]:
+        """Returns the model class selected by ``kind``, or the default model if there is no ``kind``.
 
         Args:
-            values: A mapping, or a recipe.
+            values: A mapping, or a model.
             name: The key of the values in the configuration.
 
         Raises:
-            ValueError: There is no recipe of that kind, or the entry point of another package is not a recipe.
+            ValueError: There is no model of that kind, or the entry point of another package is not a model.
         """
-        if cls is not Recipe:
+        if cls is not ModelConfig:
             return cls
-        if isinstance(values, Recipe):
+        if isinstance(values, ModelConfig):
             return type(values)
-        names = registry.recipe_names()
+        names = registry.model_names()
         kind = values.get("kind", names[0]) if isinstance(values, Mapping) else names[0]
         if kind not in names:
             raise ValueError(
                 f"{name}.kind must be one of {', '.join(names)}, got {'null' if kind is None else repr(kind)}"
             )
-        found = registry.load_recipe(kind)
-        if not (isinstance(found, type) and issubclass(found, Recipe)):
-            raise ValueError(f"{name}.kind={kind} must name a subclass of Recipe, but its entry point is {found!r}")
+        found = registry.load_model_config(kind)
+        if not (isinstance(found, type) and issubclass(found, ModelConfig)):
+            raise ValueError(
+                f"{name}.kind={kind} must name a subclass of ModelConfig, but its entry point is {found!r}"
+            )
         return found
 
     def check_resolution(self, finest: int, name: str) -> None:
@@ -74,7 +76,7 @@ class Recipe:
 
         Args:
             finest: The finest resolution, the cube root of the number of voxels.
-            name: The recipe's key in the configuration.
+            name: The model's key in the configuration.
 
         Raises:
             ValueError: The settings are incompatible; the message begins with the key.
@@ -87,7 +89,7 @@ class Recipe:
 
         Args:
             finest: Resolution that training reaches, the cube root of the number of voxels.
-            name: Name of this recipe in the configuration.
+            name: Name of this model in the configuration.
 
         Raises:
             ValueError: It has none; the message begins with the key.

@@ -18,7 +18,7 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.media.png import PngWriter
 from voxelfield.models.gridless import grid_of
 from voxelfield.models.model import Model
-from voxelfield.models.recipe import Recipe
+from voxelfield.models.model_config import ModelConfig
 from voxelfield.ops._checks import check_at_least_one
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.cameras import Cameras, overview, reference_camera
@@ -38,7 +38,7 @@ from voxelfield.warps.ndc_box import NdcBox
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class TrainedModel:
     """The result of training a field on a scene.
 
     Attributes:
@@ -66,8 +66,8 @@ class Run:
         return self.model.occupancy
 
     @property
-    def recipe(self) -> Recipe:
-        """The recipe that built the field."""
+    def model_config(self) -> ModelConfig:
+        """The model_config that built the field."""
         return self.config.model
 
     @property
@@ -77,7 +77,7 @@ class Run:
 
     def __repr__(self) -> str:
         """Returns one line that says what was trained."""
-        kind, name = self.recipe.kind, self.config.scene.name
+        kind, name = self.model_config.kind, self.config.scene.name
         return f"Run(scene={name!r}, model={kind!r}, steps={self.steps}, device={self.field.aabb.device})"
 
     def overview(self, size: int = 320) -> View:
@@ -88,8 +88,8 @@ class Run:
         Args:
             size: Width and height in pixels.
         """
-        if isinstance(self.field.frame, NdcBox):
-            return self.render(reference_camera(self.field.frame, size, size))
+        if isinstance(self.field.warp, NdcBox):
+            return self.render(reference_camera(self.field.warp, size, size))
         return self.render(overview(self.field.aabb, size, size))
 
     def _repr_png_(self) -> bytes | None:
@@ -218,7 +218,7 @@ class Run:
         return self.renderer()
 
 
-def load_run(path: Path | str, device: torch.device | str) -> Run:
+def load_trained_model(path: Path | str, device: torch.device | str) -> TrainedModel:
     """Loads the result of a run; the files of its scene are not needed.
 
     Args:
@@ -232,19 +232,19 @@ def load_run(path: Path | str, device: torch.device | str) -> Run:
     path, checkpoint = load_resolved(Path(path), device, ("config", "field", "occupancy", "step", "cameras"))
     with contents_of(path):
         config, field, occupancy, step = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))
-        run = restore_run(config, field, occupancy, step, device)
+        run = restore_trained_model(config, field, occupancy, step, device)
         if "cameras" not in checkpoint:
             return run
         return replace(run, cameras=RefinedCameras.from_state(checkpoint["cameras"]))
 
 
-def restore_run(
+def restore_trained_model(
     config: RunConfig | Mapping[str, Any],
     field_state: Mapping[str, Any],
     occupancy_state: Mapping[str, Tensor],
     steps: int,
     device: torch.device | str,
-) -> Run:
+) -> TrainedModel:
     """Reconstructs a run from its saved parts.
 
     Args:
@@ -260,26 +260,26 @@ def restore_run(
     """
     device = torch.device(device)
     settings = parse(RunConfig, config)
-    recipe, scene, trainer = settings.model, settings.scene, settings.trainer
+    model_config, scene, trainer = settings.model, settings.scene, settings.trainer
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}
     # Built on the meta device, because the values are about to be replaced: initialising them would take seconds, and
     # memory for any size that the configuration names.
     with torch.device("meta"):
-        field = untrained_field(recipe, scene, trainer, "meta")
+        field = untrained_field(model_config, scene, trainer, "meta")
     grid = grid_of(field)
     check_state("field", field, state, () if grid is None else grid.levels)
     field.load_state_dict(state, assign=True)
     if any(tensor.is_meta for tensor in (*field.parameters(), *field.buffers())):
         # A user's decoder may have buffers that are not saved.
-        field = untrained_field(recipe, scene, trainer, device)
+        field = untrained_field(model_config, scene, trainer, device)
         field.load_state_dict(state)
     field.requires_grad_(False)
     with torch.device("meta"):
         occupancy = OccupancyGrid(trainer.occupancy.resolution, grid_box(scene))
     check_state("occupancy", occupancy, occupancy_state)
     occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
-    model = Model(field.to(device), occupancy.to(device), recipe, trainer.sampling)
+    model = Model(field.to(device), occupancy.to(device), model_config, trainer.sampling)
     model.grid.to(copies_dtype(trainer.precision, device))
     model.adopt_resolution(reached_resolution(trainer.stages, steps))
     _ = model.settings  # rejects settings with which an image would take hours
-    return Run(model, settings, steps)
+    return TrainedModel(model, settings, steps)

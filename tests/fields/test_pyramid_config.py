@@ -1,4 +1,4 @@
-"""The recipe of pyramids: detail where images show something, within a limit."""
+"""The model of pyramids: detail where images show something, within a limit."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from voxelfield.models.pyramid import PyramidRecipe
+from voxelfield.models.pyramid import PyramidConfig
 
 BOX = torch.tensor([[0.0] * 3, [1.0] * 3])
 
 
 @pytest.mark.parametrize(("limit", "warned"), [(64, []), (24, [28]), (8, [28, 56])])
 def test_detail_beyond_the_limit_is_left_out_and_the_log_says_so(caplog, limit, warned):
-    recipe = PyramidRecipe(resolutions=[8], sparse_resolutions=[28, 56], max_blocks=limit)
-    field = recipe.build(BOX, [8, 56], "cpu")
+    model = PyramidConfig(resolutions=[8], sparse_resolutions=[28, 56], max_blocks=limit)
+    field = model.build(BOX, [8, 56], "cpu")
     asked = []
 
     def shown(shape: Sequence[int]) -> Tensor:
@@ -28,7 +28,7 @@ def test_detail_beyond_the_limit_is_left_out_and_the_log_says_so(caplog, limit, 
         return cells
 
     with caplog.at_level(logging.INFO):
-        recipe.add_detail(field, 56, shown, BOX, None)
+        model.add_detail(field, 56, shown, BOX, None)
     coarse, fine = field.grid.sparse_grids
     assert asked == [tuple(fine.exists.shape)] == [(8, 8, 8)]
     wanted = {28: 4 + 3, 56: 8 + 15}

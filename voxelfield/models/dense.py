@@ -1,4 +1,4 @@
-"""A single grid of density and features, with a shallow network for colour: ``model=mlp``."""
+"""A single grid of density and features, with a shallow network for colour: ``model=dense``."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.models.levels import Degree
-from voxelfield.models.recipe import Recipe
+from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.softplus import SoftplusDensityConfig
 
 
 @dataclass
-class MLPRecipe(Recipe):
+class DenseConfig(ModelConfig):
     """A single grid of density and features, with a shallow network for colour.
 
     Attributes:
-        kind: Identifies this recipe.
+        kind: Identifies this model.
         features: Number of features per vertex, in addition to the density.
         width: Width of the hidden layers.
         hidden: Number of hidden layers.
@@ -35,7 +35,7 @@ class MLPRecipe(Recipe):
 
     grid_terms: ClassVar[tuple[str, ...]] = ("tv_density", "tv_color")
 
-    kind: Literal["mlp"] = "mlp"
+    kind: Literal["dense"] = "dense"
     features: Count = 11
     width: Count = 64
     hidden: Count = 2
@@ -44,7 +44,7 @@ class MLPRecipe(Recipe):
     density: SoftplusDensityConfig = field(default_factory=SoftplusDensityConfig)
 
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
-        """See :class:`Recipe`. The grid has the first stage's resolution."""
+        """See :class:`ModelConfig`. The grid has the first stage's resolution."""
         density = DensityActivation(self.density.scale, self.density.initial)
         decoder = ColorMLPDecoder(self.features, self.width, self.hidden, self.view_degree, density)
         vertices = cubic_voxels(aabb, resolutions[0])
@@ -54,12 +54,12 @@ class MLPRecipe(Recipe):
         return RadianceField(grid, decoder).to(device)
 
     def grid_losses(self, field: RadianceField, weights: Mapping[str, float]) -> dict[str, Tensor]:
-        """See :class:`Recipe`. Returns the total variation of the raw density and of the colour features."""
+        """See :class:`ModelConfig`. Returns the total variation of the raw density and of the colour features."""
         channels = {"tv_density": slice(0, 1), "tv_color": slice(1, None)}
         grid = field.grid
         assert isinstance(grid, VoxelGrid)
         return {name: weight * grid.total_variation(channels=channels[name]) for name, weight in weights.items()}
 
     def count_features(self, field: RadianceField, finest: int) -> int:
-        """See :class:`Recipe`. The grid is resized up to the finest resolution."""
+        """See :class:`ModelConfig`. The grid is resized up to the finest resolution."""
         return finest**3 * field.grid.channels

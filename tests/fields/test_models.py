@@ -1,4 +1,4 @@
-"""Recipes of other packages: what docs/recipes.md shows is found, configured, trained and loaded again."""
+"""Models of other packages: what docs/models.md shows is found, configured, trained and loaded again."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from warm_python import warm_python
 
 from voxelfield.config.parsing import parse
-from voxelfield.models.pyramid import PyramidRecipe
-from voxelfield.models.recipe import Recipe
-from voxelfield.models.registry import recipe_names
+from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.pyramid import PyramidConfig
+from voxelfield.models.registry import model_names
 
 ROOT = Path(__file__).parents[2]
 LEARNED = 17.0  # dB
@@ -35,7 +35,7 @@ def install(folder: Path, name: str, entry_points: dict[str, str]) -> None:
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's package, as if it were installed."""
     folder = tmp_path_factory.mktemp("installed")
-    shown = dict(FILE.findall((ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")))
+    shown = dict(FILE.findall((ROOT / "docs" / "models.md").read_text(encoding="utf-8")))
     (folder / "sdf_field.py").write_text(shown["sdf_field.py"])
     project = configparser.ConfigParser()
     project.read_string(shown["pyproject.toml"])  # these few lines of TOML are an INI file too
@@ -73,29 +73,29 @@ def test_settings_of_a_foreign_recipe_are_checked(package: Path) -> None:
 
 
 def test_a_recipe_that_cannot_be_imported_harms_no_other_run(tmp_path: Path) -> None:
-    install(tmp_path, "broken", {"broken": "there_is_no_such_module:Recipe"})
+    install(tmp_path, "broken", {"broken": "there_is_no_such_module:ModelConfig"})
     done = run(tmp_path, "train.py", "trainer.steps=-1")
     assert "model=broken is not available" in done.stderr
     assert "trainer.steps must be at least 1, got -1" in done.stderr
 
 
 def test_a_recipe_that_ends_the_program_does_not(tmp_path: Path) -> None:
-    install(tmp_path, "leaving", {"leaving": "leaving:Recipe"})
+    install(tmp_path, "leaving", {"leaving": "leaving:ModelConfig"})
     (tmp_path / "leaving.py").write_text("raise SystemExit('goodbye')")
     done = run(tmp_path, "train.py", "trainer.steps=-1")
     assert "model=leaving is not available" in done.stderr
     assert "trainer.steps must be at least 1, got -1" in done.stderr
-    script = "from voxelfield.models.recipe import Recipe; Recipe.choose({'kind': 'leaving'}, 'model')"
+    script = "from voxelfield.models.model_config import ModelConfig; ModelConfig.choose({'kind': 'leaving'}, 'model')"
     refused = run(tmp_path, "-c", script).stderr.splitlines()[-1]
-    wanted = "ValueError: model.kind=leaving must name a recipe that can be imported, got SystemExit: goodbye"
+    wanted = "ValueError: model.kind=leaving must name a model that can be imported, got SystemExit: goodbye"
     assert refused == wanted
 
 
 def test_without_a_kind_a_recipe_is_a_pyramid() -> None:
-    assert parse(Recipe, {}, "model") == PyramidRecipe()
-    assert recipe_names()[0] == "pyramid"
+    assert parse(ModelConfig, {}, "model") == PyramidConfig()
+    assert model_names()[0] == "pyramid"
 
 
 def test_an_unknown_kind_is_refused_with_the_choices() -> None:
-    with pytest.raises(ValueError, match=r"^model\.kind must be one of pyramid, sh, mlp.*, got 'hash'$"):
-        parse(Recipe, {"kind": "hash"}, "model")
+    with pytest.raises(ValueError, match=r"^model\.kind must be one of pyramid, sh, dense.*, got 'hash'$"):
+        parse(ModelConfig, {"kind": "hash"}, "model")

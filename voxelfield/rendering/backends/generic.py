@@ -10,7 +10,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View, render_view
 
 
-class Views(ImageBackend):
+class GenericBackend(ImageBackend):
     """:func:`voxelfield.rendering.render.render_view`, the general path; synchronises with the device."""
 
     name = "render_view"

@@ -1,4 +1,4 @@
-"""Fields over a frame of their own, for the tests of nested boxes and of normalised device coordinates."""
+"""Fields over a warp of their own, for the tests of nested boxes and of normalised device coordinates."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.warps.field_frame import FieldFrame
+from voxelfield.warps.warp import Warp
 
 
-def field_over(
-    frame: FieldFrame, cells: tuple[int, int, int], device: torch.device
-) -> tuple[RadianceField, OccupancyGrid]:
-    """Returns a random pyramid over a frame, and an occupancy grid with seven tenths of the reachable cells."""
-    pyramid = VoxelPyramid((8, 16, 24), 4, frame.frame_aabb, init_range=1.0)
+def field_over(warp: Warp, cells: tuple[int, int, int], device: torch.device) -> tuple[RadianceField, OccupancyGrid]:
+    """Returns a random pyramid over a warp, and an occupancy grid with seven tenths of the reachable cells."""
+    pyramid = VoxelPyramid((8, 16, 24), 4, warp.warped_aabb, init_range=1.0)
     decoder = FusedMLPDecoder(pyramid.channels, 32, 16, 2, 2, ExponentialDensity(2.0))
-    field = RadianceField(pyramid, decoder, frame).to(device)
+    field = RadianceField(pyramid, decoder, warp).to(device)
     if device.type == "cuda":
-        pyramid.keep_copies(torch.float16)
-    occupancy = OccupancyGrid(cells, frame.frame_aabb)
-    possible = frame.cells_in_use(cells, torch.device("cpu"))
+        pyramid.enable_copies(torch.float16)
+    occupancy = OccupancyGrid(cells, warp.warped_aabb)
+    possible = warp.cells_in_use(cells, torch.device("cpu"))
     occupancy.restrict(possible & (torch.rand(cells) < 0.7), occupancy.aabb)
     return field, occupancy.to(device)
 
@@ -33,4 +31,4 @@ class General(RadianceField):
 
 def general(field: RadianceField) -> General:
     """Returns a field with the same grid and decoder that takes the general path."""
-    return General(field.grid, field.decoder, field.frame)
+    return General(field.grid, field.decoder, field.warp)

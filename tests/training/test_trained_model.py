@@ -20,11 +20,11 @@ from voxelfield.datasets.registry import Format
 from voxelfield.datasets.scene import Scene
 from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.export import save_model
-from voxelfield.models.mlp import MLPRecipe
-from voxelfield.training.run import load_run
+from voxelfield.models.dense import DenseConfig
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from voxelfield.training.state.saved_state import check_state
+from voxelfield.training.trained_model import load_trained_model
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
@@ -51,7 +51,7 @@ MODELS = {
         "trainer.loss_scale=4096",
     ),
     "render_grid_image": ("model=sh", "model.resolutions=[4,12]"),
-    "render_view": ("model=mlp",),
+    "render_view": ("model=dense",),
 }
 backends = pytest.mark.parametrize("backend", MODELS)
 
@@ -66,7 +66,7 @@ def train(scene, tmp_path):
     """Trains for some steps into a run directory."""
 
     def make(backend: str, device: torch.device, *overrides: str) -> Session:
-        settings = preset("model=mlp", "trainer=cpu", *TINY, *MODELS[backend], *overrides, f"device={device}")
+        settings = preset("model=dense", "trainer=cpu", *TINY, *MODELS[backend], *overrides, f"device={device}")
         session = Session.from_config(scene, settings, output=tmp_path / "run")
         assert session.fit()
         return session
@@ -76,14 +76,14 @@ def train(scene, tmp_path):
 
 def test_buffers_that_are_not_saved_are_computed_again(train, monkeypatch):
     output = train("render_view", torch.device("cpu")).output
-    build = MLPRecipe.build
+    build = DenseConfig.build
 
-    def with_table(recipe, aabb, resolutions, device):
-        field = build(recipe, aabb, resolutions, device)
+    def with_table(model, aabb, resolutions, device):
+        field = build(model, aabb, resolutions, device)
         field.decoder.register_buffer("table", torch.arange(3.0, device=device), persistent=False)
         return field
 
-    monkeypatch.setattr(MLPRecipe, "build", with_table)
+    monkeypatch.setattr(DenseConfig, "build", with_table)
     loaded = voxelfield.load(output, "cpu")
     assert loaded.field.decoder.table.tolist() == [0, 1, 2]
     assert loaded.field.grid.features.std() > 0
@@ -99,7 +99,11 @@ def test_a_checkpoint_of_a_stranger_has_plain_settings_and_sound_tensors(train, 
     assert loaded.config.scene.name == "${oc.env:TOKEN}"
     assert "secret" not in repr(loaded)
     for part, changes, message in (
-        ("occupancy", {"highest": state["occupancy"]["highest"].half()}, "occupancy.highest must be torch.float32"),
+        (
+            "occupancy",
+            {"density_ema_max": state["occupancy"]["density_ema_max"].half()},
+            "occupancy.density_ema_max must be torch.float32",
+        ),
         ("field", {"grid.aabb": torch.zeros(2, 3)}, "field.grid.aabb must be finite with low < high"),
     ):
         save_checkpoint(tmp_path / "last.pt", state | {part: {**state[part], **changes}})
@@ -162,7 +166,7 @@ def test_a_run_draws_a_path_and_goes_on_as_a_model_file(train, scene, device, tm
 
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"{tmp_path} holds no checkpoint"):
-        load_run(tmp_path, torch.device("cpu"))
+        load_trained_model(tmp_path, torch.device("cpu"))
 
 
 # --------------------------------------------------------------------------------------------------- the benchmark
@@ -208,7 +212,7 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
         assert row["supersampling"] == 2
         assert row["pixel_averaging"] == "linear_light"
         assert row["steps_trained"] == 6
-        renderer = load_run(trainer.output, device).renderer(row["backend"])
+        renderer = load_trained_model(trainer.output, device).renderer(row["backend"])
         expected = evaluate_split(renderer.view, split, trainer.background, None, progress=False)
         assert row["psnr"] == pytest.approx(expected.psnr, abs=1e-3)
         assert row["ssim"] == pytest.approx(expected.ssim, abs=1e-4)
