@@ -60,11 +60,6 @@ def run(request, device) -> TrainedModel:
     ball = torch.stack(axes).norm(dim=0) < 0.6
     empty = torch.zeros(12, 12, 12)
     occupancy = {"occupied": ball, "allowed": ball, "density_ema_max": empty, "aabb": torch.tensor(BOX)}
-        "occupied": ball,
-        "allowed": ball,
-        "density_ema_max": torch.zeros(12, 12, 12),
-        "aabb": torch.tensor(BOX),
-    }
     return restore_trained_model(settings, field.state_dict(), occupancy, 7, device)
 
 

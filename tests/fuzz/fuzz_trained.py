@@ -18,8 +18,8 @@ from torch import Tensor
 
 from voxelfield.export.model_file import _checksum, _with_checksum, save_model
 from voxelfield.training.config import preset
-from voxelfield.training.state.checkpoint import save_checkpoint, seal
 from voxelfield.training.trained_model import TrainedModel, restore_trained_model
+from voxelfield.training.state.checkpoint import save_checkpoint, seal
 
 KEY = "voxelfield model"
 _BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
@@ -40,11 +40,6 @@ def small_run() -> TrainedModel:
     cells = torch.rand(3, 3, 3) < 0.6
     empty = torch.zeros(3, 3, 3)
     occupancy = {"occupied": cells, "allowed": cells, "density_ema_max": empty, "aabb": torch.tensor(_BOX)}
-        "occupied": cells,
-        "allowed": cells,
-        "density_ema_max": torch.zeros(3, 3, 3),
-        "aabb": torch.tensor(_BOX),
-    }
     return restore_trained_model(settings, field.state_dict(), occupancy, 7, "cpu")
 
 
