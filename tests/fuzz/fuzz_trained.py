@@ -18,8 +18,8 @@ from torch import Tensor
 
 from voxelfield.export.model_file import _checksum, _with_checksum, save_model
 from voxelfield.training.config import preset
-from voxelfield.training.trained_model import TrainedModel, restore_trained_model
 from voxelfield.training.state.checkpoint import save_checkpoint, seal
+from voxelfield.training.trained_model import TrainedModel, restore_trained_model
 
 KEY = "voxelfield model"
 _BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
