@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from voxelfield.cli.log_lines import one_line_records
-from voxelfield.datasets.catalogue import downloadable_scenes
-from voxelfield.datasets.download import DownloadError, download
+from voxelfield.datasets.download import DownloadError, download, downloadable_scenes
 
 logger = logging.getLogger(__name__)
 

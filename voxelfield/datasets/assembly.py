@@ -40,7 +40,6 @@ def load_capture(
     listed: Mapping[str, Collection[Path]] | None = None,
     points: Tensor | None = None,
     stated_box: Tensor | None = None,
-    visible_box: Tensor | None = None,
 ) -> Scene:
     """Makes a scene of the photographs of a capture, whose format need not list splits.
 
@@ -51,9 +50,8 @@ def load_capture(
             Shrunk images are used if each has one.
         options: What to load, and how.
         listed: The paths of each split's photographs, if the format lists them.
-        points: As for :func:`assemble`, like the following two.
-        stated_box: See there.
-        visible_box: See there.
+        points: As for :func:`assemble`.
+        stated_box: As for :func:`assemble`.
 
     Returns:
         The scene, on the CPU. :func:`voxelfield.datasets.splits.choose_splits` says which splits it has.
@@ -69,7 +67,7 @@ def load_capture(
         there = [replace(photo, shrunk=None) for photo in there]
     splits = choose_splits(source, {"train": there} if listed is None else _as_listed(source, there, listed), options)
     loaded = {name: read_split(chosen, options) for name, chosen in splits.items()}
-    return scene_of_photos(folder, source, there, loaded, options, points, stated_box, visible_box)
+    return scene_of_photos(folder, source, there, loaded, options, points, stated_box)
 
 
 def _as_listed(source: Path, photos: Sequence[Photo], listed: Mapping[str, Collection[Path]]) -> dict[str, list[Photo]]:
@@ -94,7 +92,6 @@ def scene_of_photos(
     options: LoadOptions,
     points: Tensor | None = None,
     stated_box: Tensor | None = None,
-    visible_box: Tensor | None = None,
 ) -> Scene:
     """Makes a scene of splits that were read from files; like :func:`load_capture`, whose arguments it shares.
 
@@ -104,9 +101,8 @@ def scene_of_photos(
         photos: All photographs whose files exist, whether their split is loaded or not.
         splits: The loaded splits by name.
         options: What was loaded, and how.
-        points: As for :func:`assemble`, like the following two.
-        stated_box: See there.
-        visible_box: See there.
+        points: As for :func:`assemble`.
+        stated_box: As for :func:`assemble`.
     """
     if not any(photo.mask is not None or photo.alpha is not None for photo in photos):
         for masks in (folder / "masks", folder / "mask"):
@@ -129,7 +125,7 @@ def scene_of_photos(
 
     poses = torch.stack([photo.c2w for photo in photos])
     name = folder.resolve().name
-    scene = assemble(name, source, splits, options, poses, silhouettes, points, stated_box, visible_box)
+    scene = assemble(name, source, splits, options, poses, silhouettes, points, stated_box)
     # Sizes of images that are not loaded must be read from their files.
     return scene if scene.bounded else replace(scene, all_cameras=cameras_of(photos, options))
 
@@ -143,7 +139,6 @@ def assemble(
     silhouettes: Silhouettes,
     points: Tensor | None = None,
     stated_box: Tensor | None = None,
-    visible_box: Tensor | None = None,
 ) -> Scene:
     """Makes a scene of loaded splits and determines its box.
 
@@ -161,7 +156,6 @@ def assemble(
         silhouettes: Called if the images show an object without a given box.
         points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
         stated_box: The box (2, 3) around the subject that the format states, if any.
-        visible_box: The box (2, 3) around everything visible; None: it is estimated from the points or the cameras.
 
     Raises:
         ValueError: Silhouettes only agree if the poses have another convention, a photograph has no opaque pixels that
@@ -178,7 +172,7 @@ def assemble(
     elif cut_out:
         aabb = _box_of_object(source, splits, silhouettes)
     else:
-        aabb, estimated = _box_of_place(poses, points) if visible_box is None else visible_box, True
+        aabb, estimated = _box_of_place(poses, points), True
     box = box_tensor(parse_box(aabb), torch.device("cpu"))
     return Scene(name, box, dict(splits), cut_out or options.aabb is not None, estimated, points, poses)
 

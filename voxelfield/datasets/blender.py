@@ -73,7 +73,7 @@ def available_splits(folder: Path | str) -> tuple[str, ...]:
 def _read_photos(folder: Path, name: str, missing_images: Literal["error", "skip"]) -> list[Photo]:
     """Returns the photographs of a split; none if its file lists none, or if all are missing and may be."""
     file = _split_file(folder, name)
-    photos = read_transforms(file, may_be_empty=name != "train")
+    photos, _ = read_transforms(file, may_be_empty=name != "train")
     if missing_images == "skip" and name != "train" and not any(photo.path.is_file() for photo in photos):
         if photos:
             logger.warning("%s: all %d images are missing; the split is left out", file, len(photos))

@@ -50,10 +50,10 @@ class ImagePaths:
             key: What the file calls them, for messages.
 
         Returns:
-            The paths by name. Those of files that are found nowhere are where they would be expected.
+            The paths by name. A path within the folder stands for a file that is found nowhere.
 
         Raises:
-            ValueError: A name cannot be that of a file, or leads out of the folder to where nothing like it is inside.
+            ValueError: A name cannot be that of a file.
         """
         names = list(dict.fromkeys(names))
         found: dict[str, str] = {}
@@ -73,8 +73,7 @@ class ImagePaths:
                 *(self._file, len(elsewhere), len(names), shown(name), path),
             )
         found |= elsewhere
-        dropped = {prefix for name, path in elsewhere.items() if (prefix := _dropped(name, path)) is not None}
-        return {name: self._file.parent / (found.get(name) or self._expected(name, key, dropped)) for name in names}
+        return {name: self._file.parent / found.get(name, "/".join(_parts(name))) for name in names}
 
     def _inside(self, name: str, key: str) -> str | None:
         """Returns a name relative to the folder, or None if it leaves the folder.
@@ -117,16 +116,6 @@ class ImagePaths:
                 known.setdefault(form(path), []).append(path)
         return files
 
-    def _expected(self, name: str, key: str, dropped: Iterable[tuple[str, ...]]) -> str:
-        """Returns where a file that is nowhere would be: without the folders that other names have in front, if any."""
-        parts = _parts(name)
-        for prefix in dropped:
-            if len(parts) > len(prefix) and tuple(parts[: len(prefix)]) == prefix:
-                return _with_suffixes("/".join(parts[len(prefix) :]))[0]
-        if self._inside(name.replace("\\", "/"), key) is None or _DRIVE.match(name):
-            raise ValueError(f"{self._file}: '{key}' must be inside the scene's folder, got {shown(name)}")
-        return _with_suffixes("/".join(parts))[0]
-
 
 def images_within(folder: Path) -> Iterator[str]:
     """Yields the image files in a folder and its folders, by suffix, relative to it and with slashes.
@@ -148,14 +137,10 @@ def why_missing(folder: Path, missing: Sequence[Path]) -> str:
         missing: Where they were expected; at least one.
     """
     wanted = missing[0]
-    there = list(images_within(folder))
-    for form in (str.casefold, _bare):
-        alike = [path for path in there if form(Path(path).name) == form(wanted.name)]
-        if alike:
-            return f"; there is {folder / alike[0]}: were the images moved or renamed?"
     others = sorted(path.name for path in wanted.parent.glob(f"{_escaped(wanted.stem)}.*") if path.is_file())
     if others:
         return f"; there is {wanted.with_name(others[0])}: convert such files to one of {', '.join(IMAGE_SUFFIXES)}"
+    there = list(images_within(folder))
     if not there:
         return f"; {folder} holds no images at all: were they copied along?"
     return f"; {folder} holds {len(there)} images of other names, such as {there[0]}"
@@ -169,12 +154,6 @@ def _parts(name: str) -> list[str]:
     """Returns the parts of a path of any system, without a drive and without dots."""
     parts = [part for part in posixpath.normpath(name.replace("\\", "/")).split("/") if part not in ("", ".", "..")]
     return parts[1:] if parts and _DRIVE.fullmatch(parts[0]) else parts
-
-
-def _dropped(name: str, path: str) -> tuple[str, ...] | None:
-    """Returns the parts of a name in front of those of the path that was found for it."""
-    parts, kept = _parts(name), path.count("/") + 1
-    return tuple(parts[:-kept]) if len(parts) > kept else None
 
 
 def _with_suffixes(path: str) -> list[str]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ import torch
 from PIL import ExifTags, Image, TiffImagePlugin
 from torch import Tensor
 
-from voxelfield.datasets.transparency import CUT_OUT, mean_transparency
 from voxelfield.files import open_regular
 
 logger = logging.getLogger(__name__)
@@ -55,34 +54,27 @@ def read_images(
         largest height and width. A smaller image lies at the top left, with opaque black beside it.
 
     Raises:
-        ValueError: An image is unreadable, of another kind, has no alpha channel where others have transparent pixels,
-            or is so much larger than the others that most of the memory would be room beside these.
+        ValueError: An image is unreadable, of another kind, or so much larger than the others that most of the memory
+            would be empty room beside these.
     """
     # All headers come before the first pixels, so that a single huge image is refused before it takes memory.
-    headers = _in_threads(lambda index: _header(paths[index]), len(paths), "looked at")
-    for index, alpha in enumerate(alphas or ()):
-        headers[index] = headers[index]._replace(has_alpha=headers[index].has_alpha or alpha is not None)
-    sizes = [header.size for header in headers] if sizes is None else sizes
+    sizes = image_sizes(paths) if sizes is None else sizes
     room = _common_room(paths, sizes)
     images = np.empty((len(paths), room[1], room[0], 4), dtype=np.uint8)
 
     def fill(index: int) -> None:
-        image, expected = _decode(paths[index]), headers[index].size
-        if image.size != expected:  # the file has changed meanwhile
-            found = f"{image.size[0]}x{image.size[1]}"
-            raise ValueError(f"{paths[index]}: size must be {expected[0]}x{expected[1]}, as it was before, got {found}")
+        image = _decode(paths[index])
         alpha = alphas[index] if alphas is not None else None
         if alpha is not None:
-            image.putalpha(_read_grey(alpha, expected))
+            image.putalpha(_read_grey(alpha, image.size))
         if sizes[index] != room:
             images[index] = (0, 0, 0, 255)
         # NumPy would have the pixels twice more in new memory, in which all threads wait for the system.
         target = Image.frombuffer("RGBA", room, images[index], "raw", "RGBA", 0, 1)
         target.readonly = 0
-        target.paste(image if image.size == sizes[index] else _area_resized(image, sizes[index]))
+        target.paste(image if image.size == sizes[index] else area_resized(image, sizes[index]))
 
     _in_threads(fill, len(paths), "read")
-    _check_alpha(paths, [header.has_alpha for header in headers], images, sizes)
     return torch.from_numpy(images)
 
 
@@ -143,37 +135,6 @@ def _common_room(paths: Sequence[Path], sizes: Sequence[Size]) -> Size:
             "the longest side of all images (trainer.image_size; in Python, image_size)"
         )
     return width, height
-
-
-class _Header(NamedTuple):
-    """The header of an image file."""
-
-    size: Size
-    has_alpha: bool
-
-
-def _header(path: Path) -> _Header:
-    with open_image(path) as image:
-        return _Header(image.size, _has_alpha(image))
-
-
-def _check_alpha(
-    paths: Sequence[Path], has_alpha: Sequence[bool], images: npt.NDArray[np.uint8], sizes: Sequence[Size]
-) -> None:
-    """Refuses images without alpha among others (N, H, W, 4) that are transparent around their subject."""
-    if all(has_alpha) or not any(has_alpha):
-        return
-    shares = {
-        index: mean_transparency(images[index, :height, :width])
-        for index, (width, height) in enumerate(sizes)
-        if has_alpha[index]
-    }
-    if sum(shares.values()) >= CUT_OUT * len(shares):
-        raise ValueError(
-            f"{paths[has_alpha.index(False)]}: must have an alpha channel, as "
-            f"{paths[max(shares, key=shares.__getitem__)]} has one with transparent pixels, got none: cut its "
-            "background out too, or leave the image out"
-        )
 
 
 def read_masks(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size]) -> Tensor:
@@ -322,25 +283,20 @@ def exif_orientation(path: Path) -> int:
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
-def area_resized(image: npt.NDArray[np.uint8], size: Size) -> npt.NDArray[np.uint8]:
-    """Shrinks an RGBA image by averaging the pixels that fall into each new one, weighting colours by their alpha.
+def area_resized(image: Image.Image, size: Size) -> Image.Image:
+    """Shrinks an image by averaging the pixels that fall into each new one, weighting colours by their alpha.
 
-    Transparent pixels have no say in a colour, so silhouettes get no dark or stray fringe. Averages are rounded to
+    Colours of transparent pixels do not count, so silhouettes get no dark or stray fringe. Averages are rounded to
     nearest. Those of opaque images may differ from the exact average by up to 1 of 255, unless both sides are divided
     by the same power of two.
 
     Args:
-        image: (H, W, 4) uint8 RGBA, straight alpha.
+        image: Mode RGB, or RGBA with straight alpha.
         size: The new width and height.
 
     Returns:
-        (height, width, 4) uint8, straight alpha; black where fully transparent.
+        The image, straight alpha, black where fully transparent; mode RGB if it is opaque.
     """
-    return np.asarray(_area_resized(Image.fromarray(image), size).convert("RGBA"))
-
-
-def _area_resized(image: Image.Image, size: Size) -> Image.Image:
-    """Shrinks an image of mode RGB or RGBA; an opaque one may become RGB."""
     if image.mode == "RGB" or image.getchannel("A").getextrema() == (255, 255):
         opaque = image if image.mode == "RGB" else image.convert("RGB")
         factors = image.width // size[0], image.height // size[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from voxelfield.datasets import download as downloads
-from voxelfield.datasets.catalogue import downloadable_scenes, manifest_path
+from voxelfield.datasets.download import downloadable_scenes, manifest_path
 from voxelfield.datasets.registry import recognised_format, wanted_files
 from voxelfield.installed import BUNDLED_SCENE, bundled_scene, config_folder
 

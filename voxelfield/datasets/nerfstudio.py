@@ -14,7 +14,6 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, with_shrunk_images
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.splits import SPLITS
-from voxelfield.datasets.text import json_object, read_text
 from voxelfield.datasets.transforms import read_transforms
 from voxelfield.ops._errors import shown
 
@@ -27,11 +26,11 @@ def is_nerfstudio(folder: Path) -> bool:
 
 
 def load_nerfstudio(folder: Path, options: LoadOptions) -> Scene:
-    """Loads a capture; see :class:`voxelfield.datasets.registry.Loader`."""
+    """Loads a capture; see :class:`voxelfield.datasets.registry.Format`."""
     file = folder / FILE
-    photos = with_shrunk_images(read_transforms(file), folder / "images", options.downscale)
-    listed = _listed_splits(file, json_object(str(file), read_text(file)), photos)
-    return load_capture(folder, file, photos, options, listed)
+    photos, meta = read_transforms(file)
+    photos = with_shrunk_images(photos, folder / "images", options.downscale)
+    return load_capture(folder, file, photos, options, _listed_splits(file, meta, photos))
 
 
 def _listed_splits(file: Path, meta: dict[str, Any], photos: list[Photo]) -> dict[str, set[Path]] | None:

@@ -21,7 +21,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import FARTHEST, check_poses, turned_about
 from voxelfield.datasets.scene import Scene
-from voxelfield.datasets.text import read_text
+from voxelfield.files import read_regular
 
 FILE = "intrinsics.txt"
 
@@ -34,7 +34,7 @@ def is_nsvf(folder: Path) -> bool:
 
 
 def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
-    """Loads a scene; see :class:`voxelfield.datasets.registry.Loader`.
+    """Loads a scene; see :class:`voxelfield.datasets.registry.Format`.
 
     In Tanks & Temples and BlendedMVS no name begins with 2, and names with 1 are the test views. The
     box is that of ``bbox.txt``.
@@ -68,7 +68,7 @@ def _read_numbers(file: Path) -> list[float]:
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
     try:
-        numbers = [float(word) for word in read_text(file).split()]
+        numbers = [float(word) for word in read_regular(file).decode("utf-8-sig").split()]
     except ValueError as error:
         raise ValueError(f"{file}: must hold numbers only ({error})") from error
     if not all(map(math.isfinite, numbers)):

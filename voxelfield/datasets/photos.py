@@ -146,9 +146,9 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
 
     Raises:
         FileNotFoundError: A mask is missing.
-        ValueError: An image is unreadable, not of the size that its camera takes, or alone in having no alpha channel;
-            intrinsics are invalid; a mask is unreadable, of another size than its image, or black throughout; a depth
-            image is unreadable or of another shape than its image; or only some photographs have a time.
+        ValueError: An image is unreadable, or not of the size that its camera takes; intrinsics are invalid; a mask is
+            unreadable, of another size than its image, or black throughout; a depth image is unreadable or of another
+            shape than its image; or only some photographs have a time.
     """
     whole = [photo.path for photo in photos]
     shrunk = [photo.shrunk for photo in photos if photo.shrunk is not None]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from voxelfield.datasets.image_paths import ImagePaths
 from voxelfield.datasets.lenses import CAMERA_MODELS, TRANSFORMS_MODELS, photo_lens
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import check_poses
-from voxelfield.datasets.text import json_object, read_text
+from voxelfield.datasets.text import json_object
 from voxelfield.datasets.transforms_keys import LENS_KEY, check_keys
+from voxelfield.files import read_regular
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.lens import LENS_TERMS, Lens, LensModel
@@ -40,15 +41,13 @@ _MANY_FRAMES = 10_000
 _FOCAL_KEYS = {"x": ("fl_x", "camera_angle_x", "x_fov"), "y": ("fl_y", "camera_angle_y", "y_fov")}
 _INTRINSICS = {*_FOCAL_KEYS["x"], *_FOCAL_KEYS["y"], "cx", "cy", "w", "h"}
 _OPTIONAL_PATHS = ("mask_path", "depth_file_path")
-# Ratio of two values of one focal length that are taken to be the same.
-_SAME = 1.01
 # COLMAP's names of two coefficients differ from OpenCV's.
 _ALIASES = {"sx1": "s1", "sy1": "s3"}
 # The coefficients that have keys of their own. nerfstudio lists those of fisheye624, whose names differ elsewhere.
 _KEYS: dict[LensModel, tuple[str, ...]] = LENS_TERMS | {"fisheye624": ()}
 
 
-def read_transforms(file: Path, *, may_be_empty: bool = False) -> list[Photo]:
+def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Photo], dict[str, Any]]:
     """Reads such a file.
 
     Args:
@@ -56,15 +55,15 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> list[Photo]:
         may_be_empty: Whether a file without frames is valid.
 
     Returns:
-        The photographs that it lists, whether their files are there or not.
+        The photographs that it lists, whether their files exist or not, and the whole content of the file.
 
     Raises:
         ValueError: It is not as described above, an image's path leaves the folder, or a lens is of another
             model.
     """
-    meta = json_object(str(file), read_text(file))
+    meta = json_object(str(file), read_regular(file))
     if may_be_empty and meta.get("frames") == []:
-        return []
+        return [], meta
     frames = _frames(file, meta)
     if len(frames) >= _MANY_FRAMES:
         logger.info("%s: checking %d frames", file, len(frames))
@@ -74,8 +73,9 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> list[Photo]:
     masks, depths = (
         paths.find((frame[key] for frame in frames if frame.get(key) is not None), key) for key in _OPTIONAL_PATHS
     )
-    _warn_of_missing_depths(file, depths.values())
-    _warn_of_two_focal_lengths(file, meta, frames)
+    missing = [path for path in depths.values() if not path.is_file()]
+    if missing:
+        logger.warning("%s: %d depth images are missing, the first is %s", file, len(missing), missing[0])
     common: Callable[[int, int], Intrinsics] | None = None
     photos = []
     for frame, pose in zip(frames, _poses(file, frames), strict=True):
@@ -100,15 +100,7 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> list[Photo]:
                 depth_unit=unit,
             )
         )
-    return photos
-
-
-def _warn_of_missing_depths(file: Path, paths: Collection[Path]) -> None:
-    missing = [path for path in paths if not path.is_file()]
-    if missing:
-        logger.warning(
-            "%s: %d of %d depth images are missing, the first is %s", file, len(missing), len(paths), missing[0]
-        )
+    return photos, meta
 
 
 def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -218,25 +210,6 @@ def _focal(file: Path, holder: Mapping[str, Any], axis: str) -> Callable[[float]
         raise ValueError(f"{file}: '{key}' must be {expected}, got {value}")
     slope = 2 * math.tan(0.5 * (math.radians(value) if in_degrees else value))
     return lambda side: side / slope
-
-
-def _warn_of_two_focal_lengths(file: Path, meta: Mapping[str, Any], frames: Iterable[Mapping[str, Any]]) -> None:
-    """Warns of a field of view that contradicts the focal length beside it, which counts."""
-    for holder in (meta, *frames):
-        for (axis, keys), side in zip(_FOCAL_KEYS.items(), ("w", "h"), strict=True):
-            given = [key for key in keys if holder.get(key) is not None]
-            if len(given) < 2 or holder.get(side, meta.get(side)) is None:
-                continue
-            length = _number(file, ChainMap(dict(holder), dict(meta)), side)
-            first, second = (_focal(file, {key: holder[key]}, axis) for key in given[:2])
-            assert first is not None
-            assert second is not None
-            if not 1 / _SAME < first(length) / second(length) < _SAME:
-                logger.warning(
-                    "%s: %r (%s) has no effect, as %r (%s) is another focal length",
-                    *(file, given[1], shown(holder[given[1]]), given[0], shown(holder[given[0]])),
-                )
-                return
 
 
 def _lens(file: Path, meta: Mapping[str, Any]) -> Lens | None:

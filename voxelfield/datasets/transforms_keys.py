@@ -38,25 +38,6 @@ _REFUSED = {
     "normal_mts_args": "poses are taken to have OpenGL's axes, not Mitsuba's",
 }
 
-# They change the images or the choice of frames in other programs, but nothing here.
-_WITHOUT_EFFECT = {
-    "white_transparent": "white pixels stay white; trainer.background=white trains an object in front of white",
-    "black_transparent": "black pixels stay black; trainer.background=black trains an object in front of black",
-    "mask_color": "pixels of that colour count",
-    "fix_premult": "colours are taken to be straight, not multiplied by alpha",
-    "sharpen": "images are not sharpened",
-    "sharpness_discard_threshold": "blurred frames are used, too",
-    "fisheye_crop_radius": "the corners of fisheye images count; masks can exclude them",
-    "envmap": "nothing is known of the background",
-    "driver_parameters": "the light is taken to be the same in all frames",
-}
-
-# Data for which there is no use here.
-_UNUSED = {
-    *("depth_path", "integer_depth_scale", "enable_depth_loading"),
-    *("normal_file_path", "normal_path", "semantic_path", "semantic_file_path", "ply_file_path", "enable_ray_loading"),
-}
-
 # Provenance, and the normalisation of other programs, which leaves the poses in the file as they are.
 _HARMLESS = {
     *("aabb_scale", "scale", "offset", "aabb", "render_aabb", "up", "applied_transform", "applied_scale"),
@@ -67,7 +48,7 @@ _HARMLESS = {
 
 
 def check_keys(file: Path, meta: Mapping[str, Any], frames: Sequence[Mapping[str, Any]]) -> None:
-    """Refuses keys that change the geometry and are not modelled, and names the others that have no effect in the log.
+    """Refuses keys that change the geometry and are not modelled; the log names the others that have no effect.
 
     Args:
         file: The file, for messages.
@@ -77,21 +58,18 @@ def check_keys(file: Path, meta: Mapping[str, Any], frames: Sequence[Mapping[str
     Raises:
         ValueError: A key is refused; the message says why.
     """
-    named: dict[str, object] = {}  # the first value of each key that no loader reads
+    unused: dict[str, object] = {}  # the first value of each key that no loader reads
     for holder in (meta, *frames):
         for key, value in holder.items():
             if key in _READ or key in _HARMLESS or _is_nothing(value) or LENS_KEY.fullmatch(key):
                 continue
             if key in _REFUSED and not (key.startswith("pixel_aspect") and value == 1):
                 raise ValueError(f"{file}: {key!r} must be absent, got {shown(value)}: {_REFUSED[key]}")
-            named.setdefault(key, value)
-    for key in sorted(named.keys() & _WITHOUT_EFFECT.keys()):
-        logger.warning("%s: %r has no effect: %s", file, key, _WITHOUT_EFFECT[key])
-    if unused := sorted(named.keys() & _UNUSED):
-        logger.info("%s: what these keys name is not used: %s", file, ", ".join(unused))
-    known = {*_REFUSED, *_WITHOUT_EFFECT, *_UNUSED}
-    if unknown := [f"{shown(key)} ({shown(value)})" for key, value in named.items() if key not in known]:
-        logger.warning("%s: these keys are unknown and have no effect: %s", file, ", ".join(unknown[:_MOST_NAMED]))
+            if key not in _REFUSED:
+                unused.setdefault(key, value)
+    if unused:
+        named = [f"{shown(key)} ({shown(value)})" for key, value in unused.items()]
+        logger.warning("%s: these keys have no effect: %s", file, ", ".join(named[:_MOST_NAMED]))
 
 
 def _is_nothing(value: object) -> bool:

@@ -139,11 +139,6 @@ class NdcBox:
         """See :class:`Warp`."""
         return []
 
-    @property
-    def fits_image_kernels(self) -> bool:
-        """See :class:`Warp`."""
-        return False
-
     def agrees_with(self, other: Warp | None) -> bool:
         """See :class:`Warp`. Ignores rounding: the last digits of a window depend on the processor."""
         return isinstance(other, NdcBox) and all(

@@ -105,11 +105,6 @@ class NestedBoxes:
         low, high = (", ".join(f"{value:.3g}" for value in corner) for corner in self.outermost)
         return "nested boxes", f"{self.count}, the outermost ({low}) to ({high})"
 
-    @property
-    def fits_image_kernels(self) -> bool:
-        """See :class:`Warp`."""
-        return True
-
     def world_box(self, number: int) -> Box:
         """Returns one of the boxes in world units.
 

@@ -87,12 +87,10 @@ class Warp(Protocol):
 
     @property
     def op_arguments(self) -> list[float]:
-        """The numbers with which compiled ops cut rays into the pieces of nested boxes; empty if rays are not cut."""
-        ...
+        """The numbers with which kernels cut rays into the pieces of nested boxes.
 
-    @property
-    def fits_image_kernels(self) -> bool:
-        """Whether the kernels that render whole images support this warp."""
+        Empty if rays are mapped by :meth:`map_rays` instead, which kernels that render whole images do not support.
+        """
         ...
 
     def world_box(self, number: int) -> Box:
