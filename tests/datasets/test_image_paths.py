@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from voxelfield.datasets.image_paths import ImagePaths, why_missing
+from voxelfield.datasets.image_paths import ImagePaths
 
 
 def touch(folder: Path, *names: str) -> Path:
@@ -78,16 +78,3 @@ def test_nothing_outside_of_the_folder_is_found(tmp_path, name, expected):
     secret = tmp_path / "other" / "secret.png"
     touch(tmp_path, "other/secret.png")
     assert find(file, name.format(outside=secret)) == [expected.format(outside=str(secret).lstrip("/"))]
-
-
-@pytest.mark.parametrize(
-    ("there", "message"),
-    [
-        ("images/a.heic", "; there is {folder}/images/a.heic: convert such files to one of .png, .jpg"),
-        ("notes.txt", "; {folder} holds no images at all: were they copied along?"),
-        ("images/x.png", "; {folder} holds 1 images of other names, such as images/x.png"),
-    ],
-)
-def test_the_likely_cause_is_named_where_all_images_are_missing(tmp_path, there, message):
-    touch(tmp_path, there)
-    assert why_missing(tmp_path, [tmp_path / "images" / "a.png"]).startswith(message.format(folder=tmp_path))

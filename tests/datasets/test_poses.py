@@ -35,14 +35,14 @@ def with_poses(cameras: Cameras, c2w: torch.Tensor) -> Cameras:
     ("spoil", "message"),
     [
         (lambda pose: pose[0, 0].fill_(torch.nan), "pose 1 must be finite"),
-        (lambda pose: pose[:3, 0].mul_(-1), "pose 1 must be a rotation with a translation, got a mirror image"),
+        (lambda pose: pose[:3, 0].mul_(-1), "pose 1 must be a rotation with a translation, not a mirror image"),
         (
             lambda pose: pose[:3, :3].mul_(1.001),
-            "pose 1 must be a rotation .*, got axes that are 0.002 from orthonormal",
+            "pose 1 must be a rotation .*, with orthonormal axes",
         ),
-        (lambda pose: pose.zero_(), "pose 1 must be a rotation .*, got axes that are 1 from orthonormal"),
+        (lambda pose: pose.zero_(), "pose 1 must be a rotation .*, with orthonormal axes"),
         (lambda pose: pose[3, 0].fill_(0.5), r"pose 1 must have \(0, 0, 0, 1\) as its last row"),
-        (lambda pose: pose[1, 3].fill_(1e30), r"pose 1 must be within 1e\+06 world units of the origin"),
+        (lambda pose: pose[1, 3].fill_(1e30), r"pose 1 must lie within 1e\+06 world units of the origin"),
     ],
 )
 def test_what_is_no_pose_is_named(cameras, spoil, message):

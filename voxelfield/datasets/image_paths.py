@@ -11,7 +11,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -127,27 +127,6 @@ def images_within(folder: Path) -> Iterator[str]:
         for name in sorted(files):
             if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."):
                 yield Path(place, name).relative_to(folder).as_posix()
-
-
-def why_missing(folder: Path, missing: Sequence[Path]) -> str:
-    """Says, for a message, where the images of a scene may be that are all missing.
-
-    Args:
-        folder: The scene's folder.
-        missing: Where they were expected; at least one.
-    """
-    wanted = missing[0]
-    others = sorted(path.name for path in wanted.parent.glob(f"{_escaped(wanted.stem)}.*") if path.is_file())
-    if others:
-        return f"; there is {wanted.with_name(others[0])}: convert such files to one of {', '.join(IMAGE_SUFFIXES)}"
-    there = list(images_within(folder))
-    if not there:
-        return f"; {folder} holds no images at all: were they copied along?"
-    return f"; {folder} holds {len(there)} images of other names, such as {there[0]}"
-
-
-def _escaped(name: str) -> str:
-    return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def _parts(name: str) -> list[str]:

@@ -45,30 +45,21 @@ def check_poses(name: Callable[[int], str], c2w: Tensor) -> None:
         ValueError: A matrix is not finite, its axes are more than a thousandth from orthonormal or are a mirror image,
             its last row is not (0, 0, 0, 1), or the camera is farther than :data:`FARTHEST` from the origin.
     """
-    bad = _first(~c2w.isfinite().all(dim=(-2, -1)))
-    if bad is not None:
-        raise ValueError(f"{name(bad)} must be finite, got {c2w[bad].tolist()}")
-    rotations = c2w[:, :3, :3]
+    rotations, last = c2w[:, :3, :3], torch.tensor([0, 0, 0, 1], dtype=c2w.dtype)
     errors = (rotations @ rotations.mT - torch.eye(3, dtype=c2w.dtype)).abs().amax(dim=(-2, -1))
-    bad = _first(~(errors <= _FROM_ORTHONORMAL))
-    if bad is not None:
-        error = float(errors[bad])
-        raise ValueError(
-            f"{name(bad)} must be a rotation with a translation, got axes that are {error:.2g} from orthonormal"
-        )
-    bad = _first(torch.linalg.det(rotations) < 0)
-    if bad is not None:
-        raise ValueError(f"{name(bad)} must be a rotation with a translation, got a mirror image")
-    last = torch.tensor([0, 0, 0, 1], dtype=c2w.dtype)
-    bad = _first(((c2w[:, 3] - last).abs() > _FROM_ORTHONORMAL).any(dim=-1))
-    if bad is not None:
-        raise ValueError(f"{name(bad)} must have (0, 0, 0, 1) as its last row, got {c2w[bad, 3].tolist()}")
-    bad = _first((c2w[:, :3, 3].abs() > FARTHEST).any(dim=-1))
-    if bad is not None:
-        raise ValueError(
-            f"{name(bad)} must be within {FARTHEST:g} world units of the origin, got a camera at "
-            f"{c2w[bad, :3, 3].tolist()}: shift and scale the scene"
-        )
+    for good, wanted in (
+        (c2w.isfinite().all(dim=(-2, -1)), "be finite"),
+        (errors <= _FROM_ORTHONORMAL, "be a rotation with a translation, with orthonormal axes"),
+        (torch.linalg.det(rotations) > 0, "be a rotation with a translation, not a mirror image"),
+        (((c2w[:, 3] - last).abs() <= _FROM_ORTHONORMAL).all(dim=-1), "have (0, 0, 0, 1) as its last row"),
+        (
+            (c2w[:, :3, 3].abs() <= FARTHEST).all(dim=-1),
+            f"lie within {FARTHEST:g} world units of the origin (shift and scale the scene)",
+        ),
+    ):
+        if not bool(good.all()):
+            bad = int((~good).nonzero()[0])
+            raise ValueError(f"{name(bad)} must {wanted}, got {c2w[bad].tolist()}")
 
 
 def turned_about(c2w: Tensor) -> Tensor:
@@ -181,9 +172,3 @@ def check_cameras_see(name: str, cameras: Cameras, aabb: Tensor) -> None:
     else:
         remedy = "choose another scene.aabb, or check that the poses are camera to world"
     raise ValueError(f"{name} must see scene.aabb, {aabb.tolist()}, got {len(cameras)} that do not: {remedy}")
-
-
-def _first(bad: Tensor) -> int | None:
-    """Returns the first number (N,) at which something is so, or None."""
-    found = torch.nonzero(bad)
-    return int(found[0]) if len(found) else None

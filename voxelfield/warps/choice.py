@@ -121,30 +121,24 @@ class CaptureFacts(Protocol):
     @property
     def aabb(self) -> Tensor:
         """(2, 3) the box that matters, world units."""
-        ...
 
     @property
     def bounded(self) -> bool:
         """Whether the scene shows nothing outside ``aabb``."""
-        ...
 
     @property
     def estimated(self) -> bool:
         """Whether ``aabb`` was only estimated from cameras or points, so that a warp may have another box."""
-        ...
 
     @property
     def points(self) -> Tensor | None:
         """(M, 3) points of the scene, world units; None if unknown."""
-        ...
 
     def poses(self) -> Tensor:
         """Returns the poses (N, 4, 4) of all photographs, camera to world, OpenGL axes."""
-        ...
 
     def border_rays(self) -> tuple[Tensor, Tensor]:
         """Returns origins and unit directions, both (N, P, 3), of rays along the borders of all photographs."""
-        ...
 
 
 def choose_warp(scene: CaptureFacts, settings: WarpConfig) -> Warp | None:
