@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from voxelfield.datasets.image_paths import ImagePaths
+from voxelfield.datasets.image_paths import find_images
 
 
 def touch(folder: Path, *names: str) -> Path:
@@ -17,7 +17,7 @@ def touch(folder: Path, *names: str) -> Path:
 
 
 def find(file: Path, *names: str) -> list[str]:
-    found = ImagePaths(file).find(names, "file_path")
+    found = find_images(file, names, "file_path")
     return [found[name].relative_to(file.parent).as_posix() for name in names]
 
 

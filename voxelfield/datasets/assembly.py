@@ -48,7 +48,7 @@ def load_capture(
         source: The file that lists the photographs, for messages.
         photos: All of them. Those whose files are missing are left out, with a warning, unless the options forbid it.
             Shrunk images are used if each has one.
-        options: What to load, and how.
+        options: The loading options.
         listed: The paths of each split's photographs, if the format lists them.
         points: As for :func:`assemble`.
         stated_box: As for :func:`assemble`.
@@ -100,7 +100,7 @@ def scene_of_photos(
         source: The file that lists the photographs.
         photos: All photographs whose files exist, whether their split is loaded or not.
         splits: The loaded splits by name.
-        options: What was loaded, and how.
+        options: The loading options.
         points: As for :func:`assemble`.
         stated_box: As for :func:`assemble`.
     """
@@ -149,12 +149,12 @@ def assemble(
 
     Args:
         name: The scene's name.
-        source: What lists the photographs, for messages.
+        source: The file that lists the photographs, for messages.
         splits: The loaded splits by name.
         options: The user's box, if any.
         poses: (N, 4, 4) poses of all photographs, whether their split is loaded or not.
         silhouettes: Called if the images show an object without a given box.
-        points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
+        points: (M, 3) points from structure from motion, or points that fill the visible space, world units.
         stated_box: The box (2, 3) around the subject that the format states, if any.
 
     Raises:

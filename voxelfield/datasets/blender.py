@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_blender(folder: Path) -> bool:
-    """Tells whether a folder holds a ``transforms_<split>.json``; see :class:`voxelfield.datasets.registry.Format`."""
+    """Returns whether a folder has a ``transforms_<split>.json``; see :class:`voxelfield.datasets.registry.Format`."""
     return bool(available_splits(folder))
 
 
@@ -32,7 +32,7 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
 
     Args:
         folder: The scene's folder; its name becomes the scene's.
-        options: What to load, and how. Each split but the test split needs its ``transforms_<split>.json``
+        options: The loading options. Each split but the test split needs its ``transforms_<split>.json``
             (:func:`voxelfield.datasets.splits.choose_splits`), and a missing image is an error unless the options say
             otherwise. :func:`voxelfield.datasets.assembly.assemble` determines the box.
 

@@ -49,7 +49,7 @@ class Reconstruction:
 
     Attributes:
         location: Their folders.
-        photos: The images that have a pose, whether their files are there or not.
+        photos: The images that have a pose, whether or not their files exist.
         points: (M, 3) float64 sparse points, world frame.
         colors: (M, 3) uint8, their colours.
         without_pose: The image files that have no pose in this model.

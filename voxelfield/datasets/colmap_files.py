@@ -30,7 +30,7 @@ _LAYOUTS = (
 
 
 def is_colmap(folder: Path) -> bool:
-    """Tells whether a folder holds a COLMAP model; see :class:`voxelfield.datasets.registry.Format`."""
+    """Returns whether a folder holds a COLMAP model; see :class:`voxelfield.datasets.registry.Format`."""
     return any(_models_in(folder / models) for models, _ in _LAYOUTS)
 
 
@@ -51,7 +51,7 @@ class Location(NamedTuple):
 def find_model(folder: Path, number: int | None) -> Location:
     """Finds a capture's model and its images.
 
-    If a capture has models in several places, those beside their images come first. Several models in one place, such
+    If a capture has several folders of models, those beside their images come first. Several models in one folder, such
     as ``sparse/0`` and ``sparse/1``, are reconstructions of parts that COLMAP could not join.
 
     Args:
@@ -61,15 +61,15 @@ def find_model(folder: Path, number: int | None) -> Location:
     Raises:
         ValueError: There is no model of that number.
     """
-    places = [(folder / place, folder / images) for place, images in _LAYOUTS if _models_in(folder / place)]
-    place, images = next((each for each in places if each[1].is_dir()), places[0])
-    models = _models_in(place)
+    found = [(folder / models, folder / images) for models, images in _LAYOUTS if _models_in(folder / models)]
+    models_folder, images = next((each for each in found if each[1].is_dir()), found[0])
+    models = _models_in(models_folder)
     if number is not None:
         named = next((model for model in models if model.name == str(number)), None)
         if named is None:
             numbers = ", ".join(model.name for model in models if model.name.isdecimal())
             known = f"one of {numbers}" if numbers else "None"
-            raise ValueError(f"model must be {known}, as {place} has no other, got {number}")
+            raise ValueError(f"model must be {known}, as {models_folder} has no other, got {number}")
         return Location(named, images, {})
     if len(models) == 1:
         return Location(models[0], images, {})
@@ -78,7 +78,7 @@ def find_model(folder: Path, number: int | None) -> Location:
 
 
 def image_paths(images: Path, names: Sequence[str]) -> list[Path]:
-    """Returns the files of a model's images, whether they are there or not.
+    """Returns the files of a model's images, whether or not they exist.
 
     Args:
         images: The folder of the images, in which names are looked for; then in the folder around it, to which names
@@ -100,12 +100,12 @@ def images_without_pose(images: Path, posed: Sequence[Path]) -> list[Path]:
     return sorted(path for path in every if path not in known)
 
 
-def _models_in(place: Path) -> list[Path]:
-    """Returns the models in numbered folders, in the order of their numbers; else the place itself if it is a model."""
-    numbered = [folder for folder in place.glob("*") if folder.name.isdecimal() and _is_model(folder)]
+def _models_in(folder: Path) -> list[Path]:
+    """Returns the models in numbered folders, sorted by number; else the folder itself if it is a model."""
+    numbered = [child for child in folder.glob("*") if child.name.isdecimal() and _is_model(child)]
     if numbered:
-        return sorted(numbered, key=lambda folder: (int(folder.name), folder.name))
-    return [place] if _is_model(place) else []
+        return sorted(numbered, key=lambda child: (int(child.name), child.name))
+    return [folder] if _is_model(folder) else []
 
 
 def _is_model(folder: Path) -> bool:
@@ -113,7 +113,7 @@ def _is_model(folder: Path) -> bool:
 
 
 def is_binary(folder: Path) -> bool:
-    """Tells whether pycolmap reads the binary files of a model; otherwise it reads the text."""
+    """Returns whether pycolmap reads the binary files of a model; otherwise it reads the text."""
     return all((folder / f"{name}.bin").is_file() for name in ("cameras", "images", "points3D"))
 
 

@@ -90,7 +90,7 @@ def download(
         name: The scene's name.
         root: Folder of scenes; created if missing.
         urls: Archives to try, in order, instead of the manifest's.
-        manifest: What to fetch, instead of the manifest that voxelfield has for ``name``.
+        manifest: Replaces the package's manifest for ``name``.
 
     Returns:
         The scene's folder, every file of the manifest verified.
@@ -203,7 +203,7 @@ def _extract(
 
 
 def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, part: Path, expected: str) -> str:
-    """Writes one member to a file; returns what is wrong with it, or an empty string."""
+    """Writes one member to a file; returns an error, or an empty string."""
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
         with archive.open(member) as source, part.open("wb") as sink:

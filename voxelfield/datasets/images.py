@@ -89,7 +89,7 @@ def from_opacity(
         action: Is given the opacity (H, W) of an image; may run in several threads at once.
 
     Returns:
-        What it returned, in the order of the images.
+        The results, in the order of the images.
 
     Raises:
         ValueError: An image is unreadable, or its alpha has another size.
@@ -138,12 +138,12 @@ def _common_room(paths: Sequence[Path], sizes: Sequence[Size]) -> Size:
 
 
 def read_masks(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size]) -> Tensor:
-    """Reads the masks of a split's images: black is what must be ignored.
+    """Reads the masks of a split's images: black pixels must be ignored.
 
     Args:
         paths: N image files; None where an image has no mask and all of its pixels count.
         sizes: The N sizes that they must have.
-        shown: The N sizes of the images that they are for. Of several pixels that are averaged into one all must count.
+        shown: The N sizes of their images. Of several pixels that are averaged into one all must count.
 
     Returns:
         (N, H, W) bool on the CPU: True where a pixel counts. H and W are the largest height and width; a smaller mask
@@ -173,11 +173,11 @@ def read_masks(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Seque
 
 
 def read_depths(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size]) -> Tensor:
-    """Reads the depth images of a split, as the whole numbers that they hold.
+    """Reads the depth images of a split, as the integers in the files.
 
     Args:
         paths: N grey images with 16 bits; None where an image has no depths.
-        sizes: The N sizes of the images that they are for. A depth image may be larger or smaller than its image.
+        sizes: The N sizes of their images. A depth image may be larger or smaller than its image.
         shown: The N sizes to which these images are resized. Each pixel has the depth of the nearest one in the file,
             because a mean over an edge would lie on neither side of it.
 
@@ -322,17 +322,17 @@ def _in_threads(action: Callable[[int], _T], count: int, done: str) -> list[_T]:
     Args:
         action: May run in several threads at once.
         count: How often.
-        done: What has happened to an image then, for the log.
+        done: A verb for the log, such as ``read``.
     """
     results = []
-    told = time.monotonic()
+    logged = time.monotonic()
     # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
         try:
             for result in pool.map(action, range(count)):
                 results.append(result)
-                if time.monotonic() - told > _NEWS_EVERY:
-                    told = time.monotonic()
+                if time.monotonic() - logged > _NEWS_EVERY:
+                    logged = time.monotonic()
                     logger.info("%s %d of %d images", done, len(results), count)
         except BaseException:
             pool.shutdown(cancel_futures=True)

@@ -32,7 +32,7 @@ _SAMPLES = 8
 
 
 def is_llff(folder: Path) -> bool:
-    """Tells whether a folder holds a ``poses_bounds.npy``; see :class:`voxelfield.datasets.registry.Format`."""
+    """Returns whether a folder holds a ``poses_bounds.npy``; see :class:`voxelfield.datasets.registry.Format`."""
     return (folder / FILE).is_file()
 
 
@@ -41,7 +41,7 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
 
     Images are those of the folder ``images``, which those in ``images_N`` stand in for if ``downscale`` is N. Without
     ``images``, those in ``images_N`` are the images, or else those of the smallest N, which ``downscale`` then shrinks.
-    The points of the scene fill what the cameras see between the nearest and the farthest depths.
+    The points of the scene fill the space that the cameras see between the nearest and the farthest depths.
     """
     file = folder / FILE
     rows = _read_rows(file)
@@ -76,7 +76,7 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
 
 
 def points_of_frusta(c2w: Tensor, slopes: Tensor, near: Tensor, far: Tensor) -> Tensor:
-    """Returns points that fill what cameras see between two depths, as densely as pixels see it.
+    """Returns points that fill the space that cameras see between two depths, in proportion to the pixels.
 
     Args:
         c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.

@@ -18,7 +18,7 @@ DATA_VARIABLE = "VOXELFIELD_DATA"
 
 
 class SceneNotFoundError(FileNotFoundError):
-    """A scene is in none of the places where scenes are looked for."""
+    """A scene is in none of the folders that are searched for it."""
 
 
 def configured_scenes() -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def configured_box(scene: str) -> Sequence[Sequence[float]] | None:
 
 
 def is_path(scene: str) -> bool:
-    """Tells whether a text that names a scene can only be a path: it has a folder in it, or begins like a path."""
+    """Returns whether a text that names a scene can only be a path: it has a folder in it, or begins like a path."""
     return len(Path(scene).parts) > 1 or "\\" in scene or scene.startswith((".", "~"))
 
 

@@ -42,7 +42,7 @@ Matrices = dict[int, npt.NDArray[np.float64]]
 
 
 def is_neus(folder: Path) -> bool:
-    """Tells whether a folder holds such a file and ``image``; see :class:`voxelfield.datasets.registry.Format`."""
+    """Returns whether a folder holds such a file and ``image``; see :class:`voxelfield.datasets.registry.Format`."""
     return (folder / "image").is_dir() and any((folder / name).is_file() for name in FILES)
 
 
@@ -121,7 +121,7 @@ def _unit_sphere(file: Path, scale: Matrices, world: Collection[int]) -> npt.NDA
 
 
 def _numbered(file: Path, folder: Path, numbers: Collection[int]) -> dict[int, Path]:
-    """Returns the images in a folder by number: that in their names, or else their place in the order of names.
+    """Returns the images in a folder by number: that in their names, or else their rank among the sorted names.
 
     Args:
         file: Holds the matrices.

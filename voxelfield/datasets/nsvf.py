@@ -1,6 +1,6 @@
 """Loader of NSVF's layout: ``intrinsics.txt``, ``bbox.txt``, a folder ``rgb`` of images and a folder ``pose``.
 
-The first character of a file's name tells its split: 0 training, 1 validation, 2 test. Poses are camera to world with
+The first character of a file's name is its split: 0 training, 1 validation, 2 test. Poses are camera to world with
 OpenCV axes. Format: Liu et al., "Neural Sparse Voxel Fields", NeurIPS 2020; so are Synthetic-NSVF and that paper's
 versions of Tanks & Temples and BlendedMVS.
 """
@@ -29,7 +29,7 @@ _SPLITS = {"0": "train", "1": "val", "2": "test"}
 
 
 def is_nsvf(folder: Path) -> bool:
-    """Tells whether a folder has ``intrinsics.txt`` and ``pose``; see :class:`voxelfield.datasets.registry.Format`."""
+    """Tells if a folder has ``intrinsics.txt`` and ``pose``; see :class:`voxelfield.datasets.registry.Format`."""
     return (folder / FILE).is_file() and (folder / "pose").is_dir()
 
 
@@ -109,7 +109,7 @@ def _read_box(file: Path) -> Tensor:
     if len(numbers) not in (6, 7):
         raise ValueError(f"{file}: must hold the two corners of a box, and optionally a voxel size, got {len(numbers)}")
     box = torch.tensor(numbers[:6], dtype=torch.float64).view(2, 3)
-    # As float32, in which boxes are kept.
+    # As float32, like all boxes.
     low, high = box.float()
     if float((high - low).min()) < 1 / FARTHEST or float(box.abs().max()) > FARTHEST:
         raise ValueError(

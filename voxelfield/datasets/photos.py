@@ -47,14 +47,14 @@ class Photo:
         c2w: (4, 4) float64, camera to world, OpenGL axes.
         intrinsics: Returns the intrinsics for an image of a width and a height in pixels; may raise ValueError if the
             camera took images of another size.
-        lens: What distorts the image, for one camera, or None for a pinhole.
+        lens: The lens, for one camera; None for a pinhole.
         shrunk: A file of the same image, already shrunk by the requested factor; None if there is none.
         mask: An image of the same size that is black where pixels must be ignored; None if all of them count.
         alpha: An image of the same size that replaces the alpha channel, black where the background of an object is
             seen; None if the image keeps its own.
         time: When it was taken, in whatever unit the format has; None if that is not stated.
-        depth: A grey image with 16 bits of depths along the optical axis, 0 where none is known; None if there is none.
-        depth_unit: What one unit of ``depth`` measures, world units.
+        depth: A grey image with 16 bits of depths along the optical axis, 0 where unknown; None without depths.
+        depth_unit: Length of one unit of ``depth``, world units.
     """
 
     path: Path
@@ -70,10 +70,10 @@ class Photo:
 
 
 def present_photos(source: Path, photos: Sequence[Photo], missing_images: Literal["error", "skip"]) -> list[Photo]:
-    """Returns the photographs whose files are there.
+    """Returns the photographs whose files exist.
 
     Args:
-        source: What lists them, for messages.
+        source: The file that lists them, for messages.
         photos: At least one.
         missing_images: ``error`` refuses a missing file, ``skip`` warns of it.
 
@@ -123,7 +123,7 @@ def cameras_of(photos: Sequence[Photo], options: LoadOptions) -> Cameras:
     """Returns the cameras of photographs at the full size of their files, whatever size they are read at.
 
     Args:
-        photos: At least one; all files are there.
+        photos: At least one; all files exist.
         options: Whether lenses distort.
 
     Raises:
@@ -137,7 +137,7 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     """Reads the images of a split.
 
     Args:
-        photos: At least one; all files are there. Shrunk images are read in place of whole ones if all have one.
+        photos: At least one; all files exist. Shrunk images are read in place of whole ones if all have one.
         options: The size to which images are shrunk, and whether lenses distort.
 
     Raises:
@@ -219,7 +219,7 @@ def _cameras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size
 
 
 def centred(intrinsics: Intrinsics, width: int, height: int) -> Intrinsics:
-    """Returns intrinsics as they are, for an image of which no original size is known.
+    """Returns intrinsics as they are, for an image whose original size is unknown.
 
     Args:
         intrinsics: Intrinsics of an image.
@@ -256,7 +256,7 @@ def check_intrinsics(name: Callable[[int], str], intrinsics: Tensor) -> None:
     """Refuses intrinsics (N, 4) that no camera can have: directions through its pixels would overflow float32.
 
     Args:
-        name: Returns what a message calls a view, from its number.
+        name: Returns the name of a view in messages, from its index.
         intrinsics: ``fx, fy, cx, cy`` in pixels.
     """
     focal, center = intrinsics[:, :2], intrinsics[:, 2:]
@@ -277,7 +277,7 @@ def _intrinsics_of(photo: Photo, size: Size) -> Intrinsics:
 
 
 def _exif_hint(photo: Photo, size: Size) -> str:
-    """Returns what to add to a refused size if the camera belongs to the image as EXIF rotates it."""
+    """Returns a hint for a refused size if the camera belongs to the image as EXIF rotates it."""
     try:
         if exif_orientation(photo.path) < 5:
             return ""

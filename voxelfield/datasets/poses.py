@@ -38,7 +38,7 @@ def check_poses(name: Callable[[int], str], c2w: Tensor) -> None:
     """Refuses matrices that are not rotations with translations.
 
     Args:
-        name: Returns what a message calls a pose, from its number.
+        name: Returns the name of a pose in messages, from its index.
         c2w: (N, 4, 4) float64, camera to world.
 
     Raises:
@@ -70,7 +70,7 @@ def turned_about(c2w: Tensor) -> Tensor:
 
 
 def sees_box(c2w: Tensor, intrinsics: Tensor, sizes: Tensor, aabb: Tensor) -> Tensor:
-    """Tells which cameras have a point of a lattice over a box within their images; lenses are left out of account.
+    """Returns which cameras see a point of a lattice over a box; lenses are ignored.
 
     Args:
         c2w: (N, 4, 4) camera to world, OpenGL axes.
@@ -92,10 +92,10 @@ def sees_box(c2w: Tensor, intrinsics: Tensor, sizes: Tensor, aabb: Tensor) -> Te
 
 
 def look_outward(c2w: Tensor) -> bool:
-    """Tells whether most cameras look away from one another, as those within a room do, or those with OpenCV's axes.
+    """Returns whether most cameras look away from one another, as those within a room do, or those with OpenCV's axes.
 
     Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes; of fewer than three nothing can be told.
+        c2w: (N, 4, 4) camera to world, OpenGL axes; with fewer than three, nothing is recognised.
     """
     if len(c2w) < 3:
         return False
@@ -105,12 +105,12 @@ def look_outward(c2w: Tensor) -> bool:
 
 
 def likely_mistake(c2w: Tensor) -> str | None:
-    """Returns what is probably wrong with all poses of a capture, with the remedy; None if they look right.
+    """Returns the probable mistake in all poses of a capture, with its remedy; None if they look right.
 
     Cameras that look away from one another may stand in a room, or have OpenCV's axes.
 
     Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes; of fewer than three nothing can be told.
+        c2w: (N, 4, 4) camera to world, OpenGL axes; with fewer than three, nothing is recognised.
     """
     mistake = inverted(c2w)
     if mistake is None and look_outward(c2w):
@@ -124,7 +124,7 @@ def inverted(c2w: Tensor) -> str | None:
     They are if their inverses are poses of cameras that stand upright around a subject, and they themselves are not.
 
     Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes; of fewer than three nothing can be told.
+        c2w: (N, 4, 4) camera to world, OpenGL axes; with fewer than three, nothing is recognised.
     """
     if len(c2w) < 3 or _surround(c2w.double(), _UNLIKE):
         return None
@@ -137,11 +137,11 @@ def inverted(c2w: Tensor) -> str | None:
 
 
 def _surround(c2w: Tensor, least: float | None = None) -> bool:
-    """Tells whether cameras (N, 4, 4) stand upright around a point that they look at.
+    """Returns whether cameras (N, 4, 4) stand upright around a point that they look at.
 
     Args:
         c2w: Their poses, float64.
-        least: Bound for both criteria in place of those for a capture that certainly is so.
+        least: A weaker bound for both criteria; None requires the usual, certain ones.
     """
     c2w = c2w[~stray_cameras(c2w)]
     origins, looks = c2w[:, :3, 3], -c2w[:, :3, 2]
@@ -154,15 +154,15 @@ def _surround(c2w: Tensor, least: float | None = None) -> bool:
 
 
 def check_cameras_see(name: str, cameras: Cameras, aabb: Tensor) -> None:
-    """Refuses cameras none of which has anything of a box in its image: nothing could be learned from them.
+    """Refuses cameras if no image shows any part of a box: training could not learn anything from them.
 
     Args:
-        name: What a message calls the cameras.
+        name: The name of the cameras in messages.
         cameras: At least one, on the CPU.
         aabb: (2, 3) float32 low and high corner, world units.
 
     Raises:
-        ValueError: None sees the box; the message says what is likely wrong.
+        ValueError: No camera sees the box; the message names the likely cause.
     """
     size = cameras.all_sizes()
     if bool(sees_box(cameras.c2w, cameras.intrinsics, size, aabb).any()):

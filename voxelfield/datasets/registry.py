@@ -22,7 +22,7 @@ class Format:
     Attributes:
         name: A short name, for messages.
         looks_for: The files by which a folder is recognised, for messages.
-        recognises: Tells whether a folder, which need not exist, is in this format; it opens no image.
+        recognises: Returns whether a folder, which need not exist, is in this format; it opens no image.
         load: Loads such a folder as the options say, on the CPU. Raises FileNotFoundError if a file of the scene is
             missing, and ValueError, with a message of one line, if an argument or a file does not match the format.
     """

@@ -43,7 +43,7 @@ def choose_splits(
     are held out of the training split. With ``holdout=0``, none are, and the test split is left out.
 
     Args:
-        source: What lists the photographs, for messages.
+        source: The file that lists the photographs, for messages.
         listed: The photographs of train, val and test; those of a split may be absent or none.
         options: Which splits to load (None: all that have photographs), and how many photographs are held out.
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.image_paths import ImagePaths
+from voxelfield.datasets.image_paths import find_images
 from voxelfield.datasets.lenses import CAMERA_MODELS, TRANSFORMS_MODELS, photo_lens
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import check_poses
@@ -35,9 +35,7 @@ from voxelfield.rendering.lens import LENS_TERMS, Lens, LensModel
 
 logger = logging.getLogger(__name__)
 
-# So many take seconds.
-_MANY_FRAMES = 10_000
-# The first that is there counts.
+# The first key that is present counts.
 _FOCAL_KEYS = {"x": ("fl_x", "camera_angle_x", "x_fov"), "y": ("fl_y", "camera_angle_y", "y_fov")}
 _INTRINSICS = {*_FOCAL_KEYS["x"], *_FOCAL_KEYS["y"], "cx", "cy", "w", "h"}
 _OPTIONAL_PATHS = ("mask_path", "depth_file_path")
@@ -58,20 +56,16 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
         The photographs that it lists, whether their files exist or not, and the whole content of the file.
 
     Raises:
-        ValueError: It is not as described above, an image's path leaves the folder, or a lens is of another
-            model.
+        ValueError: It is not as described above, or a lens is of another model.
     """
     meta = json_object(str(file), read_regular(file))
     if may_be_empty and meta.get("frames") == []:
         return [], meta
     frames = _frames(file, meta)
-    if len(frames) >= _MANY_FRAMES:
-        logger.info("%s: checking %d frames", file, len(frames))
     check_keys(file, meta, frames)
-    paths = ImagePaths(file)
-    images = paths.find((frame["file_path"] for frame in frames), "file_path")
-    masks, depths = (
-        paths.find((frame[key] for frame in frames if frame.get(key) is not None), key) for key in _OPTIONAL_PATHS
+    images, masks, depths = (
+        find_images(file, (frame[key] for frame in frames if frame.get(key) is not None), key)
+        for key in ("file_path", *_OPTIONAL_PATHS)
     )
     missing = [path for path in depths.values() if not path.is_file()]
     if missing:

@@ -24,7 +24,7 @@ _READ = {
 LENS_KEY = re.compile(r"[kps]\d|s[xy]1|omega|k|alpha|beta|ftheta_p\d")
 """Matches the keys of coefficients of lenses."""
 
-# They place or shape the rays in ways that are not modelled. Zeros mean that there is nothing to model.
+# These change rays in ways that are not modelled. Zeros change nothing.
 _REFUSED = {
     "rolling_shutter": "the rows of an image are taken to be exposed at once",
     "transform_matrix_start": "a camera is taken to stand still during the exposure",
@@ -73,5 +73,5 @@ def check_keys(file: Path, meta: Mapping[str, Any], frames: Sequence[Mapping[str
 
 
 def _is_nothing(value: object) -> bool:
-    """Tells whether a value is null, false, empty, or zeros."""
+    """Returns whether a value is null, false, empty, or zeros."""
     return all(map(_is_nothing, value)) if isinstance(value, list) else value in (None, False, "", {})

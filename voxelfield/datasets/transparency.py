@@ -44,10 +44,12 @@ def check_visible(split: Split) -> None:
 
 
 def shows_object(source: Path, splits: Mapping[str, Split]) -> bool:
-    """Tells whether images show an object whose background is transparent, by the training images if they are loaded.
+    """Returns whether images show an object whose background is transparent.
+
+    The training images decide if they are loaded.
 
     Args:
-        source: What the images are of, for the log.
+        source: The source of the images, for the log.
         splits: The loaded splits.
     """
     decisive = [splits["train"]] if "train" in splits else list(splits.values())

@@ -32,7 +32,7 @@ class Warp(Protocol):
 
     @property
     def aabb(self) -> Box:
-        """The box that matters most, world units."""
+        """The box of interest, world units."""
 
     @property
     def count(self) -> int:
@@ -56,7 +56,7 @@ class Warp(Protocol):
 
     @property
     def is_forward_facing(self) -> bool:
-        """Whether the warp is made for cameras that all face the same way, and covers only what lies before them."""
+        """Whether the warp covers only the space in front of cameras that all face the same way."""
 
     @property
     def reference(self) -> tuple[Pose, Window] | None:
