@@ -24,7 +24,7 @@ from voxelfield.cli.errors import in_one_line
 from voxelfield.datasets import images
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.lenses import CAMERA_MODELS
-from voxelfield.datasets.registry import format_of
+from voxelfield.datasets.registry import formats_of
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import orbit
 from voxelfield.warps.bounds import box_of_cameras, box_of_points
@@ -166,7 +166,7 @@ FORMATS: dict[str, Callable[[Path, Split], None]] = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_same_views_in_any_format_are_the_same_scene(tmp_path, split, name):
     FORMATS[name](tmp_path / "mine", split)
-    assert format_of(tmp_path / "mine").name == name
+    assert formats_of(tmp_path / "mine")[0].name == name
     scene = voxelfield.load_scene(tmp_path / "mine", holdout=4)
     assert scene.name == "mine"
     assert scene.test.names == ("view_00", "view_04", "view_08")
@@ -182,7 +182,7 @@ def test_the_same_views_in_any_format_are_the_same_scene(tmp_path, split, name):
 @pytest.mark.parametrize("srn", [False, True])
 def test_nsvf_lists_splits_and_a_box(tmp_path, split, srn):
     write_nsvf(tmp_path / "mine", split, prefixes="2010200020", srn=srn)
-    assert format_of(tmp_path / "mine").name == "NSVF"
+    assert formats_of(tmp_path / "mine")[0].name == "NSVF"
     scene = voxelfield.load_scene(tmp_path / "mine", splits=("train", "val", "test"))
     assert scene.aabb.tolist() == [[-1, -1.25, -1.5], [2, 2.25, 2.5]]
     known = torch.tensor([140.0, 140 if srn else 138, 52, 47.5])

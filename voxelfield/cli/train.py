@@ -28,7 +28,7 @@ from voxelfield.cli.stopping import INTERRUPTED
 from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.datasets.download import DownloadError
 from voxelfield.datasets.locate import configured_scenes, find_scene, is_path
-from voxelfield.datasets.registry import format_of, why_no_folder
+from voxelfield.datasets.registry import formats_of, why_no_folder
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import DEVICES
 from voxelfield.installed import MissingPackageError, config_folder
@@ -173,7 +173,7 @@ def scene_folder(scene: str) -> Path | None:
             f"scene must be a folder without ${{ in its path, which stands for another setting in a configuration, got "
             f"{clipped(whole)!r}: rename it, or load it with voxelfield.load_scene"
         )
-    format_of(folder)
+    formats_of(folder)
     return folder
 
 

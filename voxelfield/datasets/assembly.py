@@ -16,13 +16,15 @@ from voxelfield.datasets.photos import Photo, cameras_of, present_photos, read_s
 from voxelfield.datasets.poses import OPENCV_AXES, inverted, turned_about
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
-from voxelfield.datasets.splits import choose_splits, in_order
 from voxelfield.datasets.transparency import shows_object, without_transparency
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.warps.bounds import box_of_cameras, box_of_points
 
 logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "val", "test")
+"""Names of splits."""
 
 # Number of silhouettes that are evaluated, and below which they may agree by chance, whatever the poses are.
 _SILHOUETTES = 128
@@ -54,13 +56,13 @@ def load_capture(
         stated_box: As for :func:`assemble`.
 
     Returns:
-        The scene, on the CPU. :func:`voxelfield.datasets.splits.choose_splits` says which splits it has.
+        The scene, on the CPU. :func:`choose_splits` says which splits it has.
 
     Raises:
         FileNotFoundError: Images are missing.
         ValueError: There is no such split, an image is not as it must be, or as for :func:`assemble`.
     """
-    there = in_order(present_photos(source, photos, options.missing_images or "skip"))
+    there = _in_order(present_photos(source, photos, options.missing_images or "skip"))
     lack = [photo.path for photo in there if photo.shrunk is None]
     if 0 < len(lack) < len(there):
         logger.info("%s: all images are downscaled from full size, as %s has no reduced copy", source, lack[0])
@@ -82,6 +84,57 @@ def _as_listed(source: Path, photos: Sequence[Photo], listed: Mapping[str, Colle
     elif rest:
         logger.info("%s: %d photographs are in no split and are not used", source, len(rest))
     return splits
+
+
+def _in_order(photos: Sequence[Photo]) -> list[Photo]:
+    """Returns photographs sorted by path, so that the order in which a file lists them is of no consequence."""
+    return sorted(photos, key=lambda photo: photo.path.as_posix())
+
+
+def choose_splits(
+    source: Path, listed: Mapping[str, Sequence[Photo]], options: LoadOptions
+) -> dict[str, Sequence[Photo]]:
+    """Returns the photographs of each split to load.
+
+    Without photographs for the test, those of val stand in if the test split is asked for by name. Without either, some
+    are held out of the training split. With ``holdout=0``, none are, and the test split is left out.
+
+    Args:
+        source: The file that lists the photographs, for messages.
+        listed: The photographs of train, val and test; those of a split may be absent or none.
+        options: Which splits to load (None: all that have photographs), and how many photographs are held out.
+
+    Raises:
+        ValueError: A split has no photographs; the message says which have some, and what to do.
+    """
+    splits = {name: listed.get(name, ()) for name in SPLITS}
+    if not splits["test"] and not splits["val"] and splits["train"] and options.holdout > 0:
+        count = len(splits["train"])
+        logger.info("%s: one in %d photographs is held out for the test (data.holdout)", source, options.holdout)
+        ordered = _in_order(splits["train"])
+        test = ordered[:: options.holdout]
+        splits |= {"train": [photo for index, photo in enumerate(ordered) if index % options.holdout], "test": test}
+        if not splits["train"] and (options.splits is None or "train" in options.splits):
+            raise ValueError(
+                f"{source}: there must be at least two photographs if one is held out for the test, got {count}: set "
+                "data.holdout=0, or add photographs"
+            )
+    there = [name for name, photos in splits.items() if photos]
+    if options.splits is None:
+        return {name: splits[name] for name in there}
+    chosen = {}
+    for name in options.splits:
+        if splits.get(name):
+            chosen[name] = splits[name]
+        elif name == "test" and splits["val"]:
+            logger.info("%s: there are no test views; those of val stand in", source)
+            chosen[name] = splits["val"]
+        elif name == "test" and splits["train"]:
+            if "train" in options.splits:
+                logger.info("%s: there are no test views, so training views are evaluated", source)
+        else:
+            raise ValueError(f"splits must be among those of {source} ({', '.join(there)}), got {name}")
+    return chosen
 
 
 def scene_of_photos(

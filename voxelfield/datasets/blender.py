@@ -12,11 +12,10 @@ import logging
 from pathlib import Path
 from typing import Literal
 
-from voxelfield.datasets.assembly import scene_of_photos
+from voxelfield.datasets.assembly import SPLITS, choose_splits, scene_of_photos
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, present_photos, read_split
 from voxelfield.datasets.scene import Scene
-from voxelfield.datasets.splits import SPLITS, choose_splits
 from voxelfield.datasets.transforms import read_transforms
 
 logger = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
     Args:
         folder: The scene's folder; its name becomes the scene's.
         options: The loading options. Each split but the test split needs its ``transforms_<split>.json``
-            (:func:`voxelfield.datasets.splits.choose_splits`), and a missing image is an error unless the options say
+            (:func:`voxelfield.datasets.assembly.choose_splits`), and a missing image is an error unless the options say
             otherwise. :func:`voxelfield.datasets.assembly.assemble` determines the box.
 
     Returns:

@@ -127,12 +127,10 @@ def _common_room(paths: Sequence[Path], sizes: Sequence[Size]) -> Size:
     width, height = (max(sides) for sides in zip(*sizes, strict=True))
     if 4 * sum(w * h for w, h in sizes) < len(sizes) * width * height:
         largest = max(range(len(sizes)), key=lambda index: sizes[index][0] * sizes[index][1])
-        typical = sorted(w * h for w, h in sizes)[len(sizes) // 2]
-        found = f"{sizes[largest][0]}x{sizes[largest][1]}"
         raise ValueError(
-            f"{paths[largest]}: size must be at most a few times that of the other images, of which half have up to "
-            f"{typical} pixels, because every image takes the room of the largest, got {found}: shrink it, or bound "
-            "the longest side of all images (trainer.image_size; in Python, image_size)"
+            f"{paths[largest]}: size must be at most a few times that of the other images, because each takes the "
+            f"memory of the largest, got {sizes[largest][0]}x{sizes[largest][1]}: shrink it, or limit the longest side "
+            "of all images (trainer.image_size; in Python, image_size)"
         )
     return width, height
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from voxelfield.datasets.assembly import load_capture
+from voxelfield.datasets.assembly import SPLITS, load_capture
 from voxelfield.datasets.image_paths import find_images
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, with_shrunk_images
 from voxelfield.datasets.scene import Scene
-from voxelfield.datasets.splits import SPLITS
 from voxelfield.datasets.transforms import read_transforms
 from voxelfield.ops._errors import shown
 

@@ -58,25 +58,16 @@ def formats_of(folder: Path) -> list[Format]:
     """Returns all formats that recognise a folder, at least one, in the order in which they are tried.
 
     Raises:
-        FileNotFoundError: None does; see :func:`format_of`.
+        FileNotFoundError: No format does; the message lists the files of each.
     """
-    return [known for known in FORMATS if known.recognises(folder)] or [format_of(folder)]
-
-
-def format_of(folder: Path) -> Format:
-    """Returns the first format that recognises a folder.
-
-    Raises:
-        FileNotFoundError: None does; the message lists what each looks for.
-    """
-    found = recognised_format(folder)
-    if found is not None:
-        return found
-    if folder.is_dir():
+    found = [known for known in FORMATS if known.recognises(folder)]
+    if not found and folder.is_dir():
         raise FileNotFoundError(
             f"folder must be a scene with {wanted_files()} in it, got {folder}, which holds none of these"
         )
-    raise FileNotFoundError(f"folder must be a scene, got {folder}, {why_no_folder(folder)}")
+    if not found:
+        raise FileNotFoundError(f"folder must be a scene, got {folder}, {why_no_folder(folder)}")
+    return found
 
 
 def why_no_folder(path: Path) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,6 @@ from voxelfield.datasets.lenses import CAMERA_MODELS, TRANSFORMS_MODELS, photo_l
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import check_poses
 from voxelfield.datasets.text import json_object
-from voxelfield.datasets.transforms_keys import LENS_KEY, check_keys
 from voxelfield.files import read_regular
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
@@ -43,6 +43,40 @@ _OPTIONAL_PATHS = ("mask_path", "depth_file_path")
 _ALIASES = {"sx1": "s1", "sy1": "s3"}
 # The coefficients that have keys of their own. nerfstudio lists those of fisheye624, whose names differ elsewhere.
 _KEYS: dict[LensModel, tuple[str, ...]] = LENS_TERMS | {"fisheye624": ()}
+
+_MOST_NAMED = 10
+
+# Keys that are read here and in nerfstudio.py.
+_READ = {
+    *("frames", "file_path", "mask_path", "transform_matrix", "train_filenames", "val_filenames", "test_filenames"),
+    *("camera_angle_x", "camera_angle_y", "fl_x", "fl_y", "x_fov", "y_fov", "cx", "cy", "w", "h"),
+    *("camera_model", "is_fisheye", "distortion_params", "latlong", "equirectangular", "orthographic"),
+    *("time", "depth_file_path", "depth_unit_scale_factor"),
+}
+# The keys of coefficients of lenses.
+_LENS_KEY = re.compile(r"[kps]\d|s[xy]1|omega|k|alpha|beta|ftheta_p\d")
+
+# These change rays in ways that are not modelled. Zeros change nothing.
+_REFUSED = {
+    "rolling_shutter": "the rows of an image are taken to be exposed at once",
+    "transform_matrix_start": "a camera is taken to stand still during the exposure",
+    "transform_matrix_end": "a camera is taken to stand still during the exposure",
+    "shift_x": "give the principal point as cx and cy",
+    "shift_y": "give the principal point as cx and cy",
+    "skew": "pixels are taken to have rows and columns at right angles",
+    "pixel_aspect_x": "give the focal lengths as fl_x and fl_y",
+    "pixel_aspect_y": "give the focal lengths as fl_x and fl_y",
+    "from_na": "poses are taken to have OpenGL's axes",
+    "normal_mts_args": "poses are taken to have OpenGL's axes, not Mitsuba's",
+}
+
+# Provenance, and the normalisation of other programs, which leaves the poses in the file as they are.
+_HARMLESS = {
+    *("aabb_scale", "scale", "offset", "aabb", "render_aabb", "up", "applied_transform", "applied_scale"),
+    *("orientation_override", "auto_scale_poses_override", "near", "far", "z_near", "z_far", "importance_sampling"),
+    *("n_extra_learnable_dims", "sharpness", "rotation", "derived_from", "timestamp", "id", "name", "n_frames"),
+    *("colmap_im_id", "colmap_image_id", "colmap_camera_id", "camera_id", "cam_id", "image_id", "frame_id"),
+}
 
 
 def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Photo], dict[str, Any]]:
@@ -62,7 +96,7 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
     if may_be_empty and meta.get("frames") == []:
         return [], meta
     frames = _frames(file, meta)
-    check_keys(file, meta, frames)
+    _check_keys(file, meta, frames)
     images, masks, depths = (
         find_images(file, (frame[key] for frame in frames if frame.get(key) is not None), key)
         for key in ("file_path", *_OPTIONAL_PATHS)
@@ -95,6 +129,27 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
             )
         )
     return photos, meta
+
+
+def _check_keys(file: Path, meta: Mapping[str, Any], frames: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses keys that change the geometry and are not modelled; the log names the others that have no effect."""
+    unused: dict[str, object] = {}  # the first value of each key that no loader reads
+    for holder in (meta, *frames):
+        for key, value in holder.items():
+            if key in _READ or key in _HARMLESS or _is_nothing(value) or _LENS_KEY.fullmatch(key):
+                continue
+            if key in _REFUSED and not (key.startswith("pixel_aspect") and value == 1):
+                raise ValueError(f"{file}: {key!r} must be absent, got {shown(value)}: {_REFUSED[key]}")
+            if key not in _REFUSED:
+                unused.setdefault(key, value)
+    if unused:
+        named = [f"{shown(key)} ({shown(value)})" for key, value in unused.items()]
+        logger.warning("%s: these keys have no effect: %s", file, ", ".join(named[:_MOST_NAMED]))
+
+
+def _is_nothing(value: object) -> bool:
+    """Returns whether a value is null, false, empty, or zeros."""
+    return all(map(_is_nothing, value)) if isinstance(value, list) else value in (None, False, "", {})
 
 
 def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -207,7 +262,7 @@ def _focal(file: Path, holder: Mapping[str, Any], axis: str) -> Callable[[float]
 
 
 def _lens(file: Path, meta: Mapping[str, Any]) -> Lens | None:
-    keys = [key for key in meta if LENS_KEY.fullmatch(key) and meta[key] is not None]
+    keys = [key for key in meta if _LENS_KEY.fullmatch(key) and meta[key] is not None]
     for key in (*(key for key in keys if key.startswith("ftheta")), "latlong", "equirectangular", "orthographic"):
         if meta.get(key) not in (None, False) or key in keys:
             raise ValueError(f"{file}: '{key}' must be absent, got {shown(meta[key])}: undistort the images first")
