@@ -146,14 +146,14 @@ def scene_of_photos(
     points: Tensor | None = None,
     stated_box: Tensor | None = None,
 ) -> Scene:
-    """Makes a scene of splits that were read from files; like :func:`load_capture`, whose arguments it shares.
+    """Makes a scene of splits that were read from files; the other arguments are those of :func:`assemble`.
 
     Args:
-        folder: The scene's folder.
-        source: The file that lists the photographs.
+        folder: The scene's folder; its name becomes the scene's.
+        source: The file that lists the photographs, for messages.
         photos: All photographs whose files exist, whether their split is loaded or not.
         splits: The loaded splits by name.
-        options: The loading options.
+        options: As for :func:`assemble`.
         points: As for :func:`assemble`.
         stated_box: As for :func:`assemble`.
     """

@@ -62,7 +62,7 @@ def find_images(file: Path, names: Iterable[str], key: str) -> dict[str, Path]:
                 *(file, len(like), len(names), shown(name), path),
             )
         found |= like
-    return {name: folder / found.get(name, "/".join(_parts(name))) for name in names}
+    return {name: folder / (found.get(name) or _with_suffixes("/".join(_parts(name)))[0]) for name in names}
 
 
 def _inside(file: Path, name: str, key: str) -> str:

@@ -81,18 +81,9 @@ def read_images(
 def from_opacity(
     paths: Sequence[Path], alphas: Sequence[Path | None], action: Callable[[npt.NDArray[np.uint8]], _T]
 ) -> list[_T]:
-    """Calls a function with the opacity of images at the size of their files, several at a time.
+    """Calls a function with the opacity (H, W) of N images at the size of their files, in several threads.
 
-    Args:
-        paths: N files that :func:`open_image` opens.
-        alphas: N files of grey images that replace the alpha channels; None for images that keep their own.
-        action: Is given the opacity (H, W) of an image; may run in several threads at once.
-
-    Returns:
-        The results, in the order of the images.
-
-    Raises:
-        ValueError: An image is unreadable, or its alpha has another size.
+    ``alphas`` are files of grey images that replace the alpha channels; None for images that keep their own.
     """
 
     def read(index: int) -> _T:
@@ -247,14 +238,7 @@ def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterat
 
 
 def image_size(path: Path) -> Size:
-    """Returns the size of an image, as it is stored, from the beginning of its file.
-
-    Args:
-        path: The image.
-
-    Raises:
-        ValueError: :func:`open_image` refuses it.
-    """
+    """Returns the size of an image, as it is stored, from the beginning of its file."""
     with open_image(path) as image:
         return image.size
 
@@ -265,16 +249,9 @@ def image_sizes(paths: Sequence[Path]) -> list[Size]:
 
 
 def exif_orientation(path: Path) -> int:
-    """Returns how EXIF says that an image is to be turned for display, which loaders leave undone.
+    """Returns the orientation of an image in EXIF, which loaders ignore, 1 to 8; 1 if unknown.
 
-    Args:
-        path: The image.
-
-    Returns:
-        1 to 8, as EXIF defines them: 1 as it is stored, or unknown; 5 to 8 with width and height swapped.
-
-    Raises:
-        ValueError: :func:`open_image` refuses the image.
+    From 5 on, width and height are swapped for display.
     """
     with open_image(path, upright=True) as image:
         found = image.getexif().get(ExifTags.Base.Orientation)
@@ -315,12 +292,9 @@ def area_resized(image: Image.Image, size: Size) -> Image.Image:
 
 
 def _in_threads(action: Callable[[int], _T], count: int, done: str) -> list[_T]:
-    """Calls an action with each number below a count; returns what it returned, or raises the first error.
+    """Calls an action with each number below a count, in several threads; returns the results.
 
-    Args:
-        action: May run in several threads at once.
-        count: How often.
-        done: A verb for the log, such as ``read``.
+    ``done`` is the verb for the log, such as ``read``.
     """
     results = []
     logged = time.monotonic()

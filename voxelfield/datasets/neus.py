@@ -123,11 +123,6 @@ def _unit_sphere(file: Path, scale: Matrices, world: Collection[int]) -> npt.NDA
 def _numbered(file: Path, folder: Path, numbers: Collection[int]) -> dict[int, Path]:
     """Returns the images in a folder by number: that in their names, or else their rank among the sorted names.
 
-    Args:
-        file: Holds the matrices.
-        folder: Folder of the images.
-        numbers: The numbers that images may have.
-
     Raises:
         ValueError: Names have other numbers, and there are more or fewer images than numbers.
     """

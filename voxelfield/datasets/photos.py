@@ -221,11 +221,6 @@ def _cameras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size
 def centred(intrinsics: Intrinsics, width: int, height: int) -> Intrinsics:
     """Returns intrinsics as they are, for an image whose original size is unknown.
 
-    Args:
-        intrinsics: Intrinsics of an image.
-        width: Its width in pixels.
-        height: Its height in pixels.
-
     Raises:
         ValueError: The principal point is outside the image, as it is if the image was resized.
     """
@@ -239,12 +234,7 @@ def centred(intrinsics: Intrinsics, width: int, height: int) -> Intrinsics:
 
 
 def _intrinsics(photos: Sequence[Photo], sizes: Sequence[Size]) -> torch.Tensor:
-    """Returns the intrinsics (N, 4), float64, for images of some sizes.
-
-    Raises:
-        ValueError: An image is of another shape than its camera's, or no camera can have such intrinsics: directions
-            through its pixels would overflow float32.
-    """
+    """Returns the intrinsics (N, 4), float64, for images of some sizes."""
     intrinsics = torch.tensor(
         [_intrinsics_of(photo, size) for photo, size in zip(photos, sizes, strict=True)], dtype=torch.float64
     )
@@ -288,11 +278,7 @@ def _exif_hint(photo: Photo, size: Size) -> str:
 
 
 def _checked_shrunk(path: Path, size: Size, whole: Size, downscale: int) -> Size:
-    """Returns the size of a shrunk image.
-
-    Raises:
-        ValueError: No rounding makes that size of the whole image's.
-    """
+    """Returns the size of a shrunk image, or raises ValueError if no rounding makes it of the whole image's size."""
     if any(abs(found - side / downscale) > 1 for found, side in zip(size, whole, strict=True)):
         exact = "x".join(f"{side / downscale:g}" for side in whole)
         raise ValueError(

@@ -123,15 +123,7 @@ def _possible_cells(box: Tensor, silhouettes: Sequence[Silhouette], cameras: Cam
 def _compare(
     axes: list[Tensor], radius: float, silhouette: Silhouette, cameras: Cameras, index: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns which balls of a lattice may appear in a silhouette and which the image contradicts, (X, Y, Z) bool.
-
-    Args:
-        axes: Coordinates of the centres along x, y and z.
-        radius: Radius of the balls.
-        silhouette: The silhouette.
-        cameras: All cameras.
-        index: Index of the silhouette's camera.
-    """
+    """Returns which balls of a lattice may appear in a silhouette and which the image contradicts, (X, Y, Z) bool."""
     right, up, backward, origin = cameras.c2w[index, :3].unbind(dim=-1)
     intrinsics = cameras.intrinsics[index]
 
