@@ -91,19 +91,6 @@ def sees_box(c2w: Tensor, intrinsics: Tensor, sizes: Tensor, aabb: Tensor) -> Te
     return torch.tensor(seen)
 
 
-def look_outward(c2w: Tensor) -> bool:
-    """Returns whether most cameras look away from one another, as those within a room do, or those with OpenCV's axes.
-
-    Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes; with fewer than three, nothing is recognised.
-    """
-    if len(c2w) < 3:
-        return False
-    origins = c2w[:, :3, 3]
-    towards = F.normalize(origins.mean(dim=0) - origins, dim=-1)
-    return float((towards * -c2w[:, :3, 2]).sum(dim=-1).median()) <= _OUTWARD
-
-
 def likely_mistake(c2w: Tensor) -> str | None:
     """Returns the probable mistake in all poses of a capture, with its remedy; None if they look right.
 
@@ -113,9 +100,13 @@ def likely_mistake(c2w: Tensor) -> str | None:
         c2w: (N, 4, 4) camera to world, OpenGL axes; with fewer than three, nothing is recognised.
     """
     mistake = inverted(c2w)
-    if mistake is None and look_outward(c2w):
-        return f"most cameras look away from one another; unless they stood in a room, {OPENCV_AXES}"
-    return mistake
+    if mistake is not None or len(c2w) < 3:
+        return mistake
+    origins = c2w[:, :3, 3]
+    towards = F.normalize(origins.mean(dim=0) - origins, dim=-1)
+    if float((towards * -c2w[:, :3, 2]).sum(dim=-1).median()) > _OUTWARD:
+        return None
+    return f"most cameras look away from one another; unless they stood in a room, {OPENCV_AXES}"
 
 
 def inverted(c2w: Tensor) -> str | None:
@@ -153,12 +144,11 @@ def _surround(c2w: Tensor, least: float | None = None) -> bool:
     return float(inward) >= _INWARD and float(upright) >= _UPRIGHT and float(looks.mean(dim=0).norm()) <= _ALIKE
 
 
-def check_cameras_see(name: str, cameras: Cameras, aabb: Tensor) -> None:
+def check_cameras_see(cameras: Cameras, aabb: Tensor) -> None:
     """Refuses cameras if no image shows any part of a box: training could not learn anything from them.
 
     Args:
-        name: The name of the cameras in messages.
-        cameras: At least one, on the CPU.
+        cameras: Those of the training images, at least one, on the CPU.
         aabb: (2, 3) float32 low and high corner, world units.
 
     Raises:
@@ -171,4 +161,6 @@ def check_cameras_see(name: str, cameras: Cameras, aabb: Tensor) -> None:
         remedy = OPENCV_AXES
     else:
         remedy = "choose another scene.aabb, or check that the poses are camera to world"
-    raise ValueError(f"{name} must see scene.aabb, {aabb.tolist()}, got {len(cameras)} that do not: {remedy}")
+    raise ValueError(
+        f"cameras of the training images must see scene.aabb, {aabb.tolist()}, got {len(cameras)} that do not: {remedy}"
+    )
