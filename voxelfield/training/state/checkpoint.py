@@ -25,7 +25,7 @@ from voxelfield.training.state.zero_packing import copy_without_zeros, put_back_
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 7
+FORMAT = 8
 """Layout version of the files. Raise it when an older voxelfield could not resume from them.
 
 A file is a zip archive with a checksum of the whole as its comment, which is verified on loading. The archive's own
