@@ -1,7 +1,7 @@
-// Marches rays through a pyramid on the CPU. A thread marches several rays side by side, one in each lane, and evaluates
-// the networks for the current samples of all lanes at once, in loops over lanes that compilers can vectorise. As on
-// CUDA, a ray ends once its transmittance falls below the threshold, and its lane takes another ray. A ray does not
-// depend on those in the other lanes.
+// Marches rays through a pyramid on the CPU. A thread marches several rays side by side, one in each lane, and
+// evaluates the networks for the current samples of all lanes at once, in loops over lanes that compilers can
+// vectorise. As on CUDA, a ray ends once its transmittance falls below the threshold, and its lane takes another ray. A
+// ray does not depend on those in the other lanes.
 #include <vector>
 
 #include "common/backend.h"
@@ -42,9 +42,8 @@ struct CpuNetwork {
     for (const Tensor& own : network.weights) {
       const Tensor rounded = torch::stable::to(torch::stable::to(own, scalar_type()), ScalarType::Float);
       const float* begin = data_of(rounded);
-      layers.push_back({{begin, begin + rounded.numel()},
-                        static_cast<int>(rounded.size(0)),
-                        static_cast<int>(rounded.size(1))});
+      layers.push_back(
+          {{begin, begin + rounded.numel()}, static_cast<int>(rounded.size(0)), static_cast<int>(rounded.size(1))});
     }
   }
 
@@ -96,16 +95,16 @@ struct MarchedLane {
   Ray ray{};
   RayView view;
   SampleWalk<CellsView> walk;
-  UnitRay unit;
+  CubeRay cube;
   RayPieces pieces;
-  KeptLight<float> light;
+  VisibleLight<float> light;
   PyramidSample sample{};
   Result result{};
 
   VOXELFIELD_HOST_DEVICE explicit MarchedLane(const PyramidScene<scalar_t>& scene)
       : view(ray.view(scene.step, scene.steps_per_length)),
         walk(scene.cells, view),
-        unit(view, scene.aabb),
+        cube(view, scene.aabb),
         light(scene.rule) {}
 
   VOXELFIELD_HOST_DEVICE void start(const PyramidScene<scalar_t>& scene, bool in_pieces, int64_t index,
@@ -116,7 +115,7 @@ struct MarchedLane {
     begun = false;
     if (in_pieces) pieces = RayPieces(scene.boxes, ray);
     walk.end();
-    light = KeptLight<float>(scene.rule);
+    light = VisibleLight<float>(scene.rule);
     result = {};
   }
 
@@ -127,7 +126,7 @@ struct MarchedLane {
       begun = true;
       view = ray.view(scene.step, scene.steps_per_length);
       walk = SampleWalk(scene.cells, view);
-      unit = UnitRay(view, scene.aabb);
+      cube = CubeRay(view, scene.aabb);
     }
     return true;
   }
@@ -174,8 +173,8 @@ struct CpuField {
 // Marches the rays [first, end) of `rays`:
 //   rays[number]              the Ray
 //   rays.end(number, result)  called once the ray has ended, with the Rays::Result that visit() accumulated
-// Calls visit(lane, geometry, column) for each sample that is kept; `geometry` holds the first Rays::kOutputs outputs of
-// the network, in the lane's column. The ray continues if visit() returns true.
+// Calls visit(lane, geometry, column) for each sample that is kept; `geometry` holds the first Rays::kOutputs outputs
+// of the network, in the lane's column. The ray continues if visit() returns true.
 template <typename scalar_t, typename Rays, typename Visit>
 VOXELFIELD_HOST_DEVICE void march_pyramid(const CpuField<scalar_t>& field, const Rays& rays, int64_t first, int64_t end,
                                           const Visit& visit) {
@@ -199,7 +198,7 @@ VOXELFIELD_HOST_DEVICE void march_pyramid(const CpuField<scalar_t>& field, const
       }
       if (!lane.walking) continue;
       float point[3];
-      lane.unit.point(lane.sample.t, point);
+      lane.cube.point(lane.sample.t, point);
       read_levels(scene, point, count, inputs);
       found[count++] = &lane;
     }
@@ -210,7 +209,7 @@ VOXELFIELD_HOST_DEVICE void march_pyramid(const CpuField<scalar_t>& field, const
     bool any = false;
     for (int i = 0; i < count; ++i) {
       Lane& lane = *found[i];
-      static_cast<JudgedSample<float>&>(lane.sample) = lane.light.judge(
+      static_cast<EvaluatedSample<float>&>(lane.sample) = lane.light.evaluate(
           absorption_of_density(scene.density_of(geometry[0][i]), scene.step), true, SingleThread{});
       if (lane.light.stopped()) lane.walking = false;
       any = any || lane.sample.kept;
@@ -347,9 +346,8 @@ struct CpuPyramid : CpuBackend {
   static void march(const PyramidInputs& inputs, const RayBatch& batch, const SampleSlots& out,
                     const Tensor& /*like*/) {
     with_field(inputs, [&](const auto& field) {
-      for_each_range(batch.count, kRaysPerTask, [&](int64_t begin, int64_t end) {
-        march_range(field, SlottedRays{batch, out}, begin, end);
-      });
+      for_each_range(batch.count, kRaysPerTask,
+                     [&](int64_t begin, int64_t end) { march_range(field, SlottedRays{batch, out}, begin, end); });
     });
     for (int64_t ray = 0; ray < batch.count; ++ray) out.sums[ray / out.parts.length] += out.counts[ray];
   }

@@ -32,11 +32,11 @@ __device__ __forceinline__ uint2 read_level(const PyramidLevel<torch::headeronly
   return make_uint2(as_bits(to_half2(sum.lane[0], sum.lane[1])), as_bits(to_half2(sum.lane[2], sum.lane[3])));
 }
 
-// The state that a thread keeps for the ray that it marches.
+// The ray that a thread marches.
 template <typename Result>
 struct MarchedRay {
   int number;  // -1 if the thread has no ray yet
-  UnitRay unit;
+  CubeRay cube;
   Result result;
 };
 
@@ -161,9 +161,9 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
   Ray ray{};
   RayView view = ray.view(scene.step, scene.steps_per_length);
   Walk walk(scene.cells, view);
-  MarchedRay<typename Rays::Result> own{-1, UnitRay(view, scene.aabb), {}};
+  MarchedRay<typename Rays::Result> own{-1, CubeRay(view, scene.aabb), {}};
   bool walking = false;
-  KeptLight<float> light(scene.rule);
+  VisibleLight<float> light(scene.rule);
   RayPieces pieces;
   bool begun = false;
   // Begins the next piece of the team's ray, or returns false if there is none. A straight ray is a single piece.
@@ -176,7 +176,7 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
     }
     view = ray.view(scene.step, scene.steps_per_length);
     walk = Walk(scene.cells, view);
-    own.unit = UnitRay(view, scene.aabb);
+    own.cube = CubeRay(view, scene.aabb);
     return true;
   };
   for (;;) {
@@ -197,7 +197,7 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
           if constexpr (Rays::kInPieces) pieces = RayPieces(scene.boxes, ray);
           begun = false;
           walk.end();
-          light = KeptLight<float>(scene.rule);
+          light = VisibleLight<float>(scene.rule);
         }
       }
       idle = __ballot_sync(kFullWarp, !walking);
@@ -218,7 +218,7 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
           const int place = team.seat - found_by_team, taken = walk.take(kLanes - found_by_team, first);
           if (0 <= place && place < taken) {
             sample.t = view.t(first + static_cast<float>(place));
-            own.unit.point(sample.t, point);
+            own.cube.point(sample.t, point);
             if constexpr (Rays::kInPieces && Rays::kWorldDistances) sample.t = pieces.distance(scene.boxes, sample.t);
           }
           found_by_team += taken;
@@ -240,8 +240,8 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
     __syncwarp();
     const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), density[0], density[1]);
     const float raw = first_column(panel);
-    static_cast<JudgedSample<float>&>(sample) =
-        light.judge(absorption_of_density(scene.density_of(raw), scene.step), found, ThreadTeam<kLanes>{team.seat});
+    static_cast<EvaluatedSample<float>&>(sample) =
+        light.evaluate(absorption_of_density(scene.density_of(raw), scene.step), found, ThreadTeam<kLanes>{team.seat});
     if (light.stopped()) walking = false;
     if (!visit(sample, panel, ray.direction, own, team)) walking = false;
     __syncwarp();

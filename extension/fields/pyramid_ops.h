@@ -117,12 +117,8 @@ struct MarchVisibleOps {
     const RayInputs in{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
     const typename Backend::Guard guard(origins);
-    const PyramidInputs field{cells,
-                              levels,
-                              blocks,
-                              aabb,
-                              density_weights,
-                              {step, density_initial, min_transmittance, min_weight, boxes},
+    const PyramidInputs field{cells,  levels,          blocks,
+                              aabb,   density_weights, {step, density_initial, min_transmittance, min_weight, boxes},
                               origins};
     const RayBatch rays = in.batch(step);
     STD_TORCH_CHECK(rays.count <= kMostMarchedRays, "origins must be at most 2^30 rays, got ", rays.count);
@@ -133,10 +129,10 @@ struct MarchVisibleOps {
     Tensor counts = new_empty(in.origins, {rays.count}, ScalarType::Int);
     Tensor sums = new_zeros(in.origins, {parts.count}, ScalarType::Long);
     if (rays.count > 0) {
-      Backend::march(field, rays,
-                     SampleSlots{parts, data_of(slots), static_cast<int>(max_samples_per_ray), data_of(counts),
-                                 data_of(sums)},
-                     origins);
+      Backend::march(
+          field, rays,
+          SampleSlots{parts, data_of(slots), static_cast<int>(max_samples_per_ray), data_of(counts), data_of(sums)},
+          origins);
     }
     return {slots, counts, sums};
   }
@@ -146,21 +142,23 @@ struct MarchVisibleOps {
 
 template <typename Backend>
 struct PyramidImageOps {
-  static TensorTuple<3> render_pyramid_image(
-      const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens, int64_t width, int64_t height,
-      const Tensor& background, const Tensor& occupied, std::vector<int64_t> resolution, const Tensor& aabb_occupancy,
-      std::vector<Tensor> levels, std::vector<OptionalTensor> blocks, const Tensor& aabb,
-      std::vector<Tensor> density_weights, std::vector<Tensor> color_weights, double step, double density_initial,
-      int64_t degree, double min_transmittance, double min_weight, std::vector<double> boxes) {
+  static TensorTuple<3> render_pyramid_image(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens,
+                                             int64_t width, int64_t height, const Tensor& background,
+                                             const Tensor& occupied, std::vector<int64_t> resolution,
+                                             const Tensor& aabb_occupancy, std::vector<Tensor> levels,
+                                             std::vector<OptionalTensor> blocks, const Tensor& aabb,
+                                             std::vector<Tensor> density_weights, std::vector<Tensor> color_weights,
+                                             double step, double density_initial, int64_t degree,
+                                             double min_transmittance, double min_weight, std::vector<double> boxes) {
     const CameraInputs camera{c2w, intrinsics, lens, width, height, background};
     STD_TORCH_CHECK(double(width + kSquare) * double(height + kSquare) <= kMostMarchedRays,
                     "an image must have 1 to 2^30 pixels, got ", width, " x ", height);
     STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);
     const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
     const typename Backend::Guard guard(c2w);
-    const PyramidInputs field{
-        cells, levels, blocks, aabb, density_weights, {step, density_initial, min_transmittance, min_weight, boxes},
-        c2w};
+    const PyramidInputs field{cells, levels,          blocks,
+                              aabb,  density_weights, {step, density_initial, min_transmittance, min_weight, boxes},
+                              c2w};
     const int color_inputs = kFieldOutputs + sh_basis_size(static_cast<int>(degree));
     const NetworkInputs color =
         checked_network("color_weights", color_weights, color_inputs, kFieldOutputs, kMaxFieldLayers, c2w);

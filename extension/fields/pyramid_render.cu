@@ -183,7 +183,7 @@ struct ParkedSample {
   MarchedRay<PixelSums> ray;
   Fragment geometry[2];
 };
-static_assert(sizeof(ParkedSample) <= kRowBytes, "a row must hold what is parked in it");
+static_assert(sizeof(ParkedSample) <= kRowBytes, "a row must have room for the parked state");
 
 // One block per multiprocessor, because rows and weights take most of its shared memory.
 template <int Width, typename ColorWeights, typename Image>
@@ -279,8 +279,6 @@ struct CudaImage : CudaBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  PyramidImageOps<CudaImage>::implement(m);
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { PyramidImageOps<CudaImage>::implement(m); }
 
 }  // namespace voxelfield

@@ -50,7 +50,7 @@ struct PyramidScene {
 };
 
 // One sample of a ray, in registers of the thread that evaluates it.
-struct PyramidSample : JudgedSample<float> {
+struct PyramidSample : EvaluatedSample<float> {
   float t;
 };
 
