@@ -80,8 +80,8 @@ class Decoder(Protocol):
       Subclasses inherit the attribute, so a subclass that overrides the density must also state whether it still
       holds.
     - ``extra_inputs``, a tuple of str: names of further inputs, which the call takes as keyword arguments:
-      ``"position"``, (M, 3) the positions at which the grid is read (in warped coordinates if the field has a warp), and
-      names of :attr:`voxelfield.Rays.values`, (R, ...) for ``ray_index`` to select from, such as ``"time"`` or
+      ``"position"``, (M, 3) the positions at which the grid is read (in warped coordinates if the field has a warp),
+      and names of :attr:`voxelfield.Rays.values`, (R, ...) for ``ray_index`` to select from, such as ``"time"`` or
       ``"image"``, the index of the training image.
     - ``optional_inputs``, a tuple of str: those of them that are left out if rays do not have them. The decoder then
       uses the argument's default, such as None for "the mean of all images".
