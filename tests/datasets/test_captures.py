@@ -20,7 +20,7 @@ from PIL import Image
 from raw_png import raw_png
 
 import voxelfield
-from voxelfield.cli.errors import in_one_line
+from voxelfield.cli.running import in_one_line
 from voxelfield.datasets import images, transforms
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.bounds import box_of_cameras, box_of_frusta, box_of_points
