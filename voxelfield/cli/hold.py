@@ -1,4 +1,4 @@
-"""Takes a run directory before Hydra writes there."""
+"""Locks a run directory before Hydra writes there."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
-from voxelfield.training.state.run_directory import check_results, hold
+from voxelfield.training.state.run_directory import RunDirectoryLock, check_results
 
 
 class HoldRunDirectory(Callback):
-    """Ends the program in one line if ``hydra.run.dir`` is in use, holds files of something else, or is read-only.
+    """Ends the program in one line if ``hydra.run.dir`` is in use, contains other files, or is read-only.
 
-    The runs of a sweep take their directories themselves, once Hydra has made them.
+    The runs of a sweep lock their directories themselves, once Hydra has created them.
     """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Holds the directory until the program ends."""
+        """Locks the directory until the program ends."""
         directory = Path(config.hydra.run.dir)
         try:
             if directory.resolve() == _scene_folder(config).resolve():
                 raise ValueError(f"hydra.run.dir must not be the folder of the scene, got {directory}")
             check_results(directory)
-            hold(directory)
+            RunDirectoryLock.acquire(directory)
         except ValueError as error:
             _end(clipped(str(error), LONGEST_MESSAGE))
         except OSError as error:

@@ -39,7 +39,7 @@ from voxelfield.training.config import LoggerConfig, RunConfig, config_name, tra
 from voxelfield.training.config.defaults import offer_defaults
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.occupied_space import EmptyFieldError
-from voxelfield.training.state.run_directory import release
+from voxelfield.training.state.run_directory import RunDirectoryLock
 
 logger = logging.getLogger("train")
 
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stopped at once", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
     finally:
-        release()
+        RunDirectoryLock.release_all()
     return 0
 
 
