@@ -37,7 +37,7 @@ from voxelfield.training.config import LoggerConfig, RunConfig, config_name, tra
 from voxelfield.training.config.defaults import offer_defaults
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.occupied_space import EmptyFieldError
-from voxelfield.training.state.run_directory import check_results, hold, release
+from voxelfield.training.state.run_directory import RunDirectoryLock, check_results
 from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger("train")
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _end("stopped at once", INTERRUPTED)
     finally:
-        release()
+        RunDirectoryLock.release_all()
     return 0
 
 
@@ -121,7 +121,7 @@ class LockRunDirectory(Callback):
             if directory.resolve() == Path(*map(str, scene)).resolve():
                 raise ValueError(f"hydra.run.dir must not be the folder of the scene, got {directory}")
             check_results(directory)
-            hold(directory)
+            RunDirectoryLock.acquire(directory)
         except ValueError as error:
             sys.exit(_end(str(error), 2))
         except OSError as error:

@@ -70,10 +70,10 @@ from voxelfield.training.occupied_space import OccupiedSpace
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.part import Loss, Part
 from voxelfield.training.schedules import reached_resolution, stage_at
+from voxelfield.training.state.checkpoint import check_state
 from voxelfield.training.state.fingerprint import changes, fingerprint
 from voxelfield.training.state.finished import changed_settings
-from voxelfield.training.state.run_directory import held
-from voxelfield.training.state.saved_state import check_state
+from voxelfield.training.state.run_directory import RunDirectoryLock
 from voxelfield.training.state.saving import CheckpointWriter
 from voxelfield.training.step import TrainingStep
 from voxelfield.training.structure import structure_weights
@@ -626,10 +626,10 @@ class Session:
         if self.output is None:
             yield
             return
-        with held(self.output, "output"):
+        with RunDirectoryLock.acquire(self.output, "output"):
             yield
             if not wait:
-                self._writing.enter_context(held(self.output, "output"))
+                self._writing.enter_context(RunDirectoryLock.acquire(self.output, "output"))
 
     def _save(self, *, settled: bool = False, optional: bool = False) -> Path | None:
         """Like :meth:`save`, but does not wait; the arguments are as for :meth:`CheckpointWriter.save`."""
