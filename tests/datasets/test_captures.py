@@ -20,7 +20,7 @@ from PIL import Image
 from raw_png import raw_png
 
 import voxelfield
-from voxelfield.cli.errors import in_one_line
+from voxelfield.cli.running import in_one_line
 from voxelfield.datasets import images
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.lenses import CAMERA_MODELS

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from voxelfield.export.model_file import _checksum, _with_checksum, save_model
 from voxelfield.training.config import preset
-from voxelfield.training.state.checkpoint import save_checkpoint, seal
+from voxelfield.training.state.checkpoint import save_checkpoint
 from voxelfield.training.trained_model import TrainedModel, restore_trained_model
 
 KEY = "voxelfield model"
@@ -121,7 +121,6 @@ def with_right_checksums(content: bytes) -> bytes:
     with zipfile.ZipFile(file, "w") as archive:
         for info, data in entries:
             archive.writestr(zipfile.ZipInfo(info.filename), data)
-    seal(file)
     return file.getvalue()
 
 

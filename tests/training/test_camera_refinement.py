@@ -326,7 +326,7 @@ def test_a_lost_camera_is_found_again(astray, scene, monkeypatch, side):
     before = astray.refinement.refined().c2w
     state = torch.get_rng_state()
     (found,) = search(astray, scene.train)
-    astray.refinement.place(found.index, found.twist)
+    astray.refinement.set_pose(found.index, found.twist)
     assert torch.equal(torch.get_rng_state(), state)
     assert found.name == scene.train.names[5]
     assert re.fullmatch(
@@ -435,7 +435,7 @@ def test_a_camera_can_be_brought_where_others_are(device, unit):
         refinement.twists.copy_(torch.randn(4, 6))
     places = refinement.refined().c2w
     for twist, place in zip(refinement.twists_towards(2, places), places, strict=True):
-        refinement.place(2, twist)
+        refinement.set_pose(2, twist)
         torch.testing.assert_close(refinement.refined().c2w[2], place, rtol=0, atol=1e-5 * unit)
         copies = refinement.copies(2, twist[None], 1, steps=3, pose_lr=0.1, final_factor=0.5)
         assert torch.equal(copies.refined().c2w[0], refinement.refined().c2w[2])

@@ -13,7 +13,7 @@ from quick_presets import preset
 from small_pyramid import settings
 
 import voxelfield
-from voxelfield.cli.render import main as render_command
+from voxelfield.cli.command import main
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export import save_model
 from voxelfield.export.region import Region
@@ -333,7 +333,7 @@ def test_a_capture_is_trained_and_rendered_along_its_usual_path(scene, tmp_path,
     loaded = load_configured_scene(config, tmp_path)
     Session.from_config(loaded, config, output=tmp_path / "run").fit()
     command = [str(tmp_path / "run"), "--device", "cpu", "--frames", "3", "--supersampling", "1", "--depth"]
-    assert render_command([*command, "--out", str(tmp_path / "frames")]) == 0
+    assert main(["render", *command, "--out", str(tmp_path / "frames")]) == 0
     assert "show nothing but the background" not in caplog.text
     written = json.loads((tmp_path / "frames" / "frames.json").read_text())
     assert len(list((tmp_path / "frames").glob("*_depth.png"))) == 3

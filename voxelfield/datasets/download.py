@@ -27,7 +27,7 @@ _SHOWN = 3
 logger = logging.getLogger(__name__)
 
 
-class DownloadError(RuntimeError):
+class DownloadError(OSError):
     """No archive gave a complete and correct scene."""
 
 

@@ -27,7 +27,8 @@ class Split:
         paths: The N files that the images were read from; None if they come from elsewhere.
         extras: Further tensors by name, on the CPU, of any dtype: one value for each image, (N,) or (N, K), or for each
             pixel, (N, H, W) or (N, H, W, ...), such as ``time`` (N,) and ``depth`` (N, H, W), which loaders fill
-            (data/README.md), or whatever a loss of one's own needs.
+            (data/README.md), or whatever a loss of one's own needs. The cameras carry those of images as values of
+            their rays (:attr:`voxelfield.Cameras.values`).
 
     Raises:
         TypeError: ``images`` is not uint8, ``masks`` is not bool, or something in ``extras`` is not a tensor.
@@ -68,6 +69,9 @@ class Split:
             check_tensor(f"Split.extras[{name!r}]", values, wanted)
             if values.device.type != "cpu":
                 raise ValueError(f"Split.extras[{name!r}] must be on the CPU, got a tensor on {values.device}")
+        per_image_values = {name: values for name, values in self.extras.items() if values.dim() < 3}
+        if per_image_values:
+            object.__setattr__(self, "cameras", self.cameras.with_values(**per_image_values))
 
     def __len__(self) -> int:
         return len(self.names)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from voxelfield.ops._checks import check_at_least_one, check_field, check_float3
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.lens import lens_rays
 from voxelfield.rendering.lens import Lens
-from voxelfield.rendering.rays import Rays, intersect_aabb
+from voxelfield.rendering.rays import Rays, check_values, intersect_aabb
 from voxelfield.warps.warp import Warp
 
 _LATTICE = 33  # points along each side of the image
@@ -37,6 +37,8 @@ class Cameras:
         lens: Lenses of the N images, same device; None for pinhole cameras.
         sizes: (N, 2) int64, each image's width and height in pixels, on the CPU whatever the cameras' device, so that
             reading a size does not synchronise. None: all images have the size ``width`` x ``height``.
+        values: Further tensors (N, ...) by name, same device: values of each camera's rays (:attr:`Rays.values`), such
+            as the time of each image.
 
     Raises:
         TypeError: A tensor has another dtype, a size is not an int, or ``lens`` is not a :class:`Lens`.
@@ -50,6 +52,7 @@ class Cameras:
     height: int
     lens: Lens | None = None
     sizes: Tensor | None = None
+    values: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         check_field("Cameras.c2w", self.c2w, ("N", 4, 4), torch.float32)
@@ -68,6 +71,7 @@ class Cameras:
                     f"Cameras.sizes must be at least 1 and at most {self.width} x {self.height}, which one image each "
                     f"must reach, got {shown(self.sizes.tolist())}"
                 )
+        check_values("Cameras.values", self.values, len(self), self.c2w)
         if self.lens is None:
             return
         if not isinstance(self.lens, Lens):
@@ -91,8 +95,11 @@ class Cameras:
         lens = None if self.lens is None else self.lens[index]
         chosen = self.c2w[index], self.intrinsics[index]
         if self.sizes is None or len(chosen[0]) == 0:
-            return Cameras(*chosen, self.width, self.height, lens)
-        return Cameras.of_sizes(*chosen, self.sizes[index.cpu() if isinstance(index, Tensor) else index], lens)
+            cameras = Cameras(*chosen, self.width, self.height, lens)
+        else:
+            sizes = self.sizes[index.cpu() if isinstance(index, Tensor) else index]
+            cameras = Cameras.of_sizes(*chosen, sizes, lens)
+        return replace(cameras, values={name: value[index] for name, value in self.values.items()})
 
     @classmethod
     def of_sizes(cls, c2w: Tensor, intrinsics: Tensor, sizes: Tensor, lens: Lens | None = None) -> Cameras:
@@ -122,7 +129,24 @@ class Cameras:
     def to(self, device: torch.device | str) -> Cameras:
         """Returns the same cameras on ``device``."""
         lens = None if self.lens is None else self.lens.to(device)
-        return replace(self, c2w=self.c2w.to(device), intrinsics=self.intrinsics.to(device), lens=lens)
+        values = {name: value.to(device) for name, value in self.values.items()}
+        return replace(self, c2w=self.c2w.to(device), intrinsics=self.intrinsics.to(device), lens=lens, values=values)
+
+    def with_values(self, **values: Tensor | float) -> Cameras:
+        """Returns the same cameras with further values of their rays.
+
+        Args:
+            values: Tensors (N, ...), or numbers that are the same for all cameras, by name.
+
+        Raises:
+            ValueError: A value has another shape.
+        """
+        device, like = self.c2w.device, self.c2w[:, 0, 0]
+        given = {
+            name: value.to(device) if isinstance(value, Tensor) else torch.full_like(like, value)
+            for name, value in values.items()
+        }
+        return replace(self, values={**self.values, **given})
 
     def enlarged(self, factor: int) -> Cameras:
         """Returns the same views with ``factor`` times as many pixels along each side.
@@ -153,7 +177,8 @@ class Cameras:
     def _resized(self, intrinsics: Tensor, resize: Callable[[Any], Any]) -> Cameras:
         """Returns the same views with other intrinsics and with every side, an int or a tensor of ints, resized."""
         sizes = None if self.sizes is None else resize(self.sizes)
-        return Cameras(self.c2w, intrinsics, resize(self.width), resize(self.height), self.lens, sizes)
+        width, height = resize(self.width), resize(self.height)
+        return replace(self, intrinsics=intrinsics, width=width, height=height, sizes=sizes)
 
     def rays(self, camera_index: Tensor, pixels: Tensor, aabb: Tensor) -> Rays:
         """Casts one ray through each given image point.
@@ -178,7 +203,8 @@ class Cameras:
         check_float32("pixels", pixels, (camera_index.shape[0], 2), "Cameras.c2w", self.c2w)
         origins = self.c2w[:, :3, 3].index_select(0, camera_index)
         directions = self._directions(camera_index, pixels)
-        return Rays(origins, directions, *intersect_aabb(origins.detach(), directions.detach(), aabb))
+        values = {name: value.index_select(0, camera_index) for name, value in self.values.items()}
+        return Rays(origins, directions, *intersect_aabb(origins.detach(), directions.detach(), aabb), values=values)
 
     def _directions(self, camera_index: Tensor, pixels: Tensor) -> Tensor:
         """Returns the unit directions (R, 3) of the rays through image points, world frame."""

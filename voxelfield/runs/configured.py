@@ -57,10 +57,9 @@ from voxelfield.training.state.run_directory import (
     PER_VIEW,
     REPORT,
     VIDEO,
+    RunDirectoryLock,
     check_ended,
     earlier_run,
-    held,
-    keep,
 )
 from voxelfield.training.state.run_paths import usual_path
 from voxelfield.warps.warp import Warp
@@ -113,7 +112,7 @@ def train_as_configured(
         MissingPackageError: The scene's format or LPIPS needs a package that is not installed.
         OSError: A result cannot be written.
     """
-    with held(run_directory), Interrupt() as interrupt, reproducible(settings.deterministic):
+    with RunDirectoryLock.acquire(run_directory), Interrupt() as interrupt, reproducible(settings.deterministic):
         return _train(settings, run_directory, root, interrupt, watcher, for_scene)
 
 
@@ -220,7 +219,8 @@ def _begin(
             session.restore(checkpoint, path=path, replaced=older if in_place else ())
         logger.info("resumed at step %d from %s", session.step, path)
     # Not earlier, so that a run that is rejected creates neither a file nor its directory.
-    keep(run_directory)
+    with RunDirectoryLock.acquire(run_directory) as lock:
+        lock.created = False
     session.log = FailsafeLogger(build_logger(settings.logger, run_directory, first_step))
     session.log.text("config", f"```yaml\n{yaml.safe_dump(recorded_settings(settings), sort_keys=False)}```")
     if session.device.type == "cuda":

@@ -32,7 +32,7 @@ from voxelfield.ops._errors import shown
 from voxelfield.rendering.march import RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.visible_cells import shown_cells
+from voxelfield.rendering.visible_cells import count_visible_samples
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batch import Batch
 from voxelfield.training.batches import PixelSampler, opaque_where_masked
@@ -70,10 +70,10 @@ from voxelfield.training.occupied_space import OccupiedSpace
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.part import Loss, Part
 from voxelfield.training.schedules import reached_resolution, stage_at
+from voxelfield.training.state.checkpoint import check_state
 from voxelfield.training.state.fingerprint import changes, fingerprint
 from voxelfield.training.state.finished import changed_settings
-from voxelfield.training.state.run_directory import held
-from voxelfield.training.state.saved_state import check_state
+from voxelfield.training.state.run_directory import RunDirectoryLock
 from voxelfield.training.state.saving import CheckpointWriter
 from voxelfield.training.step import TrainingStep
 from voxelfield.training.structure import structure_weights
@@ -626,10 +626,10 @@ class Session:
         if self.output is None:
             yield
             return
-        with held(self.output, "output"):
+        with RunDirectoryLock.acquire(self.output, "output"):
             yield
             if not wait:
-                self._writing.enter_context(held(self.output, "output"))
+                self._writing.enter_context(RunDirectoryLock.acquire(self.output, "output"))
 
     def _save(self, *, settled: bool = False, optional: bool = False) -> Path | None:
         """Like :meth:`save`, but does not wait; the arguments are as for :meth:`CheckpointWriter.save`."""
@@ -790,7 +790,7 @@ class Session:
         if crop:
             occupied.fraction(self.step)  # raises if no occupied cell is left to crop to
         box = self.occupancy.bounds() if crop else None
-        self.model.resize(stage.resolution, box, self._shown_cells, self.optimizers.grid)
+        self.model.resize(stage.resolution, box, self._count_visible_samples, self.optimizers.grid)
         if crop:
             self._restrict()
         grid = self.model.grid
@@ -809,15 +809,15 @@ class Session:
             return
         for camera in self._lost_cameras.find(self.refinement, self.model, self.exposure):
             if camera.twist is not None:
-                self.refinement.place(camera.index, camera.twist)
+                self.refinement.set_pose(camera.index, camera.twist)
             logger.info("step %d: %s", self.step, camera)
 
-    def _shown_cells(self, shape: Sequence[int]) -> Tensor:
+    def _count_visible_samples(self, shape: Sequence[int]) -> Tensor:
         cameras, settings = self._pixels.cameras, self.settings
         settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
         every = max(1, min(cameras.width, cameras.height) // _PIXELS_LOOKED_AT)
         with self.model.autocast():
-            return shown_cells(self.field, self.occupancy, settings, cameras, shape, every=every)
+            return count_visible_samples(self.field, self.occupancy, settings, cameras, shape, every=every)
 
     def _restrict(self) -> None:
         """Excludes space known to be empty. With refined cameras, wrong poses would make images carve away matter."""

@@ -32,8 +32,7 @@ from voxelfield.training.config import RunConfig, TrainerConfig, parse
 from voxelfield.training.fields import grid_box, untrained_field
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.schedules import reached_resolution
-from voxelfield.training.state.checkpoint import contents_of, load_resolved
-from voxelfield.training.state.saved_state import check_state
+from voxelfield.training.state.checkpoint import check_state, contents_of, load_resolved
 
 
 @dataclass(frozen=True, eq=False)

@@ -173,7 +173,7 @@ class CameraRefinement(nn.Module):
         return log_se3(poses @ torch.linalg.inv(given)).to(self.twists.dtype) / self._units
 
     @torch.no_grad()
-    def place(self, index: int, twist: Tensor) -> None:
+    def set_pose(self, index: int, twist: Tensor) -> None:
         """Sets the motion of one camera and resets its moments in the optimizer.
 
         Args:
