@@ -710,6 +710,11 @@ BAD = {
         save_view_03("CMYK", ".jpg"),
         r"view_03.png: unreadable image \(must be RGB with 8 or 16 bits .* got Pillow's mode CMYK: convert",
     ),
+    "one opaque image among transparent ones": (
+        write_nerfstudio,
+        save_view_03("RGB"),
+        r"view_03.png: must have an alpha channel, as .*view_0\d.png has one with transparent pixels, got none: cut",
+    ),
     "pose of zeros": in_json(
         lambda c: c["frames"][0].update(transform_matrix=np.zeros((4, 4)).tolist()),
         "must be a rotation with a translation, with orthonormal axes",

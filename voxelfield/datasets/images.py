@@ -17,6 +17,7 @@ import torch
 from PIL import ExifTags, Image, TiffImagePlugin
 from torch import Tensor
 
+from voxelfield.datasets.transparency import CUT_OUT
 from voxelfield.files import open_regular
 
 logger = logging.getLogger(__name__)
@@ -54,27 +55,38 @@ def read_images(
         largest height and width. A smaller image lies at the top left, with opaque black beside it.
 
     Raises:
-        ValueError: An image is unreadable, of another kind, or so much larger than the others that most of the memory
-            would be empty room beside these.
+        ValueError: An image is unreadable, of another kind, has no alpha channel although the others show an object
+            without its background, or is so large that most of the memory would be empty room beside the others.
     """
     # All headers come before the first pixels, so that a single huge image is refused before it takes memory.
     sizes = image_sizes(paths) if sizes is None else sizes
     room = _common_room(paths, sizes)
     images = np.empty((len(paths), room[1], room[0], 4), dtype=np.uint8)
 
-    def fill(index: int) -> None:
+    def fill(index: int) -> bool:
         image = _decode(paths[index])
         alpha = alphas[index] if alphas is not None else None
         if alpha is not None:
             image.putalpha(_read_grey(alpha, image.size))
+        has_alpha = image.mode == "RGBA"
         if sizes[index] != room:
             images[index] = (0, 0, 0, 255)
         # NumPy would have the pixels twice more in new memory, in which all threads wait for the system.
         target = Image.frombuffer("RGBA", room, images[index], "raw", "RGBA", 0, 1)
         target.readonly = 0
         target.paste(image if image.size == sizes[index] else area_resized(image, sizes[index]))
+        return has_alpha
 
-    _in_threads(fill, len(paths), "read")
+    has_alpha = _in_threads(fill, len(paths), "read")
+    if any(has_alpha) and not all(has_alpha):
+        shown = {index: images[index, : sizes[index][1], : sizes[index][0], 3] for index in np.flatnonzero(has_alpha)}
+        opacity = {index: float(alpha.mean()) / 255 for index, alpha in shown.items()}
+        if sum(opacity.values()) <= (1 - CUT_OUT) * len(opacity):
+            raise ValueError(
+                f"{paths[has_alpha.index(False)]}: must have an alpha channel, as "
+                f"{paths[min(opacity, key=opacity.__getitem__)]} has one with transparent pixels, got none: cut its "
+                "background out too, or leave the image out"
+            )
     return torch.from_numpy(images)
 
 
