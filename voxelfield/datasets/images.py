@@ -79,12 +79,15 @@ def read_images(
 
     has_alpha = _in_threads(fill, len(paths), "read")
     if any(has_alpha) and not all(has_alpha):
-        shown = {index: images[index, : sizes[index][1], : sizes[index][0], 3] for index in np.flatnonzero(has_alpha)}
-        opacity = {index: float(alpha.mean()) / 255 for index, alpha in shown.items()}
+        opacity = {
+            index: float(images[index, :height, :width, 3].mean()) / 255
+            for index, (width, height) in enumerate(sizes)
+            if has_alpha[index]
+        }
         if sum(opacity.values()) <= (1 - CUT_OUT) * len(opacity):
             raise ValueError(
                 f"{paths[has_alpha.index(False)]}: must have an alpha channel, as "
-                f"{paths[min(opacity, key=opacity.__getitem__)]} has one with transparent pixels, got none: cut its "
+                f"{paths[min(opacity, key=lambda index: opacity[index])]} has one with transparent pixels, got none: cut its "
                 "background out too, or leave the image out"
             )
     return torch.from_numpy(images)
