@@ -79,16 +79,11 @@ def read_images(
 
     has_alpha = _in_threads(fill, len(paths), "read")
     if any(has_alpha) and not all(has_alpha):
-        opacity = {
-            index: float(images[index, :height, :width, 3].mean()) / 255
-            for index, (width, height) in enumerate(sizes)
-            if has_alpha[index]
-        }
-        if sum(opacity.values()) <= (1 - CUT_OUT) * len(opacity):
+        alphas_read = [images[index, :h, :w, 3] for index, (w, h) in enumerate(sizes) if has_alpha[index]]
+        if np.mean([float(alpha.mean()) for alpha in alphas_read]) <= 255 * (1 - CUT_OUT):
             raise ValueError(
-                f"{paths[has_alpha.index(False)]}: must have an alpha channel, as "
-                f"{paths[min(opacity, key=lambda index: opacity[index])]} has one with transparent pixels, got none: cut its "
-                "background out too, or leave the image out"
+                f"{paths[has_alpha.index(False)]}: must have an alpha channel, as others have that show an object without "
+                "its background, got none: cut its background out too, or leave the image out"
             )
     return torch.from_numpy(images)
 
