@@ -82,8 +82,8 @@ def read_images(
         alphas_read = [images[index, :h, :w, 3] for index, (w, h) in enumerate(sizes) if has_alpha[index]]
         if np.mean([float(alpha.mean()) for alpha in alphas_read]) <= 255 * (1 - CUT_OUT):
             raise ValueError(
-                f"{paths[has_alpha.index(False)]}: must have an alpha channel, as others have that show an object without "
-                "its background, got none: cut its background out too, or leave the image out"
+                f"{paths[has_alpha.index(False)]}: must have an alpha channel, as others have that show an object "
+                "without its background, got none: cut its background out too, or leave the image out"
             )
     return torch.from_numpy(images)
 
