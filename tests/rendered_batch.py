@@ -7,7 +7,7 @@ from torch import Tensor
 
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering
-from voxelfield.training.batch import Batch, Outputs
+from voxelfield.models.batch import Batch, Outputs
 
 
 def rendered(

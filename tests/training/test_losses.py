@@ -20,7 +20,7 @@ from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.ops import PackedSamples
 from voxelfield.rendering.render import Rendering
 from voxelfield.training import losses
-from voxelfield.training.batch import Batch, Outputs
+from voxelfield.models.batch import Batch, Outputs
 from voxelfield.training.config import LossConfig
 from voxelfield.training.structure import structure_weights
 

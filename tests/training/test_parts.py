@@ -15,7 +15,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.rendering.march import visible_samples
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import preset
-from voxelfield.training.part import Part
+from voxelfield.models.part import Part
 from voxelfield.training.state.checkpoint import load_checkpoint
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "lego"

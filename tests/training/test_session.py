@@ -26,11 +26,11 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.rendering.render import render_view
 from voxelfield.training import graph, losses
-from voxelfield.training.batch import Batch, Outputs
+from voxelfield.models.batch import Batch, Outputs
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from voxelfield.training.logs.logging import NullLogger
-from voxelfield.training.occupied_space import EmptyFieldError
+from voxelfield.models.training import EmptyFieldError
 from voxelfield.training.session import Hook, Session
 from voxelfield.training.state import saving
 from voxelfield.training.state.checkpoint import load_checkpoint, resolve_checkpoint

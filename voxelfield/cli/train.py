@@ -33,12 +33,12 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.devices import DEVICES
 from voxelfield.installed import MissingPackageError, config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
+from voxelfield.models.training import EmptyFieldError
 from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.runs.configured import Watcher, train_as_configured
 from voxelfield.training.config import LoggerConfig, RunConfig, config_name, trainer_for
 from voxelfield.training.config.defaults import offer_defaults
 from voxelfield.training.interrupt import Interrupt
-from voxelfield.training.occupied_space import EmptyFieldError
 from voxelfield.training.state.run_directory import release
 
 logger = logging.getLogger("train")

@@ -1,1 +1,8 @@
-"""Models: one file per kind, looked up by name."""
+"""Models: what is trained, rendered and saved; one file per kind, looked up by name."""
+
+from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.model import Model
+from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.part import Loss, Part
+
+__all__ = ["Batch", "Loss", "Model", "ModelConfig", "Outputs", "Part"]

@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.datasets.scene import Split
+from voxelfield.models.batch import Batch, background_for
 from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.rays import Rays
-from voxelfield.training.batch import Batch, background_for
 from voxelfield.transfers import read_from_host
 
 
@@ -104,11 +104,20 @@ class PixelSampler:
         return data.index_select(0, self.images_of(pixels))
 
     def batch(self, count: int, aabb: Tensor, background: str, cameras: Cameras | None = None) -> Batch:
-        """Draws a batch of pixels; the arguments are those of :meth:`draw` and :func:`background_for`."""
+        """Draws a batch of at least ``count`` pixels, and at least those of the patches.
+
+        The other arguments are those of :meth:`draw` and :func:`background_for`.
+        """
+        count = max(count, 0 if self._patches is None else self._patches.count * self._patch_size**2)
         rays, rgba, pixels = self.draw(count, aabb, cameras)
         behind = background_for(background, count, rgba.device)
         patches = 0 if self._patches is None else self._patches.count
         return Batch(rays, rgba, pixels, behind, patches, self._patch_size, self.look_up, self.images_of)
+
+    @property
+    def images(self) -> Tensor:
+        """The images (N, H, W, 4), uint8 RGBA, on the device; opaque where a mask excludes pixels."""
+        return self._images
 
     @property
     def alpha(self) -> Tensor:

@@ -50,21 +50,21 @@ def untrained_field(
     return field
 
 
-def untrained_model(config: RunConfig, device: torch.device) -> Model:
+def untrained_model(config: RunConfig, device: torch.device | str) -> Model:
     """Builds a model in its state at the start of training, with all cells occupied.
 
     Args:
         config: The settings of the run.
-        device: Device of the model.
+        device: Device of the model; may be ``meta``, to find out shapes only.
 
     Raises:
         ValueError: As for :func:`untrained_field`.
     """
     trainer = config.trainer
     field = untrained_field(config.model, config.scene, trainer, device)
-    box = grid_box(config.scene)
-    occupancy = OccupancyGrid(_cells(config.scene.warp, trainer.occupancy.resolution), box).to(device)
-    return Model(field, occupancy, config.model, trainer.sampling)
+    with torch.device(device):
+        occupancy = OccupancyGrid(_cells(config.scene.warp, trainer.occupancy.resolution), grid_box(config.scene))
+    return config.model.build_model(field, occupancy, trainer.sampling)
 
 
 def _cells(warp: Warp | None, resolution: int) -> int | list[int]:

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,19 +25,20 @@ from voxelfield.datasets.transparency import check_visible
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.fields.field import RadianceField
-from voxelfield.messages import clipped
+from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.memory import MemoryEstimate
 from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.part import Loss, Part
+from voxelfield.models.settings import reached_resolution
+from voxelfield.models.training import TrainingSetup
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.march import RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.visible_cells import shown_cells
 from voxelfield.training.averaging import WeightAverage
-from voxelfield.training.batch import Batch
-from voxelfield.training.batches import PixelSampler, opaque_where_masked
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses, motion_unit
+from voxelfield.training.batches import PixelSampler
+from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
-from voxelfield.training.cameras.lost_cameras import LostCameras
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.clock import Pause, synchronized_time
 from voxelfield.training.config import (
@@ -48,7 +49,7 @@ from voxelfield.training.config import (
     TrainerConfig,
     complete,
 )
-from voxelfield.training.fields import untrained_field, untrained_model
+from voxelfield.training.fields import untrained_model
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.logs.densities import log_densities
@@ -57,59 +58,38 @@ from voxelfield.training.logs.logging import NullLogger, RunLogger
 from voxelfield.training.logs.previews import log_preview
 from voxelfield.training.logs.progress import Progress
 from voxelfield.training.logs.records import has_diverged, mean_losses, rates_of_steps
-from voxelfield.training.losses import STRUCTURE, grid_terms, grid_weight
-from voxelfield.training.memory import (
-    MemoryEstimate,
-    check_memory,
-    estimate_memory,
-    explain_shortage,
-    images_stay_on_host,
-)
-from voxelfield.training.occupied_space import OccupiedSpace
+from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, images_stay_on_host
 from voxelfield.training.optimizer import Optimizers, copies_dtype
-from voxelfield.training.part import Loss, Part
-from voxelfield.training.schedules import reached_resolution, stage_at
+from voxelfield.training.parts import configured_parts
+from voxelfield.training.reduction import Reduction
+from voxelfield.training.resume import check_complete, check_names, check_resumable
 from voxelfield.training.state.fingerprint import changes, fingerprint
-from voxelfield.training.state.finished import changed_settings
 from voxelfield.training.state.run_directory import held
-from voxelfield.training.state.saved_state import check_state
 from voxelfield.training.state.saving import CheckpointWriter
 from voxelfield.training.step import TrainingStep
-from voxelfield.training.structure import structure_weights
 from voxelfield.training.trained_model import TrainedModel
-from voxelfield.warps.ndc_box import NdcBox
-from voxelfield.warps.nested_boxes import NestedBoxes
-from voxelfield.warps.warp import Warp
 
-logger = logging.getLogger(__name__)
-
-# Fine levels get blocks where a sample has at least this compositing weight in one of the examined pixels. There are
-# this many of them along the shorter side of the training images.
-_MIN_WEIGHT_WITH_DETAIL = 0.02
-_PIXELS_LOOKED_AT = 160
+_log = logging.getLogger(__name__)
 
 # Approximate number of density histograms that a run records.
 _HISTOGRAMS = 20
-
-# Settings that a run may change when it is resumed, which is worth a warning.
-_RESUMED = ("optimizer.", "trainer.", "camera.", "seed")
-
-# What every checkpoint contains.
-_SAVED = ("step", "train_seconds", "rays", "field", "occupancy", "optimizer", "rng", "cuda_rng", "config")
-
-# Entries of checkpoints that are not states of parts either. Old checkpoints lack some of them, and the file adds
-# "format" and "voxelfield".
-_ALSO_SAVED = ("untrained_error", "diverged", "average", "data", "format", "voxelfield")
-
-# The settings that choose parts with a state, and their values if they do.
-_SETTINGS_OF_PARTS = {"cameras": ("camera.name", "refine"), "exposure": ("trainer.exposure", "affine")}
 
 Hook = Callable[["Session"], None]
 """A function that a session calls with itself as the argument."""
 
 
+class _Losses(Part):
+    """Loss terms that the caller adds."""
+
+    def __init__(self, losses: Mapping[str, Loss]) -> None:
+        self._losses = losses
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        return {name: loss(outputs, batch) for name, loss in self._losses.items()}
+
+
 class Session:
-    """Fits a field to the training images of a scene.
+    """Trains a model on the images of a scene.
 
     Settings that are not given default to those of ``python train.py model=NAME`` on the same device; for an
     unbounded scene, to those for photographs. Hooks are called between two steps, on the training thread; they may
@@ -117,14 +97,15 @@ class Session:
 
     Args:
         scene: Images and cameras, with a split named ``train``.
-        model: The model: a model, or the name of one (``pyramid``, ``sh``, ``dense``, or one that a package announces).
+        model: The model's settings, or its name (``pyramid``, ``sh``, ``dense``, or one that a package announces). The
+            settings build the :class:`voxelfield.Model`, which may be a subclass of your own.
         trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
         optimizer: Settings of Adam, or the name of a file in ``configs/optimizer``.
         camera: Settings of camera refinement, such as ``CameraConfig(name="refine")``; None keeps the given cameras.
         losses: Loss terms that are added to the model's, by name; each maps outputs and batch to a scalar that is
-            already multiplied by its weight (:data:`voxelfield.training.part.Loss`). A term of the name of another one,
+            already multiplied by its weight (:data:`voxelfield.models.part.Loss`). A term of the name of another one,
             such as ``photometric``, replaces it.
-        parts: What else joins each step (:class:`voxelfield.training.part.Part`), in this order.
+        parts: Parts of your own that join each step (:class:`voxelfield.models.part.Part`), in this order.
         sampler: Places samples on the rays of training (:class:`voxelfield.rendering.march.Sampler`).
         device: Device on which to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
         seed: Seed of torch's random number generators, set before the field is built.
@@ -139,10 +120,9 @@ class Session:
         scene: The scene, as given.
         config: All settings, after validation.
         device: Device on which training runs.
-        model: The field, the occupied cells, and how rays are sampled.
-        parts: What joins each step: camera refinement and exposure corrections as configured, then the given parts.
+        model: The model.
+        parts: Camera refinement, exposure corrections and other parts as configured, then the given parts.
         optimizers: The optimizers of the field.
-        refinement: The refinement of the training cameras, or None.
         output: The output folder, as given.
         step: Number of steps done.
         diverged: Whether, at the last record, training pixels were rendered clearly worse than by the untrained field.
@@ -151,8 +131,8 @@ class Session:
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: A setting is not allowed, no training camera sees any part of the scene's box, or training needs
-            more memory than is free on the GPU; the message names the key.
+        ValueError: A setting or the name of a part is not allowed, no training camera sees any part of the scene's box,
+            or training needs more memory than is free on the GPU; the message names the key.
         torch.OutOfMemoryError: Memory ran out on the CPU, or on the GPU despite the estimate; the message states the
             memory that training needs and which settings to reduce.
 
@@ -183,12 +163,38 @@ class Session:
     ) -> None:
         _check_types(scene, model, trainer, optimizer, camera)
         config = complete(model, trainer, optimizer, camera, device=str(device), seed=seed, scene=scene)
-        self._extend(losses, parts, sampler)
-        self._begin(scene, config, output, logger, (on_step, on_stage, on_preview))
+        self._begin(
+            scene,
+            config,
+            losses=losses,
+            parts=parts,
+            sampler=sampler,
+            output=output,
+            logger=logger,
+            on_step=on_step,
+            on_stage=on_stage,
+            on_preview=on_preview,
+        )
 
     @classmethod
-    def from_config(
-        cls,
+    def from_config(cls, scene: Scene, config: RunConfig, **options: Any) -> Session:
+        """Creates a session from the settings of a whole run, as :func:`voxelfield.training.config.preset` returns.
+
+        Args:
+            scene: As for the constructor.
+            config: All settings. Those of scene and data are only recorded in the results, because ``scene`` is given.
+            options: As for the constructor: ``losses``, ``parts``, ``sampler``, ``output``, ``logger``, ``on_step``,
+                ``on_stage`` and ``on_preview``.
+
+        Raises:
+            ValueError: As for the constructor.
+        """
+        session = cls.__new__(cls)
+        session._begin(scene, parse(RunConfig, config), **options)
+        return session
+
+    def _begin(
+        self,
         scene: Scene,
         config: RunConfig,
         *,
@@ -200,49 +206,15 @@ class Session:
         on_step: Hook | None = None,
         on_stage: Hook | None = None,
         on_preview: Hook | None = None,
-    ) -> Session:
-        """Creates a session from the settings of a whole run, as :func:`voxelfield.training.config.preset` returns.
-
-        Args:
-            scene: As for the constructor.
-            config: All settings. Those of scene and data are only recorded in the results, because ``scene`` is given.
-            losses: As for the constructor.
-            parts: As for the constructor.
-            sampler: As for the constructor.
-            output: As for the constructor.
-            logger: As for the constructor.
-            on_step: As for the constructor.
-            on_stage: As for the constructor.
-            on_preview: As for the constructor.
-
-        Raises:
-            ValueError: As for the constructor.
-        """
-        session = cls.__new__(cls)
-        session._extend(losses, parts, sampler)
-        session._begin(scene, parse(RunConfig, config), output, logger, (on_step, on_stage, on_preview))
-        return session
-
-    def _extend(self, losses: Mapping[str, Loss] | None, parts: Sequence[Part], sampler: Sampler) -> None:
-        """Keeps what the caller adds to the training step."""
+    ) -> None:
         for name, loss in (losses or {}).items():
             if not callable(loss):
                 raise TypeError(f"losses[{name!r}] must be a function of outputs and batch, got {shown(loss)}")
         for index, part in enumerate(parts):
             if not isinstance(part, Part):
-                raise TypeError(f"parts[{index}] must be a voxelfield.training.part.Part, got {shown(part)}")
+                raise TypeError(f"parts[{index}] must be a voxelfield.models.Part, got {shown(part)}")
         if not callable(sampler):
             raise TypeError(f"sampler must be a function like visible_samples, got {shown(sampler)}")
-        self._losses, self._parts, self._sampler = dict(losses or {}), list(parts), sampler
-
-    def _begin(
-        self,
-        scene: Scene,
-        config: RunConfig,
-        output: Path | str | None,
-        log: RunLogger | None,
-        hooks: tuple[Hook | None, Hook | None, Hook | None],
-    ) -> None:
         if output is not None and not isinstance(output, (str, os.PathLike)):
             raise TypeError(f"output must be a path or None, got {shown(output)}")
         if len(scene.train) == 0:
@@ -257,16 +229,16 @@ class Session:
             check_cameras_see("cameras of the training images", scene.train.cameras, scene.aabb)
         mistake = likely_mistake(scene.train.cameras.c2w)
         if mistake is not None:
-            logger.warning("%s", mistake)
+            _log.warning("%s", mistake)
         self.scene = scene
         self.config = config
 
         self.device = choose_device(config.device)
-        self.log = NullLogger() if log is None else log
+        self.log = NullLogger() if logger is None else logger
         self.diverged = False
         self._pause: Pause | None = None
         self.output = None if output is None else Path(output)
-        self._on_step, self._on_stage, self._on_preview = hooks
+        self._on_step, self._on_stage, self._on_preview = on_step, on_stage, on_preview
         self._writer = (
             None if self.output is None else CheckpointWriter(self.output, config.trainer.keep_checkpoints, self._flush)
         )
@@ -280,60 +252,66 @@ class Session:
         self._images_on_host = False
         self._check_memory()
         with explain_shortage(self.estimate_memory, self.device):
-            self._build()
+            self._build(parts, losses or {}, sampler)
 
-    def _build(self) -> None:
-        config, scene = self.config, self.scene
+    def _build(self, parts: Sequence[Part], losses: Mapping[str, Loss], sampler: Sampler) -> None:
+        config, trainer = self.config, self.config.trainer
         torch.manual_seed(config.seed)
         started = self._now()
-        trainer = config.trainer
         self.model = untrained_model(config, self.device)
-        self._pixels = PixelSampler(
-            scene.train,
+        pixels = PixelSampler(
+            self.scene.train,
             self.device,
             trainer.supersampling,
             trainer.patches,
             trainer.patch_size,
             on_host=self._images_on_host,
         )
-        if trainer.loss.structure > 0:
-            images = opaque_where_masked(scene.train)
-            self._pixels.carry(STRUCTURE, structure_weights(images, self.device, self._pixels.cameras.sizes))
-        self.refinement = self._begin_refinement()
-        self.parts = [*self._configured_parts(), *self._parts]
-        names = [part.name for part in self.parts]
-        if len(set(names)) < len(names):
-            raise ValueError(f"parts must have names of their own, got {', '.join(map(repr, names))}")
-        groups = {name: group for part in self.parts for name, group in part.param_groups().items()}
-        self.optimizers = Optimizers(self.model, config.optimizer, trainer.rates, groups)
-        self._occupied = OccupiedSpace(self.model, trainer.occupancy)
-        self.step = 0
-        self._recorded_seconds = 0.0
-        searched = config.camera.search_poses if config.camera.refines else 0
-        self._lost_cameras = LostCameras(scene.train, trainer, searched) if searched > 0 else None
+        self.parts = [*configured_parts(config, self.scene, self.model, pixels), *parts]
+        check_names(self.parts)
+        self._joined = [self.model, *self.parts]
+        groups = {name: group for part in self._joined for name, group in part.param_groups().items()}
+        copies = copies_dtype(trainer.precision, self.device)
+        self.optimizers = Optimizers(self.model, config.optimizer, trainer.rates, groups, copies)
         self._step = TrainingStep(
             self.model,
-            self._pixels,
+            pixels,
             self.optimizers,
             trainer,
-            parts=self.parts,
-            losses=self._losses,
-            sampler=self._sampler,
+            parts=[*self._joined, _Losses(losses)],
+            sampler=sampler,
+            reduction=Reduction(),
         )
+        refines, coarse = config.camera.refines, bool(config.camera.stages)
+        setup = TrainingSetup(
+            trainer.stages,
+            trainer.occupancy,
+            trainer.loss,
+            trainer.loss_scale,
+            self.optimizers,
+            pixels.cameras,
+            # Wrong poses would make images carve away matter. Those that need no coarse stages are wrong by a few
+            # pixels only, so that the space beside the cameras is known.
+            alpha=None if refines else pixels.alpha,
+            reliable_poses=not (refines and coarse),
+            record=self._step.count,
+        )
+        self.model.begin_training(setup)
+        self._average = WeightAverage(self.model, trainer.steps, trainer.average_steps)
+        self.step = 0
+        self._recorded_seconds = 0.0
         # Infinite until the first step has been taken, so that training does not count as diverged before.
         self._untrained_error = torch.full_like(self._step.error, math.inf)
-        self._average = WeightAverage(self.model, trainer.steps, trainer.average_steps)
-        self._attach()
+        self.optimizers.attach()
+        self._renew()
         self.train_seconds = self._now() - started
 
-    def _configured_parts(self) -> Iterator[Part]:
-        """Yields the parts that the configuration asks for."""
-        config = self.config
-        if self.refinement is not None:
-            yield RefinedPoses(self.refinement)
-        if config.trainer.exposure == "affine":
-            exposure = AffineExposure(len(self.scene.train)).to(self.device)
-            yield ExposureCorrection(exposure, config.optimizer.exposure_lr, config.trainer.loss.exposure)
+    def _renew(self) -> None:
+        """Recreates everything that depends on the grids' shapes, apart from the optimizers' part of it."""
+        # The graph captures these as numbers, because computing them inside the capture would read from the device.
+        settings = self.settings
+        self._graphed = GraphedCall(lambda: self._step.run(settings), self.device, self.config.trainer.cuda_graph)
+        self._average.restart()
 
     @property
     def field(self) -> RadianceField:
@@ -346,32 +324,14 @@ class Session:
         return self.model.occupancy
 
     @property
+    def refinement(self) -> CameraRefinement | None:
+        """The refinement of the training cameras; None if they are not refined."""
+        return next((part for part in self.parts if isinstance(part, CameraRefinement)), None)
+
+    @property
     def exposure(self) -> AffineExposure | None:
         """Learned exposure corrections of the training images; None with ``trainer.exposure=none``."""
         return next((part.exposure for part in self.parts if isinstance(part, ExposureCorrection)), None)
-
-    def _begin_refinement(self) -> CameraRefinement | None:
-        """Returns the refinement of the cameras, or None if the cameras are not refined."""
-        config, steps = self.config.camera, self.config.trainer.steps
-        if not config.refines:
-            return None
-        logger.info(
-            "cameras are refined: rays are computed by torch operations, no visual hull is used, and the stages are "
-            "those of %s",
-            "camera.stages" if config.stages else "trainer.stages",
-        )
-        return CameraRefinement(
-            self._pixels.cameras,
-            self.scene.aabb.to(self.device).mean(dim=0),
-            steps=steps,
-            pose_lr=config.pose_lr,
-            focal_lr=config.focal_lr if config.focal else None,
-            final_factor=config.final_factor,
-            warm_up=round(config.warm_up * steps),
-            pose_from=config.kept_steps(steps, forward=isinstance(self.scene.warp, NdcBox)),
-            focal_from=round(config.focal_from * steps),
-            unit=motion_unit(self.scene.warp),
-        )
 
     def _check_memory(self) -> None:
         """Raises if training cannot fit in memory, before anything is allocated, and decides where images are kept."""
@@ -379,20 +339,17 @@ class Session:
             return
         estimate = self.estimate_memory()
         if images_stay_on_host(self.config.trainer.images, estimate, self.device):
-            logger.info(
-                "training images stay in pinned host memory, from which the GPU reads the pixels that it samples"
-            )
+            _log.info("training images stay in pinned host memory, from which the GPU reads the pixels that it samples")
             self._images_on_host = True
             estimate = self.estimate_memory()
-        logger.info("training needs about %s of GPU memory", estimate)
+        _log.info("training needs about %s of GPU memory", estimate)
         check_memory(estimate, self.device)
 
     def estimate_memory(self) -> MemoryEstimate:
         """Estimates the memory that training needs at its final resolution."""
         config, train = self.config.trainer, self.scene.train
-        shapes = untrained_field(self.config.model, self.config.scene, config, "meta")
-        on_host = self._images_on_host
-        return estimate_memory(shapes, self.config.model, config, train, self.device.type, images_on_host=on_host)
+        shapes = untrained_model(self.config, "meta")
+        return estimate_memory(shapes, config, train, self.device.type, images_on_host=self._images_on_host)
 
     def fit(self, *, wait: bool = True) -> bool:
         """Trains up to the configured number of steps. Ctrl-C, SIGTERM or SIGHUP stops training after the current step.
@@ -450,10 +407,11 @@ class Session:
 
     def _advance(self) -> Batch:
         """Takes one step."""
-        self._enter_stage()
-        if self._occupied.is_due(self.step):
-            self._refresh_occupancy()
-        self._regularise_grid()
+        attached = self.optimizers.attached
+        for part in self._joined:
+            part.before_step(self.step)
+        if self.optimizers.attached != attached:
+            self._begin_stage()
         self._graphed()
         if self.step == 0:
             self._untrained_error.copy_(self._step.error)
@@ -461,6 +419,16 @@ class Session:
         self._average.update(self.step)
         self._call(self._on_step)
         return self._step.batch
+
+    def _begin_stage(self) -> None:
+        """Logs the grid's new box and resolution, and calls the hook."""
+        grid = self.model.grid
+        _log.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
+        vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
+        values = {"stage/resolution": self.model.resolution, "stage/vertices": vertices}
+        self._records.scalars(self.step, values)
+        self._renew()
+        self._call(self._on_stage)
 
     def _record_is_due(self) -> bool:
         config = self.config.trainer
@@ -556,7 +524,7 @@ class Session:
         """The given and the refined training cameras, on the CPU; None if they are not refined."""
         if self.refinement is None:
             return None
-        return RefinedCameras(self.refinement.given().to("cpu"), self.refinement.refined().to("cpu"))
+        return RefinedCameras(self.refinement.given.to("cpu"), self.refinement.refined().to("cpu"))
 
     def preview(self) -> None:
         """Logs render | truth | error | depth for fixed test views, and their PSNR; no-op without a test split."""
@@ -676,164 +644,40 @@ class Session:
                 ``trainer.occupancy.resolution``, in whether cameras are refined, in whether exposures are learned, or
                 in the number of training images with exposures.
         """
-        missing = [name for name in _SAVED if name not in checkpoint]
-        if missing:
-            raise TypeError(f"checkpoint must be one that load_checkpoint returned, got one without {missing[0]!r}")
-        scene = parse(SceneConfig, checkpoint["config"]["scene"], "scene of the checkpoint")
-        warp, present = scene.warp, self.config.scene.warp
-        if warp is not present and (warp is None or not warp.agrees_with(present)):
-            raise ValueError(
-                f"scene.boxes, scene.box_ratio, scene.near, scene.ndc and scene.aabb must be those of the checkpoint "
-                f"({warp}), got {present}{_remedy(warp, present)}"
-            )
-        if warp is None and scene.aabb != self.config.scene.aabb:
-            raise ValueError(
-                f"scene.aabb must be that of the checkpoint, {_corners(scene.aabb)}, got "
-                f"{_corners(self.config.scene.aabb)}"
-            )
-        saved_cells, cells = (list(x.shape) for x in (checkpoint["occupancy"]["occupied"], self.occupancy.occupied))
-        if saved_cells != cells:
-            raise ValueError(
-                f"trainer.occupancy.resolution must be that of the checkpoint, {saved_cells[0]}, got {cells[0]}"
-            )
-        self._check_parts(checkpoint)
-        self._check_settings(checkpoint)
-        check_state("field", self.field, checkpoint["field"], self.model.grid.levels)
-        check_state("occupancy", self.occupancy, checkpoint["occupancy"])
-        changed = self._changed_data(checkpoint["data"]) if "data" in checkpoint else ""
-        if changed:
-            logger.warning("scene %s: training continues with the present data", changed)
+        check_complete(checkpoint)
+        # The model of a script is not found by its name, and a saved setting of the model has no effect here.
+        saved = parse(RunConfig, {**checkpoint["config"], "model": self.config.model}, "config of the checkpoint")
+        check_resumable(checkpoint, saved, self.config, self.model, self.parts)
+        if "data" in checkpoint:
+            self._compare_data(checkpoint["data"])
         if self._writer is not None and path is not None:
             self._writer.follow(path, replaced)
         self.model.load_state_dict(checkpoint)
-        self.model.adopt_resolution(reached_resolution(self.config.trainer.stages, checkpoint["step"]))
+        self.model.resolution = reached_resolution(self.config.trainer.stages, checkpoint["step"])
         self.optimizers.load_state_dict(checkpoint["optimizer"])
         for part in self.parts:
             if part.name in checkpoint:
                 part.load_state_dict(checkpoint[part.name])
         self.step, self.train_seconds = checkpoint["step"], checkpoint["train_seconds"]
         self._step.resume(self.step, checkpoint["rays"])
-        # Old checkpoints do not contain these two entries.
+        # Old checkpoints do not contain these three entries.
         self.diverged = checkpoint.get("diverged", False)
         self._untrained_error.copy_(checkpoint.get("untrained_error", torch.tensor(math.inf)))
-        self._attach()
+        self.optimizers.attach()
+        self._renew()
         if "average" in checkpoint:
             self._average.load_state_dict(checkpoint["average"], self.step)
         torch.set_rng_state(checkpoint["rng"].cpu())
         if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
 
-    def _check_settings(self, checkpoint: dict[str, Any]) -> None:
-        """Rejects stages that a resumed run would ignore, and warns of other settings that differ."""
-        trainer = parse(TrainerConfig, checkpoint["config"]["trainer"], "trainer of the checkpoint")
-        steps = checkpoint["step"]
-        reached, present = (reached_resolution(config.stages, steps) for config in (trainer, self.config.trainer))
-        if reached != present:
-            raise ValueError(
-                f"trainer.stages must have reached the resolution of the checkpoint at step {checkpoint['step']}, "
-                f"{reached}, got {present}"
-            )
-        changed = changed_settings(checkpoint["config"], self.config)
-        told = [
-            f"{key} is {now} instead of {before}" for key, (before, now) in changed.items() if key.startswith(_RESUMED)
-        ]
-        if told:
-            logger.warning("settings differ from those of the checkpoint: %s", clipped("; ".join(told), 500))
-
-    def _changed_data(self, saved: dict[str, Tensor]) -> str:
+    def _compare_data(self, saved: dict[str, Tensor]) -> None:
+        """Logs a warning if the training images are not those of the checkpoint."""
         train = self.scene.train
         now = self._fingerprint.result() if self.output is not None else fingerprint(train)
-        return changes(saved, now, train.names)
-
-    def _check_parts(self, checkpoint: dict[str, Any]) -> None:
-        """Rejects a checkpoint with the state of other parts than this session has."""
-        own = {part.name: part for part in self.parts if part.state_dict()}
-        saved = [name for name in checkpoint if name not in _SAVED + _ALSO_SAVED]
-        for name in {**own, **dict.fromkeys(saved)}:
-            if (name in saved) == (name in own):
-                continue
-            if name not in _SETTINGS_OF_PARTS:
-                raise ValueError(
-                    f"parts must be those of the checkpoint, {', '.join(saved) or 'none'}, got "
-                    f"{', '.join(own) or 'none'}"
-                )
-            key, chosen = _SETTINGS_OF_PARTS[name]
-            wanted, got = (chosen, "none") if name in saved else ("none", chosen)
-            raise ValueError(f"{key} must be {wanted}, as in the checkpoint, got {got}")
-        for name, part in own.items():
-            part.check_state(checkpoint[name])
-
-    def _enter_stage(self) -> None:
-        """Changes the grid's box and resolution if a stage starts at this step."""
-        stages, occupied = self.config.trainer.stages, self._occupied
-        stage = stages[stage_at(stages, self.step)]
-        if stage.step != self.step:
-            return
-        if self.step == 0:
-            self._restrict()
-        # Only a grid in the world frame is cropped: other frames have a fixed box.
-        crop = stage.crop and self.model.warp is None
-        if crop:
-            occupied.fraction(self.step)  # raises if no occupied cell is left to crop to
-        box = self.occupancy.bounds() if crop else None
-        self.model.resize(stage.resolution, box, self._shown_cells, self.optimizers.grid)
-        if crop:
-            self._restrict()
-        grid = self.model.grid
-        logger.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
-        vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
-        self._records.scalars(self.step, {"stage/resolution": stage.resolution, "stage/vertices": vertices})
-        self._attach()
-        if self.step >= self.config.trainer.occupancy.start and not occupied.is_due(self.step):
-            self._refresh_occupancy()
-        self._find_lost_cameras()
-        self._call(self._on_stage)
-
-    def _find_lost_cameras(self) -> None:
-        """Searches for cameras that were lost in earlier stages."""
-        if self._lost_cameras is None or self.refinement is None or self.step == 0:
-            return
-        for camera in self._lost_cameras.find(self.refinement, self.model, self.exposure):
-            if camera.twist is not None:
-                self.refinement.place(camera.index, camera.twist)
-            logger.info("step %d: %s", self.step, camera)
-
-    def _shown_cells(self, shape: Sequence[int]) -> Tensor:
-        cameras, settings = self._pixels.cameras, self.settings
-        settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
-        every = max(1, min(cameras.width, cameras.height) // _PIXELS_LOOKED_AT)
-        with self.model.autocast():
-            return shown_cells(self.field, self.occupancy, settings, cameras, shape, every=every)
-
-    def _restrict(self) -> None:
-        """Excludes space known to be empty. With refined cameras, wrong poses would make images carve away matter."""
-        if self.refinement is None:
-            self._occupied.restrict_to_images(self._pixels)
-        else:
-            # Poses that need no coarse stages are right to within a few pixels, so space beside the cameras is known.
-            self._occupied.restrict_to_box(None if self.config.camera.stages else self._pixels.cameras)
-
-    def _refresh_occupancy(self) -> None:
-        self._occupied.refresh(self.settings.step)
-        self.optimizers.restrict(self.occupancy)
-
-    def _attach(self) -> None:
-        """Recreates everything that depends on the grids' shapes: working copies, active tiles, the CUDA graph."""
-        self.optimizers.attach(copies_dtype(self.config.trainer.precision, self.device), self.occupancy)
-        # The graph captures these as numbers, because computing them inside the capture would read from the device.
-        settings = self.settings
-        self._graphed = GraphedCall(lambda: self._step.run(settings), self.device, self.config.trainer.cuda_graph)
-        self._average.restart()
-
-    def _regularise_grid(self) -> None:
-        """Accumulates the gradients of the loss terms on the grid itself, to which those of the step will be added."""
-        variation = grid_weight(self.config.trainer.loss, "tv_features", self.step)
-        if variation > 0:
-            self.optimizers.add_total_variation(self.config.trainer.loss_scale * variation)
-        terms = grid_terms(self.config.trainer.loss, self.model, self.step)
-        if terms:
-            (self.config.trainer.loss_scale * torch.stack(list(terms.values())).sum()).backward()
-            self._step.count(terms)
+        changed = changes(saved, now, train.names)
+        if changed:
+            _log.warning("scene %s: training continues with the present data", changed)
 
     def _log_scalars(self, seconds: float, since_last: float) -> None:
         totals = self._step.totals.read()
@@ -843,7 +687,7 @@ class Session:
             self._stop_not_finite(losses)
         self._note_divergence(losses["loss/photometric"])
         values = losses | rates_of_steps(totals, self.config.trainer, since_last)
-        values["train/occupancy"] = self._occupied.fraction(self.step)
+        values["train/occupancy"] = self.model.occupied_fraction(self.step)
         values["train/seconds"] = seconds
         for part in self.parts:
             values |= part.scalars()
@@ -884,7 +728,7 @@ class Session:
         """Compares the loss since the last record with that of the first step and sets :attr:`diverged`."""
         before, self.diverged = self.diverged, has_diverged(self.step, loss, float(self._untrained_error))
         if self.diverged and not before:
-            logger.warning(
+            _log.warning(
                 "step %d: training diverges, with training pixels at %.1f dB after %.1f dB before the first step; "
                 "lower trainer.rates.grid and trainer.rates.network",
                 self.step,
@@ -916,17 +760,6 @@ def _check_types(scene: object, model: object, trainer: object, optimizer: objec
     for name, value, types, words in expected:
         if not isinstance(value, types):
             raise TypeError(f"{name} must be {words}, got {shown(value)}")
-
-
-def _remedy(saved: Warp | None, present: Warp | None) -> str:
-    """Returns the setting that chooses the kind of warp of a checkpoint, if only that differs."""
-    if isinstance(saved, NestedBoxes) and isinstance(present, NdcBox):
-        return ": set scene.ndc=false"
-    return ": set scene.ndc=true" if isinstance(saved, NdcBox) and isinstance(present, NestedBoxes) else ""
-
-
-def _corners(aabb: tuple[tuple[float, ...], ...] | None) -> list[list[float]] | None:
-    return None if aabb is None else [list(corner) for corner in aabb]
 
 
 def _describe(scene: Scene) -> SceneConfig:

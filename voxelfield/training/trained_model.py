@@ -16,9 +16,9 @@ from voxelfield.evaluation.evaluation import Evaluation, OnView, evaluate_split,
 from voxelfield.evaluation.lpips import Lpips
 from voxelfield.fields.field import RadianceField
 from voxelfield.media.png import PngWriter
-from voxelfield.models.gridless import grid_of
 from voxelfield.models.model import Model
 from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.settings import reached_resolution
 from voxelfield.ops._checks import check_at_least_one
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.cameras import Cameras, overview, reference_camera
@@ -29,9 +29,8 @@ from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, TrainerConfig, parse
-from voxelfield.training.fields import grid_box, untrained_field
+from voxelfield.training.fields import untrained_model
 from voxelfield.training.optimizer import copies_dtype
-from voxelfield.training.schedules import reached_resolution
 from voxelfield.training.state.checkpoint import contents_of, load_resolved
 from voxelfield.training.state.saved_state import check_state
 from voxelfield.warps.ndc_box import NdcBox
@@ -260,26 +259,22 @@ def restore_trained_model(
     """
     device = torch.device(device)
     settings = parse(RunConfig, config)
-    model_config, scene, trainer = settings.model, settings.scene, settings.trainer
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}
     # Built on the meta device, because the values are about to be replaced: initialising them would take seconds, and
     # memory for any size that the configuration names.
     with torch.device("meta"):
-        field = untrained_field(model_config, scene, trainer, "meta")
-    grid = grid_of(field)
-    check_state("field", field, state, () if grid is None else grid.levels)
-    field.load_state_dict(state, assign=True)
-    if any(tensor.is_meta for tensor in (*field.parameters(), *field.buffers())):
+        model = untrained_model(settings, "meta")
+    check_state("field", model.field, state, model.grid.levels)
+    check_state("occupancy", model.occupancy, occupancy_state)
+    model.field.load_state_dict(state, assign=True)
+    if any(tensor.is_meta for tensor in (*model.field.parameters(), *model.field.buffers())):
         # A user's decoder may have buffers that are not saved.
-        field = untrained_field(model_config, scene, trainer, device)
-        field.load_state_dict(state)
-    field.requires_grad_(False)
-    with torch.device("meta"):
-        occupancy = OccupancyGrid(trainer.occupancy.resolution, grid_box(scene))
-    check_state("occupancy", occupancy, occupancy_state)
-    occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
-    model = Model(field.to(device), occupancy.to(device), model_config, trainer.sampling)
-    model.grid.to(copies_dtype(trainer.precision, device))
-    model.adopt_resolution(reached_resolution(trainer.stages, steps))
+        model = untrained_model(settings, device)
+        model.field.load_state_dict(state)
+    model.occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
+    model.field.to(device).requires_grad_(False)
+    model.occupancy.to(device)
+    model.grid.to(copies_dtype(settings.trainer.precision, device))
+    model.resolution = reached_resolution(settings.trainer.stages, steps)
     _ = model.settings  # rejects settings with which an image would take hours
     return TrainedModel(model, settings, steps)

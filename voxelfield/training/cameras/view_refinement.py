@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from voxelfield.datasets.scene import Split
 from voxelfield.fields.field import RadianceField
+from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.losses import photometric
 from voxelfield.models.model import Model
+from voxelfield.models.part import Part
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses, motion_unit
+from voxelfield.training.cameras.camera_refinement import CameraRefinement, motion_unit
 from voxelfield.training.config import TrainerConfig
-from voxelfield.training.losses import photometric_only
 from voxelfield.training.step import TrainingStep
 
 FINAL_FACTOR = 0.02
 """Factor of the learning rate of poses after the last step."""
 
 
-def refine_views(
-    model: Model,
-    trainer: TrainerConfig,
-    split: Split,
-    *,
-    steps: int,
-    rate: float,
-) -> Split:
+def refine_views(model: Model, trainer: TrainerConfig, split: Split, *, steps: int, rate: float) -> Split:
     """Optimises the poses of images so that renderings of a field match them, starting from the given poses.
 
-    A field whose cameras were refined lies in a warp that only its training images define, up to their errors.
+    The world frame of a field whose cameras were refined is defined by its training images alone, up to their errors.
     Held-out views are therefore evaluated as in BARF (Lin et al. 2021, section 4), with poses that were optimised for
     the same images, so that the result depends on the field and not on the accuracy of the poses. The field, its
     gradients and torch's global generators are not changed.
@@ -39,7 +35,7 @@ def refine_views(
     Args:
         model: The model.
         trainer: Settings of sampling and of the averaging of pixels.
-        split: The images, with cameras in warped coordinates.
+        split: The images, with cameras in the field's world frame.
         steps: Number of steps of Adam; each draws pixels from all images.
         rate: Learning rate in radians and in units of :func:`motion_unit`; it decays to a fiftieth.
 
@@ -59,13 +55,14 @@ def refine_views(
     return replace(split, cameras=refinement.refined().to("cpu"))
 
 
-def fit_poses(
-    refinement: CameraRefinement,
-    model: Model,
-    trainer: TrainerConfig,
-    split: Split,
-    steps: int,
-) -> None:
+class _Photometric(Part):
+    """The photometric loss alone."""
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        return {"photometric": photometric(outputs, batch)}
+
+
+def fit_poses(refinement: CameraRefinement, model: Model, trainer: TrainerConfig, split: Split, steps: int) -> None:
     """Optimises cameras so that renderings of a fixed field match their images; keeps torch's global generators.
 
     Args:
@@ -76,15 +73,14 @@ def fit_poses(
         steps: Number of steps of Adam; each draws pixels from all images.
     """
     device = model.device
-    # No term compares anything but pixels; the number of rays does not follow the samples, of which rays have few.
-    config = replace(trainer, loss=photometric_only(), patches=0, not_finite="stop")
+    # Only pixels are compared; the number of rays does not follow the samples, of which rays have few.
+    config = replace(trainer, loss=replace(trainer.loss, distortion=0.0), not_finite="stop")
     rays = None if device.type == "cuda" else min(trainer.max_rays, max(1, trainer.visible_samples // 16))
     pixels = PixelSampler(split, device, trainer.supersampling)
-    parts = [RefinedPoses(refinement)]
-    step = TrainingStep(model, pixels, None, config, parts=parts, rays=rays)
+    step = TrainingStep(model, pixels, None, config, parts=[_Photometric(), refinement], rays=rays)
     settings = model.settings
     devices = [device] if device.type == "cuda" else []
-    with torch.enable_grad(), _held(model.field), torch.random.fork_rng(devices):
+    with torch.enable_grad(), _without_gradients(model.field), torch.random.fork_rng(devices):
         _seed(device)
         for _ in range(steps):
             step.run(settings)
@@ -99,7 +95,7 @@ def _seed(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def _held(field: RadianceField) -> Iterator[None]:
+def _without_gradients(field: RadianceField) -> Iterator[None]:
     """Disables gradients of a field's parameters in a block."""
     trained = [parameter for parameter in field.parameters() if parameter.requires_grad]
     for parameter in trained:

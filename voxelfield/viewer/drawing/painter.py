@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -195,7 +193,7 @@ class Painter:
     def _renderer(self, sharp: bool) -> FieldRenderer:
         sharp = sharp and self._run.trainer.evaluation.supersampling > 1
         if sharp not in self._renderers:
-            model = replace(self._run.model, occupancy=self._occupancy)
+            model = self._run.model.around(occupancy=self._occupancy)
             self._renderers[sharp] = model.renderer(supersampling=None if sharp else 1)
         return self._renderers[sharp]
 

@@ -94,7 +94,7 @@ class LiveField:
         if session.step == self._copied_step:
             return
         field, occupancy = copy.deepcopy((session.field, session.occupancy))
-        model = replace(session.model, field=field, occupancy=occupancy)
+        model = session.model.around(field, occupancy)
         self._newest = replace(self._shell, model=model, steps=session.step)
         self._copied_step = session.step
         self._wanted = False
