@@ -13,6 +13,7 @@ from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, SHDecod
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.models.losses import rendering_terms
 from voxelfield.ops import ray_weights
 from voxelfield.ops.marching import PackedSamples
 from voxelfield.rendering.cameras import Cameras
@@ -21,7 +22,6 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import Rendering, render, render_view
 from voxelfield.training.config import LossConfig
-from voxelfield.models.losses import rendering_terms
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 SIGMA = 1.7

@@ -28,7 +28,7 @@ from voxelfield.rendering.rigid import exp_se3
 from voxelfield.runs.configured import train_as_configured
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras import lost_cameras
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses, motion_unit
+from voxelfield.training.cameras.camera_refinement import CameraRefinement, motion_unit
 from voxelfield.training.cameras.exposure import AffineExposure
 from voxelfield.training.cameras.lost_cameras import LostCameras, shrunk
 from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, RefinedCameras, write_cameras
@@ -115,7 +115,7 @@ def test_cameras_are_the_given_ones_at_first(device):
     refinement = refinement_of(cameras, focal_lr=0.1)
     torch.testing.assert_close(refinement.refined().c2w, cameras.c2w, rtol=0, atol=1e-6)
     assert torch.equal(refinement.refined().intrinsics, cameras.intrinsics)
-    assert torch.equal(refinement.given().c2w, cameras.c2w)
+    assert torch.equal(refinement.given.c2w, cameras.c2w)
 
 
 def test_motions_turn_about_the_centre_and_focal_lengths_change_together():
@@ -142,10 +142,10 @@ def test_rates_rise_then_decay_and_steps_go_downhill(device):
     seen, factors = [], []
     for number in (0, 4, 9, 50, 100):
         before = refinement.twists.detach().clone()
-        refinement().c2w.square().sum().backward()
-        (-refinement().intrinsics[:, 0].sum()).backward()
+        refinement.cameras().c2w.square().sum().backward()
+        (-refinement.cameras().intrinsics[:, 0].sum()).backward()
         slope = refinement.twists.grad.clone()
-        refinement.step(torch.tensor(number, device=device))
+        refinement.after_step(torch.tensor(number, device=device))
         assert refinement.twists.grad is None
         moved = refinement.twists.detach() - before
         seen.append(refinement.scalars()["lr/pose"])
@@ -164,8 +164,8 @@ def test_cameras_are_kept_before_the_rates_rise(device):
     numbers, seen = (0, 39, 40, 44, 70, 100), []
     for number in numbers:
         before = refinement.twists.detach().clone()
-        refinement().c2w.square().sum().backward()
-        refinement.step(torch.tensor(number, device=device))
+        refinement.cameras().c2w.square().sum().backward()
+        refinement.after_step(torch.tensor(number, device=device))
         assert torch.equal(refinement.twists.detach(), before) == (number < 40)
         seen.append(refinement.scalars()["lr/pose"])
     expected = [0.01 * min(1, (n - 39) / 10) * 0.01 ** ((n - 40) / 60) if n >= 40 else 0 for n in numbers]
@@ -187,9 +187,9 @@ def test_the_focal_length_of_a_lens_is_refused():
 
 
 def test_a_state_of_other_cameras_is_refused():
-    state = refinement_of(some_cameras()).state()
+    state = refinement_of(some_cameras()).state_dict()
     with pytest.raises(ValueError, match="resume must name a checkpoint of the same cameras"):
-        RefinedPoses(refinement_of(some_cameras())).check_state(state)
+        refinement_of(some_cameras()).check_state(state)
 
 
 @pytest.mark.parametrize("side", [1, 3])
@@ -316,7 +316,7 @@ def astray(refined):
 
 def search(session: Session, split, starts: int = 48, exposure=None):
     twists = session.refinement.twists.detach().clone()
-    found = LostCameras(split, session.config.trainer, starts).find(session.refinement, session.model, exposure)
+    found = LostCameras(session.refinement, session.model, split, session.config.trainer, starts, exposure).find()
     assert torch.equal(session.refinement.twists, twists)
     return found
 
@@ -421,9 +421,9 @@ def test_copies_of_a_camera_keep_the_focal_length(device):
         assert torch.equal(copies.refined().intrinsics[copy], refinement.refined().intrinsics[2] / 2)
     intrinsics = copies.refined().intrinsics
     for number in range(3):
-        copies().c2w.square().sum().backward()
-        copies().intrinsics.sum().backward()
-        copies.step(torch.tensor(number, device=device))
+        copies.cameras().c2w.square().sum().backward()
+        copies.cameras().intrinsics.sum().backward()
+        copies.after_step(torch.tensor(number, device=device))
     assert torch.equal(copies.refined().intrinsics, intrinsics)
     assert not torch.equal(copies.twists, refinement.twists[[2, 2]])
 

@@ -24,6 +24,7 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.evaluation import evaluation
 from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_video
+from voxelfield.models.memory import MemoryEstimate
 from voxelfield.report import writing
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.runs import configured
@@ -31,7 +32,7 @@ from voxelfield.runs.configured import build_logger, train_as_configured
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.logs.failsafe_logger import FailsafeLogger
 from voxelfield.training.logs.logging import NullLogger, TensorBoardLogger
-from voxelfield.training.memory import MemoryEstimate, explain_shortage
+from voxelfield.training.memory import explain_shortage
 from voxelfield.training.session import Session
 from voxelfield.training.state import saving
 from voxelfield.training.state.checkpoint import load_checkpoint
@@ -285,13 +286,13 @@ def test_a_tensorboard_that_cannot_begin_does_not_end_training(tmp_path, caplog)
 
 def poison(session: Session, steps: set[int]) -> None:
     """Makes the loss of some steps, counted from 0, not finite."""
-    draw = session._pixels.draw
+    draw = session._step._pixels.draw
 
     def draw_some(*arguments: Any) -> Any:
         rays, rgba, numbers = draw(*arguments)
         return rays, torch.full_like(rgba, math.nan) if session.step in steps else rgba, numbers
 
-    session._pixels.draw = draw_some
+    session._step._pixels.draw = draw_some
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_state_written_out(make_session):

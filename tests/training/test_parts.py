@@ -12,10 +12,10 @@ from torch import nn
 from voxelfield import Scene, Session
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
+from voxelfield.models.part import Part
 from voxelfield.rendering.march import visible_samples
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import preset
-from voxelfield.models.part import Part
 from voxelfield.training.state.checkpoint import load_checkpoint
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "lego"
@@ -42,8 +42,8 @@ class Tint(Part):
         self.calls: list[str] = []
 
     def before_step(self, step):
+        assert isinstance(step, int)
         self.calls.append("before")
-        self.number = step.clone()
 
     def prepare(self, batch):
         assert len(batch.images) == len(batch.pixels)
@@ -58,6 +58,7 @@ class Tint(Part):
         return {"tint": 0.01 * self.color.square().sum()}
 
     def after_backward(self, step):
+        self.number = step.clone()
         self.calls.append("backward" if self.color.grad is not None else "no gradient")
 
     def after_step(self, step):
@@ -132,7 +133,7 @@ def test_the_state_of_a_part_is_resumed_to_the_bit(scene, tmp_path):
 def test_parts_have_names_of_their_own(scene):
     with pytest.raises(ValueError, match="parts must have names of their own, got 'tint', 'tint'"):
         Session(scene, "dense", trainer=settings(), parts=[Tint(), Tint()], device="cpu")
-    with pytest.raises(TypeError, match=r"parts\[0\] must be a voxelfield\.training\.part\.Part, got 'tint'"):
+    with pytest.raises(TypeError, match=r"parts\[0\] must be a voxelfield\.models\.Part, got 'tint'"):
         Session(scene, "dense", trainer=settings(), parts=["tint"], device="cpu")
     with pytest.raises(TypeError, match=r"losses\['mine'\] must be a function of outputs and batch, got 0\.5"):
         Session(scene, "dense", trainer=settings(), losses={"mine": 0.5}, device="cpu")

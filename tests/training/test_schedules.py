@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from voxelfield.grids.voxel_grid import cubic_voxels
+from voxelfield.models.settings import stage_at
 from voxelfield.training.config import StageConfig
-from voxelfield.training.schedules import exponential_decay, stage_at
+from voxelfield.training.optimizer import exponential_decay
 
 
 def test_exponential_decay_runs_from_one_to_the_final_share():

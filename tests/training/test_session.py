@@ -23,18 +23,16 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.fields.field import RadianceField
+from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.render import render_view
 from voxelfield.training import graph, losses
-from voxelfield.models.batch import Batch, Outputs
-from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from voxelfield.training.logs.logging import NullLogger
-from voxelfield.models.training import EmptyFieldError
 from voxelfield.training.session import Hook, Session
 from voxelfield.training.state import saving
 from voxelfield.training.state.checkpoint import load_checkpoint, resolve_checkpoint
-from voxelfield.training.step import TrainingStep
 from voxelfield.training.structure import structure_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -268,23 +266,14 @@ def test_each_pixel_of_a_step_has_its_own_structure_weight(make_session, scene, 
         seen.append((batch.pixels, batch["structure"]))
         return weigh(config, outputs, batch)
 
-    monkeypatch.setattr("voxelfield.training.step.rendering_terms", record_weights)
+    monkeypatch.setattr("voxelfield.models.model.rendering_terms", record_weights)
     patches = ("trainer.patches=2", "trainer.patch_size=3", "trainer.supersampling=2")
     make_session("trainer.loss.structure=1e-3", *patches, "trainer.steps=3").fit()
-    weights = structure_weights(scene.train.images, torch.device("cpu")).flatten()
+    weights = structure_weights(scene.train.images).flatten()
     assert len(seen) == 3
     for pixels, found in seen:
         assert len(pixels) >= 18
         assert torch.equal(found, weights[pixels])
-
-
-def test_a_step_needs_the_weights_of_its_loss(make_session, scene):
-    session = make_session()
-    pixels = PixelSampler(scene.train, torch.device("cpu"))
-    config = replace(session.config.trainer, loss=replace(session.config.trainer.loss, structure=0.5))
-    step = TrainingStep(session.model, pixels, session.optimizers, config)
-    with pytest.raises(KeyError, match="the training images carry no 'structure', but colours"):
-        step.run(session.settings)
 
 
 def test_total_variation_keeps_the_features_of_a_pyramid_smooth(make_session, device):
