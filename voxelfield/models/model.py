@@ -29,7 +29,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering, render
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.visible_cells import shown_cells
+from voxelfield.rendering.visible_cells import count_visible_samples
 from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.warps.warp import Warp
 
@@ -157,6 +157,14 @@ class Model(Part):
         with self.autocast():
             return render(self.field, rays, self.occupancy, settings, jitter, capacity, distortion, sampler)
 
+    def rays_of(self, batch: Batch) -> Rays:
+        """Returns the rays of a batch with the values that the field asks for, such as the index of their image."""
+        names = {*getattr(self.field, "extra_inputs", ()), *getattr(self.field, "density_inputs", ())}
+        if not names:
+            return batch.rays
+        values = {name: batch.for_rays(batch.images if name == "image" else batch[name]) for name in names}
+        return replace(batch.rays, values=values)
+
     def renderer(
         self, backend: str | None = None, *, supersampling: int | None = None, background: Tensor | None = None
     ) -> FieldRenderer:
@@ -279,7 +287,7 @@ class Model(Part):
         settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
         every = max(1, min(cameras.width, cameras.height) // _PIXELS_LOOKED_AT)
         with self.autocast():
-            return shown_cells(self.field, self.occupancy, settings, cameras, shape, every=every)
+            return count_visible_samples(self.field, self.occupancy, settings, cameras, shape, every=every)
 
     def restrict_occupancy(self) -> None:
         """Excludes the cells of the present box that the training images show as transparent or do not show.

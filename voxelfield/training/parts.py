@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+import torch
+
 from voxelfield.datasets.scene import Scene
 from voxelfield.models.model import Model
 from voxelfield.models.part import Part
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, motion_unit
+from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
 from voxelfield.training.cameras.lost_cameras import LostCameras
 from voxelfield.training.config import RunConfig
 from voxelfield.training.structure import VarianceWeightedError
-from voxelfield.warps.ndc_box import NdcBox
 
 logger = logging.getLogger(__name__)
 
@@ -36,18 +37,18 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
             "those of %s",
             "camera.stages" if camera.stages else "trainer.stages",
         )
-        steps = trainer.steps
+        steps, warp = trainer.steps, model.warp
         refinement = CameraRefinement(
             pixels.cameras,
-            scene.aabb.to(model.device).mean(dim=0),
+            torch.tensor(config.scene.aabb, device=model.device).mean(dim=0),
             steps=steps,
             pose_lr=camera.pose_lr,
             focal_lr=camera.focal_lr if camera.focal else None,
             final_factor=camera.final_factor,
             warm_up=round(camera.warm_up * steps),
-            pose_from=camera.kept_steps(steps, forward=isinstance(scene.warp, NdcBox)),
+            pose_from=camera.kept_steps(steps, forward=warp is not None and warp.is_forward_facing),
             focal_from=round(camera.focal_from * steps),
-            unit=motion_unit(scene.warp),
+            unit=1.0 if warp is None else warp.motion_unit,
         )
         yield refinement
         if camera.search_poses > 0:

@@ -10,12 +10,9 @@ from voxelfield.messages import clipped
 from voxelfield.models.model import Model
 from voxelfield.models.part import Part
 from voxelfield.models.settings import reached_resolution
-from voxelfield.training.config import RunConfig, SceneConfig
+from voxelfield.training.config import RunConfig
+from voxelfield.training.state.checkpoint import check_state
 from voxelfield.training.state.finished import changed_settings
-from voxelfield.training.state.saved_state import check_state
-from voxelfield.warps.ndc_box import NdcBox
-from voxelfield.warps.nested_boxes import NestedBoxes
-from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +59,7 @@ def check_resumable(
     Raises:
         ValueError: As for :meth:`voxelfield.Session.restore`.
     """
-    _check_box(saved.scene, present.scene)
+    _check_box(saved, present)
     saved_cells, cells = (list(x.shape) for x in (checkpoint["occupancy"]["occupied"], model.occupancy.occupied))
     if saved_cells != cells:
         raise ValueError(
@@ -84,24 +81,19 @@ def check_resumable(
         logger.warning("settings differ from those of the checkpoint: %s", clipped("; ".join(warned), 500))
 
 
-def _check_box(saved: SceneConfig, present: SceneConfig) -> None:
+def _check_box(saved: RunConfig, present: RunConfig) -> None:
     """Rejects another box or warp of the scene."""
-    warp = saved.warp
-    if warp is not present.warp and (warp is None or not warp.agrees_with(present.warp)):
+    warp, own = saved.recorded_warp, present.recorded_warp
+    if warp is not own and (warp is None or not warp.agrees_with(own)):
+        remedy = ""
+        if warp is not None and own is not None and warp.is_forward_facing != own.is_forward_facing:
+            remedy = f": set warp.ndc={str(warp.is_forward_facing).lower()}"
         raise ValueError(
-            f"scene.boxes, scene.box_ratio, scene.near, scene.ndc and scene.aabb must be those of the checkpoint "
-            f"({warp}), got {present.warp}{_remedy(warp, present.warp)}"
+            f"scene.aabb and the settings of warp must be those of the checkpoint ({warp}), got {own}{remedy}"
         )
-    if warp is None and saved.aabb != present.aabb:
-        boxes = ([list(corner) for corner in scene.aabb or ()] for scene in (saved, present))
+    if warp is None and saved.scene.aabb != present.scene.aabb:
+        boxes = ([list(corner) for corner in config.scene.aabb or ()] for config in (saved, present))
         raise ValueError("scene.aabb must be that of the checkpoint, {}, got {}".format(*boxes))
-
-
-def _remedy(saved: Warp | None, present: Warp | None) -> str:
-    """Returns the setting that chooses the kind of warp of a checkpoint, if only that differs."""
-    if isinstance(saved, NestedBoxes) and isinstance(present, NdcBox):
-        return ": set scene.ndc=false"
-    return ": set scene.ndc=true" if isinstance(saved, NdcBox) and isinstance(present, NestedBoxes) else ""
 
 
 def _check_parts(checkpoint: Mapping[str, Any], parts: Sequence[Part]) -> None:

@@ -29,6 +29,7 @@ from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.memory import MemoryEstimate
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.part import Loss, Part
+from voxelfield.models.registry import model_names
 from voxelfield.models.settings import reached_resolution
 from voxelfield.models.training import TrainingSetup
 from voxelfield.ops._errors import shown
@@ -64,10 +65,12 @@ from voxelfield.training.parts import configured_parts
 from voxelfield.training.reduction import Reduction
 from voxelfield.training.resume import check_complete, check_names, check_resumable
 from voxelfield.training.state.fingerprint import changes, fingerprint
-from voxelfield.training.state.run_directory import held
+from voxelfield.training.state.run_directory import RunDirectoryLock
 from voxelfield.training.state.saving import CheckpointWriter
 from voxelfield.training.step import TrainingStep
 from voxelfield.training.trained_model import TrainedModel
+from voxelfield.warps.choice import WarpConfig
+from voxelfield.warps.warp import Warp
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +105,8 @@ class Session:
         trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
         optimizer: Settings of Adam, or the name of a file in ``configs/optimizer``.
         camera: Settings of camera refinement, such as ``CameraConfig(name="refine")``; None keeps the given cameras.
+        warp: The warp of the field, or settings of its choice; None chooses it from the scene
+            (:meth:`voxelfield.models.model_config.ModelConfig.choose_warp`).
         losses: Loss terms that are added to the model's, by name; each maps outputs and batch to a scalar that is
             already multiplied by its weight (:data:`voxelfield.models.part.Loss`). A term of the name of another one,
             such as ``photometric``, replaces it.
@@ -150,6 +155,7 @@ class Session:
         trainer: TrainerConfig | str | None = None,
         optimizer: OptimizerConfig | str | None = None,
         camera: CameraConfig | None = None,
+        warp: WarpConfig | Warp | None = None,
         losses: Mapping[str, Loss] | None = None,
         parts: Sequence[Part] = (),
         sampler: Sampler = visible_samples,
@@ -162,10 +168,13 @@ class Session:
         on_preview: Hook | None = None,
     ) -> None:
         _check_types(scene, model, trainer, optimizer, camera)
-        config = complete(model, trainer, optimizer, camera, device=str(device), seed=seed, scene=scene)
+        if warp is None or isinstance(warp, WarpConfig):
+            warp = _model_config(model).choose_warp(scene, parse(WarpConfig, warp or {}, "warp"))
+        config = complete(model, trainer, optimizer, camera, device=str(device), seed=seed, scene=scene, warp=warp)
         self._begin(
             scene,
             config,
+            warp,
             losses=losses,
             parts=parts,
             sampler=sampler,
@@ -177,12 +186,13 @@ class Session:
         )
 
     @classmethod
-    def from_config(cls, scene: Scene, config: RunConfig, **options: Any) -> Session:
+    def from_config(cls, scene: Scene, config: RunConfig, *, warp: Warp | None = None, **options: Any) -> Session:
         """Creates a session from the settings of a whole run, as :func:`voxelfield.training.config.preset` returns.
 
         Args:
             scene: As for the constructor.
             config: All settings. Those of scene and data are only recorded in the results, because ``scene`` is given.
+            warp: The warp of the field; None chooses it with the settings in ``config.warp``.
             options: As for the constructor: ``losses``, ``parts``, ``sampler``, ``output``, ``logger``, ``on_step``,
                 ``on_stage`` and ``on_preview``.
 
@@ -190,13 +200,15 @@ class Session:
             ValueError: As for the constructor.
         """
         session = cls.__new__(cls)
-        session._begin(scene, parse(RunConfig, config), **options)
+        config = parse(RunConfig, config)
+        session._begin(scene, config, config.model.choose_warp(scene, config.warp) if warp is None else warp, **options)
         return session
 
     def _begin(
         self,
         scene: Scene,
         config: RunConfig,
+        warp: Warp | None,
         *,
         losses: Mapping[str, Loss] | None = None,
         parts: Sequence[Part] = (),
@@ -221,11 +233,12 @@ class Session:
             raise ValueError("scene.train must have at least one view, got none")
         if scene.train.cameras.c2w.is_cuda:
             raise ValueError(f"scene.train.cameras must be on the CPU, got {scene.train.cameras.c2w.device}")
-        config.scene = _describe(scene)
+        low, high = scene.aabb.tolist() if warp is None else warp.aabb
+        config.scene, config.warp = SceneConfig(scene.name, (tuple(low), tuple(high))), WarpConfig.of(warp)
         if config.camera.refines:
             config.trainer = config.camera.schedule(config.trainer)
         check_visible(scene.train)
-        if scene.warp is None:
+        if warp is None:
             check_cameras_see("cameras of the training images", scene.train.cameras, scene.aabb)
         mistake = likely_mistake(scene.train.cameras.c2w)
         if mistake is not None:
@@ -582,10 +595,10 @@ class Session:
         if self.output is None:
             yield
             return
-        with held(self.output, "output"):
+        with RunDirectoryLock.acquire(self.output, "output"):
             yield
             if not wait:
-                self._writing.enter_context(held(self.output, "output"))
+                self._writing.enter_context(RunDirectoryLock.acquire(self.output, "output"))
 
     def _save(self, *, settled: bool = False, optional: bool = False) -> Path | None:
         """Like :meth:`save`, but does not wait; the arguments are as for :meth:`CheckpointWriter.save`."""
@@ -762,9 +775,10 @@ def _check_types(scene: object, model: object, trainer: object, optimizer: objec
             raise TypeError(f"{name} must be {words}, got {shown(value)}")
 
 
-def _describe(scene: Scene) -> SceneConfig:
-    """Returns the settings that describe a loaded scene."""
-    low, high = scene.aabb.tolist()
-    described = SceneConfig(scene.name, (tuple(low), tuple(high)), boxes=1, near=0.0)
-    described.record(scene.warp)
-    return described
+def _model_config(model: ModelConfig | str) -> ModelConfig:
+    """Returns a model config; for a name, that kind of model with its default settings."""
+    if isinstance(model, ModelConfig):
+        return model
+    if model not in model_names():
+        raise ValueError(f"model must be one of {', '.join(model_names())}, got {model!r}")
+    return parse(ModelConfig, {"kind": model}, "model")

@@ -194,7 +194,9 @@ class TrainingStep:
         config = self._config
         moved = [cameras for cameras in (part.cameras() for part in self._parts) if cameras is not None]
         count = max(1, self.rays // config.supersampling**2)
-        return self._pixels.batch(count, self._model.field.aabb, config.background, moved[-1] if moved else None)
+        batch = self._pixels.batch(count, self._model.field.aabb, config.background, moved[-1] if moved else None)
+        batch.rays = self._model.rays_of(batch)
+        return batch
 
     def _render(self, batch: Batch, settings: RenderSettings) -> Outputs:
         config = self._config

@@ -31,9 +31,7 @@ from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, TrainerConfig, parse
 from voxelfield.training.fields import untrained_model
 from voxelfield.training.optimizer import copies_dtype
-from voxelfield.training.state.checkpoint import contents_of, load_resolved
-from voxelfield.training.state.saved_state import check_state
-from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.training.state.checkpoint import check_state, contents_of, load_resolved
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +85,8 @@ class TrainedModel:
         Args:
             size: Width and height in pixels.
         """
-        if isinstance(self.field.warp, NdcBox):
-            return self.render(reference_camera(self.field.warp, size, size))
-        return self.render(overview(self.field.aabb, size, size))
+        camera = reference_camera(self.field.warp, size, size)
+        return self.render(overview(self.field.aabb, size, size) if camera is None else camera)
 
     def _repr_png_(self) -> bytes | None:
         return self.overview()._repr_png_()

@@ -118,7 +118,7 @@ class LostCameras(Part):
             return
         for camera in self.find():
             if camera.twist is not None:
-                self._refinement.place(camera.index, camera.twist)
+                self._refinement.set_pose(camera.index, camera.twist)
             logger.info("step %d: %s", step, camera)
 
     @torch.no_grad()

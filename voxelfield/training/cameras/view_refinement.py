@@ -16,7 +16,7 @@ from voxelfield.models.losses import photometric
 from voxelfield.models.model import Model
 from voxelfield.models.part import Part
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, motion_unit
+from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.step import TrainingStep
 
@@ -37,7 +37,7 @@ def refine_views(model: Model, trainer: TrainerConfig, split: Split, *, steps: i
         trainer: Settings of sampling and of the averaging of pixels.
         split: The images, with cameras in the field's world frame.
         steps: Number of steps of Adam; each draws pixels from all images.
-        rate: Learning rate in radians and in units of :func:`motion_unit`; it decays to a fiftieth.
+        rate: Learning rate in radians and in units of the warp's ``motion_unit``; it decays to a fiftieth.
 
     Returns:
         The split with refined cameras, on the CPU.
@@ -49,7 +49,7 @@ def refine_views(model: Model, trainer: TrainerConfig, split: Split, *, steps: i
         steps=steps,
         pose_lr=rate,
         final_factor=FINAL_FACTOR,
-        unit=motion_unit(model.warp),
+        unit=1.0 if model.warp is None else model.warp.motion_unit,
     )
     fit_poses(refinement, model, trainer, split, steps)
     return replace(split, cameras=refinement.refined().to("cpu"))
