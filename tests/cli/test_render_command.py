@@ -57,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the small scene in tests/fixtures, of a few steps."""
     folder = tmp_path_factory.mktemp("render") / "run"
     settings = preset("scene=lego", "model=dense", *TINY, device="cpu")
-    Session.from_config(scene(), settings, output=folder).fit()
+    Session(scene(), settings, output=folder).fit()
     return folder
 
 
@@ -129,7 +129,7 @@ def test_frames_of_a_run_that_was_trained_again_are_not_kept(run, tmp_path, capl
     assert render(tmp_path / "run", *common) == 0
     before = (out / "0000.png").read_bytes()
     settings = preset("scene=lego", "model=dense", *TINY, "seed=1", device="cpu")
-    Session.from_config(scene(), settings, output=tmp_path / "run").fit()
+    Session(scene(), settings, output=tmp_path / "run").fit()
     assert render(tmp_path / "run", *common) == 2
     assert caplog.messages[-1] == f"{out} holds frames of another run, path or size; see its frames.json"
     assert (out / "0000.png").read_bytes() == before

@@ -98,7 +98,7 @@ def session_of(scene: Scene, output: Path | None, *overrides: str, seed: int = 0
     if "model" in given:
         base = [text for text in base if not text.startswith("model.")]
     settings = preset(*base, *overrides, f"seed={seed}", device="cpu")
-    return Session.from_config(scene, settings, output=output, **hooks)
+    return Session(scene, settings, output=output, **hooks)
 
 
 # ------------------------------------------------------------------------------------------------------- the module

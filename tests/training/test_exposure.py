@@ -192,7 +192,7 @@ def session_of(scene: Scene, *overrides: str, output: Path | None = None, **hook
         *overrides,
         name="train_cpu",
     )
-    return Session.from_config(scene, settings, output=output, **hooks)
+    return Session(scene, settings, output=output, **hooks)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -231,7 +231,7 @@ def test_views_held_out_are_judged_with_and_without_a_fit(scene, trained):
     plain.fit()
     assert plain.exposure is None
     assert plain.evaluate(progress=False).psnr_fitted is None
-    background = plain.background
+    background = plain.model.background
     fitted = evaluate_split(plain.renderer().view, scene.test, background, None, fit_exposure=True, progress=False)
     assert found.psnr_fitted > fitted.psnr_fitted + 1
 

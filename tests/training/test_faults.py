@@ -76,7 +76,7 @@ def scene() -> Scene:
 def make_session(scene: Scene, tmp_path: Path) -> Callable[..., Session]:
     def make(*overrides: str, **options: Any) -> Session:
         settings = preset(*TINY, *overrides, device="cpu", name="train_cpu")
-        return Session.from_config(scene, settings, output=tmp_path / "run", **options)
+        return Session(scene, settings, output=tmp_path / "run", **options)
 
     return make
 
@@ -431,7 +431,7 @@ def test_a_scene_that_goes_away_after_it_was_read_changes_nothing(tmp_path, make
     shutil.copytree(FIXTURE, folder)
     aabb = torch.tensor([[-1.5] * 3, [1.5] * 3])
     settings = preset(*TINY, device="cpu", name="train_cpu")
-    session = Session.from_config(
+    session = Session(
         load_blender(folder, LoadOptions(downscale=4, aabb=aabb)),
         settings,
         output=tmp_path / "other",

@@ -113,7 +113,7 @@ def make_session(scene, tmp_path):
     ) -> Session:
         settings = preset("model=dense", "trainer=cpu", *TINY, *overrides, f"device={device}", f"seed={seed}")
         split_scene = Scene("lego", scene.aabb, {"train": split})
-        return Session.from_config(split_scene, settings, output=tmp_path / folder, logger=Recorder(), **hooks)
+        return Session(split_scene, settings, output=tmp_path / folder, logger=Recorder(), **hooks)
 
     return make
 
@@ -421,7 +421,7 @@ def test_a_stage_refines_the_grid_and_the_optimizer_follows(make_session, device
         assert coarse.any()
     assert float(new["step"]) == float(old["step"]) == 3
     assert float(moments(session)["step"]) == 4
-    assert session.settings.step == pytest.approx(0.5 * 3 / 11), "the step between samples follows the voxels"
+    assert session.model.settings.step == pytest.approx(0.5 * 3 / 11), "the step between samples follows the voxels"
 
 
 def test_a_stage_switches_levels_on_and_crops_a_pyramid(make_session, device):
@@ -448,7 +448,7 @@ def test_a_stage_switches_levels_on_and_crops_a_pyramid(make_session, device):
     assert torch.equal(aabb, session.occupancy.aabb)
     x, y, z = session.field.grid.resolution
     assert x < y == z, "voxels stay cubes"
-    assert session.settings.step == pytest.approx(0.5 * float(session.field.grid.voxel_size.min()))
+    assert session.model.settings.step == pytest.approx(0.5 * float(session.field.grid.voxel_size.min()))
     assert all(session.optimizers.grid.state[level]["exp_avg"].any() for level in session.field.grid.levels)
 
 
@@ -856,7 +856,7 @@ def test_views_are_those_of_the_field_as_training_reads_it(make_session, scene, 
     view = renderer.view(scene.test.cameras, 1)
     with session.model.autocast():
         cameras = scene.test.cameras.to(device)
-        settings = (session.occupancy, session.settings, session.background, 10**6)
+        settings = (session.occupancy, session.model.settings, session.model.background, 10**6)
         expected = render_view(session.field, cameras, 1, *settings)
     assert expected.rgb.std() > 0.01
     off = (view.rgb - expected.rgb).abs()
@@ -962,7 +962,7 @@ def test_the_same_session_from_arguments_and_from_a_configuration(make_session, 
 def test_without_an_output_folder_nothing_is_written(make_session, scene, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = make_session("trainer.checkpoint_every=4", "trainer.preview_every=3").config
-    session = Session.from_config(scene, config)
+    session = Session(scene, config)
     assert session.fit()
     assert session.save() is None
     assert list(tmp_path.iterdir()) == []
@@ -990,7 +990,7 @@ def test_previews_are_logged_where_there_are_test_views(make_session, scene):
     pictures = []
     log = Recorder()
     log.images = lambda step, tag, image: pictures.append((step, tag, tuple(image.shape)))
-    Session.from_config(scene, config, logger=log).fit()
+    Session(scene, config, logger=log).fit()
     height, width = scene.test.images.shape[1:3]
     names = [f"test/{scene.test.names[index]}" for index in (0, len(scene.test) // 2)]
     assert pictures == [(step, name, (height, 4 * width, 3)) for step in (5, 10) for name in names]
@@ -998,7 +998,7 @@ def test_previews_are_logged_where_there_are_test_views(make_session, scene):
 
 
 def test_a_session_judges_and_draws_its_field(make_session, scene):
-    session = Session.from_config(scene, make_session("trainer.steps=40", "trainer.occupancy.start=20").config)
+    session = Session(scene, make_session("trainer.steps=40", "trainer.occupancy.start=20").config)
     before = session.evaluate(views=2, progress=False)
     session.fit()
     after = session.evaluate(views=2, progress=False)

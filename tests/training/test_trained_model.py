@@ -66,7 +66,7 @@ def train(scene, tmp_path):
 
     def make(backend: str, device: torch.device, *overrides: str) -> Session:
         settings = preset("model=dense", "trainer=cpu", *TINY, *MODELS[backend], *overrides, f"device={device}")
-        session = Session.from_config(scene, settings, output=tmp_path / "run")
+        session = Session(scene, settings, output=tmp_path / "run")
         assert session.fit()
         return session
 

@@ -115,8 +115,8 @@ def test_images_on_the_host_take_no_memory_of_the_device():
 def test_images_stay_on_the_host_if_they_do_not_fit(monkeypatch, requested, free, on_host):
     say_free(monkeypatch, free * GIB)
     estimate = MemoryEstimate(GIB, 0, 0, 0, 0, 2 * GIB, 0)
-    assert images_stay_on_host(requested, estimate, torch.device("cuda")) == on_host
-    assert not images_stay_on_host(requested, estimate, torch.device("cpu"))
+    assert images_stay_on_host(estimate, requested, torch.device("cuda")) == on_host
+    assert not images_stay_on_host(estimate, requested, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["visible_samples", "candidate_samples"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.training.batches import pixel_number_type
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.optimizer import copies_dtype
+
+logger = logging.getLogger(__name__)
 
 
 def estimate_memory(
@@ -49,17 +52,20 @@ def estimate_memory(
     return replace(estimate, images=split.images.numel() + numbers + weights)
 
 
-def images_stay_on_host(requested: str, estimate: MemoryEstimate, device: torch.device) -> bool:
+def images_stay_on_host(estimate: MemoryEstimate, requested: str, device: torch.device) -> bool:
     """Returns whether a GPU should read the training images from host memory.
 
     Args:
-        requested: ``trainer.images``.
         estimate: Memory that training needs with the images on the device.
+        requested: ``trainer.images``.
         device: Device of the training; always False on a CPU.
     """
     if device.type != "cuda":
         return False
-    return requested == "host" or (requested == "auto" and estimate.total > _free(device))
+    on_host = requested == "host" or (requested == "auto" and estimate.total > _free(device))
+    if on_host:
+        logger.info("training images stay in pinned host memory, from which the GPU reads the pixels that it samples")
+    return on_host
 
 
 def _free(device: torch.device) -> int:
@@ -79,6 +85,7 @@ def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
     """
     if device.type != "cuda":
         return
+    logger.info("training needs about %s of GPU memory", estimate)
     if estimate.total > _free(device):
         raise ValueError(
             f"training needs about {estimate} of GPU memory, but {_free(device) / 2**30:.2f} GiB are free on {device}: "

@@ -5,23 +5,19 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.config.parsing import parse
-from voxelfield.datasets.poses import check_cameras_see, likely_mistake
 from voxelfield.datasets.scene import Scene
-from voxelfield.datasets.transparency import check_visible
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.fields.field import RadianceField
@@ -29,13 +25,12 @@ from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.memory import MemoryEstimate
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.part import Loss, Part
-from voxelfield.models.registry import model_names
 from voxelfield.models.settings import reached_resolution
 from voxelfield.models.training import TrainingSetup
-from voxelfield.ops._errors import shown
-from voxelfield.rendering.march import RenderSettings, Sampler, visible_samples
+from voxelfield.rendering.march import Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement
@@ -46,9 +41,7 @@ from voxelfield.training.config import (
     CameraConfig,
     OptimizerConfig,
     RunConfig,
-    SceneConfig,
     TrainerConfig,
-    complete,
 )
 from voxelfield.training.fields import untrained_model
 from voxelfield.training.graph import GraphedCall
@@ -58,10 +51,10 @@ from voxelfield.training.logs.failsafe_logger import FailsafeLogger
 from voxelfield.training.logs.logging import NullLogger, RunLogger
 from voxelfield.training.logs.previews import log_preview
 from voxelfield.training.logs.progress import Progress
-from voxelfield.training.logs.records import has_diverged, mean_losses, rates_of_steps
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, images_stay_on_host
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.parts import configured_parts
+from voxelfield.training.recording import Recorder
 from voxelfield.training.reduction import Reduction
 from voxelfield.training.resume import check_complete, check_names, check_resumable
 from voxelfield.training.state.fingerprint import changes, fingerprint
@@ -101,7 +94,9 @@ class Session:
     Args:
         scene: Images and cameras, with a split named ``train``.
         model: The model's settings, or its name (``pyramid``, ``sh``, ``dense``, or one that a package announces). The
-            settings build the :class:`voxelfield.Model`, which may be a subclass of your own.
+            settings build the :class:`voxelfield.Model`, which may be a subclass of your own. Or the settings of a
+            whole run, as :func:`voxelfield.training.config.preset` returns them; those of scene and data are only
+            recorded in the results, because ``scene`` is given.
         trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
         optimizer: Settings of Adam, or the name of a file in ``configs/optimizer``.
         camera: Settings of camera refinement, such as ``CameraConfig(name="refine")``; None keeps the given cameras.
@@ -112,8 +107,8 @@ class Session:
             such as ``photometric``, replaces it.
         parts: Parts of your own that join each step (:class:`voxelfield.models.part.Part`), in this order.
         sampler: Places samples on the rays of training (:class:`voxelfield.rendering.march.Sampler`).
-        device: Device on which to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
-        seed: Seed of torch's random number generators, set before the field is built.
+        device: Device on which to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``; None means ``auto``.
+        seed: Seed of torch's random number generators, set before the field is built; None means 0.
         output: Folder for checkpoints; None writes no files.
         logger: Receives scalars and images; None discards them.
         on_step: Called after every step; its time counts as training time. On CUDA, steps are asynchronous, so reading
@@ -130,12 +125,11 @@ class Session:
         optimizers: The optimizers of the field.
         output: The output folder, as given.
         step: Number of steps done.
-        diverged: Whether, at the last record, training pixels were rendered clearly worse than by the untrained field.
         train_seconds: Wall-clock seconds spent on building the field and on these steps, without previews and
             checkpoints.
 
     Raises:
-        TypeError: An argument has the wrong type.
+        TypeError: An argument has the wrong type, or is given although the settings of a whole run contain it.
         ValueError: A setting or the name of a part is not allowed, no training camera sees any part of the scene's box,
             or training needs more memory than is free on the GPU; the message names the key.
         torch.OutOfMemoryError: Memory ran out on the CPU, or on the GPU despite the estimate; the message states the
@@ -150,7 +144,7 @@ class Session:
     def __init__(
         self,
         scene: Scene,
-        model: ModelConfig | str = "pyramid",
+        model: ModelConfig | RunConfig | str = "pyramid",
         *,
         trainer: TrainerConfig | str | None = None,
         optimizer: OptimizerConfig | str | None = None,
@@ -159,96 +153,21 @@ class Session:
         losses: Mapping[str, Loss] | None = None,
         parts: Sequence[Part] = (),
         sampler: Sampler = visible_samples,
-        device: torch.device | str = "auto",
-        seed: int = 0,
+        device: torch.device | str | None = None,
+        seed: int | None = None,
         output: Path | str | None = None,
         logger: RunLogger | None = None,
         on_step: Hook | None = None,
         on_stage: Hook | None = None,
         on_preview: Hook | None = None,
     ) -> None:
-        _check_types(scene, model, trainer, optimizer, camera)
-        if warp is None or isinstance(warp, WarpConfig):
-            warp = _model_config(model).choose_warp(scene, parse(WarpConfig, warp or {}, "warp"))
-        config = complete(model, trainer, optimizer, camera, device=str(device), seed=seed, scene=scene, warp=warp)
-        self._begin(
-            scene,
-            config,
-            warp,
-            losses=losses,
-            parts=parts,
-            sampler=sampler,
-            output=output,
-            logger=logger,
-            on_step=on_step,
-            on_stage=on_stage,
-            on_preview=on_preview,
-        )
-
-    @classmethod
-    def from_config(cls, scene: Scene, config: RunConfig, *, warp: Warp | None = None, **options: Any) -> Session:
-        """Creates a session from the settings of a whole run, as :func:`voxelfield.training.config.preset` returns.
-
-        Args:
-            scene: As for the constructor.
-            config: All settings. Those of scene and data are only recorded in the results, because ``scene`` is given.
-            warp: The warp of the field; None chooses it with the settings in ``config.warp``.
-            options: As for the constructor: ``losses``, ``parts``, ``sampler``, ``output``, ``logger``, ``on_step``,
-                ``on_stage`` and ``on_preview``.
-
-        Raises:
-            ValueError: As for the constructor.
-        """
-        session = cls.__new__(cls)
-        config = parse(RunConfig, config)
-        session._begin(scene, config, config.model.choose_warp(scene, config.warp) if warp is None else warp, **options)
-        return session
-
-    def _begin(
-        self,
-        scene: Scene,
-        config: RunConfig,
-        warp: Warp | None,
-        *,
-        losses: Mapping[str, Loss] | None = None,
-        parts: Sequence[Part] = (),
-        sampler: Sampler = visible_samples,
-        output: Path | str | None = None,
-        logger: RunLogger | None = None,
-        on_step: Hook | None = None,
-        on_stage: Hook | None = None,
-        on_preview: Hook | None = None,
-    ) -> None:
-        for name, loss in (losses or {}).items():
-            if not callable(loss):
-                raise TypeError(f"losses[{name!r}] must be a function of outputs and batch, got {shown(loss)}")
-        for index, part in enumerate(parts):
-            if not isinstance(part, Part):
-                raise TypeError(f"parts[{index}] must be a voxelfield.models.Part, got {shown(part)}")
-        if not callable(sampler):
-            raise TypeError(f"sampler must be a function like visible_samples, got {shown(sampler)}")
-        if output is not None and not isinstance(output, (str, os.PathLike)):
-            raise TypeError(f"output must be a path or None, got {shown(output)}")
-        if len(scene.train) == 0:
-            raise ValueError("scene.train must have at least one view, got none")
-        if scene.train.cameras.c2w.is_cuda:
-            raise ValueError(f"scene.train.cameras must be on the CPU, got {scene.train.cameras.c2w.device}")
-        low, high = scene.aabb.tolist() if warp is None else warp.aabb
-        config.scene, config.warp = SceneConfig(scene.name, (tuple(low), tuple(high))), WarpConfig.of(warp)
-        if config.camera.refines:
-            config.trainer = config.camera.schedule(config.trainer)
-        check_visible(scene.train)
-        if warp is None:
-            check_cameras_see("cameras of the training images", scene.train.cameras, scene.aabb)
-        mistake = likely_mistake(scene.train.cameras.c2w)
-        if mistake is not None:
-            _log.warning("%s", mistake)
+        check_types(scene, model, trainer, optimizer, camera, output, losses, parts, sampler)
+        config = run_settings(scene, model, trainer, optimizer, camera, warp, device, seed)
         self.scene = scene
         self.config = config
 
         self.device = choose_device(config.device)
         self.log = NullLogger() if logger is None else logger
-        self.diverged = False
         self._pause: Pause | None = None
         self.output = None if output is None else Path(output)
         self._on_step, self._on_stage, self._on_preview = on_step, on_stage, on_preview
@@ -263,7 +182,9 @@ class Session:
             with_images.shutdown(wait=False)
         _library.ensure_loaded(self.device.type)
         self._images_on_host = False
-        self._check_memory()
+        if self.device.type == "cuda":
+            self._images_on_host = images_stay_on_host(self.estimate_memory(), config.trainer.images, self.device)
+            check_memory(self.estimate_memory(), self.device)
         with explain_shortage(self.estimate_memory, self.device):
             self._build(parts, losses or {}, sampler)
 
@@ -313,8 +234,7 @@ class Session:
         self._average = WeightAverage(self.model, trainer.steps, trainer.average_steps)
         self.step = 0
         self._recorded_seconds = 0.0
-        # Infinite until the first step has been taken, so that training does not count as diverged before.
-        self._untrained_error = torch.full_like(self._step.error, math.inf)
+        self._recorder = Recorder(self.model, self.parts, self._step, self.optimizers, trainer)
         self.optimizers.attach()
         self._renew()
         self.train_seconds = self._now() - started
@@ -322,7 +242,7 @@ class Session:
     def _renew(self) -> None:
         """Recreates everything that depends on the grids' shapes, apart from the optimizers' part of it."""
         # The graph captures these as numbers, because computing them inside the capture would read from the device.
-        settings = self.settings
+        settings = self.model.settings
         self._graphed = GraphedCall(lambda: self._step.run(settings), self.device, self.config.trainer.cuda_graph)
         self._average.restart()
 
@@ -337,6 +257,11 @@ class Session:
         return self.model.occupancy
 
     @property
+    def diverged(self) -> bool:
+        """Whether, at the last record, training pixels were rendered clearly worse than by the untrained field."""
+        return self._recorder.diverged
+
+    @property
     def refinement(self) -> CameraRefinement | None:
         """The refinement of the training cameras; None if they are not refined."""
         return next((part for part in self.parts if isinstance(part, CameraRefinement)), None)
@@ -345,18 +270,6 @@ class Session:
     def exposure(self) -> AffineExposure | None:
         """Learned exposure corrections of the training images; None with ``trainer.exposure=none``."""
         return next((part.exposure for part in self.parts if isinstance(part, ExposureCorrection)), None)
-
-    def _check_memory(self) -> None:
-        """Raises if training cannot fit in memory, before anything is allocated, and decides where images are kept."""
-        if self.device.type != "cuda":
-            return
-        estimate = self.estimate_memory()
-        if images_stay_on_host(self.config.trainer.images, estimate, self.device):
-            _log.info("training images stay in pinned host memory, from which the GPU reads the pixels that it samples")
-            self._images_on_host = True
-            estimate = self.estimate_memory()
-        _log.info("training needs about %s of GPU memory", estimate)
-        check_memory(estimate, self.device)
 
     def estimate_memory(self) -> MemoryEstimate:
         """Estimates the memory that training needs at its final resolution."""
@@ -411,8 +324,8 @@ class Session:
         started = time.perf_counter()
         batch = self._advance()
         self.train_seconds += time.perf_counter() - started
-        if self._record_is_due():
-            self._log_scalars(self.train_seconds, self.train_seconds - self._recorded_seconds)
+        if self._recorder.is_due(self.step):
+            self._record(self.train_seconds, self.train_seconds - self._recorded_seconds)
             self._recorded_seconds = self.train_seconds
         if self.step >= config.steps:
             self._average.apply()
@@ -427,7 +340,7 @@ class Session:
             self._begin_stage()
         self._graphed()
         if self.step == 0:
-            self._untrained_error.copy_(self._step.error)
+            self._recorder.note_untrained_error()
         self.step += 1
         self._average.update(self.step)
         self._call(self._on_step)
@@ -442,10 +355,6 @@ class Session:
         self._records.scalars(self.step, values)
         self._renew()
         self._call(self._on_stage)
-
-    def _record_is_due(self) -> bool:
-        config = self.config.trainer
-        return self.step % config.log_every == 0 or self.step == config.steps
 
     def _train(self, wait: bool) -> Iterator[Batch]:
         """Takes the remaining steps with records, previews and checkpoints; yields the batch of each step."""
@@ -465,13 +374,13 @@ class Session:
                     rays = self._step.rays if self._step.capacity is None else 0
                     batch = self._advance()
                     progress.update(self.step, psnr=self._step.psnr, rays=rays)
-                    if self._record_is_due():
+                    if self._recorder.is_due(self.step):
                         elapsed = self._now() - started - pause.seconds
-                        self._log_scalars(before + elapsed, elapsed - logged)
+                        self._record(before + elapsed, elapsed - logged)
                         logged = elapsed
                         if self._histogram_is_due():
                             with pause:
-                                self._log_densities()
+                                self._record_densities()
                     if _due(self.step, config.preview_every):
                         with pause:
                             self.preview()
@@ -511,16 +420,6 @@ class Session:
         """The last valid checkpoint on disk, or the one from which training was resumed; None if there is neither."""
         return None if self._writer is None else self._writer.newest
 
-    @property
-    def settings(self) -> RenderSettings:
-        """The sampling settings at the current resolution."""
-        return self.model.settings
-
-    @property
-    def background(self) -> Tensor:
-        """The background colour (3,) for rendering and evaluating views, on the field's device."""
-        return self.model.background
-
     def renderer(self) -> FieldRenderer:
         """Returns a renderer of the field's current state; after further steps, request a new one."""
         return self.model.renderer()
@@ -545,7 +444,7 @@ class Session:
         if split is not None:
             views, cameras = self.config.trainer.preview_views, self.cameras
             split = split if cameras is None else cameras.follow_split(split)
-            log_preview(self.renderer(), split, self.background, self._records, self.step, views)
+            log_preview(self.renderer(), split, self.model.background, self._records, self.step, views)
 
     def evaluate(
         self, split: str = "test", *, views: int | None = None, images: Path | str | None = None, progress: bool = True
@@ -604,7 +503,7 @@ class Session:
         """Like :meth:`save`, but does not wait; the arguments are as for :meth:`CheckpointWriter.save`."""
         if self._writer is None:
             return None
-        finite = self._is_finite()
+        finite = self._recorder.is_finite()
         return self._writer.save(self.step, self._state(), finite=finite, settled=settled, optional=optional)
 
     def _flush(self) -> None:
@@ -627,8 +526,7 @@ class Session:
             "step": self.step,
             "train_seconds": self.train_seconds,
             "rays": self._step.rays,
-            "untrained_error": self._untrained_error,
-            "diverged": self.diverged,
+            **self._recorder.state_dict(),
             **self.model.state_dict(),
             "optimizer": self.optimizers.state_dict(),
             "average": self._average.state_dict(),
@@ -637,10 +535,6 @@ class Session:
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "config": asdict(self.config),
         }
-
-    def _is_finite(self) -> bool:
-        """Returns whether all parameters are finite; synchronises with the device."""
-        return all(bool(parameter.detach().sum().isfinite()) for parameter in self.field.parameters())
 
     def restore(self, checkpoint: dict[str, Any], *, path: Path | None = None, replaced: Sequence[Path] = ()) -> None:
         """Resumes from the content of a checkpoint; the grid adopts the saved resolution and box.
@@ -673,9 +567,7 @@ class Session:
                 part.load_state_dict(checkpoint[part.name])
         self.step, self.train_seconds = checkpoint["step"], checkpoint["train_seconds"]
         self._step.resume(self.step, checkpoint["rays"])
-        # Old checkpoints do not contain these three entries.
-        self.diverged = checkpoint.get("diverged", False)
-        self._untrained_error.copy_(checkpoint.get("untrained_error", torch.tensor(math.inf)))
+        self._recorder.load_state_dict(checkpoint)
         self.optimizers.attach()
         self._renew()
         if "average" in checkpoint:
@@ -692,23 +584,20 @@ class Session:
         if changed:
             _log.warning("scene %s: training continues with the present data", changed)
 
-    def _log_scalars(self, seconds: float, since_last: float) -> None:
-        totals = self._step.totals.read()
-        losses = mean_losses(totals)
-        # Where the field is NaN, no sample is visible, so the loss of the remaining samples may be finite.
-        if not self._is_finite() or not all(math.isfinite(value) for value in losses.values()):
-            self._stop_not_finite(losses)
-        self._note_divergence(losses["loss/photometric"])
-        values = losses | rates_of_steps(totals, self.config.trainer, since_last)
-        values["train/occupancy"] = self.model.occupied_fraction(self.step)
-        values["train/seconds"] = seconds
-        for part in self.parts:
-            values |= part.scalars()
-        values |= {f"lr/{name}": rate for name, rate in self.optimizers.rates().items()}
-        if self.device.type == "cuda":
-            values["gpu/allocated_GiB"] = torch.cuda.memory_allocated(self.device) / 2**30
-            values["gpu/peak_GiB"] = torch.cuda.max_memory_allocated(self.device) / 2**30
-        self._records.scalars(self.step, values)
+    def _record(self, seconds: float, since_last: float) -> None:
+        """Records the metrics of the last steps; if they are not finite, saves the state for inspection and stops."""
+        try:
+            self._records.scalars(self.step, self._recorder.collect_metrics(self.step, seconds, since_last))
+        except FloatingPointError as error:
+            hints = ""
+            if self._writer is not None:
+                try:
+                    hints = f"; the state is in {self._writer.save(self.step, self._state(), finite=False)}"
+                    self._writer.wait()
+                except OSError as failure:
+                    hints = f"; {failure}"
+                hints += "" if self.checkpoint is None else f", and the last valid checkpoint is {self.checkpoint}"
+            raise FloatingPointError(f"{error}{hints}") from None
 
     def _histogram_is_due(self) -> bool:
         """Returns whether a histogram is due with this record; histograms are evenly spread over training."""
@@ -716,38 +605,10 @@ class Session:
         records = max(1, round(config.steps / _HISTOGRAMS / config.log_every))
         return self.step % (records * config.log_every) == 0 or self.step == config.steps
 
-    def _log_densities(self) -> None:
+    def _record_densities(self) -> None:
         densities = log_densities(self.model, self.step)
         if len(densities) > 0:
             self._records.histogram(self.step, "density/log10", densities)
-
-    def _stop_not_finite(self, losses: dict[str, float]) -> NoReturn:
-        """Saves the state for inspection and stops training."""
-        hints = ""
-        if self._writer is not None:
-            try:
-                hints = f"; the state is in {self._writer.save(self.step, self._state(), finite=False)}"
-                self._writer.wait()
-            except OSError as error:
-                hints = f"; {error}"
-            hints += "" if self.checkpoint is None else f", and the last valid checkpoint is {self.checkpoint}"
-        raise FloatingPointError(
-            f"step {self.step}: the loss or the field was not finite since the last record, now {losses}; lower "
-            "optimizer.grid_lr or optimizer.network_lr, or trainer.loss_scale where gradients are float16, or set "
-            f"trainer.not_finite=skip{hints}"
-        )
-
-    def _note_divergence(self, loss: float) -> None:
-        """Compares the loss since the last record with that of the first step and sets :attr:`diverged`."""
-        before, self.diverged = self.diverged, has_diverged(self.step, loss, float(self._untrained_error))
-        if self.diverged and not before:
-            _log.warning(
-                "step %d: training diverges, with training pixels at %.1f dB after %.1f dB before the first step; "
-                "lower trainer.rates.grid and trainer.rates.network",
-                self.step,
-                -10 * math.log10(loss),
-                -10 * math.log10(max(float(self._untrained_error), 1e-10)),
-            )
 
     def _call(self, hook: Hook | None) -> None:
         if hook is not None:
@@ -759,26 +620,3 @@ class Session:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def _check_types(scene: object, model: object, trainer: object, optimizer: object, camera: object) -> None:
-    """Raises TypeError unless the arguments of a session have the right types."""
-    expected: tuple[tuple[str, object, tuple[type, ...], str], ...] = (
-        ("scene", scene, (Scene,), "a voxelfield.Scene"),
-        ("model", model, (ModelConfig, str), "a ModelConfig or the name of one"),
-        ("trainer", trainer, (TrainerConfig, str, type(None)), "a TrainerConfig, the name of a preset or None"),
-        ("optimizer", optimizer, (OptimizerConfig, str, type(None)), "an OptimizerConfig, the name of one or None"),
-        ("camera", camera, (CameraConfig, type(None)), "a CameraConfig or None"),
-    )
-    for name, value, types, words in expected:
-        if not isinstance(value, types):
-            raise TypeError(f"{name} must be {words}, got {shown(value)}")
-
-
-def _model_config(model: ModelConfig | str) -> ModelConfig:
-    """Returns a model config; for a name, that kind of model with its default settings."""
-    if isinstance(model, ModelConfig):
-        return model
-    if model not in model_names():
-        raise ValueError(f"model must be one of {', '.join(model_names())}, got {model!r}")
-    return parse(ModelConfig, {"kind": model}, "model")

@@ -94,7 +94,7 @@ class TrainingViewer:
                 live,
                 Photographs.of(scene, ("train", "test"), refined),
                 [scene.aabb.cpu()] if warp is None else boxes_around(warp),
-                session.background.cpu(),
+                session.model.background.cpu(),
                 curves,
                 live,
                 reference=reference_of(warp),
