@@ -73,9 +73,7 @@ def scene() -> Scene:
 
 @pytest.fixture(scope="module")
 def trained(scene, tmp_path_factory) -> Session:
-    session = Session(
-        scene, settings("trainer.steps=160"), warp=BOXES, output=tmp_path_factory.mktemp("run")
-    )
+    session = Session(scene, settings("trainer.steps=160"), warp=BOXES, output=tmp_path_factory.mktemp("run"))
     session.fit()
     return session
 
