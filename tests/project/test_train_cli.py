@@ -189,7 +189,7 @@ def test_the_model_file_draws_what_the_checkpoint_draws(finished):
     model, checkpoint = (voxelfield.load(path, "cpu") for path in (directory / "model.safetensors", directory))
     assert model.steps == checkpoint.steps == 30
     # In a notebook.
-    assert repr(model) == "Run(scene='lego', model='dense', steps=30, device=cpu)"
+    assert repr(model) == "TrainedModel(scene='lego', model='dense', steps=30, device=cpu)"
     with Image.open(io.BytesIO(model._repr_png_())) as picture:
         assert picture.size == (320, 320)
         assert np.asarray(picture).std() > 1, "the overview must show something"

@@ -24,7 +24,6 @@ from voxelfield.models.levels import (
     FusedWidth,
     built_levels,
     check_levels,
-    initial_ranges,
 )
 from voxelfield.models.model import Model
 from voxelfield.models.model_config import ModelConfig
@@ -121,7 +120,7 @@ class PyramidConfig(ModelConfig):
             levels,
             self.channels,
             aabb,
-            init_range=initial_ranges(self.init_range, levels),
+            init_range=[self.init_range] + [0.0] * (len(levels) - 1),
             sparse_resolutions=self.sparse_levels(max(resolutions)),
             device=device,
         )

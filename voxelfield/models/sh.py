@@ -16,7 +16,7 @@ from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.models.dense import SoftplusDensityConfig
-from voxelfield.models.levels import Degree, built_levels, check_levels, initial_ranges
+from voxelfield.models.levels import Degree, built_levels, check_levels
 from voxelfield.models.model import Model
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.settings import Sampling
@@ -75,7 +75,7 @@ class SHConfig(ModelConfig):
             decoder.channels,
             aabb,
             reduce="sum",
-            init_range=initial_ranges(self.init_range, levels),
+            init_range=[self.init_range] + [0.0] * (len(levels) - 1),
             device=device,
         )
         return RadianceField(pyramid, decoder).to(device)

@@ -50,13 +50,7 @@ class EagerAdamW(torch.optim.AdamW, _EagerMethods):
 
 
 def exponential_decay(step: Tensor, steps: int, final: float) -> Tensor:
-    """Returns the factor on the learning rate: exponential from 1 at step 0 to ``final`` at step ``steps``.
-
-    Args:
-        step: Step number, a scalar integer tensor on any device.
-        steps: Number of steps of the run.
-        final: The factor at the last step.
-    """
+    """Returns the factor on the learning rate: exponential from 1 at step 0 to ``final`` at step ``steps``."""
     factor: Tensor = final ** (step / steps)
     return factor
 
@@ -166,11 +160,7 @@ class Optimizers:
 
     @torch.no_grad()
     def scale(self, factor: Tensor | float) -> None:
-        """Sets every learning rate to a multiple of its undecayed one.
-
-        Args:
-            factor: A number, or one float32 on the device.
-        """
+        """Sets every learning rate to a multiple of its undecayed one."""
         torch.mul(self._undecayed, factor, out=self._decayed)
 
     def rates(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A finished run, loaded for rendering rather than for more training."""
+"""A trained model, loaded for rendering rather than for more training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from voxelfield.evaluation.lpips import Lpips
 from voxelfield.fields.field import RadianceField
 from voxelfield.media.png import PngWriter
 from voxelfield.models.model import Model
-from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.settings import reached_resolution
 from voxelfield.ops._checks import check_at_least_one
 from voxelfield.ops._errors import shown
@@ -43,8 +42,8 @@ class TrainedModel:
             reads them.
         config: All settings of the run.
         steps: Number of training steps done.
-        cameras: The refined training cameras, if cameras were refined. The field is then in the frame of the refined
-            ones, into which :meth:`evaluate` moves the views of a split.
+        cameras: The refined training cameras, if cameras were refined. The field is then in the world frame of the
+            refined ones, into which :meth:`evaluate` moves the views of a split.
     """
 
     model: Model
@@ -63,19 +62,14 @@ class TrainedModel:
         return self.model.occupancy
 
     @property
-    def model_config(self) -> ModelConfig:
-        """The model_config that built the field."""
-        return self.config.model
-
-    @property
     def trainer(self) -> TrainerConfig:
         """Settings of the training loop, which include those of the evaluation."""
         return self.config.trainer
 
     def __repr__(self) -> str:
         """Returns one line that says what was trained."""
-        kind, name = self.model_config.kind, self.config.scene.name
-        return f"Run(scene={name!r}, model={kind!r}, steps={self.steps}, device={self.field.aabb.device})"
+        kind, name = self.config.model.kind, self.config.scene.name
+        return f"TrainedModel(scene={name!r}, model={kind!r}, steps={self.steps}, device={self.field.aabb.device})"
 
     def overview(self, size: int = 320) -> View:
         """Renders the field's box from obliquely above; this image represents the run in a notebook.
@@ -141,7 +135,7 @@ class TrainedModel:
         After training with ``trainer.exposure=affine``, views are evaluated as rendered and with a fitted exposure.
 
         Args:
-            split: Images and cameras, such as ``scene.test``, in the scene's frame.
+            split: Images and cameras, such as ``scene.test``, in the scene's world frame.
             views: Number of views to evaluate, spread evenly; None for all.
             images: Folder to which the rendered views are written as PNG; None writes none.
             lpips: Whether to compute LPIPS too; None for the value of ``trainer.evaluation.lpips``.
@@ -228,10 +222,8 @@ def load_trained_model(path: Path | str, device: torch.device | str) -> TrainedM
     path, checkpoint = load_resolved(Path(path), device, ("config", "field", "occupancy", "step", "cameras"))
     with contents_of(path):
         config, field, occupancy, step = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))
-        run = restore_trained_model(config, field, occupancy, step, device)
-        if "cameras" not in checkpoint:
-            return run
-        return replace(run, cameras=RefinedCameras.from_state(checkpoint["cameras"]))
+        cameras = RefinedCameras.from_state(checkpoint["cameras"]) if "cameras" in checkpoint else None
+        return replace(restore_trained_model(config, field, occupancy, step, device), cameras=cameras)
 
 
 def restore_trained_model(
@@ -241,7 +233,7 @@ def restore_trained_model(
     steps: int,
     device: torch.device | str,
 ) -> TrainedModel:
-    """Reconstructs a run from its saved parts.
+    """Reconstructs a trained model from its saved parts.
 
     Args:
         config: All settings of the run.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from voxelfield.datasets.scene import Split
-from voxelfield.fields.field import RadianceField
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.losses import photometric
 from voxelfield.models.model import Model
@@ -67,10 +65,10 @@ def fit_poses(refinement: CameraRefinement, model: Model, trainer: TrainerConfig
 
     Args:
         refinement: The cameras, on the field's device; updated in place.
-        model: The model.
-        trainer: Settings of sampling and of the averaging of pixels.
+        model: As for :func:`refine_views`.
+        trainer: As for :func:`refine_views`.
         split: The images of those cameras.
-        steps: Number of steps of Adam; each draws pixels from all images.
+        steps: As for :func:`refine_views`.
     """
     device = model.device
     # Only pixels are compared; the number of rays does not follow the samples, of which rays have few.
@@ -79,29 +77,18 @@ def fit_poses(refinement: CameraRefinement, model: Model, trainer: TrainerConfig
     pixels = PixelSampler(split, device, trainer.supersampling)
     step = TrainingStep(model, pixels, None, config, parts=[_Photometric(), refinement], rays=rays)
     settings = model.settings
-    devices = [device] if device.type == "cuda" else []
-    with torch.enable_grad(), _without_gradients(model.field), torch.random.fork_rng(devices):
-        _seed(device)
-        for _ in range(steps):
-            step.run(settings)
-
-
-def _seed(device: torch.device) -> None:
-    """Seeds the generators of the CPU and of one GPU; ``torch.manual_seed`` would seed those of all GPUs."""
-    torch.default_generator.manual_seed(0)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(0)
-
-
-@contextlib.contextmanager
-def _without_gradients(field: RadianceField) -> Iterator[None]:
-    """Disables gradients of a field's parameters in a block."""
-    trained = [parameter for parameter in field.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
+    trained = [parameter for parameter in model.field.parameters() if parameter.requires_grad]
+    with torch.enable_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        # ``torch.manual_seed`` would seed the generators of all GPUs.
+        torch.default_generator.manual_seed(0)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(0)
+        try:
+            for parameter in trained:
+                parameter.requires_grad_(False)
+            for _ in range(steps):
+                step.run(settings)
+        finally:
+            for parameter in trained:
+                parameter.requires_grad_(True)
