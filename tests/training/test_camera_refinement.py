@@ -329,10 +329,6 @@ def test_a_lost_camera_is_found_again(astray, scene, monkeypatch, side):
     astray.refinement.set_pose(found.index, found.twist)
     assert torch.equal(torch.get_rng_state(), state)
     assert found.name == scene.train.names[5]
-    assert re.fullmatch(
-        r"the camera of \S+ reproduces .* worse .*: a better pose was found \d\d degrees away \(\d+\.\d dB\)",
-        str(found),
-    )
     assert found.after < 0.25 * found.before
     assert math.degrees(found.turned) == pytest.approx(90, abs=10)
     after = astray.refinement.refined().c2w
@@ -352,7 +348,6 @@ def test_an_image_of_something_else_is_found_nowhere(refined, scene):
     images[3, ..., 3] = 255
     (lost,) = search(refined, replace(scene.train, images=images))
     assert (lost.index, lost.name, lost.after, lost.twist) == (3, scene.train.names[3], None, None)
-    assert str(lost).endswith("but no better pose was found")
     # Pixels that a mask rules out say nothing.
     masks = torch.ones(images.shape[:3], dtype=torch.bool)
     masks[3, :, 2:] = False
@@ -439,17 +434,6 @@ def test_a_camera_can_be_brought_where_others_are(device, unit):
         torch.testing.assert_close(refinement.refined().c2w[2], place, rtol=0, atol=1e-5 * unit)
         copies = refinement.copies(2, twist[None], 1, steps=3, pose_lr=0.1, final_factor=0.5)
         assert torch.equal(copies.refined().c2w[0], refinement.refined().c2w[2])
-
-
-def test_translations_have_their_own_unit(device):
-    cameras = some_cameras().to(device)
-    refinement = refinement_of(cameras, unit=40.0)
-    with torch.no_grad():
-        refinement.twists[:, 3:] = torch.tensor([0.5, -0.25, 0.125])
-    moved = refinement.refined().c2w - cameras.c2w
-    expected = torch.tensor([20.0, -10.0, 5.0], device=device).expand(4, 3)
-    torch.testing.assert_close(moved[:, :3, 3], expected, rtol=0, atol=1e-4)
-    torch.testing.assert_close(refinement.scalars()["camera/moved"], float(expected[0].norm()))
 
 
 def test_the_unit_of_motions_is_the_depth_of_a_scene_that_all_cameras_face():

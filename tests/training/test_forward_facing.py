@@ -200,24 +200,6 @@ def test_a_run_and_its_model_file_show_the_same(scene, trained, tmp_path, warp):
     assert (smaller.render(scene.test.cameras, 1).rgb - expected.rgb).abs().mean() < 0.01
 
 
-def test_a_resumed_training_ends_the_same(scene, tmp_path):
-    whole = Session(scene, settings("trainer.steps=60"), output=tmp_path / "whole")
-    whole.fit()
-    half = Session(
-        scene,
-        settings("trainer.steps=60"),
-        output=tmp_path / "half",
-        on_step=lambda s: s.save() if s.step == 30 else None,
-    )
-    half.fit()
-    half.wait()
-    again = Session(scene, settings("trainer.steps=60"))
-    again.restore(load_checkpoint(tmp_path / "half"))
-    again.fit()
-    for one, two in zip(whole.field.parameters(), again.field.parameters(), strict=True):
-        assert torch.equal(one, two)
-
-
 def test_a_training_in_other_coordinates_is_not_resumed(scene, trained, warp):
     session = Session(scene, settings("trainer.steps=160"), warp=replace(warp, near=1.0))
     with pytest.raises(ValueError, match=r"scene\.aabb and the settings of warp must be those of the checkpoint"):

@@ -6,8 +6,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,16 +14,13 @@ from typing import Any
 import pytest
 import torch
 from quick_presets import preset
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield import VoxelGrid
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.fields.field import RadianceField
 from voxelfield.models.batch import Batch, Outputs
-from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.render import render_view
 from voxelfield.training import graph, losses
@@ -565,18 +561,6 @@ def test_resuming_changes_nothing(make_session, model, listed):
         assert split_losses == whole.log.series("loss/photometric"), folder
 
 
-def test_differences_are_seen(make_session):
-    """Guards the test above: another seed must show."""
-    runs = []
-    for seed in (0, 1):
-        session = make_session("trainer.steps=2", folder=str(seed), seed=seed)
-        session.fit()
-        runs.append(load_checkpoint(session.output))
-    found = differences(*runs)
-    assert "state.field.grid.features" in found
-    assert "state.rng" in found
-
-
 UNTOUCHED = (
     "trainer.stages=[{step: 0, resolution: 8, crop: true}, {step: 40, resolution: 32}]",
     "trainer.average_steps=4",
@@ -805,16 +789,6 @@ def test_falling_resolutions_lift_the_tiles_of_a_grid_too_small_for_them(make_se
     assert listed == [True, True, True, False, False]
 
 
-def test_signals_find_their_handlers_after_an_error(make_session):
-    handler = signal.getsignal(signal.SIGINT)
-    session = make_session("trainer.occupancy.start=0")
-    with torch.no_grad():
-        session.field.grid.features[..., 0] = -30.0
-    with pytest.raises(RuntimeError, match="empty"):
-        session.fit()
-    assert signal.getsignal(signal.SIGINT) is handler
-
-
 # --------------------------------------------------------------------------------------------------------- views
 
 
@@ -827,17 +801,6 @@ def test_a_view_is_rendered_over_the_evaluation_background(make_session, scene, 
         assert view.rgb.shape == (25, 25, 3)
         assert not view.rgb.requires_grad
         torch.testing.assert_close(view.rgb, torch.full_like(view.rgb, value), atol=1e-3, rtol=0)
-
-
-def test_a_view_does_not_depend_on_the_chunk(make_session, scene):
-    session = make_session()
-    session.fit()
-    views = []
-    for chunk in (7, 10**6):
-        session.config.trainer.chunk = chunk
-        views.append(session.renderer().view(scene.test.cameras, 0).rgb)
-    torch.testing.assert_close(views[0], views[1], atol=1e-5, rtol=0)
-    assert views[0].std() > 0.01
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
@@ -864,21 +827,6 @@ def test_views_are_those_of_the_field_as_training_reads_it(make_session, scene, 
     assert (off.amax(-1) > 1e-2).double().mean() < 0.02
 
 
-def test_supersampling_is_as_configured(make_session, scene, device):
-    session = make_session(*SUM, device=device)
-    session.fit()
-    views = []
-    for supersampling in (1, 2):
-        session.model.sampling = replace(session.model.sampling, supersampling=supersampling)
-        views.append(session.renderer().view(scene.test.cameras, 0).rgb)
-    assert views[0].shape == views[1].shape
-    assert 1e-4 < (views[0] - views[1]).abs().mean() < 0.1
-    session.model.sampling = replace(session.model.sampling, pixel_averaging="encoded")
-    linear = session.renderer().view(scene.test.cameras, 0).rgb
-    # Light is more than its encoding says of a mean.
-    assert 0 < (views[1] - linear).mean() < 0.05
-
-
 def test_a_field_that_is_not_finite_replaces_no_checkpoint(make_session):
     session = make_session()
     sound = session.save()
@@ -900,39 +848,6 @@ def test_a_checkpoint_that_cannot_be_removed_does_not_end_training(make_session,
     monkeypatch.setattr(Path, "unlink", refuse)
     assert session.fit()
     assert "held by another process; earlier checkpoints are kept" in caplog.text
-
-
-class PlainDecoder(nn.Module):
-    """A user's own: the least that a field takes."""
-
-    channels = 4
-
-    def density(self, features: Tensor) -> Tensor:
-        return 20 * F.softplus(features[..., 0].float() - 4)
-
-    def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
-        return self.density(features), torch.sigmoid(features[:, 1:].float())
-
-
-@dataclass
-class PlainConfig(ModelConfig):
-    """A model that no package announces."""
-
-    kind: str = "plain"
-
-    def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
-        return RadianceField(VoxelGrid(12, 4, aabb), PlainDecoder()).to(device)
-
-
-def test_a_decoder_of_a_users_own_trains(scene, device):
-    tiny = preset("model=dense", "trainer=cpu", *TINY, "trainer.steps=60", "trainer.occupancy.start=20").trainer
-    optimizer_config = OptimizerConfig(grid_lr=0.2, network_lr=1e-3, grid_weight_decay=0.0, skip_untouched=False)
-    log = Recorder()
-    session = Session(scene, PlainConfig(), trainer=tiny, optimizer=optimizer_config, device=device, logger=log)
-    assert session.fit()
-    losses = [loss for _, loss in log.series("loss/photometric")]
-    assert fmean(losses[-5:]) < 0.5 * fmean(losses[:5])
-    assert session.renderer().view(scene.test.cameras, 0).rgb.isfinite().all()
 
 
 # ----------------------------------------------------------------------------------------------- from plain Python
@@ -995,18 +910,6 @@ def test_previews_are_logged_where_there_are_test_views(make_session, scene):
     names = [f"test/{scene.test.names[index]}" for index in (0, len(scene.test) // 2)]
     assert pictures == [(step, name, (height, 4 * width, 3)) for step in (5, 10) for name in names]
     assert [step for step, _ in log.series("test/psnr")] == [5, 10]
-
-
-def test_a_session_judges_and_draws_its_field(make_session, scene):
-    session = Session(scene, make_session("trainer.steps=40", "trainer.occupancy.start=20").config)
-    before = session.evaluate(views=2, progress=False)
-    session.fit()
-    after = session.evaluate(views=2, progress=False)
-    assert after.names == before.names
-    assert len(after.names) == 2
-    assert after.psnr > before.psnr + 3
-    drawn = session.result().render(scene.test.cameras, 0)
-    assert torch.equal(drawn.rgb, session.renderer().view(scene.test.cameras, 0).rgb)
 
 
 @pytest.mark.parametrize(

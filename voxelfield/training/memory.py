@@ -53,13 +53,7 @@ def estimate_memory(
 
 
 def images_stay_on_host(estimate: MemoryEstimate, requested: str, device: torch.device) -> bool:
-    """Returns whether a GPU should read the training images from host memory.
-
-    Args:
-        estimate: Memory that training needs with the images on the device.
-        requested: ``trainer.images``.
-        device: Device of the training; always False on a CPU.
-    """
+    """Returns whether a GPU should read the training images from host memory, as ``trainer.images`` requests."""
     if device.type != "cuda":
         return False
     on_host = requested == "host" or (requested == "auto" and estimate.total > _free(device))

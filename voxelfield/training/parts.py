@@ -21,14 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: PixelSampler) -> Iterator[Part]:
-    """Yields the parts that the configuration asks for, in the order in which they join a step.
-
-    Args:
-        config: All settings.
-        scene: The scene.
-        model: The model to train.
-        pixels: The training images.
-    """
+    """Yields the parts that the configuration asks for, in the order in which they join a step."""
     trainer, camera = config.trainer, config.camera
     exposure = AffineExposure(len(scene.train)).to(model.device) if trainer.exposure == "affine" else None
     if camera.refines:

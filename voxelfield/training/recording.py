@@ -22,13 +22,6 @@ logger = logging.getLogger(__name__)
 class Recorder:
     """Collects metrics, and compares the loss with that of the untrained field.
 
-    Args:
-        model: The model.
-        parts: The other parts of training.
-        step: The training step, whose totals are read.
-        optimizers: The optimizers.
-        config: Settings of the training loop.
-
     Attributes:
         diverged: Whether, at the last record, training pixels were rendered clearly worse than by the untrained field.
     """

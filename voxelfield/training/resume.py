@@ -49,13 +49,6 @@ def check_resumable(
 ) -> None:
     """Rejects a checkpoint that does not fit a session, and logs a warning about settings that differ.
 
-    Args:
-        checkpoint: The content of the checkpoint.
-        saved: Its settings.
-        present: The settings of the session.
-        model: The model of the session.
-        parts: The other parts of the session.
-
     Raises:
         ValueError: As for :meth:`voxelfield.Session.restore`.
     """

@@ -36,24 +36,15 @@ class _ScaledGradients(torch.autograd.Function):
 
 
 def backpropagate(losses: Sequence[Tensor], factor: Tensor) -> None:
-    """Accumulates the gradients of the losses' sum, multiplied by a factor.
+    """Accumulates the gradients of the losses' sum, multiplied by a factor () on their device.
 
     Equivalent to ``torch.autograd.backward`` with ``grad_tensors``, which would import sympy and take seconds.
-
-    Args:
-        losses: At least one loss, each ().
-        factor: () on the losses' device.
     """
     _ScaledGradients.apply(factor, *losses).backward()
 
 
 class StepTotals:
-    """Sums over steps that stay on the device until they are read.
-
-    Args:
-        device: Device of the sums.
-        reduction: Sums the values over processes.
-    """
+    """Sums over steps, and over processes, that stay on the device until they are read."""
 
     def __init__(self, device: torch.device, reduction: Reduction) -> None:
         self._device = device
@@ -61,11 +52,7 @@ class StepTotals:
         self._sums: dict[tuple[str, ...], Tensor] = {}
 
     def add(self, values: Mapping[str, Tensor]) -> None:
-        """Adds values to the totals, which start at zero, in two kernel launches regardless of their number.
-
-        Args:
-            values: Scalars () by name, at least one, on the device and all of one dtype.
-        """
+        """Adds scalars () of one dtype to the totals, in two kernel launches regardless of their number."""
         names = tuple(values)
         if names not in self._sums:
             self._sums[names] = torch.zeros(len(names), dtype=torch.float64, device=self._device)
@@ -152,11 +139,7 @@ class TrainingStep:
         return self._batch
 
     def run(self, settings: RenderSettings) -> None:
-        """Takes one step.
-
-        Args:
-            settings: Sampling settings.
-        """
+        """Takes one step."""
         config = self._config
         if self._optimizers is not None:
             self._optimizers.scale(exponential_decay(self.number, config.steps, config.rates.final_factor))

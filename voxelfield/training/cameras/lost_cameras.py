@@ -61,14 +61,6 @@ class LostCamera:
     turned: float = 0.0
     twist: Tensor | None = None
 
-    def __str__(self) -> str:
-        """Returns a description for the log."""
-        lost = f"the camera of {self.name} reproduces its image far worse than others ({_decibels(self.before)})"
-        if self.after is None:
-            return f"{lost}, but no better pose was found"
-        degrees = math.degrees(self.turned)
-        return f"{lost}: a better pose was found {degrees:.0f} degrees away ({_decibels(self.after)})"
-
 
 class LostCameras(Part):
     """At the start of each stage, searches for cameras whose images the field does not reproduce, and for their poses.
@@ -117,9 +109,15 @@ class LostCameras(Part):
         if step == 0 or all(stage.step != step for stage in self._trainer.stages):
             return
         for camera in self.find():
-            if camera.twist is not None:
+            found = "but no better pose was found"
+            if camera.twist is not None and camera.after is not None:
                 self._refinement.set_pose(camera.index, camera.twist)
-            logger.info("step %d: %s", step, camera)
+                degrees = math.degrees(camera.turned)
+                found = f"a better pose was found {degrees:.0f} degrees away ({_decibels(camera.after):.1f} dB)"
+            logger.info(
+                "step %d: the camera of %s reproduces its image far worse than others (%.1f dB), %s",
+                *(step, camera.name, _decibels(camera.before), found),
+            )
 
     @torch.no_grad()
     def find(self) -> list[LostCamera]:
@@ -188,8 +186,8 @@ class LostCameras(Part):
         return torch.stack(errors)
 
 
-def _decibels(error: float) -> str:
-    return f"{-10 * math.log10(max(error, 1e-10)):.1f} dB"
+def _decibels(error: float) -> float:
+    return -10 * math.log10(max(error, 1e-10))
 
 
 def _without_exposure(split: Split, exposure: AffineExposure) -> Split:

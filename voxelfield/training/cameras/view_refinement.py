@@ -61,15 +61,7 @@ class _Photometric(Part):
 
 
 def fit_poses(refinement: CameraRefinement, model: Model, trainer: TrainerConfig, split: Split, steps: int) -> None:
-    """Optimises cameras so that renderings of a fixed field match their images; keeps torch's global generators.
-
-    Args:
-        refinement: The cameras, on the field's device; updated in place.
-        model: As for :func:`refine_views`.
-        trainer: As for :func:`refine_views`.
-        split: The images of those cameras.
-        steps: As for :func:`refine_views`.
-    """
+    """Optimises cameras in place so that renderings of a fixed field match their images; see :func:`refine_views`."""
     device = model.device
     # Only pixels are compared; the number of rays does not follow the samples, of which rays have few.
     config = replace(trainer, loss=replace(trainer.loss, distortion=0.0), not_finite="stop")
