@@ -189,13 +189,14 @@ class Model(Part):
         )
 
     def around(self: M, field: RadianceField | None = None, occupancy: OccupancyGrid | None = None) -> M:
-        """Returns the same kind of model around another field or other occupied cells.
+        """Returns the same kind of model, not in training, around another field or other occupied cells.
 
         Args:
             field: The field; None for :attr:`field`.
             occupancy: The cells in which it has matter; None for :attr:`occupancy`.
         """
         model = copy.copy(self)
+        model._setup = None
         model.field = self.field if field is None else field
         model.occupancy = self.occupancy if occupancy is None else occupancy
         return model

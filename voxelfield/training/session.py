@@ -429,7 +429,8 @@ class Session:
 
         Further steps change its field.
         """
-        return TrainedModel(self.model, copy.deepcopy(self.config), self.step, self.cameras)
+        # Without the training images and the optimizer.
+        return TrainedModel(self.model.around(), copy.deepcopy(self.config), self.step, self.cameras)
 
     @property
     def cameras(self) -> RefinedCameras | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from voxelfield.evaluation.metrics import mse_to_psnr
 from voxelfield.models.batch import Batch, Outputs
@@ -124,7 +124,6 @@ class TrainingStep:
         self._optimizers = optimizers
         self._config = config
         self._parts = parts
-        self._parameters = [parameter for part in parts for parameter in part.parameters()]
         self._sampler = sampler
         self._loss_scale = torch.tensor(config.loss_scale, device=self.device)
         self.error = torch.zeros((), device=self.device)
@@ -151,9 +150,10 @@ class TrainingStep:
         if "photometric" not in terms:
             raise KeyError(f"losses must contain 'photometric', by which divergence is detected, got {list(terms)}")
         backpropagate(list(terms.values()), self._loss_scale)
-        self._reduction.gradients(self._parameters)
+        parameters = [parameter for part in self._parts for parameter in part.parameters()]
+        self._reduction.gradients(parameters)
         if config.not_finite == "skip":
-            terms = self._drop_unless_finite(terms)
+            terms = self._drop_unless_finite(terms, parameters)
         for part in self._parts:
             part.after_backward(self.number)
         if self._optimizers is not None:
@@ -205,12 +205,12 @@ class TrainingStep:
         )
         return outputs
 
-    def _drop_unless_finite(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _drop_unless_finite(self, terms: dict[str, Tensor], parameters: Sequence[nn.Parameter]) -> dict[str, Tensor]:
         """Counts a step as skipped and zeroes its gradients and losses if any of them is not finite.
 
         Runs entirely on the device, and reads and writes every gradient once more.
         """
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         # A sum may overflow although its terms are finite; such a gradient is not usable either.
         sums = [gradient.sum(dtype=torch.float32) for gradient in gradients]
         finite = torch.stack([value.detach().float() for value in (*terms.values(), *sums)]).isfinite().all()
