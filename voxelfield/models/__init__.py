@@ -1,4 +1,4 @@
-"""Models: what is trained, rendered and saved; one file per kind, looked up by name."""
+"""Models, the units of training, rendering and saving: one file per kind, looked up by name."""
 
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.model import Model

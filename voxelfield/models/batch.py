@@ -1,4 +1,4 @@
-"""What a training step works on: a batch of pixels with the rays through them, and what the field gives for it."""
+"""Input and output of a model in a training step: pixels with the rays through them, and their renderings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Batch:
 
 @dataclass(eq=False)
 class Outputs:
-    """What a model gives for a batch.
+    """A model's renderings of a batch.
 
     On CUDA, rays from ``rendering.rays_kept`` on did not fit, and rows of ``rendering.samples`` from the last offset on
     are unused. Losses must exclude both. Their numbers stay on the device, because reading them would synchronise.
@@ -92,11 +92,11 @@ class Outputs:
 
     @property
     def ray_count(self) -> Tensor:
-        """Number of rays that were kept, () int64, at least 1 so that it can be a divisor."""
+        """Number of rays that fit, () int64, at least 1 so that it can be a divisor."""
         return self.rendering.rays_kept.clamp(min=1)
 
     def mean_over_rays(self, values: Tensor) -> Tensor:
-        """Returns the mean of values (R,) over the kept rays."""
+        """Returns the mean of values (R,) over the rays that fit."""
         counts = torch.arange(values.shape[0], device=values.device) < self.rendering.rays_kept
         return torch.where(counts, values, 0.0).sum() / self.ray_count
 

@@ -19,7 +19,7 @@ from voxelfield.ops._internal.color_error import pixel_color_error, sample_color
 
 
 def photometric(outputs: Outputs, batch: Batch) -> Tensor:
-    """Mean squared error of colours (Mildenhall et al. 2020, eq. 6), over pixels all of whose rays were kept."""
+    """Mean squared error of colours (Mildenhall et al. 2020, eq. 6), over pixels all of whose rays fit."""
     return pixel_error(outputs.pixels, batch.truth, outputs, batch)
 
 
@@ -37,7 +37,7 @@ def sample_rgb(outputs: Outputs, batch: Batch) -> Tensor:
 
 
 def distortion(outputs: Outputs, batch: Batch) -> Tensor:
-    """Mean distortion of the rays: how far apart the weights of a ray lie.
+    """Mean distortion of the rays: how far apart the weights of a ray are.
 
     Raises:
         ValueError: The rays were rendered without distortion.
@@ -61,7 +61,7 @@ def sparsity(outputs: Outputs, batch: Batch) -> Tensor:
 
 
 def ssim(outputs: Outputs, batch: Batch) -> Tensor:
-    """1 - SSIM (Wang et al. 2004) over patches all of whose rays were kept; sees structure beyond single pixels.
+    """1 - SSIM (Wang et al. 2004) over patches all of whose rays fit; compares structure beyond single pixels.
 
     Raises:
         ValueError: The batch has no patches.
@@ -79,7 +79,7 @@ def ssim(outputs: Outputs, batch: Batch) -> Tensor:
 
 
 def pixel_error(pixels: Tensor, truth: Tensor, outputs: Outputs, batch: Batch) -> Tensor:
-    """Returns the mean squared difference of colours (P, 3), over pixels all of whose rays were kept."""
+    """Returns the mean squared difference of colours (P, 3), over pixels all of whose rays fit."""
     kept = outputs.rendering.rays_kept
     return pixel_color_error(pixels, truth, rays_per_pixel=batch.rays_per_pixel, rays_kept=kept)
 

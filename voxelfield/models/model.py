@@ -47,7 +47,7 @@ _PIXELS_LOOKED_AT = 160
 # Bytes of a float, and of a packed sample: position, t, dt and ray index.
 _FLOAT = 4
 _PACKED_SAMPLE = 12 + 4 + 4 + 8
-# 16-bit numbers that the networks hold at the same time per visible sample, in addition to its features and their
+# 16-bit numbers that the networks store at the same time per visible sample, in addition to its features and their
 # gradient: inputs and outputs of both networks, and the gradients of all of these.
 _DECODED_SAMPLE = 128
 
@@ -343,7 +343,7 @@ class Model(Part):
         if fraction == 0:
             raise EmptyFieldError(
                 f"step {step}: the field has become empty everywhere. Lower trainer.occupancy.threshold or "
-                "optimizer.grid_lr, raise model.density.initial, or check that scene.aabb holds the scene"
+                "optimizer.grid_lr, raise model.density.initial, or check that scene.aabb contains the scene"
             )
         return fraction
 

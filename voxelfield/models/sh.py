@@ -1,4 +1,4 @@
-"""Grids from coarse to fine whose sum holds density and SH colour coefficients, no network: ``model=sh``."""
+"""Grids from coarse to fine whose sum is density and SH colour coefficients, no network: ``model=sh``."""
 
 from __future__ import annotations
 

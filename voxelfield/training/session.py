@@ -99,7 +99,7 @@ class Session:
             recorded in the results, because ``scene`` is given.
         trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
         optimizer: Settings of Adam, or the name of a file in ``configs/optimizer``.
-        camera: Settings of camera refinement, such as ``CameraConfig(name="refine")``; None keeps the given cameras.
+        camera: Settings of camera refinement, such as ``CameraConfig(name="refine")``; None uses the given cameras.
         warp: The warp of the field, or settings of its choice; None chooses it from the scene
             (:meth:`voxelfield.models.model_config.ModelConfig.choose_warp`).
         losses: Loss terms that are added to the model's, by name; each maps outputs and batch to a scalar that is
@@ -176,7 +176,7 @@ class Session:
         )
         self._writing = contextlib.ExitStack()
         if self.output is not None:
-            # Checkpoints need the fingerprint; computing it in the background keeps them from waiting for it.
+            # Checkpoints need the fingerprint; it is computed in the background, so that they need not wait.
             with_images = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fingerprint")
             self._fingerprint = with_images.submit(fingerprint, scene.train)
             with_images.shutdown(wait=False)
@@ -361,7 +361,7 @@ class Session:
         config = self.config.trainer
         started, before = self._now(), self.train_seconds
         with (
-            self._holding_output(wait),
+            self._locked_output(wait),
             explain_shortage(self.estimate_memory, self.device),
             Interrupt() as interrupt,
             Progress(config.steps, self.step) as progress,
@@ -460,7 +460,7 @@ class Session:
 
         Raises:
             ValueError: The scene has no such split, or ``views`` is below 1.
-            FileExistsError: ``images`` holds an image of a view's name that voxelfield has not written.
+            FileExistsError: ``images`` contains an image of a view's name that voxelfield has not written.
             FloatingPointError: A rendered image contains NaN or infinity.
         """
         return self.result().evaluate(self.scene.split(split), views=views, images=images, progress=progress)
@@ -483,14 +483,14 @@ class Session:
             OSError: The checkpoint, or the previous one, could not be written.
             DirectoryInUseError: Another process is writing to the output folder.
         """
-        with self._holding_output(wait):
+        with self._locked_output(wait):
             path = self._save()
             if wait:
                 self.wait()
         return path
 
     @contextlib.contextmanager
-    def _holding_output(self, wait: bool) -> Iterator[None]:
+    def _locked_output(self, wait: bool) -> Iterator[None]:
         """Locks the output folder for a block and, unless the block waits for its files, until :meth:`wait`."""
         if self.output is None:
             yield

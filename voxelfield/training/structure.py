@@ -35,7 +35,7 @@ class VarianceWeightedError(Part):
 
 
 def variance_weighted_mse(outputs: Outputs, batch: Batch) -> Tensor:
-    """Squared errors relative to the photographs' local variance, averaged over pixels all of whose rays were kept.
+    """Squared errors relative to the photographs' local variance, averaged over pixels all of whose rays fit.
 
     For small errors whose mean over each window is zero, this is about 1 - SSIM, so fine texture of low contrast counts
     as much as edges do. Unlike SSIM, it counts a constant offset in full, and needs no patches: the pixels of a patch

@@ -148,7 +148,7 @@ class TrainedModel:
             ValueError: ``views`` is not an int of at least 1, or the split has no views.
             MissingPackageError: LPIPS needs a package that is not installed.
             FileNotFoundError: A file of weights that LPIPS needs does not exist.
-            FileExistsError: ``images`` holds an image of a view's name that voxelfield has not written.
+            FileExistsError: ``images`` contains an image of a view's name that voxelfield has not written.
             FloatingPointError: A rendered image contains NaN or infinity.
         """
         if not isinstance(split, Split):

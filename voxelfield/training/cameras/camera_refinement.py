@@ -28,7 +28,7 @@ class CameraRefinement(Part):
     be hard to separate.
 
     For the same reason, all positions move towards or away from the centre in proportion to the focal lengths. The
-    scene's centre then keeps its size in the images, and the field need not be relearned; only the perspective changes,
+    centre of the scene then appears at the same size, and the field need not be relearned; only the perspective changes,
     which is what determines focal lengths. The scale of the scene, which images cannot determine, follows.
 
     Nothing here synchronises with the device, so it can be captured in a CUDA graph.
@@ -38,10 +38,10 @@ class CameraRefinement(Part):
         centre: (3,) the point about which cameras are rotated, world units.
         steps: Number of steps over which the learning rates decay.
         pose_lr: Learning rate of the motions, in radians and in units of ``unit``.
-        focal_lr: Learning rate of the logarithm of the focal factor; None keeps focal lengths.
+        focal_lr: Learning rate of the logarithm of the focal factor; None fixes focal lengths.
         final_factor: Factor of the learning rates after the last step.
         warm_up: Number of steps in which the learning rates rise from zero.
-        pose_from: Number of steps for which the cameras are kept first; the rates rise and decay after that.
+        pose_from: Number of steps for which the cameras are fixed first; the rates rise and decay after that.
         focal_from: Number of steps after which focal lengths are optimised.
         unit: Unit of the motions' translations, world units. A translation should shift the images about as much as a
             rotation by the same number of radians, which it does if the unit is the depth of the scene.
