@@ -473,7 +473,7 @@ def test_rays_without_room_show_nothing_and_are_reported(device, make, narrow):
 @pytest.mark.parametrize("make", [random_field, pyramid_field])
 def test_losses_of_the_rays_that_were_taken(device, make):
     field, rays, settings = make(device), aimed_rays(60, device), RenderSettings(STEP)
-    config = LossConfig(sample_rgb=1.0, distortion=0.0, opacity_entropy=1.0, sparsity=1.0, tv_density=0.0, tv_color=0.0)
+    config = LossConfig(sample_rgb=1.0, distortion=0.0, opacity_entropy=1.0, sparsity=1.0)
     truth, background = torch.rand(60, 3).to(device), torch.rand(60, 3).to(device)
     part = render(field, rays, everywhere(device), settings, capacity=Capacity(2000, 2000))
     rays_kept = int(part.rays_kept)

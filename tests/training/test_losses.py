@@ -7,14 +7,9 @@ import math
 
 import pytest
 import torch
-from grid_models import model_of
 from rendered_batch import rendered
 
-from voxelfield import VoxelGrid
 from voxelfield.evaluation.metrics import ssim
-from voxelfield.fields.decoders import ColorMLPDecoder
-from voxelfield.fields.density import DensityActivation
-from voxelfield.fields.field import RadianceField
 from voxelfield.models import losses
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.ops import PackedSamples
@@ -313,27 +308,6 @@ def test_no_ray_taken_is_no_loss(device):
     terms = losses.rendering_terms(config, *rendered(make_rendering(**nothing, device=device), pixels, truth))
     assert {name: term.item() for name, term in terms.items()} == dict.fromkeys(terms, 0.0)
     assert len(terms) == 4
-
-
-def ramp(device="cpu") -> RadianceField:
-    """Density rises by 1 per vertex along x, the two colour features by 3 per vertex along z."""
-    grid = VoxelGrid(2, 3, ((0, 0, 0), (1, 1, 1)), device=device)
-    steps = torch.arange(2.0, device=device)
-    with torch.no_grad():
-        grid.features[..., 0] = steps[:, None, None]
-        grid.features[..., 1:] = 3 * steps[None, None, :, None]
-    return RadianceField(grid, ColorMLPDecoder(2, 4, 1, 0, DensityActivation(1.0, 1.0)).to(device))
-
-
-def test_total_variation_is_kept_apart_for_density_and_colour(device):
-    field = ramp(device)
-    terms = model_of(field).grid_losses({"tv_density": 0.5, "tv_color": 0.1})
-    assert {name: value.item() for name, value in terms.items()} == pytest.approx({"tv_density": 0.5, "tv_color": 0.9})
-    (gradient,) = torch.autograd.grad(terms["tv_density"], field.grid.levels)
-    # mean over the 4 pairs along x: 2 * (difference 1) / 4, times the weight
-    sign = torch.tensor([-1.0, 1.0], device=device)[:, None, None].expand(2, 2, 2)
-    torch.testing.assert_close(gradient[..., 0], 0.25 * sign)
-    assert not gradient[..., 1:].any()
 
 
 def test_gradients_are_those_of_the_sum_times_the_factor(device):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,13 +23,6 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 
 class DenseModel(Model):
     """A model of a single grid, which is resized up to the finest resolution."""
-
-    def grid_losses(self, weights: Mapping[str, float]) -> dict[str, Tensor]:
-        """Returns the total variation of the raw density, ``tv_density``, and of the other features, ``tv_color``."""
-        channels = {"tv_density": slice(0, 1), "tv_color": slice(1, None)}
-        grid = self.grid
-        assert isinstance(grid, VoxelGrid)
-        return {name: weight * grid.total_variation(channels=channels[name]) for name, weight in weights.items()}
 
     def count_features(self, finest: int) -> int:
         """Returns the number of grid elements at the finest resolution of training."""
@@ -62,8 +55,6 @@ class DenseConfig(ModelConfig):
         init_std: Standard deviation of the initial features.
         density: Settings of the activation that maps the first channel to density.
     """
-
-    grid_terms: ClassVar[tuple[str, ...]] = ("tv_density", "tv_color")
 
     kind: Literal["dense"] = "dense"
     features: Count = 11

@@ -1,8 +1,8 @@
 """Loss terms, each a scalar tensor.
 
 Each term on rendered rays is a function of the :class:`Outputs` for a :class:`Batch` and is listed in
-``WEIGHTED_TERMS``; its weight has the same name in :class:`voxelfield.models.settings.LossConfig`. Terms on the grid
-itself are those of :meth:`voxelfield.Model.grid_losses`.
+``WEIGHTED_TERMS``; its weight has the same name in :class:`voxelfield.models.settings.LossConfig`. Total
+variation of the grids is :meth:`voxelfield.training.optimizer.Optimizers.add_total_variation`.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ class Model(Part):
         return self._setup
 
     def before_step(self, step: int) -> None:
-        """Enters the stage that begins at a step, updates the occupied cells, and applies the loss terms on the grid.
+        """Enters the stage that begins at a step, updates the occupied cells, and applies total variation.
 
         Args:
             step: Number of steps done.
@@ -234,8 +234,10 @@ class Model(Part):
         if step >= config.start and (begins or (step - config.start) % config.every == 0):
             self.refresh_occupancy()
             setup.optimizer.restrict()
-        if step < setup.loss.tv_until and step % setup.loss.tv_every == 0:
-            self._regularise_grid()
+        loss = setup.loss
+        if loss.tv_features > 0 and step < loss.tv_until and step % loss.tv_every == 0:
+            # The gradients of the step will be added to this one.
+            setup.optimizer.add_total_variation(setup.loss_scale * (loss.tv_every * loss.tv_features))
 
     def enter_stage(self, stage: StageConfig) -> None:
         """Changes the grid's box and resolution.
@@ -350,26 +352,6 @@ class Model(Part):
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the weighted terms on rendered rays, see :mod:`voxelfield.models.losses`."""
         return rendering_terms(self.setup.loss, outputs, batch)
-
-    def grid_losses(self, weights: Mapping[str, float]) -> dict[str, Tensor]:
-        """Returns the loss terms on the grid itself, each a scalar tensor already multiplied by its weight.
-
-        Args:
-            weights: Positive weights of some of :attr:`voxelfield.models.ModelConfig.grid_terms`, by name.
-        """
-        return {}
-
-    def _regularise_grid(self) -> None:
-        """Accumulates the gradients of the loss terms on the grid itself, to which those of the step will be added."""
-        setup, loss = self.setup, self.setup.loss
-        if loss.tv_features > 0:
-            setup.optimizer.add_total_variation(setup.loss_scale * (loss.tv_every * loss.tv_features))
-        names = ("tv_density", "tv_color")
-        weights = {name: loss.tv_every * getattr(loss, name) for name in names if getattr(loss, name) > 0}
-        terms = self.grid_losses(weights) if weights else {}
-        if terms:
-            (setup.loss_scale * torch.stack(list(terms.values())).sum()).backward()
-            setup.record(terms)
 
     def parameters(self) -> Sequence[nn.Parameter]:
         """Returns all parameters of the field; those outside of the grid and of :meth:`param_groups` are its network's.

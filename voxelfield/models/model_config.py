@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,12 +34,9 @@ class ModelConfig:
 
     Attributes:
         kind: The model's name; a subclass gives it a ``Literal`` type and a default.
-        grid_terms: The loss terms on the grid itself that this kind supports, of ``tv_density`` and ``tv_color``.
     """
 
     kind: str
-
-    grid_terms: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def choose(cls, values: Any, name: str) -> type[ModelConfig]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,7 +57,6 @@ class TrainingSetup:
         alpha: (N, H, W) uint8, opacities of the training images, on the device; None if the poses are too inaccurate to
             exclude space that the images show as transparent.
         reliable_poses: Whether the poses are accurate enough to exclude space that cameras cannot see.
-        record: Adds loss terms by name to the sums that are logged.
     """
 
     stages: Sequence[StageConfig]
@@ -68,7 +67,6 @@ class TrainingSetup:
     cameras: Cameras
     alpha: Tensor | None
     reliable_poses: bool = True
-    record: Callable[[Mapping[str, Tensor]], None] = lambda terms: None
 
 
 def cells_with_views(warp: Warp, cameras: Cameras, aabb: Tensor, shape: tuple[int, int, int]) -> Tensor:

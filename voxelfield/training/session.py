@@ -228,7 +228,6 @@ class Session:
             # pixels only, so that the space beside the cameras is known.
             alpha=None if refines else pixels.alpha,
             reliable_poses=not (refines and coarse),
-            record=self._step.count,
         )
         self.model.begin_training(setup)
         self._average = WeightAverage(self.model, trainer.steps, trainer.average_steps)

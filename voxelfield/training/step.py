@@ -162,7 +162,7 @@ class TrainingStep:
             part.after_step(self.number)
         self.number += 1
         self.error.copy_(terms["photometric"].detach())
-        self.count(terms)
+        self.totals.add({f"loss/{name}": term.detach() for name, term in terms.items()})
         rendering = outputs.rendering
         counts = {"steps": self._one, "rays": rendering.rays_kept, "samples": rendering.samples.ray_offsets[-1]}
         if rendering.candidates is not None:
@@ -219,10 +219,6 @@ class TrainingStep:
             gradient.masked_fill_(~finite, 0)
         self.totals.add({"skipped": (~finite).to(torch.int64)})
         return {name: torch.where(finite, term.detach(), 0.0) for name, term in terms.items()}
-
-    def count(self, terms: Mapping[str, Tensor]) -> None:
-        """Adds loss terms to the totals."""
-        self.totals.add({f"loss/{name}": term.detach() for name, term in terms.items()})
 
     def psnr(self) -> float:
         """Returns the PSNR of the last step's pixels, dB; synchronises with the device."""

@@ -28,8 +28,8 @@ class CameraRefinement(Part):
     be hard to separate.
 
     For the same reason, all positions move towards or away from the centre in proportion to the focal lengths. The
-    centre of the scene then appears at the same size, and the field need not be relearned; only the perspective changes,
-    which is what determines focal lengths. The scale of the scene, which images cannot determine, follows.
+    centre of the scene then appears at the same size, so that the field need not be relearned; only the perspective
+    changes, which determines focal lengths. The scale of the scene, which images cannot determine, follows.
 
     Nothing here synchronises with the device, so it can be captured in a CUDA graph.
 
