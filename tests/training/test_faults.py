@@ -24,7 +24,7 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.evaluation import evaluation
 from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_video
-from voxelfield.models.memory import MemoryEstimate
+from voxelfield.models.training import MemoryEstimate
 from voxelfield.report import writing
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.runs import configured

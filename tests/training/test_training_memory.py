@@ -11,7 +11,7 @@ import torch
 from quick_presets import preset
 
 from voxelfield.datasets.blender import load_blender
-from voxelfield.models.memory import MemoryEstimate
+from voxelfield.models.training import MemoryEstimate
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
 from voxelfield.runs import configured
 from voxelfield.runs.configured import load_configured_scene, train_as_configured

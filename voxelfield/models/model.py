@@ -19,10 +19,9 @@ from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.gridless import Gridless
 from voxelfield.models.losses import rendering_terms
-from voxelfield.models.memory import MemoryEstimate
 from voxelfield.models.part import Part
 from voxelfield.models.settings import Sampling, StageConfig, stage_at
-from voxelfield.models.training import EmptyFieldError, TrainingSetup, cells_with_views
+from voxelfield.models.training import EmptyFieldError, MemoryEstimate, TrainingSetup, cells_with_views
 from voxelfield.rendering.backends.backend import ImageBackend
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY, Capacity, RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid

@@ -1,9 +1,9 @@
-"""Input of a model's training: settings, training cameras and the grid's optimizer; and where matter can be."""
+"""Input of a model's training, the memory that it needs, and where matter can be."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import torch
@@ -18,6 +18,8 @@ from voxelfield.warps.warp import Warp
 
 # Number of views of a point, in a scene without transparent pixels, below which no matter is placed there.
 _FEWEST_VIEWS = 2
+
+_GIB = 2**30
 
 
 class EmptyFieldError(RuntimeError):
@@ -67,6 +69,47 @@ class TrainingSetup:
     cameras: Cameras
     alpha: Tensor | None
     reliable_poses: bool = True
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Estimated bytes of device memory, by use.
+
+    Attributes:
+        parameters: Grids at their final resolution, float32.
+        gradients: Accumulated gradients of the grids, float32.
+        optimizer: Adam's two moments.
+        copies: Working copies of the grids, if these are not the parameters themselves.
+        average: Moving average of the grids' weights, if enabled.
+        images: Training images, 8-bit RGBA, with masks the indices of the pixels that count, and with
+            ``trainer.loss.structure`` their weights; 0 if a GPU reads them from host memory.
+        samples: Ray samples of a step, and everything computed from them.
+        sparse: The share of sparse levels in the first five, if they have as many blocks as they may.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    copies: int
+    average: int
+    images: int
+    samples: int
+    sparse: int = 0
+
+    @property
+    def total(self) -> int:
+        """The sum over all uses."""
+        return self.grids + self.images + self.samples
+
+    @property
+    def grids(self) -> int:
+        """Bytes that grow with the number of the grids' features."""
+        return self.parameters + self.gradients + self.optimizer + self.copies + self.average
+
+    def __str__(self) -> str:
+        """Returns one line with all uses, in GiB."""
+        parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in asdict(self).items() if name != "sparse")
+        return f"{self.total / _GIB:.2f} GiB ({parts})"
 
 
 def cells_with_views(warp: Warp, cameras: Cameras, aabb: Tensor, shape: tuple[int, int, int]) -> Tensor:

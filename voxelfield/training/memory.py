@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 
 from voxelfield.datasets.scene import Split
-from voxelfield.models.memory import MemoryEstimate
 from voxelfield.models.model import Model
+from voxelfield.models.training import MemoryEstimate
 from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.training.batches import pixel_number_type
 from voxelfield.training.config import TrainerConfig

@@ -22,11 +22,10 @@ from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.fields.field import RadianceField
 from voxelfield.models.batch import Batch, Outputs
-from voxelfield.models.memory import MemoryEstimate
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.part import Loss, Part
 from voxelfield.models.settings import reached_resolution
-from voxelfield.models.training import TrainingSetup
+from voxelfield.models.training import MemoryEstimate, TrainingSetup
 from voxelfield.rendering.march import Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.renderer import FieldRenderer
