@@ -20,10 +20,11 @@ from torch.nn import functional as F
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.models import losses
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.render import render_view
-from voxelfield.training import graph, losses
+from voxelfield.training import graph
 from voxelfield.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.session import Hook, Session

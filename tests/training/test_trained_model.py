@@ -108,7 +108,7 @@ def test_a_checkpoint_of_a_stranger_has_plain_settings_and_sound_tensors(train, 
             voxelfield.load(tmp_path / "last.pt", "cpu")
     # Copying makes these bytes ones, so save_checkpoint cannot write them.
     odd = {"occupied": torch.full_like(loaded.occupancy.occupied, 7, dtype=torch.uint8).view(torch.bool)}
-    with pytest.raises(ValueError, match=r"occupancy\.occupied must hold truth values, got other bytes"):
+    with pytest.raises(ValueError, match=r"occupancy\.occupied must contain bools, got other bytes"):
         check_state("occupancy", loaded.occupancy, odd)
 
 
@@ -210,7 +210,7 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
         assert row["pixel_averaging"] == "linear_light"
         assert row["steps_trained"] == 6
         renderer = load_trained_model(trainer.output, device).renderer(row["backend"])
-        expected = evaluate_split(renderer.view, split, trainer.background, None, progress=False)
+        expected = evaluate_split(renderer.view, split, trainer.model.background, None, progress=False)
         assert row["psnr"] == pytest.approx(expected.psnr, abs=1e-3)
         assert row["ssim"] == pytest.approx(expected.ssim, abs=1e-4)
         # One grid is straight where a sum of grids bends: these are drawn from one.
