@@ -6,20 +6,15 @@ import argparse
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import voxelfield
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of
 from voxelfield.installed import MissingPackageError
 from voxelfield.training.trained_model import TrainedModel
-from voxelfield.viewer.curves import Curves, read_curves
-from voxelfield.viewer.drawing.look import Look
-from voxelfield.viewer.drawing.painter import Painter, content_boxes, reference_of
-from voxelfield.viewer.drawing.photographs import Photographs
-from voxelfield.viewer.page.address import Address, import_viser
-from voxelfield.viewer.page.viewer_page import ViewerPage
-from voxelfield.viewer.scheduling.source import FinishedRun
+from voxelfield.viewer.address import Address, import_viser
+from voxelfield.viewer.page import ViewerPage
+from voxelfield.viewer.photographs import Photographs
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns what parses the command line."""
+    """Returns the argument parser."""
     parser = argparse.ArgumentParser(
         prog="voxelfield view", description="Explore a trained field in a browser. Ctrl-C stops the viewer."
     )
@@ -40,42 +35,30 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen on; 0.0.0.0 admits whoever has the printed address with its token (default: 127.0.0.1)",
+        help="address to listen on; 0.0.0.0 admits anyone who has the printed address with its token "
+        "(default: 127.0.0.1)",
     )
     return parser
 
 
 def view(options: argparse.Namespace, wait: Callable[[ViewerPage], None] | None = None) -> None:
-    """Serves as the command line asks.
+    """Serves the page.
 
     Args:
         options: The parsed command line.
-        wait: Is given the page, which is closed when it returns; None waits for Ctrl-C.
+        wait: Called with the page, which is closed when it returns; None waits for Ctrl-C.
 
     Raises:
-        ValueError: An option makes no sense; the message names it.
-        OSError: The run is not there.
+        ValueError: An option is invalid; the message names it.
+        OSError: The run does not exist.
         MissingPackageError: viser is not installed.
     """
     import_viser()
     address = Address(options.host, options.port)
     address.check()
     run = voxelfield.load(options.run, options.device)
-    page = ViewerPage(
-        address,
-        run.config.scene.name,
-        str(options.run),
-        FinishedRun(run),
-        _photographs(run, options),
-        content_boxes(run),
-        run.model.background.cpu(),
-        _curves(options.run),
-        reference=reference_of(run.field.warp),
-    )
-    address.tell()
-    absence = Painter(run).absence(page.stage.home(), Look())
-    if absence:
-        logger.warning("first view of %s: %s", options.run, absence)
+    page = ViewerPage(address, run, str(options.run), _photographs(run, options))
+    address.log_urls()
     try:
         if wait is None:
             threading.Event().wait()
@@ -86,18 +69,10 @@ def view(options: argparse.Namespace, wait: Callable[[ViewerPage], None] | None 
 
 
 def _photographs(run: TrainedModel, options: argparse.Namespace) -> Photographs:
-    """Returns the photographs of a run's scene; none, and a line that says so, where its files are not there."""
+    """Returns the photographs of a run's scene, or logs why there are none."""
     try:
         scene = load_scene_of(run, options, None)
     except (OSError, ValueError, MissingPackageError) as error:
         logger.warning("the scene's cameras and photographs are not shown: %s", error)
         return Photographs({})
     return Photographs.of(scene, ("train", "val", "test"), run.cameras)
-
-
-def _curves(path: Path) -> Curves:
-    """Returns what a run has logged, read in the background."""
-    curves = Curves()
-    folder = path if path.is_dir() else path.parent
-    threading.Thread(target=read_curves, args=(folder, curves), name="viewer curves", daemon=True).start()
-    return curves

@@ -1,4 +1,4 @@
-"""Camera paths as nerfstudio's viewer writes them."""
+"""Camera paths: smooth curves through key frames, and files in the format of nerfstudio."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
 
 from voxelfield.datasets.camera_path import FIELDS_OF_VIEW, number, path_frames, pose
 from voxelfield.datasets.text import json_object
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
-from voxelfield.viewer.drawing.viewpoint import Viewpoint
-from voxelfield.viewer.path.key_frames import between
+from voxelfield.rendering.splines import through_poses
+from voxelfield.viewer.display import Viewpoint
 
 DURATIONS = (0.1, 3600.0)
 """Shortest and longest path, seconds."""
@@ -28,7 +28,7 @@ SIDES = (16, 8192)
 MOST_KEY_FRAMES = 500
 
 MOST_FRAMES = 36_000
-"""Of a path: ten minutes at 60 frames per second."""
+"""Largest number of frames of a path: ten minutes at 60 frames per second."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,30 @@ class PathSettings:
         return max(1, round(self.seconds * self.fps))
 
 
+def interpolate(keys: Sequence[Viewpoint], frames: int, *, closed: bool = False) -> list[Viewpoint]:
+    """Returns viewpoints on a smooth path through key frames, which take equal times.
+
+    Positions, orientations (as quaternions) and fields of view follow Catmull-Rom splines. Fields of view stay between
+    the smallest and the largest of the key frames.
+
+    Args:
+        keys: At least one key frame.
+        frames: Number of viewpoints, at least 1. An open path begins and ends at a key frame.
+        closed: Whether the path returns to its first key frame, which is not repeated at the end.
+
+    Raises:
+        ValueError: There are no key frames, or ``frames`` is below 1.
+    """
+    if not keys:
+        raise ValueError("keys must be at least one key frame, got none")
+    poses = torch.stack([key.matrix for key in keys])
+    fovs = torch.tensor([[key.fov] for key in keys], dtype=torch.float64)
+    path, path_fovs = through_poses(poses, fovs, frames, closed=closed)
+    # A spline overshoots, and a field of view must stay below 180 degrees.
+    clamped = path_fovs[:, 0].clamp(fovs.min(), fovs.max())
+    return [Viewpoint.of(pose, float(fov)) for pose, fov in zip(path, clamped, strict=True)]
+
+
 def write_path(keys: Sequence[Viewpoint], settings: PathSettings) -> bytes:
     """Returns the content of a camera path's file, with all frames and the key frames they came from.
 
@@ -73,7 +97,7 @@ def write_path(keys: Sequence[Viewpoint], settings: PathSettings) -> bytes:
             f"seconds times fps must be at most {MOST_FRAMES} frames, got {settings.seconds:g} x {settings.fps}"
         )
     aspect = settings.width / settings.height
-    frames = between(keys, settings.frames, closed=settings.closed)
+    frames = interpolate(keys, settings.frames, closed=settings.closed)
     span = len(keys) if settings.closed else max(len(keys) - 1, 1)
     content = {
         "default_fov": math.degrees(keys[0].fov),
@@ -114,10 +138,10 @@ def read_path(content: bytes, name: str) -> tuple[list[Viewpoint], PathSettings]
     """
     name = clipped(name)
     found = json_object(name, content)
-    keys: list[Viewpoint] = []
+    keys = []
     for where, frame in path_frames(name, found, "keyframes"):
         fov = math.radians(number(where, frame, "fov", *FIELDS_OF_VIEW))
-        keys.append(Viewpoint.of(_pose(f"{where}: 'matrix'", frame.get("matrix")), fov))
+        keys.append(Viewpoint.of(pose(f"{where}: 'matrix'", frame.get("matrix")), fov))
     if len(keys) > MOST_KEY_FRAMES:
         raise ValueError(f"{name}: 'keyframes' must be at most {MOST_KEY_FRAMES}, got {len(keys)}")
     height, width = (int(number(name, found, key, *SIDES, whole=True)) for key in ("render_height", "render_width"))
@@ -126,16 +150,3 @@ def read_path(content: bytes, name: str) -> tuple[list[Viewpoint], PathSettings]
     if not isinstance(closed, bool):
         raise ValueError(f"{name}: 'is_cycle' must be true or false, got {shown(closed)}")
     return keys, PathSettings(seconds, fps, height, width, closed)
-
-
-def _pose(name: str, matrix: object) -> Tensor:
-    if not isinstance(matrix, str):
-        return pose(name, matrix)
-    # Older versions of nerfstudio's viewer write the list as a text, column by column.
-    try:
-        columns = json.loads(matrix)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name} must be 16 finite numbers, got {shown(matrix)}") from error
-    if isinstance(columns, list) and len(columns) == 16:
-        columns = [columns[4 * column + row] for row in range(4) for column in range(4)]
-    return pose(name, columns)
