@@ -18,7 +18,7 @@ from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import render
 from voxelfield.viewer.display import MODES, Display, Viewpoint, viewpoint_of
-from voxelfield.viewer.maps import MANY_SAMPLES, brightened, cell_map, depth_map, normal_map
+from voxelfield.viewer.maps import MANY_SAMPLES, cell_map, depth_map, normal_map
 from voxelfield.viewer.painter import Painter, content_box, crop_limits
 from voxelfield.viewer.photographs import Photographs
 from voxelfield.warps.ndc_box import NdcBox
@@ -172,13 +172,6 @@ def test_the_crop_box_reaches_twice_as_far_as_the_smallest_nested_box():
     assert content_box(run) == ((-1.0,) * 3, (1.0,) * 3)
     assert crop_limits(run) == ((-2.0,) * 3, (2.0,) * 3)
     assert crop_limits(trained_run()) == content_box(trained_run())
-
-
-def test_a_stop_doubles_the_light():
-    torch.testing.assert_close(brightened(torch.tensor([0.5, 1.0]), 0.0), torch.tensor([0.5, 1.0]))
-    light = ((0.5 + 0.055) / 1.055) ** 2.4
-    expected = 1.055 * (2 * light) ** (1 / 2.4) - 0.055
-    torch.testing.assert_close(brightened(torch.tensor([0.5, 0.9]), 1.0), torch.tensor([expected, 1.0]))
 
 
 @pytest.mark.parametrize("lens", [None, Lens("perspective", torch.tensor([[0.8, 0, 0, 0, 0, 0]]))])

@@ -28,14 +28,12 @@ class Display:
     """How a field is displayed.
 
     Attributes:
-        mode: The quantity that colours represent.
-        exposure: Stops by which light is brightened in the mode ``rgb``.
+        mode: The displayed quantity.
         crop: Box outside of which nothing is drawn, world units, rounded to cells of the occupancy grid.
         photo_fraction: Fraction of the width, from the left, that is covered by the photograph taken from there.
     """
 
     mode: Mode = "rgb"
-    exposure: float = 0.0
     crop: Box | None = None
     photo_fraction: float = 0.0
 

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.rendering.images import turbo
-from voxelfield.rendering.linear_light import linear_light
 from voxelfield.rendering.march import march
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
@@ -65,14 +64,6 @@ def sample_map(counts: Tensor) -> Tensor:
     """Draws numbers of samples (H, W) in Turbo colours up to :data:`MANY_SAMPLES`, white for none, as (H, W, 3)."""
     colors = turbo(counts.to(torch.float32) / MANY_SAMPLES)
     return torch.where((counts > 0)[..., None], colors, torch.ones_like(colors))
-
-
-def brightened(rgb: Tensor, stops: float) -> Tensor:
-    """Multiplies the light of sRGB colours in [0, 1] by a power of two."""
-    if stops == 0:
-        return rgb
-    light = (linear_light(rgb.clamp(0, 1)) * 2.0**stops).clamp(0, 1)
-    return torch.where(light <= 0.0031308, light * 12.92, 1.055 * light.clamp(min=1e-8) ** (1 / 2.4) - 0.055)
 
 
 def cell_map(rays: Rays, occupancy: OccupancyGrid, step: float, warp: Warp | None) -> Tensor:

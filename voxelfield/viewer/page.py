@@ -66,11 +66,6 @@ class ViewerPage:
         self.server.on_client_connect(self._connect)
         self.server.on_client_disconnect(self._disconnect)
 
-    @property
-    def client_count(self) -> int:
-        """Number of connected browsers."""
-        return len(self.server.get_clients())
-
     def close(self) -> None:
         """Stops serving."""
         from voxelfield.viewer.server import stop_server

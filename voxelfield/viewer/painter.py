@@ -18,7 +18,7 @@ from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.trained_model import TrainedModel
 from voxelfield.viewer.display import Display, Viewpoint
-from voxelfield.viewer.maps import brightened, cell_map, depth_map, normal_map, sample_map
+from voxelfield.viewer.maps import cell_map, depth_map, normal_map, sample_map
 from voxelfield.viewer.photographs import Photographs
 from voxelfield.warps.ndc_box import NdcBox
 from voxelfield.warps.warp import Warp
@@ -99,7 +99,7 @@ class Painter:
             return normal_map(view.depth, view.opacity, cameras.c2w[0, :3, 3], directions)
         if display.mode == "opacity":
             return view.opacity[..., None].expand(*size, 3)
-        return brightened(view.rgb, display.exposure)
+        return view.rgb
 
     def _depth(self, view: View, cameras: Cameras, display: Display) -> Tensor:
         low, high = box_tensor(display.crop or self._content, torch.device("cpu"))
@@ -170,21 +170,13 @@ def forward_facing(run: TrainedModel) -> NdcBox | None:
 
 def _cropped(occupancy: OccupancyGrid, box: Box, warp: Warp | None) -> OccupancyGrid:
     """Returns a copy without the occupied cells whose centres lie outside of a box (world units)."""
-    device = occupancy.aabb.device
-    low, high = occupancy.aabb
-    centres = torch.stack(
-        torch.meshgrid(
-            *(
-                low[axis] + (torch.arange(cells, device=device) + 0.5) / cells * (high - low)[axis]
-                for axis, cells in enumerate(occupancy.occupied.shape)
-            ),
-            indexing="ij",
-        ),
-        dim=-1,
-    )
-    if warp is not None:
-        centres = warp.to_world(centres.view(-1, 3))[0].view_as(centres)
-    limits = box_tensor(box, device)
     part = copy.deepcopy(occupancy)
-    part.occupied.logical_and_(((centres >= limits[0]) & (centres <= limits[1])).all(dim=-1))
+    low, high = occupancy.aabb
+    cells = occupancy.occupied.nonzero()
+    centres = low + (cells + 0.5) / torch.tensor(occupancy.occupied.shape, device=cells.device) * (high - low)
+    if warp is not None:
+        centres = warp.to_world(centres)[0]
+    limits = box_tensor(box, cells.device)
+    outside = ((centres < limits[0]) | (centres > limits[1])).any(dim=-1)
+    part.occupied[tuple(cells[outside].unbind(-1))] = False
     return part

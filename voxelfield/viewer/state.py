@@ -45,6 +45,7 @@ class ViewerState:
         up: (3,) the direction that points up in the photographs.
         rows: Largest height of pictures at rest, pixels.
         comparing: Whether photographs cover pictures from the same pose.
+        photo_of: The photograph that each client has last gone to, by its number.
     """
 
     def __init__(self, server: Any, worker: RenderWorker, run: TrainedModel, photographs: Photographs) -> None:
@@ -67,7 +68,7 @@ class ViewerState:
         self.up = up_direction(cameras).float().cpu() if upright else torch.tensor([0.0, 0.0, 1.0])
         self.rows = DEFAULT_ROWS
         self.comparing = False
-        self._photo_of: dict[int, int] = {}
+        self.photo_of: dict[int, int] = {}
         self._lock = threading.RLock()
 
     def callback(self, work: Callable[[Any], None], *, long: bool = False) -> Callable[[Any], None]:
@@ -110,12 +111,8 @@ class ViewerState:
 
     def go_to_photograph(self, client: Any, number: int) -> None:
         """Moves the camera of a client to the pose of a photograph, with all of it in view."""
-        self._photo_of[client.client_id] = number
+        self.photo_of[client.client_id] = number
         self.move(client, viewpoint_of(*self.photographs.camera(number), aspect=client.camera.aspect))
-
-    def photograph_of(self, client: Any) -> int | None:
-        """Returns the number of the photograph that a client has last gone to."""
-        return self._photo_of.get(client.client_id)
 
     def request(self, client: Any) -> None:
         """Requests the picture for the camera of a client."""
@@ -123,7 +120,7 @@ class ViewerState:
         viewpoint = viewpoint_of_camera(camera)
         height = min(camera.image_height, self.rows)
         width = max(SMALLEST_SIDE, round(height * camera.image_width / camera.image_height))
-        photo = self.photograph_of(client) if self.comparing else None
+        photo = self.photo_of.get(client.client_id) if self.comparing else None
         if photo is not None and not self.photographs.is_taken_from(photo, viewpoint.matrix, self.extent):
             photo = None
         self.worker.request(client.client_id, PictureRequest(viewpoint, height, width, photo))
@@ -139,7 +136,7 @@ class ViewerState:
 
     def disconnect(self, client: Any) -> None:
         """Forgets a client."""
-        self._photo_of.pop(client.client_id, None)
+        self.photo_of.pop(client.client_id, None)
         self.worker.disconnect(client.client_id)
 
 

@@ -35,7 +35,7 @@ _SLIDER_STEPS = 200
 
 
 class ViewPanel:
-    """Display mode, exposure, resolution and screenshot.
+    """Display mode, resolution and screenshot.
 
     Args:
         state: The page.
@@ -48,7 +48,6 @@ class ViewPanel:
         gui = state.server.gui
         self.mode = gui.add_dropdown("Show", MODES, initial_value="rgb")
         self.meaning = gui.add_markdown(_MEANINGS["rgb"])
-        self.exposure = gui.add_slider("Exposure", -4.0, 4.0, 0.1, 0.0, hint="In stops; affects colours only.")
         self.rows = gui.add_slider(
             "Rows at rest", 100, 2160, 20, DEFAULT_ROWS, hint="Picture height while the camera rests."
         )
@@ -62,7 +61,6 @@ class ViewPanel:
         with gui.add_folder("Keys", expand_by_default=False, order=1e6):
             gui.add_markdown(_KEYS)
         self.mode.on_update(state.callback(lambda _: self._change_mode()))
-        self.exposure.on_update(state.callback(lambda _: _change(state, exposure=self.exposure.value)))
         self.rows.on_update(state.callback(lambda _: self._change_rows()))
         self.rate.on_update(state.callback(lambda _: self._change_rate()))
         self.home.on_click(state.callback(lambda client: state.move(client, state.home)))
@@ -82,7 +80,6 @@ class ViewPanel:
 
     def _change_mode(self) -> None:
         self.meaning.content = _MEANINGS[self.mode.value]
-        self.exposure.disabled = self.mode.value != "rgb"
         _change(self._state, mode=self.mode.value)
 
     def _change_rows(self) -> None:

@@ -48,7 +48,7 @@ class TrainingViewer:
     def begin(self, session: Session) -> None:
         """Opens the page."""
         with self._survive():
-            live = LiveField(session, lambda: 0 if self.page is None else self.page.client_count)
+            live = LiveField(session, lambda: 0 if self.page is None else len(self.page.server.get_clients()))
             photographs = Photographs.of(session.scene, ("train", "test"), session.cameras)
             name = str(session.output or "RUN")
             self.page = ViewerPage(self._address, session.result(), name, photographs, live)

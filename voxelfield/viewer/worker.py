@@ -197,12 +197,6 @@ class RenderWorker:
                 client.change(request)
             self._wake.notify()
 
-    def request_of(self, client_id: int) -> PictureRequest | None:
-        """Returns the request of a client, or None."""
-        with self._wake:
-            client = self._clients.get(client_id)
-            return None if client is None else client.request
-
     def disconnect(self, client_id: int) -> None:
         """Stops drawing for a client."""
         with self._wake:
