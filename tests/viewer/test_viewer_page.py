@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from free_ports import free_port
 from viewer_scene import served_page, trained_run
 
-from voxelfield.cli.view import parser, view
+from voxelfield.cli import view
 from voxelfield.export import save_model
 from voxelfield.viewer.state import ViewerState
 from voxelfield.warps.ndc_box import NdcBox
@@ -21,8 +22,10 @@ def test_a_model_file_is_served_without_its_scene(tmp_path):
     path = tmp_path / "bricks.safetensors"
     save_model(path, trained_run())
     shown = []
-    options = parser().parse_args([str(path), "--device", "cpu", "--port", str(free_port())])
-    view(options, wait=lambda page: shown.append(page.state.box))
+    parser = ArgumentParser()
+    view.add_arguments(parser)
+    options = parser.parse_args([str(path), "--device", "cpu", "--port", str(free_port())])
+    view.run(options, wait=lambda page: shown.append(page.state.box))
     low, high = trained_run().occupancy.bounds()
     torch.testing.assert_close(shown[0], torch.stack((low, high)))
 

@@ -10,7 +10,7 @@ import pytest
 from free_ports import free_port
 from viewer_scene import session
 
-from voxelfield.cli import view as view_command
+from voxelfield.cli.command import main
 from voxelfield.installed import MissingPackageError
 from voxelfield.training.config import LoggerConfig
 from voxelfield.viewer import address, watch
@@ -41,7 +41,7 @@ def test_addresses_that_cannot_be_served_at_are_named(host, port, message):
 
 def test_a_port_in_use_is_one_line(taken_port, tmp_path, caplog):
     pytest.importorskip("viser")
-    assert view_command.main([str(tmp_path), "--port", str(taken_port)]) == 2
+    assert main(["view", str(tmp_path), "--port", str(taken_port)]) == 2
     (message,) = caplog.messages
     assert f"a free port, got 127.0.0.1 and {taken_port} (Address already in use" in message
 

@@ -70,6 +70,7 @@ class ViewerPage:
         """Stops serving."""
         from voxelfield.viewer.server import stop_server
 
+        self.state.closed = True
         self.worker.close()
         stop_server(self.server)
 

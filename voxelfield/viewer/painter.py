@@ -20,7 +20,6 @@ from voxelfield.training.trained_model import TrainedModel
 from voxelfield.viewer.display import Display, Viewpoint
 from voxelfield.viewer.maps import cell_map, depth_map, normal_map, sample_map
 from voxelfield.viewer.photographs import Photographs
-from voxelfield.warps.ndc_box import NdcBox
 from voxelfield.warps.warp import Warp
 
 
@@ -104,8 +103,7 @@ class Painter:
     def _depth(self, view: View, cameras: Cameras, display: Display) -> Tensor:
         low, high = box_tensor(display.crop or self._content, torch.device("cpu"))
         if self._warp is not None:
-            ndc = forward_facing(self.run)
-            nearest = 0.25 * float((high - low).norm()) if ndc is None else ndc.near
+            nearest = self._warp.near if self._warp.is_forward_facing else 0.25 * float((high - low).norm())
             return depth_map(view.depth, view.opacity, nearest, float("inf"))
         camera = cameras.c2w[0, :3, 3].cpu()
         nearest = float((camera - torch.minimum(torch.maximum(camera, low), high)).norm())
@@ -160,12 +158,6 @@ def crop_limits(run: TrainedModel) -> Box:
     """Returns the largest crop box, world units: the second smallest of nested boxes, or the content box."""
     warp = run.model.warp
     return content_box(run) if warp is None else warp.world_box(min(2, warp.count))
-
-
-def forward_facing(run: TrainedModel) -> NdcBox | None:
-    """Returns the normalised device coordinates in which a field was trained, if any."""
-    warp = run.model.warp
-    return warp if isinstance(warp, NdcBox) else None
 
 
 def _cropped(occupancy: OccupancyGrid, box: Box, warp: Warp | None) -> OccupancyGrid:

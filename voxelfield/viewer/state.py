@@ -16,7 +16,7 @@ from voxelfield.grids.boxes import box_tensor
 from voxelfield.rendering.cameras import overview, reference_camera, up_direction
 from voxelfield.training.trained_model import TrainedModel
 from voxelfield.viewer.display import SMALLEST_SIDE, Viewpoint, viewpoint_of
-from voxelfield.viewer.painter import content_box, crop_limits, forward_facing
+from voxelfield.viewer.painter import content_box, crop_limits
 from voxelfield.viewer.photographs import Photographs
 from voxelfield.viewer.worker import PictureRequest, RenderWorker
 
@@ -46,6 +46,7 @@ class ViewerState:
         rows: Largest height of pictures at rest, pixels.
         comparing: Whether photographs cover pictures from the same pose.
         photo_of: The photograph that each client has last gone to, by its number.
+        closed: Whether the page is closed.
     """
 
     def __init__(self, server: Any, worker: RenderWorker, run: TrainedModel, photographs: Photographs) -> None:
@@ -56,19 +57,16 @@ class ViewerState:
         self.extent = float((self.box[1] - self.box[0]).norm())
         self.crop_limits = crop_limits(run)
         self.background = run.model.background.cpu()
-        ndc = forward_facing(run)
+        cameras, index = reference_camera(run.model.warp, _OVERVIEW_SIZE, _OVERVIEW_SIZE), 0
         if len(photographs):
             cameras, index = photographs.camera(0)
-        elif ndc is not None:
-            cameras, index = reference_camera(ndc, _OVERVIEW_SIZE, _OVERVIEW_SIZE), 0
-        else:
-            cameras, index = overview(self.box, _OVERVIEW_SIZE, _OVERVIEW_SIZE), 0
-        self.home = viewpoint_of(cameras, index)
-        upright = len(photographs) > 0 or ndc is not None
-        self.up = up_direction(cameras).float().cpu() if upright else torch.tensor([0.0, 0.0, 1.0])
+        self.up = torch.tensor([0.0, 0.0, 1.0]) if cameras is None else up_direction(cameras).float().cpu()
+        shown = overview(self.box, _OVERVIEW_SIZE, _OVERVIEW_SIZE) if cameras is None else cameras
+        self.home = viewpoint_of(shown, index)
         self.rows = DEFAULT_ROWS
         self.comparing = False
         self.photo_of: dict[int, int] = {}
+        self.closed = False
         self._lock = threading.RLock()
 
     def callback(self, work: Callable[[Any], None], *, long: bool = False) -> Callable[[Any], None]:
@@ -131,8 +129,8 @@ class ViewerState:
             self.request(client)
 
     def is_connected(self, client: Any) -> bool:
-        """Returns whether a client is still connected."""
-        return client.client_id in self.server.get_clients()
+        """Returns whether a client is still connected; callbacks that take long end otherwise."""
+        return not self.closed and client.client_id in self.server.get_clients()
 
     def disconnect(self, client: Any) -> None:
         """Forgets a client."""
