@@ -104,13 +104,12 @@ class CamerasPanel:
         self.go(client, (self._names.index(self.view.value) + offset) % len(self._names))
 
     def _compare(self, client: Any) -> None:
-        self._state.comparing = self.compare.value
         self._set_fraction()
         if client is not None and self.compare.value:
             self.go(client, self._names.index(self.view.value))
-        self._state.request_all()
         self.update_visibility()
 
     def _set_fraction(self) -> None:
         fraction = self.fraction.value if self.compare.value else 0.0
         self._state.worker.display = replace(self._state.worker.display, photo_fraction=fraction)
+        self._state.request_all()

@@ -44,7 +44,6 @@ class ViewerState:
         home: The initial viewpoint: the first photograph, the reference camera, or obliquely above the box.
         up: (3,) the direction that points up in the photographs.
         rows: Largest height of pictures at rest, pixels.
-        comparing: Whether photographs cover pictures from the same pose.
         photo_of: The photograph that each client has last gone to, by its number.
         closed: Whether the page is closed.
     """
@@ -64,7 +63,6 @@ class ViewerState:
         shown = overview(self.box, _OVERVIEW_SIZE, _OVERVIEW_SIZE) if cameras is None else cameras
         self.home = viewpoint_of(shown, index)
         self.rows = DEFAULT_ROWS
-        self.comparing = False
         self.photo_of: dict[int, int] = {}
         self.closed = False
         self._lock = threading.RLock()
@@ -118,7 +116,7 @@ class ViewerState:
         viewpoint = viewpoint_of_camera(camera)
         height = min(camera.image_height, self.rows)
         width = max(SMALLEST_SIDE, round(height * camera.image_width / camera.image_height))
-        photo = self.photo_of.get(client.client_id) if self.comparing else None
+        photo = self.photo_of.get(client.client_id) if self.worker.display.photo_fraction > 0 else None
         if photo is not None and not self.photographs.is_taken_from(photo, viewpoint.matrix, self.extent):
             photo = None
         self.worker.request(client.client_id, PictureRequest(viewpoint, height, width, photo))

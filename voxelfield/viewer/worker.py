@@ -119,7 +119,8 @@ class ResolutionControl:
 class _Client:
     """The request of a client, when it was last changed, and the detail at which it has been drawn."""
 
-    def __init__(self, request: PictureRequest) -> None:
+    def __init__(self, client_id: int, request: PictureRequest) -> None:
+        self.client_id = client_id
         self.resolution = ResolutionControl()
         self.change(request)
 
@@ -192,7 +193,7 @@ class RenderWorker:
         with self._wake:
             client = self._clients.get(client_id)
             if client is None:
-                self._clients[client_id] = _Client(request)
+                self._clients[client_id] = _Client(client_id, request)
             elif client.request != request:
                 client.change(request)
             self._wake.notify()
@@ -236,35 +237,30 @@ class RenderWorker:
                 try:
                     self._update()
                     with self._wake:
-                        chosen = self._next_client()
-                        if chosen is None or self._painter is None:
+                        client = self._next_client()
+                        if client is None or self._painter is None:
                             self._wake.wait(_POLL_SECONDS)
                             continue
-                        request, display = chosen[1].request, self._display
-                    self._draw(self._painter, *chosen, request, display)
+                        request, display = client.request, self._display
+                    self._draw(self._painter, client, request, display)
                 except Exception as error:  # a user's field may raise anything
                     self._fail(error)
                     time.sleep(_POLL_SECONDS)
 
-    def _next_client(self) -> tuple[int, _Client] | None:
+    def _next_client(self) -> _Client | None:
         """Returns the client to draw for: one that has seen nothing yet, otherwise one at rest; the longest waiting."""
         rested = time.perf_counter() - _REST_SECONDS
-        waiting = [
-            (client.detail, client.changed, client_id)
-            for client_id, client in self._clients.items()
+        waiting = (
+            client
+            for client in self._clients.values()
             if client.detail == Detail.NONE or (client.detail < Detail.SHARP and client.changed <= rested)
-        ]
-        if not waiting:
-            return None
-        client_id = min(waiting)[2]
-        return client_id, self._clients[client_id]
+        )
+        return min(waiting, key=lambda client: (client.detail, client.changed), default=None)
 
-    def _draw(
-        self, painter: Painter, client_id: int, client: _Client, request: PictureRequest, display: Display
-    ) -> None:
+    def _draw(self, painter: Painter, client: _Client, request: PictureRequest, display: Display) -> None:
         """Draws a client's request at the next level of detail."""
         try:
-            detail = self._deliver_next(painter, client_id, client, request, display)
+            detail = self._deliver_next(painter, client, request, display)
         except Exception as error:  # a user's field may raise anything
             self._fail(error)
             detail = Detail.SHARP  # the request is drawn again only after a change
@@ -272,16 +268,14 @@ class RenderWorker:
             if client.request == request and self._display == display:
                 client.detail = detail
 
-    def _deliver_next(
-        self, painter: Painter, client_id: int, client: _Client, request: PictureRequest, display: Display
-    ) -> Detail:
+    def _deliver_next(self, painter: Painter, client: _Client, request: PictureRequest, display: Display) -> Detail:
         """Draws and delivers a picture, and returns the level of detail that has been reached."""
         started = time.perf_counter()
         detail, pixels = self._refine(painter, client, request, display)
         if pixels is None:
             return client.detail
         drawn = time.perf_counter()
-        self._deliver(client_id, Picture(pixels, detail == Detail.SHARP, drawn - started, request))
+        self._deliver(client.client_id, Picture(pixels, detail == Detail.SHARP, drawn - started, request))
         delivered = time.perf_counter()
         if detail == Detail.COARSE:
             count = pixels.shape[0] * pixels.shape[1]
