@@ -170,7 +170,7 @@ def test_files_of_others_are_never_replaced(scene, tmp_path, caplog, place, over
 def test_a_video_becomes_a_scene(photographs, tmp_path, caplog):
     pytest.importorskip("pycolmap")
     pytest.importorskip("av")
-    frames = [np.asarray(Image.open(path)) for path in photographs_in(photographs)]
+    frames = [torch.from_numpy(np.array(Image.open(path))) / 255 for path in photographs_in(photographs)]
     write_video(tmp_path / "walk.mp4", frames)
     caplog.set_level("INFO")
     command = ["process", str(tmp_path / "walk.mp4"), "-o", str(tmp_path / "scene"), "--camera-model", "SIMPLE_PINHOLE"]
@@ -200,7 +200,7 @@ def test_the_sharpest_frame_of_each_part_of_a_video_is_taken(tmp_path):
         frame = bars + 20 * index
         if index % 4 == 2:  # one frame of each four has an edge
             frame[:, 64:] = 255
-        frames.append(frame.astype(np.uint8))
+        frames.append(torch.from_numpy(frame) / 255)
     write_video(tmp_path / "walk.mp4", frames)
     extract_frames(tmp_path / "walk.mp4", tmp_path / "frames", 3, 64)
     taken = photographs_in(tmp_path / "frames")

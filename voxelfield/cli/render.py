@@ -17,8 +17,8 @@ import voxelfield
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of
 from voxelfield.datasets.camera_path import LARGEST_FPS, LARGEST_SIDE, read_camera_path
-from voxelfield.media.frame_folder import FrameFolder, FrameKind, farthest
-from voxelfield.media.video import CODECS, VideoFormat, import_av, video_format, write_views
+from voxelfield.media.frame_folder import FrameFolder, farthest
+from voxelfield.media.video import CODECS, VideoFormat, import_av, video_format, write_video
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import at_size, interpolate, spiral
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
@@ -116,9 +116,8 @@ def render(options: argparse.Namespace) -> None:
         views = _checked(run.render_path(cameras, renderer), len(cameras), delay=AHEAD)
         depths = depth_range(renderer, cameras) if options.show == "depth" else (0.5, 1.0)
         shown = (picture(view, options.show, depths) for view in views)
-        pace = write_views(options.out, shown, fps, _video_format(options))
+        write_video(options.out, shown, fps, _video_format(options))
         logger.info("wrote %d frames of %dx%d to %s", len(cameras), cameras.width, cameras.height, options.out)
-        logger.info("%s", pace)
     else:
         _write_frames(run, renderer, cameras, options)
 
@@ -155,15 +154,15 @@ def path_of(run: TrainedModel, options: argparse.Namespace) -> tuple[Cameras, fl
 
 def _write_frames(run: TrainedModel, renderer: FieldRenderer, cameras: Cameras, options: argparse.Namespace) -> None:
     first, end = _range(options.range, len(cameras))
-    wanted = FrameKind(options.format, options.depth)
     background = options.background or run.trainer.evaluation_background
     supersampling = options.supersampling or run.trainer.evaluation.supersampling
     source = {"run": options.run.resolve().name, "steps": run.steps}
     source |= {"weights": fingerprint_of_weights(run.field, run.occupancy)}
     source |= {"background": background, "supersampling": supersampling}
     far = farthest(cameras, depth_bounds(run.field))
-    folder = FrameFolder(options.out, cameras, wanted, far, source, overwrite=options.overwrite)
-    with folder:
+    with FrameFolder(
+        options.out, cameras, options.format, options.depth, far, source, overwrite=options.overwrite
+    ) as folder:
         missing = [index for index in range(first, end) if not folder.has(index)]
         views = run.render_path(cameras[missing], renderer)
         for index, view in zip(missing, _checked(views, len(missing)), strict=True):
