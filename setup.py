@@ -81,6 +81,7 @@ setup(
     | {name: ["*.json", "*.png"] for name in SCENES}
     | {
         "voxelfield": ["py.typed"],
+        "voxelfield.captures": ["*.html"],
         "voxelfield.datasets": ["manifests/*.json"],
         "voxelfield.report": ["templates/*"],
     },

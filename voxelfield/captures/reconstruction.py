@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,17 +26,17 @@ Matching = Literal["exhaustive", "sequential"]
 
 @dataclass(frozen=True)
 class Report:
-    """What structure from motion found.
+    """Results of structure from motion.
 
     Attributes:
         matching: Which pairs were compared.
         photographs: Number of photographs given.
-        registered: Number of those whose poses were found.
+        registered: Number of photographs with a pose.
         unregistered: Names of the others.
         points: Number of sparse points.
-        mean_reprojection_error: Mean distance, in pixels, between points as drawn by the model and as found.
+        mean_reprojection_error: Mean distance, in pixels, between the projection of a point and its detection.
         mean_track_length: Mean number of photographs in which a point was found.
-        other_models: Numbers of photographs of the smaller models that share too little with this one to join it.
+        other_models: Numbers of photographs of the smaller models that overlap too little with this one to join it.
         cameras: Model, width, height and parameters, as COLMAP names them, of each camera.
     """
 
@@ -55,14 +52,14 @@ class Report:
 
 
 def check_camera_model(name: str) -> None:
-    """Raises unless pycolmap is installed and recent enough, and a camera model is one that can be loaded afterwards.
+    """Raises unless pycolmap is installed and recent enough, and the loaders support a camera model.
 
     Args:
-        name: As COLMAP has it, such as OPENCV.
+        name: COLMAP's name, such as OPENCV.
 
     Raises:
         MissingPackageError: pycolmap is not installed, or too old.
-        ValueError: There is no such camera model, or its lens is not modelled.
+        ValueError: There is no such camera model, or the loaders do not support its lens.
     """
     if importlib.util.find_spec("pycolmap") is None:
         raise MissingPackageError('pycolmap must be installed to find poses: pip install "voxelfield[colmap]"')
@@ -79,45 +76,44 @@ def check_camera_model(name: str) -> None:
         raise ValueError(f"camera_model must be one of {', '.join(known)}, got {name!r}")
 
 
-def reconstruct(
-    images: Path, work: Path, model: Path, *, camera_model: str, matching: Matching, camera_per_image: bool
-) -> Report:
-    """Finds the poses of photographs and writes them as a COLMAP model, with what is up in the images along z.
+def reconstruct(images: Path, folder: Path, *, camera_model: str, matching: Matching, camera_per_image: bool) -> Report:
+    """Finds the poses of photographs and writes them as a COLMAP model, with the images' mean up direction along z.
 
     Args:
-        images: Folder of the photographs, at least two.
-        work: Existing folder for COLMAP's database and the models that it finds.
-        model: Folder for the largest model; it is created.
+        images: Folder of the photographs.
+        folder: Existing folder for COLMAP's database and all models (``colmap``), and the largest one (``sparse/0``).
         camera_model: A name that :func:`check_camera_model` accepts.
         matching: Which pairs to compare.
-        camera_per_image: Whether every photograph has a camera of its own; else those of one size share one.
-
-    Returns:
-        What was found.
+        camera_per_image: Give every photograph a camera of its own; otherwise, photographs of one size share one.
 
     Raises:
-        ValueError: No two photographs could be registered.
+        ValueError: There are fewer than two photographs, or no two could be registered.
     """
     import pycolmap
 
-    database = work / "database.db"
     names = [path.name for path in photographs_in(images)]
+    if len(names) < 2:
+        raise ValueError(f"at least 2 photographs or frames are needed to find poses, got {len(names)}")
     sizes: dict[Size, list[str]] = {}
     for name in names:
         sizes.setdefault(image_size(images / name), []).append(name)
+    work, model = folder / "colmap", folder / "sparse" / "0"
+    database = work / "database.db"
+    work.mkdir()
+    model.mkdir(parents=True)
     mode = pycolmap.CameraMode.PER_IMAGE if camera_per_image else pycolmap.CameraMode.SINGLE
     reader = pycolmap.ImageReaderOptions()
     reader.camera_model = camera_model
     pycolmap.set_random_seed(0)
-    with _quiet_colmap():
-        with _timed(f"features of {len(names)} photographs"):
-            for group in sizes.values():
-                pycolmap.extract_features(database, images, group, mode, reader_options=reader)
-        with _timed(f"{matching} matching"):
-            match = pycolmap.match_exhaustive if matching == "exhaustive" else pycolmap.match_sequential
-            match(database)
-        with _timed("poses and points"):
-            found = pycolmap.incremental_mapping(database, images, work)
+    # Otherwise, COLMAP logs a line for every photograph and pair.
+    pycolmap.logging.minloglevel = pycolmap.logging.ERROR.value
+    logger.info("finding features of %d photographs ...", len(names))
+    for group in sizes.values():
+        pycolmap.extract_features(database, images, group, mode, reader_options=reader)
+    logger.info("%s matching ...", matching)
+    (pycolmap.match_exhaustive if matching == "exhaustive" else pycolmap.match_sequential)(database)
+    logger.info("finding poses and points ...")
+    found = pycolmap.incremental_mapping(database, images, work)
     models = sorted(found.values(), key=lambda each: each.num_reg_images(), reverse=True)
     if not models:
         raise ValueError(
@@ -126,7 +122,6 @@ def reconstruct(
         )
     best = models[0]
     _stand_upright(best)
-    model.mkdir(parents=True)
     best.write(model)
     registered = {best.image(index).name for index in best.reg_image_ids()}
     return Report(
@@ -138,18 +133,26 @@ def reconstruct(
         mean_reprojection_error=best.compute_mean_reprojection_error(),
         mean_track_length=best.compute_mean_track_length(),
         other_models=tuple(each.num_reg_images() for each in models[1:]),
-        cameras=tuple(_described(camera) for camera in best.cameras.values()),
+        cameras=tuple(
+            {
+                "model": camera.model.name,
+                "width": camera.width,
+                "height": camera.height,
+                **dict(zip(camera.params_info.replace(" ", "").split(","), camera.params.tolist(), strict=True)),
+            }
+            for camera in best.cameras.values()
+        ),
     )
 
 
 def _stand_upright(model: Any) -> None:
-    """Turns a model so that what is up in its images on average is z, and their horizontal direction of view is y.
+    """Rotates a model so that the images' mean up direction is z, and their horizontal direction of view is y.
 
-    Orbits go round z, and boxes along the axes hold less of nothing where a capture is of one side.
+    Orbits go round z, and axis-aligned boxes contain less empty space where a capture is of one side.
     """
     import pycolmap
 
-    # Rows of a rotation from world to camera are the camera's axes, of which COLMAP has y point down and z forwards.
+    # Rows of a rotation from world to camera are the camera's axes; COLMAP's y points down and its z forwards.
     rotations = [model.image(index).cam_from_world().rotation.matrix() for index in model.reg_image_ids()]
     _, down, forward = np.mean(rotations, axis=0)
     if np.linalg.norm(down) < _NO_DIRECTION:
@@ -160,29 +163,3 @@ def _stand_upright(model: Any) -> None:
     right = np.cross(forward, up) / np.linalg.norm(np.cross(forward, up))
     turn = pycolmap.Rotation3d(np.stack((right, np.cross(up, right), up)))
     model.transform(pycolmap.Sim3d(1.0, turn, np.zeros(3)))
-
-
-def _described(camera: Any) -> dict[str, Any]:
-    parameters = dict(zip(camera.params_info.replace(" ", "").split(","), camera.params.tolist(), strict=True))
-    return {"model": camera.model.name, "width": camera.width, "height": camera.height, **parameters}
-
-
-@contextlib.contextmanager
-def _timed(task: str) -> Iterator[None]:
-    began = time.perf_counter()
-    logger.info("%s ...", task)
-    yield
-    logger.info("%s: %.0f s", task, time.perf_counter() - began)
-
-
-@contextlib.contextmanager
-def _quiet_colmap() -> Iterator[None]:
-    """Keeps COLMAP from writing a line for every photograph and pair; its errors stay."""
-    import pycolmap
-
-    level = pycolmap.logging.minloglevel
-    pycolmap.logging.minloglevel = pycolmap.logging.ERROR.value
-    try:
-        yield
-    finally:
-        pycolmap.logging.minloglevel = level

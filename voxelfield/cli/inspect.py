@@ -38,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _inspect(options: argparse.Namespace) -> None:
     folder, out = folder_of(options.scene, options.data_root), options.out or Path()
     with _quiet_loading():
-        found = inspect_scene(folder, out, configured_box(options.scene), options.model)
-    for label, text in found.rows:
+        rows, findings = inspect_scene(folder, out, configured_box(options.scene), options.model)
+    for label, text in rows:
         logger.info("%-34s %s", label, text)
-    for finding in found.findings:
+    for finding in findings:
         logger.warning("warning: %s: %s", finding.title, finding.message)
     logger.info("wrote %s and %s", out / PICTURE, out / PAGE)
 

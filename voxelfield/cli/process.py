@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from voxelfield.captures.processing import REPORT, ProcessOptions, process
+from voxelfield.captures.processing import REPORT, process
 from voxelfield.captures.reconstruction import Report
 from voxelfield.cli.errors import in_one_line
 
@@ -19,7 +19,6 @@ _FEW = 0.8
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the command line and processes; returns the exit status."""
-    defaults = ProcessOptions()
     parser = argparse.ArgumentParser(
         prog="voxelfield process",
         description="Find the poses of photographs, or of frames of a video, and write a scene for training.",
@@ -29,8 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--frames",
         type=int,
-        default=defaults.frames,
-        help=f"number of frames to take from a video, the sharpest of each equal part (default: {defaults.frames})",
+        default=120,
+        help="number of frames to take from a video, the sharpest of each equal part (default: 120)",
     )
     parser.add_argument(
         "--matching",
@@ -39,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--camera-model",
-        default=defaults.camera_model,
-        help=f"camera model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (default: {defaults.camera_model})",
+        default="OPENCV",
+        help="camera model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (default: OPENCV)",
     )
     parser.add_argument(
         "--per-image-camera",
@@ -50,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--max-size",
         type=int,
-        default=defaults.max_size,
-        help=f"shrink photographs whose longest side has more pixels (default: {defaults.max_size})",
+        default=1600,
+        help="shrink photographs whose longest side has more pixels (default: 1600)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the results of an earlier call in FOLDER")
     options = parser.parse_args(arguments)
@@ -59,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _process(given: argparse.Namespace) -> None:
-    options = ProcessOptions(
+    report = process(
+        given.source,
+        given.out,
         frames=given.frames,
         matching=given.matching,
         camera_model=given.camera_model,
@@ -67,7 +68,7 @@ def _process(given: argparse.Namespace) -> None:
         max_size=given.max_size,
         overwrite=given.overwrite,
     )
-    for line in _told(process(given.source, given.out, options), given.out):
+    for line in _told(report, given.out):
         logger.info("%s", line)
 
 
