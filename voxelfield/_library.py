@@ -42,7 +42,7 @@ def when_loaded(register: Callable[[], None]) -> Callable[[], None]:
     It runs as soon as they do: at once if the CPU module is loaded already.
     """
     with _lock:
-        if _build.CPU_MODULE in _loaded:
+        if _build.sources.CPU_MODULE in _loaded:
             register()
         else:
             _registrations.append(register)
@@ -68,10 +68,10 @@ def ensure_loaded(device_type: str) -> bool:
     if device_type not in {"cpu", "cuda"}:
         raise NotImplementedError(f"voxelfield has kernels for cpu and cuda tensors, got a tensor on {device_type!r}")
     with _lock:
-        _ensure_module(_build.CPU_MODULE)
+        _ensure_module(_build.sources.CPU_MODULE)
         # Without a visible GPU, "cuda" tensors are fake ones, and the schemas suffice.
-        if device_type == "cuda" and _build.CUDA_MODULE not in _loaded and _capabilities():
-            _ensure_module(_build.CUDA_MODULE)
+        if device_type == "cuda" and _build.sources.CUDA_MODULE not in _loaded and _capabilities():
+            _ensure_module(_build.sources.CUDA_MODULE)
     return True
 
 
@@ -98,7 +98,7 @@ def _ensure_module(name: str) -> None:
         _failed[name] = str(error)
         raise
     _loaded[name] = path
-    if name == _build.CPU_MODULE:
+    if name == _build.sources.CPU_MODULE:
         while _registrations:
             _registrations.pop(0)()
 
@@ -112,14 +112,14 @@ def _check_torch() -> None:
 
 
 def _folders() -> Iterator[Path]:
-    yield _build.package_directory()
-    if not _build.has_sources():
+    yield _build.sources.package_directory()
+    if not _build.sources.has_sources():
         return
     # A clone's own voxelfield/ may shadow an installed package that has binaries: those serve if the sources agree.
     for distribution in importlib.metadata.distributions(name="voxelfield"):
         yield Path(str(distribution.locate_file("voxelfield")))
     # The cache comes last, because computing its path with torch takes longer than everything else here.
-    cache = _build.cache_directory()
+    cache = _build.compiling.cache_directory()
     if cache.is_dir():
         yield from sorted(folder for folder in cache.iterdir() if folder.is_dir())
 
@@ -152,21 +152,21 @@ class _Misfit(NamedTuple):
 
 def _misfit(name: str, path: Path) -> _Misfit | None:
     content = path.read_bytes()
-    stamp = _build.find_stamp(content)
-    if _build.has_sources() and (stamp is None or stamp.digest != _build.source_digest()):
-        return _Misfit(f"was compiled from other sources than {_build.source_root()}")
-    if damage := _build.verify_digest(path, content):
+    stamp = _build.sources.find_stamp(content)
+    if _build.sources.has_sources() and (stamp is None or stamp.digest != _build.sources.source_digest()):
+        return _Misfit(f"was compiled from other sources than {_build.sources.source_root()}")
+    if damage := _build.sources.verify_digest(path, content):
         return _Misfit(damage)
     if stamp is None:
         return _Misfit("has no stamp")
-    if name == _build.CPU_MODULE:
+    if name == _build.sources.CPU_MODULE:
         return None
-    if complaint := _build.driver_complaint(stamp.cuda):
+    if complaint := _build.architectures.driver_complaint(stamp.cuda):
         return _Misfit(complaint, "update the driver")
-    if stamp.variant != _build.requested_variant():
+    if stamp.variant != _build.sources.requested_variant():
         return _Misfit(
             f"was compiled with {stamp.variant or 'no special macro'}, but NVCC_APPEND_FLAGS asks for "
-            f"{_build.requested_variant() or 'none'}",
+            f"{_build.sources.requested_variant() or 'none'}",
             "change that variable",
         )
     unserved = [capability for capability in _capabilities() if not stamp.architectures.run_on(capability)]
@@ -174,7 +174,7 @@ def _misfit(name: str, path: Path) -> _Misfit | None:
         major, minor = unserved[0]
         return _Misfit(
             f"was compiled for {stamp.architectures}, but a GPU here has compute capability {major}.{minor}",
-            _INSTALL_SOURCES if unserved[0] >= _build.OLDEST else "use tensors on the CPU",
+            _INSTALL_SOURCES if unserved[0] >= _build.architectures.OLDEST else "use tensors on the CPU",
         )
     return None
 
@@ -184,7 +184,7 @@ def _capabilities() -> list[tuple[int, int]]:
     if not torch.cuda.is_available():
         return []
     found = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
-    return [capability for capability in found if capability >= _build.OLDEST] or found
+    return [capability for capability in found if capability >= _build.architectures.OLDEST] or found
 
 
 def _acquire(lock: FileLock, half: str) -> AcquireReturnProxy:
@@ -213,10 +213,10 @@ def _wheel_error(name: str) -> str:
     for path in _candidates(name):
         if misfit := _misfit(name, path):
             return f"{path} {misfit.reason}: {misfit.remedy}"
-    return f"the wheel in {_build.package_directory()} has no {name}: {_INSTALL_SOURCES}"
+    return f"the wheel in {_build.sources.package_directory()} has no {name}: {_INSTALL_SOURCES}"
 
 
-def _architectures() -> _build.Architectures:
+def _architectures() -> _build.architectures.Architectures:
     """Returns what to compile for, which must serve every GPU here.
 
     Raises:
@@ -224,12 +224,12 @@ def _architectures() -> _build.Architectures:
         ValueError: ``TORCH_CUDA_ARCH_LIST`` leaves a GPU out, nvcc compiles for none of them, or the driver is too old
             for nvcc.
     """
-    home = _build.require_cuda_home()
-    if complaint := _build.driver_complaint(_build.cuda_major(home)):
+    home = _build.architectures.require_cuda_home()
+    if complaint := _build.architectures.driver_complaint(_build.architectures.cuda_major(home)):
         raise ValueError(
             f"what {home / 'bin' / 'nvcc'} compiles {complaint}: update the driver, or set CUDA_HOME to an older CUDA"
         )
-    architectures = _build.cuda_architectures(_capabilities())
+    architectures = _build.compiling.cuda_architectures(_capabilities())
     for major, minor in _capabilities():
         if not architectures.run_on((major, minor)):
             raise ValueError(
@@ -241,17 +241,17 @@ def _architectures() -> _build.Architectures:
 
 def _compile(name: str) -> Path:
     """Compiles a module into the build cache, in a process of its own, and returns it."""
-    if not _build.has_sources():
+    if not _build.sources.has_sources():
         raise KernelsUnavailableError(_wheel_error(name))
-    half = "CUDA" if name == _build.CUDA_MODULE else "CPU"
+    half = "CUDA" if name == _build.sources.CUDA_MODULE else "CPU"
     environment, target = dict(os.environ), ""
     misfits = _misfits(name)
     try:
-        if name == _build.CUDA_MODULE:
+        if name == _build.sources.CUDA_MODULE:
             architectures = _architectures()
             target = f" for {architectures}"
             environment["TORCH_CUDA_ARCH_LIST"] = architectures.torch_list()
-        directory = _build.module_directory(name, _capabilities())
+        directory = _build.compiling.module_directory(name, _capabilities())
     except (FileNotFoundError, ValueError) as error:
         raise KernelsUnavailableError("\n".join([f"no compiled {half} kernels fit, and {error}", *misfits])) from error
     try:
@@ -272,7 +272,7 @@ def _compile(name: str) -> Path:
         )
         started = time.monotonic()
         # The builder sees the packages that this process sees, whatever lies in the working directory.
-        search = [str(_build.package_directory().parent), *sys.path]
+        search = [str(_build.sources.package_directory().parent), *sys.path]
         start = f"import sys; sys.path[:] = {search!r}; from voxelfield.cli.build import main; main()"
         command = [sys.executable, "-c", start, "--only", half.lower(), "--out", str(directory)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

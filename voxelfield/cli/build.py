@@ -14,7 +14,7 @@ from pathlib import Path
 
 from voxelfield import _build
 
-HALVES = {"cpu": _build.CPU_MODULE, "cuda": _build.CUDA_MODULE}
+HALVES = {"cpu": _build.sources.CPU_MODULE, "cuda": _build.sources.CUDA_MODULE}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--werror", action="store_true", help="treat the compilers' warnings as errors")
     options = parser.parse_args(arguments)
     try:
-        _build.source_root()
+        _build.sources.source_root()
     except FileNotFoundError as error:
         parser.exit(1, f"voxelfield build: {error}\n")
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -38,11 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.only:
         names, note = [HALVES[options.only]], ""
     else:
-        names, note = _build.choose_modules()
+        names, note = _build.compiling.choose_modules()
     if note:
         logger.warning("voxelfield: %s", note)
     for name in names:
-        directory = options.out or _build.module_directory(name)
-        for path in _build.build([name], directory, options.objects, options.werror):
+        directory = options.out or _build.compiling.module_directory(name)
+        for path in _build.compiling.build([name], directory, options.objects, options.werror):
             logger.info("built %s", path)
     return 0

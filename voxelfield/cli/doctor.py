@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def versions() -> Iterator[tuple[str, str]]:
     """Names the software."""
-    yield "voxelfield", f"{__version__} in {_build.package_directory()}"
+    yield "voxelfield", f"{__version__} in {_build.sources.package_directory()}"
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     yield "torch", f"{torch.__version__}, {cuda}, {torch.get_num_threads()} threads"
@@ -78,19 +78,19 @@ def versions() -> Iterator[tuple[str, str]]:
 
 def packaged_kernels() -> Iterator[tuple[str, str]]:
     """Tells which halves came with the package, and what for."""
-    for name in (_build.CPU_MODULE, _build.CUDA_MODULE):
-        modules = _library.modules_in(_build.package_directory(), name)
-        yield f"{name} in the package", str(_build.read_stamp(modules[0])) if modules else "none"
+    for name in (_build.sources.CPU_MODULE, _build.sources.CUDA_MODULE):
+        modules = _library.modules_in(_build.sources.package_directory(), name)
+        yield f"{name} in the package", str(_build.sources.read_stamp(modules[0])) if modules else "none"
 
 
 def compilers() -> Iterator[tuple[str, str]]:
     """Finds the compilers; they are needed only where no compiled kernels fit."""
-    if not _build.has_sources():
+    if not _build.sources.has_sources():
         yield "compilers", "not used: this voxelfield was installed from a wheel of compiled kernels"
         return
     compiler = os.environ.get("CXX", "c++")
     yield "C++ compiler", shutil.which(compiler) or f"{compiler} is not on the PATH"
-    home = _build.find_cuda_home()
+    home = _build.architectures.find_cuda_home()
     yield "CUDA toolkit", str(home) if home else "none: nvcc is not on the PATH"
 
 
@@ -109,8 +109,8 @@ def gpus() -> Iterator[tuple[str, str]]:
             f"{device.name}, compute capability {device.major}.{device.minor}, {free / 2**30:.1f} of "
             f"{total / 2**30:.1f} GiB free, {shared} bytes of shared memory per block",
         )
-        if (device.major, device.minor) < _build.OLDEST:
-            major, minor = _build.OLDEST
+        if (device.major, device.minor) < _build.architectures.OLDEST:
+            major, minor = _build.architectures.OLDEST
             raise DoctorError(
                 f"GPU {index} must have compute capability {major}.{minor} or later, got {device.major}.{device.minor}"
             )
@@ -143,8 +143,8 @@ def _network_forms(index: int, limit: int) -> Iterator[tuple[str, str]]:
 
 def cpu_kernels() -> Iterator[tuple[str, str]]:
     """Loads the CPU kernels, compiling them if need be, and samples a grid."""
-    yield from _kernels("cpu", _build.CPU_MODULE)
-    yield _build_flags(_build.CPU_MODULE)
+    yield from _kernels("cpu", _build.sources.CPU_MODULE)
+    yield _build_flags(_build.sources.CPU_MODULE)
 
 
 def cuda_kernels() -> Iterator[tuple[str, str]]:
@@ -153,8 +153,8 @@ def cuda_kernels() -> Iterator[tuple[str, str]]:
         yield "CUDA kernels", "not needed without a GPU"
         return
     for index in range(torch.cuda.device_count()):
-        yield from _kernels(f"cuda:{index}", _build.CUDA_MODULE)
-    yield _build_flags(_build.CUDA_MODULE)
+        yield from _kernels(f"cuda:{index}", _build.sources.CUDA_MODULE)
+    yield _build_flags(_build.sources.CUDA_MODULE)
 
 
 def _kernels(device: str, module: str) -> Iterator[tuple[str, str]]:
@@ -167,7 +167,7 @@ def _kernels(device: str, module: str) -> Iterator[tuple[str, str]]:
 
 def _build_flags(module: str) -> tuple[str, str]:
     """Tells what a loaded module says that it was compiled from and with."""
-    return f"{module} compiled from", str(_build.read_stamp(_library.loaded_modules()[module]))
+    return f"{module} compiled from", str(_build.sources.read_stamp(_library.loaded_modules()[module]))
 
 
 def training() -> Iterator[tuple[str, str]]:
