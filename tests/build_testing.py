@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from voxelfield._build import architectures, sources
+from voxelfield._build import sources
 
 REPO = Path(__file__).resolve().parents[1]
 NO_COMPILER = "/bin/false"

@@ -22,6 +22,11 @@ pytest_plugins = ["build_fixtures"]
 pytestmark = needs_posix
 
 
+def reasons(name: str) -> list[str]:
+    """Why modules do not fit."""
+    return [misfit.reason for misfit in _library._find(name)[1]]
+
+
 # --- which halves, and where the toolkit is -------------------------------------------------------------------------
 
 
@@ -200,11 +205,11 @@ def test_stale_and_foreign_modules_are_passed_over(tmp_path, monkeypatch):
     folder = compiling.module_directory("_C")
     forge(folder / "_C.abi3.so", "0123456789abcdef")
     (folder / "_C.so").write_bytes(b"\x7fELF" + bytes(64))
-    assert _library._find("_C") is None
-    for misfit, name in zip(_library._misfits("_C"), ("_C.abi3.so", "_C.so"), strict=True):
+    assert _library._find("_C")[0] is None
+    for misfit, name in zip(reasons("_C"), ("_C.abi3.so", "_C.so"), strict=True):
         assert misfit.startswith(f"{folder / name} was compiled from other sources than ")
     fitting = forge(folder / "_C.abi3.so", sources.source_digest())
-    assert _library._find("_C") == fitting
+    assert _library._find("_C")[0] == fitting
 
 
 # --- GPU architectures ----------------------------------------------------------------------------------------------
@@ -307,19 +312,19 @@ def test_two_machines_on_one_home_each_take_and_build_their_own(machine):
     machine((8, 6))
     first = compiling.module_directory("_C_cuda", [(8, 6)])
     ada = forge(first / "_C_cuda.abi3.so", digest, 13, "86", "86")
-    assert _library._find("_C_cuda") == ada
+    assert _library._find("_C_cuda")[0] == ada
     machine((8, 0))
-    assert _library._find("_C_cuda") is None
-    (misfit,) = _library._misfits("_C_cuda")
+    assert _library._find("_C_cuda")[0] is None
+    (misfit,) = reasons("_C_cuda")
     assert misfit == (
         f"{ada} was compiled for compute capability 8.6 and PTX of 8.6, but a GPU here has compute capability 8.0"
     )
     second = compiling.module_directory("_C_cuda", [(8, 0)])
     assert second != first
     ampere = forge(second / "_C_cuda.abi3.so", digest, 13, "80", "80")
-    assert _library._find("_C_cuda") == ampere
+    assert _library._find("_C_cuda")[0] == ampere
     machine((8, 6), (8, 0))
-    assert _library._find("_C_cuda") == ampere, "machine code for 8.0 runs on 8.6"
+    assert _library._find("_C_cuda")[0] == ampere, "machine code for 8.0 runs on 8.6"
 
 
 def test_a_module_must_serve_every_gpu_of_the_machine(machine):
@@ -331,7 +336,7 @@ def test_a_module_must_serve_every_gpu_of_the_machine(machine):
         "90",
         "90",
     )
-    assert _library._find("_C_cuda") is None
+    assert _library._find("_C_cuda")[0] is None
 
 
 @pytest.mark.parametrize(
@@ -384,7 +389,7 @@ def test_nothing_is_compiled_by_an_nvcc_that_is_newer_than_the_driver(machine, m
     machine((9, 0))
     monkeypatch.setattr(architectures, "driver_cuda", lambda: (12, 8))
     expected = (
-        r"nvcc compiles needs a driver for CUDA 13 \(version 580 or later\), but this machine's driver "
+        r"nvcc needs a driver for CUDA 13 \(version 580 or later\), but this machine's driver "
         r"serves CUDA 12\.8 at most: update the driver, or set CUDA_HOME"
     )
     with pytest.raises(_library.KernelsUnavailableError, match=expected):
@@ -422,7 +427,7 @@ def wheel(machine, tmp_path, monkeypatch):
 def test_a_wheel_serves_every_torch_without_its_sources(wheel, machine):
     machine((8, 9), (12, 1), (13, 0))
     module = forge(wheel / "_C_cuda.abi3.so", "0123ab", 13, "86,120", "90")
-    assert _library._find("_C_cuda") == module
+    assert _library._find("_C_cuda")[0] == module
 
 
 @pytest.mark.parametrize(
@@ -515,7 +520,7 @@ def test_registrations_wait_for_the_schemas_and_run_at_once_after_them(monkeypat
     monkeypatch.setattr(_library, "_loaded", {})
     _library.when_loaded(lambda: calls.append("before"))
     assert calls == []
-    monkeypatch.setattr(_library, "_find", lambda name: Path("module"))
+    monkeypatch.setattr(_library, "_find", lambda name: (Path("module"), []))
     monkeypatch.setattr(torch.ops, "load_library", lambda path: None)
     _library.ensure_loaded("cpu")
     assert calls == ["before"]
@@ -549,15 +554,15 @@ def test_every_cuda_source_is_compiled_once(tmp_path):
 def test_a_module_that_differs_from_its_digest_is_passed_over(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     module = forge(compiling.module_directory("_C") / "_C.abi3.so", sources.source_digest())
-    assert _library._find("_C") == module
+    assert _library._find("_C")[0] == module
     content = module.read_bytes()
     module.write_bytes(content + b"\0")
-    assert _library._find("_C") is None
+    assert _library._find("_C")[0] is None
     digest = f"{module.name}.digest"
-    assert _library._misfits("_C") == [f"{module} is damaged, or was changed: {digest} does not match"]
+    assert reasons("_C") == [f"{module} is damaged, or was changed: {digest} does not match"]
     module.write_bytes(content)
     sources.digest_path(module).unlink()
-    assert _library._misfits("_C") == [f"{module} has no digest beside it ({digest}) to be checked against"]
+    assert reasons("_C") == [f"{module} has no digest beside it ({digest}) to be checked against"]
 
 
 @pytest.mark.usefixtures("packaged")

@@ -14,7 +14,7 @@ from PIL import Image
 from room_corner import corner_cameras, write_photographs
 
 import voxelfield
-from voxelfield.captures.photographs import REDUCTIONS, copy_photographs, extract_frames, photographs_in
+from voxelfield.captures.photographs import copy_photographs, extract_frames, photographs_in
 from voxelfield.captures.processing import REPORT, process
 from voxelfield.captures.reconstruction import Report
 from voxelfield.cli.command import main
@@ -86,6 +86,7 @@ def test_up_in_the_photographs_is_z_and_they_look_along_y(scene):
 
 def test_the_report_tells_what_was_registered(scene):
     report = json.loads((scene / REPORT).read_text())
+    assert {path.name for path in scene.iterdir()} == {"images", "sparse", REPORT}, "temporary files were left behind"
     assert report["matching"] == "exhaustive"
     assert report["photographs"] == 9
     assert report["registered"] == 8
@@ -98,26 +99,12 @@ def test_the_report_tells_what_was_registered(scene):
     assert camera["f"] == pytest.approx(300, rel=0.02)
 
 
-def test_reduced_copies_lie_beside_the_images(scene):
-    for factor in REDUCTIONS:
-        copies = photographs_in(scene / f"images_{factor}")
-        assert [copy.name for copy in copies] == [image.name for image in photographs_in(scene / "images")]
-        with Image.open(copies[0]) as copy:
-            assert copy.size == (320 // factor, 240 // factor)
-    assert {path.name for path in scene.iterdir()} == {
-        "images",
-        *(f"images_{factor}" for factor in REDUCTIONS),
-        "sparse",
-        REPORT,
-    }, "temporary files were left behind"
-
-
 def test_earlier_results_are_replaced_only_with_overwrite(scene, photographs, tmp_path, caplog):
     shutil.copytree(scene, tmp_path / "scene")
     (tmp_path / "scene" / "notes.txt").write_text("mine")
     command = ["process", str(photographs), "-o", str(tmp_path / "scene"), "--camera-model", "SIMPLE_PINHOLE"]
     assert main(command) == 2
-    assert "already contains images, images_2, images_4, images_8, sparse, report.json: --overwrite" in caplog.text
+    assert "already contains images, sparse, report.json: --overwrite" in caplog.text
     assert (tmp_path / "scene" / "images" / "view_99.png").exists()
     caplog.set_level("INFO")
     assert main([*command, "--overwrite", "--per-image-camera"]) == 0
@@ -150,7 +137,7 @@ def test_a_failure_leaves_earlier_results(scene, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
-@pytest.mark.parametrize("place", ["images/mine.png", "images_2/a/mine.png", "sparse/0/points3D.txt", "report.json"])
+@pytest.mark.parametrize("place", ["images/a/mine.png", "sparse/0/points3D.txt", "report.json"])
 def test_files_of_others_are_never_replaced(scene, tmp_path, caplog, place, overwrite):
     pytest.importorskip("pycolmap")
     for folder, results in (("without results", False), ("with results", True)):
@@ -310,13 +297,13 @@ def test_bad_input_is_refused_in_one_line(tmp_path, caplog, case):
 
 
 @pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
-@pytest.mark.parametrize("place", ["images", "images/originals", "images_4/deep/below", "sparse"])
+@pytest.mark.parametrize("place", ["images", "images/originals", "sparse"])
 def test_a_scene_does_not_replace_the_photographs_it_is_made_of(photographs, tmp_path, caplog, place, overwrite):
     pytest.importorskip("pycolmap")
     shutil.copytree(photographs, tmp_path / place)
     assert main(["process", str(tmp_path / place), "-o", str(tmp_path), *overwrite]) == 2
     (message,) = caplog.messages
-    assert f"must not lie where results go, got {tmp_path / place} in {place.partition('/')[0]} of" in message
+    assert f"must be outside of the results, got {tmp_path / place} in {place.partition('/')[0]} of" in message
     assert len(photographs_in(tmp_path / place)) == 8
 
 
@@ -329,7 +316,7 @@ def test_links_to_photographs_in_the_scene_count_as_the_photographs(photographs,
     (tmp_path / "another name").symlink_to(tmp_path / "scene", target_is_directory=True)
     for source, folder, reason in (
         ("links", "scene", "must not contain other files"),
-        ("scene/images", "another name", "must not lie where results go"),
+        ("scene/images", "another name", "must be outside of the results"),
     ):
         assert main(["process", str(tmp_path / source), "-o", str(tmp_path / folder), "--overwrite"]) == 2
         assert reason in caplog.messages[-1]

@@ -45,10 +45,10 @@ class Architectures(NamedTuple):
     ptx: tuple[str, ...] = ()
 
     def run_on(self, capability: Capability) -> bool:
-        """Tells whether a GPU of this compute capability has code here, as it is or through the driver's compiler.
+        """Returns whether a GPU of this compute capability can run the binary, possibly through the driver's compiler.
 
         Machine code runs on the same major version from its own minor version on; PTX on everything as new or newer.
-        What is specific to an architecture (``90a``) runs on that one alone.
+        Code specific to an architecture (``90a``) runs on that one alone.
         """
 
         def serves(architecture: str, ptx: bool) -> bool:
@@ -73,12 +73,8 @@ class Architectures(NamedTuple):
         names = [*self.sm, *(a for a in self.ptx if a not in self.sm)]
         return ";".join(_dotted(a) + ("+PTX" if a in self.ptx else "") for a in names)
 
-    def folder(self) -> str:
-        """Returns a name for a folder of such binaries, such as ``"sm86_sm90_ptx90"``."""
-        return "_".join([f"sm{a}" for a in self.sm] + [f"ptx{a}" for a in self.ptx])
-
     def __str__(self) -> str:
-        """Returns words for messages, such as ``"compute capability 8.6, 9.0 and PTX of 9.0"``."""
+        """Returns text for messages, such as ``"compute capability 8.6, 9.0 and PTX of 9.0"``."""
         parts = [", ".join(_dotted(a) for a in self.sm)] if self.sm else []
         if self.ptx:
             parts.append("PTX of " + ", ".join(_dotted(a) for a in self.ptx))
@@ -91,18 +87,16 @@ def parse_torch_list(text: str) -> Architectures:
     Raises:
         ValueError: An entry is not a compute capability.
     """
-    sm: list[str] = []
-    ptx: list[str] = []
+    sm: set[str] = set()
+    ptx: set[str] = set()
     for entry in re.split(r"[;,\s]+", text.strip()):
         found = re.fullmatch(r"(\d+)\.(\d[af]?)(\+PTX)?", entry)
         if found is None:
             raise ValueError(
                 f"TORCH_CUDA_ARCH_LIST must list compute capabilities such as '8.6;9.0+PTX', got {entry!r} in {text!r}"
             )
-        sm.append(found[1] + found[2])
-        if found[3]:
-            ptx.append(found[1] + found[2])
-    return Architectures(*(tuple(sorted(set(names), key=_capability)) for names in (sm, ptx)))
+        (ptx if found[3] else sm).add(found[1] + found[2])
+    return Architectures(*(tuple(sorted(names, key=_capability)) for names in (sm | ptx, ptx)))
 
 
 def architectures_for(capabilities: Sequence[Capability], known: Collection[str]) -> Architectures:
@@ -116,7 +110,7 @@ def architectures_for(capabilities: Sequence[Capability], known: Collection[str]
         The architectures. A GPU newer than nvcc gets PTX of the newest architecture that nvcc knows.
 
     Raises:
-        ValueError: ``TORCH_CUDA_ARCH_LIST`` is malformed, or nvcc compiles for none of the GPUs.
+        ValueError: ``TORCH_CUDA_ARCH_LIST`` is malformed, or nvcc supports no GPU.
     """
     requested = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if requested and requested != "native":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -38,7 +39,7 @@ _TORCH_TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 # Without -fno-math-errno no loop that takes a square root is vectorised. Hidden symbols: the modules call one another
 # through torch's dispatcher alone, and g++ warns where visible types have fields of torch's hidden ones.
 _UNIX_FLAGS = ("-O3", "-g0", "-fopenmp-simd", "-fno-math-errno", "-fvisibility=hidden", "-Wall")
-# MSVC's traditional preprocessor has no _Pragma, which VOXELFIELD_VECTORIZE is made of.
+# MSVC's traditional preprocessor has no _Pragma, which VOXELFIELD_VECTORIZE uses.
 _WINDOWS_FLAGS = ("/O2", "/openmp:experimental", "/Zc:preprocessor")
 # C++ defines how the omitted last members of an aggregate are initialised.
 _STRICT_FLAGS = ("-Wextra", "-Wno-missing-field-initializers", "-Werror")
@@ -122,7 +123,7 @@ def extensions(names: Iterable[str], sources_relative_to: Path | None = None, st
     system = [f"-isystem{folder}" for folder in headers]
     cxx = [_TORCH_TARGET, *_WINDOWS_FLAGS] if windows else [_TORCH_TARGET, *system, *host]
     # --no-as-needed keeps libtorch.so among the needed libraries: on a CUDA build of torch it brings libtorch_cuda,
-    # which holds the stream symbol that the CUDA module looks up. After the libraries the flag would do nothing. The
+    # which contains the stream symbol that the CUDA module looks up. After the libraries the flag would do nothing. The
     # linker of macOS, where there is no CUDA, does not know it.
     link = ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"] if sys.platform == "linux" else []
     described = []
@@ -288,7 +289,7 @@ def build(names: Iterable[str], directory: Path, objects: Path | None = None, st
 
 
 def cache_directory() -> Path:
-    """Returns where builds on first use of exactly these sources live (below ``$TORCH_EXTENSIONS_DIR`` if set)."""
+    """Returns the folder for builds of these sources on first use, below ``$TORCH_EXTENSIONS_DIR`` if set."""
     from torch.utils.cpp_extension import get_default_build_root
 
     base = os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()
@@ -296,12 +297,11 @@ def cache_directory() -> Path:
 
 
 def module_directory(name: str, capabilities: Sequence[Capability] | None = None) -> Path:
-    """Returns the folder in the cache for a module as this environment has it compiled.
+    """Returns the folder in the cache for a module with this environment's options.
 
     A home shared by several machines has one for each set of GPUs and each major version of CUDA.
     """
     if name == CPU_MODULE:
         return cache_directory() / "cpu"
-    variant = [requested_variant().replace(",", "_").replace("=", "-")] if requested_variant() else []
-    cuda = f"cuda{cuda_major(require_cuda_home())}"
-    return cache_directory() / "_".join([cuda, cuda_architectures(capabilities).folder(), *variant])
+    cuda, chosen = cuda_major(require_cuda_home()), cuda_architectures(capabilities)
+    return cache_directory() / re.sub(r"[;,]", "_", f"cuda{cuda}_{chosen.torch_list()}_{requested_variant()}")

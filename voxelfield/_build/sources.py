@@ -36,7 +36,7 @@ def _find_sources() -> Path | None:
 
 
 def has_sources() -> bool:
-    """Tells whether anything can be compiled here: a wheel of compiled kernels has no sources."""
+    """Returns whether anything can be compiled: a wheel of compiled kernels has no sources."""
     return _find_sources() is not None
 
 
@@ -66,7 +66,7 @@ def source_digest() -> str:
 
 
 class Stamp(NamedTuple):
-    """The information that a module is stamped with."""
+    """How a module was compiled."""
 
     digest: str
     architectures: Architectures
@@ -74,7 +74,7 @@ class Stamp(NamedTuple):
     cuda: int  # major version of the compiling nvcc; 0 in the CPU module
 
     def __str__(self) -> str:
-        """Returns words for messages: ``"sources 0123ab; CUDA 13 (driver …); compute capability 9.0; no macros"``."""
+        """Returns text for messages: ``"sources 0123ab; CUDA 13 (driver …); compute capability 9.0; no macros"``."""
         if not self.cuda:
             return f"sources {self.digest}; no CUDA"
         macros = f"macros {self.variant}" if self.variant else "no macros"
@@ -89,7 +89,7 @@ def read_stamp(module: Path) -> Stamp | None:
 
 
 def find_stamp(content: bytes) -> Stamp | None:
-    """Returns the stamp in what was read from a compiled module, None if there is none."""
+    """Returns the stamp in the content of a compiled module, None if there is none."""
     found = _PATTERN.search(content)
     if found is None:
         return None
@@ -109,7 +109,7 @@ def stamp_source(architectures: Architectures, variant: str) -> str:
 
 
 def requested_variant() -> str:
-    """Returns the macros of voxelfield that the environment makes nvcc define, such as ``VOXELFIELD_SCALAR_ATOMICS``.
+    """Returns the VOXELFIELD macros that the environment makes nvcc define, such as ``VOXELFIELD_SCALAR_ATOMICS``.
 
     Other flags in ``NVCC_APPEND_FLAGS``, such as ``-lineinfo``, do not change what a kernel computes and are left out.
     """
@@ -123,13 +123,13 @@ def digest_path(module: Path) -> Path:
     """Returns the path of the file with a module's digest.
 
     Loading a truncated module kills the process, and one with a flipped bit gives wrong results, so that each module
-    is compared with a digest beside it before it is loaded.
+    is compared with a digest in a file next to it before it is loaded.
     """
     return module.with_name(f"{module.name}.digest")
 
 
 def write_digest(module: Path) -> None:
-    """Writes the digest of a module beside it."""
+    """Writes the digest of a module into a file next to it."""
     path = digest_path(module)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     temporary.write_text(_module_digest(module.read_bytes()) + "\n", encoding="ascii")

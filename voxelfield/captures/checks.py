@@ -16,19 +16,14 @@ from voxelfield.datasets.bounds import stray_cameras
 from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, sees_box, turned_about
 
 FEW_VIEWS = 20
+# Extents of a scene, in world units, beyond which float32 and the settings' defaults serve badly.
 SCALES = (1e-4, 1e4)
-"""Extents of a scene, in world units, beyond which float32 and the settings' defaults serve badly."""
+# Half the diagonal of a box over the median distance of the cameras from its centre, beyond which one is wrong.
 BOX_RATIOS = (0.05, 20.0)
-"""Half the diagonal of a box over the median distance of the cameras from its centre, beyond which one is wrong."""
-FIELDS_OF_VIEW = (2.0, 150.0)
-"""Degrees, beyond which a focal length is hardly that of a camera."""
-BEYOND_BOX = 0.01
-"""Share of the opaque pixels that may show something outside of the box at which a scene ends."""
-BLURRED = 0.2
-"""Share of the median sharpness below which an image counts as blurred."""
-SAME_GREY = 3.0
-"""Grey levels by which no pixel of two fingerprints differs if two images are the same."""
-
+FIELDS_OF_VIEW = (2.0, 150.0)  # degrees, beyond which a focal length is hardly that of a camera
+BEYOND_BOX = 0.01  # share of the opaque pixels that may show something outside of the box at which a scene ends
+BLURRED = 0.2  # share of the median sharpness below which an image counts as blurred
+SAME_GREY = 3.0  # grey levels by which no pixel of two fingerprints differs if two images are the same
 _SAME_POSITION = 1e-5  # of the extent of all cameras
 _SAME_ANGLE = 0.01  # degrees
 _ROLLED = 60.0  # degrees
@@ -126,7 +121,7 @@ def box_unlike_cameras(capture: Capture) -> Finding | None:
 
 
 def box_cuts_images(capture: Capture) -> Finding | None:
-    """Warns of a scene that ends at its box although images show something beside it."""
+    """Warns of a scene that ends at its box although images show something outside of it."""
     beyond = np.asarray(capture.beyond_box)
     if not len(beyond) or beyond.mean() < BEYOND_BOX:
         return None
@@ -274,7 +269,7 @@ def _about(capture: Capture, chosen: Tensor | Sequence[bool], title: str, messag
 
 
 def _duplicates(capture: Capture, same: Callable[[int], Tensor], title: str, remedy: str) -> Finding | None:
-    """Returns a finding about pairs; ``same(index)`` tells which of the views before one are equal to it."""
+    """Returns a finding about pairs; ``same(index)`` returns which earlier views equal a view."""
     pairs = [(int(found[0]), index) for index in range(1, len(capture)) if len(found := same(index).nonzero())]
     if not pairs:
         return None

@@ -1,11 +1,11 @@
-"""Photographs for structure from motion: upright copies, frames of a video, reduced copies, and measures of each."""
+"""Photographs for structure from motion: upright copies, frames of a video, and measures of sharpness and likeness."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,9 +15,6 @@ from PIL import ExifTags, Image, ImageOps
 
 from voxelfield.datasets.images import IMAGE_SUFFIXES, open_image
 from voxelfield.media.video import import_av
-
-REDUCTIONS = (2, 4, 8)
-"""Factors of the reduced copies, in the folders ``images_2``, ``images_4`` and ``images_8``."""
 
 SHARPNESS_SIZE = 512
 """Longest side, in pixels, of the copies whose sharpness is measured; larger images are reduced to it."""
@@ -64,9 +61,10 @@ def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -
         if name == path.name and image.format in _READABLE and not turned and max(image.size) <= max_size:
             shutil.copyfile(path, folder / name)
         else:
-            _save(upright, folder / name, max(upright.size) / max_size)
+            _save(upright, folder / name, max_size)
 
-    _in_threads(copy, targets)
+    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+        list(pool.map(copy, targets))
 
 
 def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None:
@@ -86,16 +84,12 @@ def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None
     for window, frame in _windows(video, count):
         folder.mkdir(parents=True, exist_ok=True)
         for finished in best.keys() - {window}:
-            _save_frame(best.pop(finished)[1], folder, finished, max_size)
+            _save(best.pop(finished)[1], folder / f"frame_{finished:05d}.jpg", max_size)
         measured = sharpness(frame)
         if window not in best or measured > best[window][0]:
             best[window] = measured, frame
     for window, (_, frame) in best.items():
-        _save_frame(frame, folder, window, max_size)
-
-
-def _save_frame(frame: Image.Image, folder: Path, window: int, max_size: int) -> None:
-    _save(frame, folder / f"frame_{window:05d}.jpg", max(frame.size) / max_size)
+        _save(frame, folder / f"frame_{window:05d}.jpg", max_size)
 
 
 def _windows(video: Path, count: int) -> Iterator[tuple[int, Image.Image]]:
@@ -120,39 +114,19 @@ def _windows(video: Path, count: int) -> Iterator[tuple[int, Image.Image]]:
         raise ValueError(f"{video}: must be a video that FFmpeg can read ({error})") from error
 
 
-def write_reductions(folder: Path) -> None:
-    """Writes reduced copies of ``folder/images`` into ``folder/images_2``, ``images_4`` and ``images_8``."""
-    for factor in REDUCTIONS:
-        (folder / f"images_{factor}").mkdir()
-
-    def reduce(path: Path) -> None:
-        with open_image(path) as image:
-            image.load()
-        for factor in REDUCTIONS:
-            _save(image, folder / f"images_{factor}" / path.name, factor)
-
-    _in_threads(reduce, photographs_in(folder / "images"))
-
-
-def _save(image: Image.Image, path: Path, reduction: float) -> None:
-    """Writes an image, reduced by a factor if that is above 1."""
+def _save(image: Image.Image, path: Path, max_size: int) -> None:
+    """Writes an image, reduced if its longest side is above ``max_size``."""
     # Structure from motion starts from the focal length in EXIF, which stays valid when the image is resized.
     exif = image.getexif()
     exif.pop(ExifTags.Base.Orientation, None)
-    if reduction > 1:
+    if max(image.size) > max_size:
         # Pillow does not interpolate the colours of a palette.
         image = image.convert("RGBA") if image.mode == "P" else image
-        size = max(1, round(image.width / reduction)), max(1, round(image.height / reduction))
-        image = image.resize(size, Image.Resampling.LANCZOS)
+        image = ImageOps.contain(image, (max_size, max_size), Image.Resampling.LANCZOS)
     if path.suffix.lower() == ".png":
         image.save(path, exif=exif)
     else:
         image.convert("RGB").save(path, quality=_JPEG_QUALITY, subsampling=0, exif=exif)
-
-
-def _in_threads(action: Callable[..., None], items: Sequence[Path] | dict[str, Path]) -> None:
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        list(pool.map(action, items))
 
 
 def sharpness(image: Image.Image) -> float:
@@ -177,7 +151,7 @@ def sharpness(image: Image.Image) -> float:
 
 
 def fingerprint(image: Image.Image) -> npt.NDArray[np.float32]:
-    """Returns a small grey copy (32, 32), 0 to 255, which tells whether two images show the same.
+    """Returns a small grey copy (32, 32), 0 to 255, by which equal images are found.
 
     Args:
         image: Any mode; transparent pixels count as white.

@@ -10,22 +10,16 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from voxelfield.captures.photographs import (
-    REDUCTIONS,
-    copy_photographs,
-    extract_frames,
-    photographs_in,
-    write_reductions,
-)
+from voxelfield.captures.photographs import copy_photographs, extract_frames, photographs_in
 from voxelfield.captures.reconstruction import Matching, Report, check_camera_model, reconstruct
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
-"""File of the :class:`Report`, beside the images; it lists the scene's files, and a later call replaces only those."""
+"""Name of the file with the :class:`Report` and a list of the scene's files; a later call replaces only those."""
 
-OUTPUTS = ("images", *(f"images_{factor}" for factor in REDUCTIONS), "sparse", REPORT)
+OUTPUTS = ("images", "sparse", REPORT)
 """Names of the files and folders that :func:`process` writes."""
 
 
@@ -40,7 +34,7 @@ def process(
     max_size: int = 1600,
     overwrite: bool = False,
 ) -> Report:
-    """Makes a scene: images, reduced copies, a COLMAP model and a report of the registration.
+    """Makes a scene: images, a COLMAP model and a report of the registration.
 
     All files are made in a temporary folder inside of ``folder`` and moved in the end, so a failure leaves earlier
     results unchanged.
@@ -61,8 +55,8 @@ def process(
     Raises:
         MissingPackageError: pycolmap is not installed or too old, or PyAV is not installed for a video.
         FileNotFoundError: There is no such source.
-        FileExistsError: The folder contains results of an earlier call, or other files in their place, which are never
-            replaced.
+        FileExistsError: The folder contains results of an earlier call, or other files with their names, which are
+            never replaced.
         ValueError: A number is out of range, the source has fewer than two photographs or is unreadable, or no two
             photographs can be registered.
     """
@@ -73,7 +67,7 @@ def process(
     photographs = _photographs_of(source)
     for name in OUTPUTS:
         if source.resolve().is_relative_to((folder / name).resolve()):
-            raise ValueError(f"the source must not lie where results go, got {source} in {name} of the scene {folder}")
+            raise ValueError(f"the source must be outside of the results, got {source} in {name} of the scene {folder}")
     _check_replaceable(folder, overwrite)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".process_", dir=folder) as temporary:
@@ -91,7 +85,6 @@ def process(
             matching=matching or ("sequential" if photographs is None else "exhaustive"),
             camera_per_image=camera_per_image,
         )
-        write_reductions(work)
         files = sorted(path.relative_to(work).as_posix() for path in _files_in(work, OUTPUTS))
         content = dataclasses.asdict(report) | {"files": files}
         (work / REPORT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

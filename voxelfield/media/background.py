@@ -25,7 +25,7 @@ class BackgroundWriter:
         """Queues a call.
 
         Args:
-            function: What to call in a thread.
+            function: The function.
             arguments: Its arguments, which must not change until the context exits.
 
         Raises:

@@ -145,8 +145,8 @@ def write_video(
         fps: Frames per second.
         encoding: Options from :func:`video_format`; None for the container's defaults.
         room: Bytes of host memory for 8-bit frames that wait for the encoder; at least eight frames may wait. Encoders
-            are slower than a GPU. The default holds 300 frames of 1920 x 1080, so that the GPU is free as soon as these
-            are rendered.
+            are slower than a GPU. The default suffices for 300 frames of 1920 x 1080, so that the GPU is free as soon
+            as these are rendered.
 
     Raises:
         Exception: Any error from ``images``.
