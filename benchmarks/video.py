@@ -19,7 +19,7 @@ import _harness as harness
 import torch
 
 import voxelfield
-from voxelfield.cli.render import path_of
+from voxelfield.cli.render import path_of, size
 from voxelfield.media.video import CODECS, video_format, write_video
 
 # A few frames are encoded repeatedly, because many would not fit in memory.
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--frames", type=int, default=300)
-    parser.add_argument("--size", default="1920x1080")
+    parser.add_argument("--size", type=size, default="1920x1080")
     parser.add_argument("--codec", choices=CODECS)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data-root", type=Path)
@@ -57,12 +57,12 @@ def main(arguments: list[str] | None = None) -> None:
     frames = [rgb.cpu() for rgb in kept]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "video.mp4")
-        encoding_options = video_format("--codec", path, options.codec)
+        layout = video_format("--codec", path, options.codec)
         started = time.perf_counter()
-        write_video(path, itertools.islice(itertools.cycle(frames), len(cameras)), fps, encoding_options)
+        write_video(path, itertools.islice(itertools.cycle(frames), len(cameras)), fps, layout)
         encoding = time.perf_counter() - started
         started = time.perf_counter()
-        write_video(path, (view.rgb for view in run.render_path(cameras, renderer)), fps, encoding_options)
+        write_video(path, (view.rgb for view in run.render_path(cameras, renderer)), fps, layout)
         both = time.perf_counter() - started
 
     where = harness.machine(cameras.c2w.device)

@@ -19,6 +19,7 @@ from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.scene import Split
 from voxelfield.datasets.transparency import transparency
 from voxelfield.messages import printable
+from voxelfield.warps.choice import WarpConfig, choose_warp
 from voxelfield.warps.warp import Warp
 
 # Of the pixels whose rays are compared with the box: the least alpha, and their number along the longer side.
@@ -45,7 +46,7 @@ class Capture:
         sharpness: N values of :func:`voxelfield.captures.photographs.sharpness`.
         fingerprints: (N, 32, 32) of :func:`voxelfield.captures.photographs.fingerprint`.
         thumbnails: N small images, RGB, transparent pixels on white.
-        warp: The warp of a field's grid, if the scene extends beyond ``aabb``.
+        warp: The warp that a field gets by default, if the scene extends beyond ``aabb``.
         transparency: N transparent shares of the images, from 0 to 1; none if unknown.
         beyond_box: N shares of each image's opaque pixels whose rays miss the box, 0 if the scene extends beyond it;
             none if unknown.
@@ -108,6 +109,7 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
     loaded = torch.cat([split.cameras.all_sizes() for split in scene.splits.values()])
     intrinsics = torch.cat([split.cameras.intrinsics for split in scene.splits.values()]).double()
     images = [Image.fromarray(split.image(index).numpy()) for _, split, index in views]
+    warp = choose_warp(scene, WarpConfig())
     points, colors = torch.zeros(0, 3).double(), torch.zeros(0, 3).byte()
     if scene.format == colmap.FORMAT:
         reconstruction = colmap.read_reconstruction(folder, model)
@@ -120,17 +122,15 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
         c2w=torch.cat([split.cameras.c2w for split in scene.splits.values()]).double(),
         intrinsics=intrinsics * (torch.tensor(sizes, dtype=torch.float64) / loaded).repeat(1, 2),
         sizes=tuple(sizes),
-        aabb=scene.aabb.double(),
+        aabb=(scene.aabb if warp is None else torch.tensor(warp.aabb)).double(),
         points=points,
         colors=colors,
         sharpness=tuple(map(sharpness, images)),
         fingerprints=np.stack([fingerprint(image) for image in images]),
         thumbnails=tuple(map(_thumbnail, images)),
-        warp=scene.warp,
+        warp=warp,
         transparency=tuple(share for split in scene.splits.values() for share in transparency(split)),
-        beyond_box=tuple(
-            _share_beyond(split, index, scene.aabb) if scene.warp is None else 0.0 for _, split, index in views
-        ),
+        beyond_box=tuple(_share_beyond(split, index, scene.aabb) if warp is None else 0.0 for _, split, index in views),
     )
 
 

@@ -20,7 +20,6 @@ from voxelfield.captures.checks import Finding, check_capture
 from voxelfield.captures.drawing import draw, nearest_distances
 from voxelfield.files import atomic_write
 from voxelfield.messages import one_line, printable
-from voxelfield.warps.ndc_box import NdcBox
 
 PICTURE = "inspect.png"
 """Name of the picture."""
@@ -131,12 +130,8 @@ def measures(capture: Capture) -> list[tuple[str, str]]:
         ("box", f"{_vector(low)} to {_vector(high)}"),
         ("size of the box", f"{_vector(high - low)} units"),
     ]
-    if isinstance(capture.warp, NdcBox):
-        depth = f"{capture.warp.near:.4g}"
-        rows.append(("normalised device coordinates", f"all cameras face the same way; near plane at depth {depth}"))
-    elif capture.warp is not None:
-        first, last = (_vector(torch.tensor(corner)) for corner in capture.warp.outermost)
-        rows.append(("nested boxes", f"{capture.warp.count}, the outermost {first} to {last}"))
+    if capture.warp is not None:
+        rows.append(capture.warp.summary)
     spread = capture.origins.amax(dim=0) - capture.origins.amin(dim=0)
     rows.append(("extent of the cameras", f"{_vector(spread)} units"))
     rows.append(("distance to the box's centre", f"{_range(distances)} units"))
