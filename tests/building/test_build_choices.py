@@ -167,15 +167,6 @@ def test_a_stamp_is_read_without_loading(tmp_path):
     assert sources.read_stamp(tmp_path / "other.so") is None
 
 
-def test_a_stamp_is_told_in_words():
-    chosen = Architectures(("75", "90"), ("90",))
-    stamp = sources.Stamp("0123ab", chosen, "VOXELFIELD_X=1", 13)
-    told = "CUDA 13 (driver version 580 or later); compute capability 7.5, 9.0 and PTX of 9.0; macros VOXELFIELD_X=1"
-    assert str(stamp) == f"sources 0123ab; {told}"
-    assert str(stamp._replace(variant="")).endswith("; no macros")
-    assert str(sources.Stamp("0123ab", Architectures(), "", 0)) == "sources 0123ab; no CUDA"
-
-
 @pytest.mark.parametrize(
     ("variables", "variant"),
     [
@@ -321,18 +312,8 @@ def test_two_machines_on_one_home_each_take_and_build_their_own(machine):
     assert _library._find("_C_cuda")[0] == ampere
     machine((8, 6), (8, 0))
     assert _library._find("_C_cuda")[0] == ampere, "machine code for 8.0 runs on 8.6"
-
-
-def test_a_module_must_serve_every_gpu_of_the_machine(machine):
     machine((9, 0), (8, 0))
-    forge(
-        compiling.module_directory("_C_cuda", [(9, 0)]) / "_C_cuda.abi3.so",
-        sources.source_digest(),
-        13,
-        "90",
-        "90",
-    )
-    assert _library._find("_C_cuda")[0] is None
+    assert _library._find("_C_cuda")[0] is None, "a module must serve every GPU"
 
 
 @pytest.mark.parametrize(

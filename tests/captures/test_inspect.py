@@ -99,13 +99,6 @@ def test_a_box_that_cuts_images_is_reported(tmp_path):
     assert dict(measures(capture))["transparent pixels"].endswith("% of all, in 28 of 28 images")
 
 
-def test_images_of_another_orientation_are_named(folder, tmp_path, caplog):
-    portrait = folder / "images" / "view_05.png"
-    Image.open(portrait).transpose(Image.Transpose.ROTATE_90).save(portrait)
-    assert main(["inspect", str(folder), "-o", str(tmp_path / "out")]) == 0
-    assert "warning: mixed orientation: view_05 is portrait among 23" in caplog.text
-
-
 def test_names_that_the_locale_cannot_decode_are_drawn(capture_folder, tmp_path):
     folder = tmp_path / os.fsdecode(b"gr\xfcn")
     shutil.copytree(capture_folder, folder)

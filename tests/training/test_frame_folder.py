@@ -145,15 +145,6 @@ def test_a_foreign_picture_with_the_name_of_a_frame_is_refused(tmp_path):
     assert (tmp_path / "0000.png").is_file()
 
 
-def test_a_description_of_countless_frames_takes_no_time(tmp_path):
-    with open_folder(tmp_path) as folder:
-        folder.save(0, view())
-    description = json.loads((tmp_path / DESCRIPTION).read_text())
-    (tmp_path / DESCRIPTION).write_text(json.dumps(description | {"frames": 10**18}))
-    open_folder(tmp_path, overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == [DESCRIPTION]
-
-
 def test_lenses_belong_to_a_path(tmp_path):
     lens = Lens("perspective", torch.full((3, 6), 0.1))
     with open_folder(tmp_path, path_of=dataclasses.replace(cameras(), lens=lens)):
