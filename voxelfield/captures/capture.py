@@ -13,7 +13,6 @@ from PIL import Image
 from torch import Tensor
 
 from voxelfield.captures.photographs import SHARPNESS_SIZE, fingerprint, sharpness
-from voxelfield.datasets import colmap
 from voxelfield.datasets.images import Size, image_size
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.scene import Split
@@ -42,7 +41,6 @@ class Capture:
         sizes: N widths and heights of the image files in pixels.
         aabb: (2, 3) float64, the scene's box, or the part that matters most if it extends further.
         points: (M, 3) float64, sparse points; none for formats without.
-        colors: (M, 3) uint8, their colours.
         sharpness: N values of :func:`voxelfield.captures.photographs.sharpness`.
         fingerprints: (N, 32, 32) of :func:`voxelfield.captures.photographs.fingerprint`.
         thumbnails: N small images, RGB, transparent pixels on white.
@@ -61,7 +59,6 @@ class Capture:
     sizes: tuple[Size, ...]
     aabb: Tensor
     points: Tensor
-    colors: Tensor
     sharpness: tuple[float, ...]
     fingerprints: npt.NDArray[np.float32]
     thumbnails: tuple[Image.Image, ...]
@@ -110,10 +107,6 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
     intrinsics = torch.cat([split.cameras.intrinsics for split in scene.splits.values()]).double()
     images = [Image.fromarray(split.image(index).numpy()) for _, split, index in views]
     warp = choose_warp(scene, WarpConfig())
-    points, colors = torch.zeros(0, 3).double(), torch.zeros(0, 3).byte()
-    if scene.format == colmap.FORMAT:
-        reconstruction = colmap.read_reconstruction(folder, model)
-        points, colors = reconstruction.points, reconstruction.colors
     return Capture(
         name=printable(scene.name),
         format=scene.format,
@@ -123,8 +116,7 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
         intrinsics=intrinsics * (torch.tensor(sizes, dtype=torch.float64) / loaded).repeat(1, 2),
         sizes=tuple(sizes),
         aabb=(scene.aabb if warp is None else torch.tensor(warp.aabb)).double(),
-        points=points,
-        colors=colors,
+        points=(torch.zeros(0, 3) if scene.points is None else scene.points).double(),
         sharpness=tuple(map(sharpness, images)),
         fingerprints=np.stack([fingerprint(image) for image in images]),
         thumbnails=tuple(map(_thumbnail, images)),

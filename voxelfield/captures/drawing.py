@@ -17,7 +17,7 @@ from voxelfield.captures.capture import Capture
 SPLITS = {"train": "#1f6fb4", "val": "#2e8b57", "test": "#d9660a"}
 """Colours of the splits' cameras."""
 
-_OTHER_SPLIT, _BOX = "#9aa0a6", "#202124"
+_GREY, _BOX = "#9aa0a6", "#202124"
 _AXES = {"x": "#d93025", "y": "#1e8e3e", "z": "#1a73e8"}
 _POINTS = 20_000
 _ELEVATION, _AZIMUTH = math.radians(25.0), math.radians(35.0)
@@ -85,8 +85,8 @@ def _draw_space(axes: Any, capture: Capture, basis: Tensor, shown: Tensor) -> No
     """Draws points, box and frusta onto the plane of a basis (2, 3), as far as the positions (N, 3) ``shown`` reach."""
     if len(capture.points):
         chosen = torch.linspace(0, len(capture.points) - 1, min(_POINTS, len(capture.points))).long()
-        colors = capture.colors[chosen].numpy() / 255
-        axes.scatter(*(capture.points[chosen] @ basis.T).T, s=2.5, c=colors, linewidths=0, alpha=0.7, zorder=1)
+        points = capture.points[chosen] @ basis.T
+        axes.scatter(*points.T, s=2.5, color=_GREY, linewidths=0, alpha=0.7, zorder=1, label="sparse points")
     corners = torch.cartesian_prod(*capture.aabb.T) @ basis.T
     axes.add_collection(LineCollection(list(corners[_EDGES].numpy()), colors=_BOX, zorder=2, label="box"))
     shown = shown @ basis.T
@@ -98,7 +98,7 @@ def _draw_space(axes: Any, capture: Capture, basis: Tensor, shown: Tensor) -> No
     lines = frustum_lines(capture.c2w, capture.intrinsics, sizes, depth) @ basis.T
     for number, split in enumerate(dict.fromkeys(capture.splits), start=3):
         chosen = torch.tensor([name == split for name in capture.splits])
-        style: dict[str, Any] = {"color": SPLITS.get(split, _OTHER_SPLIT), "zorder": number}
+        style: dict[str, Any] = {"color": SPLITS.get(split, _GREY), "zorder": number}
         width = 1.0 if len(capture) <= 60 else 0.6
         axes.add_collection(LineCollection(list(lines[chosen].flatten(0, 1).numpy()), linewidths=width, **style))
         axes.scatter(*(capture.origins[chosen] @ basis.T).T, s=5, linewidths=0, label=f"{split} cameras", **style)

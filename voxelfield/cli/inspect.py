@@ -1,4 +1,4 @@
-"""Draw a scene's cameras, box, points and images into one picture and one page, and warn of common problems."""
+"""Draw a scene's cameras, box and points, show its images on a page, and warn of common problems."""
 
 from __future__ import annotations
 
