@@ -29,7 +29,7 @@ from voxelfield.export.model_file import (
     _with_checksum,
 )
 from voxelfield.export.reached import reached_vertices
-from voxelfield.loading import load_model
+from voxelfield.loading import load as load_model
 from voxelfield.ops import sample_trilinear
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples

@@ -24,7 +24,7 @@ from voxelfield.evaluation.evaluation import Evaluation, check_pictures, picture
 from voxelfield.evaluation.lpips import check_lpips
 from voxelfield.export.model_file import save_model
 from voxelfield.media.png import PngWriter
-from voxelfield.media.video import write_views
+from voxelfield.media.video import write_video
 from voxelfield.messages import clipped
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.report.surroundings import chosen_settings, environment, given_overrides, peak_host_gib
@@ -397,7 +397,7 @@ def _write_results(
     if options.video_frames > 0:
         around = usual_path(trained, cameras, options.video_frames)
         with results.writing(VIDEO):
-            write_views(run_directory / VIDEO, (view.rgb for view in trained.render_path(around)))
+            write_video(run_directory / VIDEO, (view.rgb for view in trained.render_path(around)))
     if pictures is not None:
         with results.writing(evaluated):
             pictures.close()
