@@ -14,7 +14,7 @@ def test_the_view_that_loads_kernels_can_be_evaluated(device, monkeypatch):
     evaluate = warm_up.evaluate_split
     monkeypatch.setattr(warm_up, "evaluate_split", lambda *a, **k: evaluated.append(evaluate(*a, **k)))
     warm_up._load_evaluation_kernels(device)
-    assert evaluated[0].ssim_per_view == (1.0,)
+    assert evaluated[0].scores["ssim"] == (1.0,)
 
 
 def test_tensorboard_is_imported_where_it_logs(monkeypatch):

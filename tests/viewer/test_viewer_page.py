@@ -11,6 +11,7 @@ import torch
 from free_ports import free_port
 from viewer_scene import nested_run, trained_run
 
+from voxelfield.cli import view
 from voxelfield.export import save_model
 from voxelfield.grids.boxes import parse_box
 from voxelfield.training.trained_model import TrainedModel

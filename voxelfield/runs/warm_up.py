@@ -38,4 +38,4 @@ def _load_evaluation_kernels(device: torch.device) -> None:
     view = View(black, black[..., 0], black[..., 0])
     cameras = Cameras(torch.eye(4)[None], torch.full((1, 4), float(WINDOW)), WINDOW, WINDOW)
     split = Split(torch.zeros(1, WINDOW, WINDOW, 4, dtype=torch.uint8), cameras, ("black",))
-    evaluate_split(lambda *_: view, split, black[0, 0], None, on_view=Thumbnails(1).add, progress=False)
+    evaluate_split(lambda *_: view, split, black[0, 0], on_view=[Thumbnails(1).add], progress=False)

@@ -63,10 +63,6 @@ class RecordingLogger:
         """Records a picture, as for :class:`voxelfield.training.logs.logging.RunLogger`."""
         self._behind.images(step, tag, image)
 
-    def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
-        """Records how values are distributed."""
-        self._behind.histogram(step, tag, values)
-
     def text(self, tag: str, text: str) -> None:
         """Records a text."""
         self._behind.text(tag, text)

@@ -12,12 +12,11 @@ from voxelfield.grids.boxes import box_tensor
 from voxelfield.rendering.cameras import Cameras, reference_camera
 from voxelfield.rendering.march import visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.occupied_density import occupied_density
+from voxelfield.rendering.occupied_density import is_empty, occupied_density
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY, to_uint8
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.training.logs.densities import is_empty
 from voxelfield.training.trained_model import TrainedModel
 from voxelfield.viewer.drawing.crop import cropped
 from voxelfield.viewer.drawing.density_plane import draw_density
@@ -140,7 +139,7 @@ class Painter:
         # An opacity that is not finite is not empty space.
         if not float(view.opacity.max()) < MIN_VISIBLE_OPACITY:
             return ""
-        if is_empty(self._run.model):
+        if is_empty(self._run.field, self._run.occupancy):
             return "the field is empty, so every picture shows only the background"
         if not bool(self._occupancy.occupied.any()):
             return "no part of the field lies within the crop box"
