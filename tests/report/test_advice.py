@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from records import METRICS, make_record, pictures
+from records import METRICS, make_record
 
 from voxelfield.report.advice import advise
 
@@ -47,16 +47,6 @@ def test_a_run_that_went_well_is_not_warned_of():
 )
 def test_what_is_wrong_is_found_and_nothing_else(changes, title):
     assert titles(**changes) == [title]
-
-
-def test_matter_before_cameras_is_named():
-    shown = pictures("r_0", "r_1")
-    hidden = {
-        name: type(view)(**{**vars(view), "hidden": 0.05 if name == "r_1" else 0.0}) for name, view in shown.items()
-    }
-    (finding,) = advise(make_record(pictures=hidden))
-    assert finding.title == "floaters near cameras"
-    assert "part of r_1:" in finding.message
 
 
 def test_remembering_is_judged_by_fitted_exposure_and_needs_held_out_views():

@@ -31,9 +31,6 @@ OnView: TypeAlias = "Callable[[str, View, torch.Tensor, torch.Tensor | None], No
 """A callback for each evaluated view, with its name, the rendered view, the ground truth (H, W, 3) in [0, 1], and a
 mask (H, W) bool of the pixels that count, or None for all; the tensors are on the renderer's device."""
 
-REQUIRED_METRICS = ("psnr", "ssim", "train_seconds", "steps", "device", "views")
-"""Keys that every metrics.json contains."""
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -193,17 +190,13 @@ def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
 
     Args:
         path: File to write; its parent directory is created if needed.
-        metrics: JSON values (numbers, strings, lists, mappings), at least ``psnr`` (dB), ``ssim``, ``train_seconds``,
-            ``steps``, ``device`` (str) and ``views`` (number of views evaluated).
+        metrics: JSON values: numbers, strings, lists, mappings.
 
     Raises:
-        ValueError: A required key is missing or a number is NaN or infinite, which JSON cannot express.
+        ValueError: A number is NaN or infinite, which JSON cannot express.
         TypeError: A value is not a JSON value, for example a tensor.
     """
-    missing = [key for key in REQUIRED_METRICS if key not in metrics]
-    if missing:
-        raise ValueError(f"metrics must have the keys {list(REQUIRED_METRICS)}, got none of {missing}")
-    text = json.dumps(dict(metrics), indent=2, sort_keys=True, allow_nan=False) + "\n"
+    text = json.dumps(metrics, indent=2, sort_keys=True, allow_nan=False) + "\n"
     with atomic_write(path) as file:
         file.write(text.encode())
 

@@ -19,8 +19,6 @@ NEARLY_EMPTY, NEARLY_FULL = 0.0005, 0.5
 """Occupied shares of the box beyond which it counts as nearly empty, or as filled with fog."""
 STILL_RISING = 0.3
 """Gain in dB over the last fifth of training from which on more steps are worthwhile."""
-HIDDEN = 0.01
-"""Largest acceptable share of a view that is hidden by floaters right in front of its camera."""
 EXPOSURE_GAIN = 1.0
 """Mean gain in dB from fitting exposures, from which on the photographs' exposures count as different."""
 
@@ -94,13 +92,6 @@ def _of_views(record: RunRecord) -> Iterator[tuple[str, str]]:
             "some views are much worse than the others",
             f"{_some(worse)} of {len(scores)}, against a median of {middle:.1f} dB: check them for wrong poses, blur, "
             "different exposure and motion",
-        )
-    hidden = [name for name, pictures in record.pictures.items() if pictures.hidden > HIDDEN]
-    if hidden:
-        yield (
-            "floaters near cameras",
-            f"artefacts right in front of the camera hide part of {_some(hidden)}: raise scene.near (in an "
-            "unbounded scene) or trainer.loss.distortion, or take photographs from there",
         )
     if fitted is not None and fitted - psnr >= EXPOSURE_GAIN:
         yield (

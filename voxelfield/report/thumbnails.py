@@ -22,11 +22,6 @@ _MIN_SIDE, _MAX_SIDE = 64, 480
 # Pixels of one kind of picture in a whole report: 200 of 240 x 240.
 _PIXELS = 200 * 240**2
 
-# A floater's largest depth as a share of the view's median depth, and its smallest error as a multiple of the view's
-# mean error: matter with a smaller error may be part of the scene.
-_NEAR_DEPTH = 0.3
-_NEAR_ERROR = 3.0
-
 
 @dataclass(frozen=True)
 class ViewPictures:
@@ -41,7 +36,6 @@ class ViewPictures:
         depth: Depth in Turbo colours from near (blue) to far (red), white in empty space.
         width: Width of each picture, in pixels.
         height: Height of each picture, in pixels.
-        hidden: Share of the pixels that are hidden by floaters right in front of the camera.
     """
 
     name: str
@@ -51,7 +45,6 @@ class ViewPictures:
     depth: bytes
     width: int
     height: int
-    hidden: float
 
 
 class Thumbnails:
@@ -113,15 +106,10 @@ def thumbnail_side(count: int) -> int:
 
 def _pictures(name: str, view: tuple[Tensor, Tensor]) -> ViewPictures:
     colors, depth = view[0].cpu().permute(1, 2, 0) / 255, view[1].cpu().float()
-    error, filled = colors[..., 6], colors[..., 7]
-    shown = (colors[..., :3], colors[..., 3:6], turbo(error), depth_colors(depth, filled))
+    shown = (colors[..., :3], colors[..., 3:6], turbo(colors[..., 6]), depth_colors(depth, colors[..., 7]))
     height, width = depth.shape
-    hidden, opaque = 0.0, filled > 0.5
-    if bool(opaque.any()):
-        near = opaque & (depth < _NEAR_DEPTH * depth[opaque].median())
-        hidden = float((near & (error > _NEAR_ERROR * error.mean())).double().mean())
     render, truth, wrong, distance = map(_jpeg, shown)
-    return ViewPictures(name, render, truth, wrong, distance, width, height, hidden)
+    return ViewPictures(name, render, truth, wrong, distance, width, height)
 
 
 def _jpeg(rgb: Tensor) -> bytes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +19,15 @@ import yaml
 from voxelfield import _library
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.locate import find_scene
-from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
-from voxelfield.evaluation.evaluation import check_pictures
+from voxelfield.evaluation.evaluation import check_pictures, evaluate_split
 from voxelfield.evaluation.lpips import check_lpips
+from voxelfield.evaluation.metrics import WINDOW
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.render import View
+from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.runs.results import Timing, evaluated_split, finish
-from voxelfield.runs.warm_up import warm_up
 from voxelfield.training.config import LoggerConfig, RunConfig, parse
 from voxelfield.training.config.run import AUTO, NDC_RECORD, SceneConfig
 from voxelfield.training.determinism import reproducible
@@ -153,12 +158,32 @@ def _load(settings: RunConfig, root: Path) -> Scene:
     # Fail now if the kernels are not available, not after the images have been loaded.
     _library.ensure_loaded(device.type)
     with ThreadPoolExecutor(max_workers=1) as background:
-        ready = background.submit(warm_up, device, settings.logger)
+        ready = background.submit(_warm_up, device, settings.logger)
         scene = load_configured_scene(settings, root)
         if (error := ready.exception()) is not None:
             # Whatever fails here fails again where it is needed, with a better message.
             logger.debug("preparations failed: %s", error)
     return scene
+
+
+def _warm_up(device: torch.device, logger: LoggerConfig) -> None:
+    """Makes slow preparations for training, each about a second, in parallel with the decoding of images."""
+    if device.type == "cuda":
+        _load_evaluation_kernels(device)
+    if logger.name == "tensorboard" and importlib.util.find_spec("tensorboard") is not None:
+        importlib.import_module("torch.utils.tensorboard")
+
+
+def _load_evaluation_kernels(device: torch.device) -> None:
+    """Evaluates a small black view, because CUDA loads a kernel when it is first launched.
+
+    Loading all kernels of the evaluation takes about a third of a second.
+    """
+    black = torch.zeros(WINDOW, WINDOW, 3, device=device)
+    view = View(black, black[..., 0], black[..., 0])
+    cameras = Cameras(torch.eye(4)[None], torch.full((1, 4), float(WINDOW)), WINDOW, WINDOW)
+    split = Split(torch.zeros(1, WINDOW, WINDOW, 4, dtype=torch.uint8), cameras, ("black",))
+    evaluate_split(lambda *_: view, split, black[0, 0], on_view=[Thumbnails(1).add], progress=False)
 
 
 def _begin(
