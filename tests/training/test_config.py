@@ -146,8 +146,8 @@ def test_every_setting_is_composed_whether_a_file_states_it_or_not(name):
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group in GROUPS for name in names(group)])
 def test_a_file_states_nothing_that_is_the_default_anyway(group, name):
     def restated(stated: dict, default: dict) -> list[str]:
-        found = [key for key, value in stated.items() if not isinstance(value, dict) and value == default.get(key)]
-        return found + [key for key, value in stated.items() if isinstance(value, dict) and restated(value, default[key])]
+        pairs = [(key, value, default[key]) for key, value in stated.items()]
+        return [key for key, *two in pairs if (restated(*two) if isinstance(two[0], dict) else two[0] == two[1])]
 
     stated = OmegaConf.to_container(OmegaConf.load(CONFIGS / group / f"{name}.yaml"))
     bases = [base for base in stated.pop("defaults", ()) if base != "_self_"]
