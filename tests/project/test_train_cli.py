@@ -35,7 +35,6 @@ from voxelfield.runs.configured import build_logger
 from voxelfield.training.config import LoggerConfig, RunConfig, parse, preset
 from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
-from voxelfield.warps.nested_boxes import NestedBoxes
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
@@ -548,8 +547,7 @@ def places() -> dict[int, Scene]:
     for count in (99, 100):
         cameras = train.cameras[[index % len(train) for index in range(count)]]
         split = Split(train.images[:1].expand(count, -1, -1, -1), cameras, tuple(map(str, range(count))))
-        boxes = NestedBoxes(((-1.0,) * 3, (1.0,) * 3), 4)
-        scenes[count] = Scene("place", torch.tensor(boxes.aabb), {"train": split}, boxes)
+        scenes[count] = Scene("place", torch.tensor([[-1.0] * 3, [1.0] * 3]), {"train": split}, bounded=False)
     return scenes
 
 
@@ -569,14 +567,14 @@ def places() -> dict[int, Scene]:
     ],
 )
 def test_photographs_of_a_place_have_trainers_of_their_own(places, count, overrides, expected, tmp_path, monkeypatch):
-    given = ("scene.boxes=4", *overrides)
+    given = ("warp.boxes=4", *overrides)
     settings = settings_of_run(monkeypatch, tmp_path, *given, scene=places[count])
     assert settings == preset(*given, f"trainer={expected}", device="cpu", name="train")
 
 
 def test_settings_apply_to_the_trainer_that_the_scene_chooses(places, tmp_path, monkeypatch):
     overrides = (
-        "scene.boxes=4",
+        "warp.boxes=4",
         "trainer.steps=500",
         "trainer.loss.tv_until=${trainer.steps}",
         "++trainer.finest_resolution=320",

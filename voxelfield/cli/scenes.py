@@ -56,8 +56,7 @@ def load_scene_of(
         FileNotFoundError: The scene is not there.
         ValueError: It is damaged, or there is no such split.
     """
-    # Only the photographs and their cameras are needed.
-    changes: dict[str, Any] = {"splits": splits, "ndc": False}
+    changes: dict[str, Any] = {"splits": splits}
     if downscale is not None:
         changes |= {"downscale": downscale, "image_size": None}
     if holdout is not None:

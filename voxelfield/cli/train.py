@@ -36,7 +36,8 @@ from voxelfield.training.config import LoggerConfig, RunConfig, config_name, tra
 from voxelfield.training.config.presets import composition_error, offer_defaults
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.occupied_space import EmptyFieldError
-from voxelfield.training.state.run_directory import check_results, hold, release
+from voxelfield.training.state.run_directory import RunDirectoryLock, check_results
+from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger("train")
 
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _end("stopped at once", INTERRUPTED)
     finally:
-        release()
+        RunDirectoryLock.release_all()
     return 0
 
 
@@ -119,7 +120,7 @@ class LockRunDirectory(Callback):
             if directory.resolve() == Path(*map(str, scene)).resolve():
                 raise ValueError(f"hydra.run.dir must not be the folder of the scene, got {directory}")
             check_results(directory)
-            hold(directory)
+            RunDirectoryLock.acquire(directory)
         except ValueError as error:
             sys.exit(_end(str(error), 2))
         except OSError as error:
@@ -226,7 +227,7 @@ def train(config: DictConfig) -> float | None:
     try:
         settings = parse(RunConfig, config)
         output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())
-        depends_on_scene = choices["trainer"] == "auto" and not settings.scene.ends_at_box
+        depends_on_scene = choices["trainer"] == "auto" and not settings.ends_at_box
         for_scene = functools.partial(settings_for, settings) if depends_on_scene else None
         metrics = train_as_configured(settings, output, root, configured_viewer(settings.logger), for_scene)
     except Exception as error:
@@ -246,12 +247,13 @@ def train(config: DictConfig) -> float | None:
     return psnr
 
 
-def settings_for(settings: RunConfig, scene: Scene) -> RunConfig:
+def settings_for(settings: RunConfig, scene: Scene, warp: Warp | None) -> RunConfig:
     """Returns the settings of Hydra's present job with the trainer that ``trainer=auto`` stands for, and records it.
 
     Args:
         settings: The settings as composed before the scene was loaded.
         scene: The loaded scene.
+        warp: The warp of its field.
 
     Raises:
         ValueError: A setting contradicts those of the trainer.
@@ -261,7 +263,7 @@ def settings_for(settings: RunConfig, scene: Scene) -> RunConfig:
     assert isinstance(given, list)
     keys = {text.lstrip("+").partition("=")[0] for text in given}
     sparse = not settings.camera.refines and keys.isdisjoint(_RESOLUTION_SETTINGS)
-    trainer = trainer_for(scene, job.runtime.choices["model"], sparse=sparse)
+    trainer = trainer_for(scene, warp, job.runtime.choices["model"], sparse=sparse)
     logger.info("trainer=%s is the default for %s", trainer, _REASONS[trainer])
     if trainer == "default":
         return settings

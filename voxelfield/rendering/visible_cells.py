@@ -57,7 +57,7 @@ def visible_cells(
     fits = [size / cells / (math.sqrt(2) * spacing) for size, cells in zip(sizes, seen.shape, strict=True)]
     for axis, fit in enumerate(fits):
         seen = seen.repeat_interleave(int(max(1, min(fit, MAX_CELLS_PER_AXIS // seen.shape[axis]))), axis)
-    shown = (shown_cells(field, occupancy, settings, cameras, seen.shape, chunk=chunk) > 0)[None].float()
+    shown = (count_visible_samples(field, occupancy, settings, cameras, seen.shape, chunk=chunk) > 0)[None].float()
     if min(fits) < 1:
         # What is visible of a cell may be narrower than a pixel and missed, while the rays beside it are not.
         for axis, (fit, cells) in enumerate(zip(fits, seen.shape, strict=True)):
@@ -68,7 +68,7 @@ def visible_cells(
 
 
 @torch.no_grad()
-def shown_cells(
+def count_visible_samples(
     field: Field,
     occupancy: OccupancyGrid,
     settings: RenderSettings,

@@ -27,7 +27,7 @@ from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, write_came
 from voxelfield.training.config import RunConfig
 from voxelfield.training.session import Session
 from voxelfield.training.state.finished import recorded_settings
-from voxelfield.training.state.run_directory import METRICS, MODEL_FILE, PER_VIEW, REPORT, VIDEO, hold_again
+from voxelfield.training.state.run_directory import METRICS, MODEL_FILE, PER_VIEW, REPORT, VIDEO, RunDirectoryLock
 from voxelfield.training.state.run_paths import usual_path
 
 logger = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class _Results:
     def writing(self, name: str) -> Iterator[None]:
         """Logs an OSError or a missing package in a block that writes the result of a name."""
         try:
-            hold_again(self._directory)
+            RunDirectoryLock.renew(self._directory)
             yield
         except (OSError, MissingPackageError) as error:
             logger.error("%s: %s", self._directory / name, getattr(error, "strerror", None) or error)

@@ -112,14 +112,14 @@ class RatesConfig:
     Attributes:
         grid: Factor on ``optimizer.grid_lr``.
         network: Factor on ``optimizer.network_lr``.
-        decay: Factor on ``optimizer.grid_decay``.
+        weight_decay: Factor on ``optimizer.grid_weight_decay``.
         final_factor: Factor of the learning rates after the last step (exponential decay).
         betas: Adam's averaging constants.
     """
 
     grid: Positive = 1.0
     network: Positive = 1.0
-    decay: NotNegative = 1.0
+    weight_decay: NotNegative = 1.0
     final_factor: Annotated[float, Range(0, 1, low_open=True)] = 0.05
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
 
@@ -137,9 +137,9 @@ class OptimizerConfig:
             Gaussian Splatting (Kerbl et al. 2023) uses 1/20 for its harmonics. Must be 1 for a decoder without such
             channels.
         eps: Added to the square root of the second moment in Adam.
-        grid_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step updates.
-            It makes features decay to zero where the images do not sustain them.
-        network_decay: Decoupled weight decay of all other parameters of the field.
+        grid_weight_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step
+            updates. It makes features decay to zero where the images do not sustain them.
+        network_weight_decay: Decoupled weight decay of all other parameters of the field.
         skip_untouched: Do not update vertices, nor their moments, that no sample of the step has read.
     """
 
@@ -148,8 +148,8 @@ class OptimizerConfig:
     exposure_lr: Positive = 0.01
     view_lr_factor: Positive = 1.0
     eps: NotNegative = 1e-15
-    grid_decay: NotNegative = 0.05
-    network_decay: NotNegative = 0.0
+    grid_weight_decay: NotNegative = 0.05
+    network_weight_decay: NotNegative = 0.0
     skip_untouched: bool = True
 
 
