@@ -26,7 +26,7 @@ from voxelfield.cli.running import exit_status, one_line_records
 from voxelfield.cli.stopping import INTERRUPTED
 from voxelfield.config.parsing import parse
 from voxelfield.datasets.locate import configured_scenes, is_path
-from voxelfield.datasets.registry import format_of, why_no_folder
+from voxelfield.datasets.registry import formats_of, why_no_folder
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import DEVICES
 from voxelfield.installed import config_folder
@@ -202,7 +202,7 @@ def scene_folder(scene: str) -> Path | None:
             f"scene must be a folder without ${{ in its path, which stands for another setting in a configuration, got "
             f"{clipped(str(whole))!r}: rename it, or load it with voxelfield.load_scene"
         )
-    format_of(folder)
+    formats_of(folder)
     return whole
 
 
