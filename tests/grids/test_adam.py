@@ -751,7 +751,8 @@ def test_a_captured_step_follows_rates_shares_and_tiles(by_channel):
         param = parameter(shape, "cuda")
         param.grad = torch.zeros_like(param)
         rates = torch.ones(4, device="cuda")
-        optimizer = GridAdam([param], lr=0.5, channel_rates=rates if by_channel else None)
+        lr = torch.tensor(0.5, device="cuda")
+        optimizer = GridAdam([param], lr=lr, channel_rates=rates if by_channel else None)
         working = torch.zeros_like(param, dtype=torch.float16)
         optimizer.set_working(param, working)
         occupied = torch.ones(4, 4, 4, dtype=torch.bool, device="cuda")
@@ -772,8 +773,7 @@ def test_a_captured_step_follows_rates_shares_and_tiles(by_channel):
                     step()
                 step = graph.replay
             for i in range(8):
-                optimizer.param_groups[0]["lr"] = learning_rate(i)
-                optimizer.update_rates()
+                lr.fill_(learning_rate(i))
                 weights.fill_(0.1 * i)
                 rates[1:].fill_(0.2 * i)
                 if i % 3 == 1:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
+from ctypes import c_float
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ def parse_box(aabb: Sequence[Sequence[float]] | Tensor) -> Box:
             corners = aabb.detach().tolist()
         else:
             corners = [[float(value) for value in corner] for corner in aabb]
-        low, high = (tuple(_round_to_float32(value) for value in corner) for corner in corners)
+        low, high = (tuple(c_float(value).value for value in corner) for corner in corners)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentValueError(
             f"aabb must be two corners of three numbers each, shape (2, 3), got {shown(aabb)}"
@@ -49,7 +49,7 @@ def parse_box(aabb: Sequence[Sequence[float]] | Tensor) -> Box:
 def box_extent(box: Box) -> tuple[float, ...]:
     """Returns the lengths of a box along x, y and z, rounded to float32."""
     low, high = box
-    return tuple(_round_to_float32(b - a) for a, b in zip(low, high, strict=True))
+    return tuple(c_float(b - a).value for a, b in zip(low, high, strict=True))
 
 
 def box_tensor(box: Box, device: torch.device) -> Tensor:
@@ -69,15 +69,6 @@ def check_box(name: str, aabb: Tensor) -> None:
     low, high = aabb.tolist()
     if not (all(map(math.isfinite, (*low, *high))) and all(a < b for a, b in zip(low, high, strict=True))):
         raise ValueError(f"{name} must be finite with low < high along every axis, got {[low, high]}")
-
-
-def _round_to_float32(value: float) -> float:
-    if not math.isfinite(value):
-        return value
-    try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
-        return math.copysign(math.inf, value)
 
 
 def cell_indices(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:

@@ -35,6 +35,18 @@ def composite_background(rgba: torch.Tensor, background: torch.Tensor) -> torch.
     return torch.lerp(background.to(scaled), scaled[..., :3], scaled[..., 3:])
 
 
+def linear_light(colors: torch.Tensor) -> torch.Tensor:
+    """Decodes sRGB colours to linear light (IEC 61966-2-1).
+
+    Args:
+        colors: (...) floating point in [0, 1].
+
+    Returns:
+        (...) in [0, 1], same dtype and device.
+    """
+    return torch.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
+
+
 # Coefficients of ascending powers of the value; one row each for red, green and blue.
 _TURBO = (
     (0.13572138, 4.61539260, -42.66032258, 132.13108234, -152.94239396, 59.28637943),

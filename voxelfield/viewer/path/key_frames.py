@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from voxelfield.rendering.splines import through_poses
+from voxelfield.rendering.paths import through_poses
 from voxelfield.viewer.drawing.viewpoint import Viewpoint
 
 
