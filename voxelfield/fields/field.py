@@ -143,10 +143,10 @@ class RadianceField(nn.Module):
         if self.warp is None:
             return self.grid.aabb
         # Cached, because tensors cannot be copied from the host during CUDA graph capture.
-        kept, device = self._outermost, self.grid.aabb.device
-        if kept is None or kept[0] != self.warp or kept[1].device != device:
-            kept = self._outermost = (self.warp, box_tensor(self.warp.outermost, device))
-        return kept[1]
+        cached, device = self._outermost, self.grid.aabb.device
+        if cached is None or cached[0] != self.warp or cached[1].device != device:
+            cached = self._outermost = (self.warp, box_tensor(self.warp.outermost, device))
+        return cached[1]
 
     @property
     def centre(self) -> Tensor:

@@ -19,15 +19,8 @@ from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 __all__ = ["GridAdam"]
 
 
-class _ActiveTiles:
-    """The tiles of a parameter's vertices that are updated, and the grid resolution for which they were listed."""
-
-    def __init__(self, occupied: Tensor, resolution: tuple[int, ...]) -> None:
-        self.resolution = resolution
-        self.ids, self.count = active_tiles(occupied, resolution)
-
-    def update(self, occupied: Tensor) -> None:
-        active_tiles(occupied, self.resolution, out=(self.ids, self.count))
+# The options of a group that a step depends on, besides its learning rates.
+_RULE = ("betas", "eps", "weight_decay", "l2_penalty", "skip_untouched", "clear_grad")
 
 
 class GridAdam(torch.optim.Optimizer):
@@ -102,7 +95,8 @@ class GridAdam(torch.optim.Optimizer):
             "clear_grad": clear_grad,
             "capturable": True,  # makes load_state_dict put step counts on the device
         }
-        self._active: dict[Tensor, _ActiveTiles] = {}
+        # For each restricted parameter, its resolution, and the ids and the count of its active tiles.
+        self._active: dict[Tensor, tuple[tuple[int, ...], Tensor, Tensor]] = {}
         self._working: dict[Tensor, Tensor] = {}
         self._rates: dict[tuple[int, torch.device], tuple[float, Tensor]] = {}
         super().__init__(params, defaults)
@@ -167,15 +161,14 @@ class GridAdam(torch.optim.Optimizer):
         check_tensor("occupied", occupied, ("X", "Y", "Z"))
         check_same_device("occupied", occupied, "param", param)
         resolution, present = tuple(param.shape[:3]), self._active.get(param)
-        if present is not None and present.resolution == resolution:
-            present.update(occupied)
+        if present is not None and present[0] == resolution:
+            active_tiles(occupied, resolution, out=present[1:])
         else:
-            self._active[param] = _ActiveTiles(occupied, resolution)
+            self._active[param] = (resolution, *active_tiles(occupied, resolution))
 
     def active_tiles(self, param: Tensor) -> tuple[Tensor, Tensor] | None:
         """Returns the ids and the count of the tiles that are updated; None if the whole grid is updated."""
-        active = self._active.get(param)
-        return None if active is None else (active.ids, active.count)
+        return self._active[param][1:] if param in self._active else None
 
     @torch.no_grad()
     def set_working(self, param: Tensor, working: Tensor | None) -> None:
@@ -253,18 +246,16 @@ class GridAdam(torch.optim.Optimizer):
                 loss = closure()
         batches: dict[tuple[Any, ...], list[tuple[Tensor, Tensor, Tensor | None]]] = {}
         for index, group in enumerate(self.param_groups):
-            options = ("eps", "weight_decay", "l2_penalty", "skip_untouched", "clear_grad")
-            rule = (*group["betas"], *(group[key] for key in options))
+            rule = (tuple(group["betas"]), *(group[key] for key in _RULE[1:]))
             for param in group["params"]:
                 if param.grad is not None:
                     rate = self._rate(index, param.device)
                     batches.setdefault((param.device, *rule), []).append((param, rate, group["channel_rates"]))
         for key, levels in batches.items():
-            self._step_together(key[1:], levels)
+            self._step_together(dict(zip(_RULE, key[1:], strict=True)), levels)
         return loss
 
-    def _step_together(self, rule: tuple[Any, ...], levels: list[tuple[Tensor, Tensor, Tensor | None]]) -> None:
-        beta1, beta2, eps, weight_decay, l2_penalty, skip_untouched, clear_grad = rule
+    def _step_together(self, rule: dict[str, Any], levels: list[tuple[Tensor, Tensor, Tensor | None]]) -> None:
         params = [param for param, _, _ in levels]
         states = [self._state(param) for param in params]
         steps = [state["step"] for state in states]
@@ -292,14 +283,9 @@ class GridAdam(torch.optim.Optimizer):
             tiles=[ids for ids, _ in tiles],
             tile_counts=[count for _, count in tiles],
             channel_rates=[shares for _, _, shares in levels],
-            betas=(beta1, beta2),
-            eps=eps,
-            weight_decay=weight_decay,
-            l2_penalty=l2_penalty,
-            skip_untouched=skip_untouched,
-            clear_grad=clear_grad,
             grad_scale=grad_scale,
             found_inf=found_inf,
+            **rule,
         )
         for copy, param in followed:
             mark_current(copy, param)
@@ -332,15 +318,15 @@ class GridAdam(torch.optim.Optimizer):
         return rate
 
     def _tiles(self, param: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        active = self._active.get(param)
-        if active is None:
+        if param not in self._active:
             return None, None
-        if active.resolution != tuple(param.shape[:3]):
+        resolution, ids, count = self._active[param]
+        if resolution != tuple(param.shape[:3]):
             raise ValueError(
-                f"a parameter's active tiles are those of resolution {active.resolution}, but it has "
-                f"{tuple(param.shape[:3])} now: call set_active again after a grid is resized"
+                f"a parameter's active tiles are those of resolution {resolution}, but it has {tuple(param.shape[:3])} "
+                "now: call set_active again after a grid is resized"
             )
-        return active.ids, active.count
+        return ids, count
 
     def _working_copy(self, param: Tensor) -> Tensor | None:
         working = self._working.get(param)

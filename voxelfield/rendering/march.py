@@ -154,26 +154,27 @@ def visible_samples(
 
     A field with a :meth:`RadianceField.pyramid_density` is marched by a single kernel, which stops a ray once its
     transmittance is too low; samples behind that point are neither placed nor counted. For other fields, marching,
-    evaluation and selection are separate steps. Both give the same samples, except that the kernel keeps only the first
-    ``MAX_VISIBLE_PER_RAY`` visible samples of a ray.
+    evaluation and selection are separate steps. Both give the same samples, except that the kernel returns at most
+    the first ``MAX_VISIBLE_PER_RAY`` visible samples of a ray.
 
     Args:
         field: The field that provides the densities.
         rays: R rays.
         occupancy: The occupied cells.
-        settings: Sampling settings; with ``min_weight`` 0 and no ``capacity``, all samples are kept.
+        settings: Sampling settings; with ``min_weight`` 0 and no ``capacity``, all samples are returned.
         jitter: As for :func:`march`.
         capacity: Fixed numbers of samples, or None for as many as needed.
 
     Returns:
-        The samples, in warped coordinates if it has one, and their number before invisible ones were
-        dropped, () int64, or None if it is not known.
+        The samples, in warped coordinates, and their number before invisible ones were dropped, () int64, or None if it
+        is not known.
     """
     warp = warp_of(field)
     if settings.min_weight <= 0 and capacity is None:
         packed = march(rays, occupancy, settings.step, jitter, warp=warp)
         return packed, packed.ray_offsets[-1]
-    density = _pyramid_density(field)
+    read_density = getattr(field, "pyramid_density", None)
+    density: PyramidDensity | None = None if read_density is None else read_density()
     if density is not None:
         packed = march_visible(
             *_mapped(rays, warp),
@@ -217,13 +218,6 @@ def _mapped(rays: Rays, warp: Warp | None) -> tuple[Tensor, Tensor, Tensor, Tens
 def _cuts(warp: Warp | None) -> list[float]:
     """Returns the numbers by which ops cut rays into the pieces of nested boxes."""
     return [] if warp is None else warp.op_arguments
-
-
-def _pyramid_density(field: Field) -> PyramidDensity | None:
-    """Returns the density in the form that a single kernel marches through, if the field has one."""
-    in_that_form = getattr(field, "pyramid_density", None)
-    found: PyramidDensity | None = None if in_that_form is None else in_that_form()
-    return found
 
 
 def _without_nan(samples: ops.PackedSamples, aabb: Tensor) -> ops.PackedSamples:

@@ -132,8 +132,8 @@ class OccupancyGrid(nn.Module):
         # Maximum over the vertices of each field cell, then over the field cells that each cell of this grid overlaps.
         kernel = [min(2, size) for size in density.shape]
         cells = F.max_pool3d(density[None, None], kernel, stride=1)
-        highest = F.adaptive_max_pool3d(cells, tuple(self.occupied.shape))[0, 0]
-        self._occupy(_reaches(highest, step, threshold) & self.allowed, aabb)
+        maximum = F.adaptive_max_pool3d(cells, tuple(self.occupied.shape))[0, 0]
+        self._occupy(_reaches(maximum, step, threshold) & self.allowed, aabb)
 
     @torch.no_grad()
     def update_from_samples(
@@ -171,7 +171,7 @@ class OccupancyGrid(nn.Module):
             self._cells = self.allowed.nonzero()
         extent = self.aabb[1] - self.aabb[0]
         size = torch.stack([extent[axis] / along for axis, along in enumerate(self.occupied.shape)])
-        # A non-finite density keeps its cell occupied until the next update, but not permanently.
+        # After a non-finite density, a cell is occupied until the next update, but not permanently.
         self.density_ema_max.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).mul_(decay)
         for part in self._cells.split(chunk):
             points = self.aabb[0] + (part + torch.rand(part.shape, device=part.device)) * size
@@ -225,10 +225,10 @@ class OccupancyGrid(nn.Module):
                 derived.of(self.occupied)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OccupancyGrid:
-        kept = {"aabb": self.aabb, "density_ema_max": self.density_ema_max}
+        before = {"aabb": self.aabb, "density_ema_max": self.density_ema_max}
         super()._apply(fn, recurse)
         self._cells = None
-        for name, buffer in kept.items():
+        for name, buffer in before.items():
             if getattr(self, name).dtype != buffer.dtype:  # .half() must not round the geometry
                 setattr(self, name, buffer.to(self.aabb.device))
         return self

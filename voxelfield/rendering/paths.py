@@ -49,8 +49,8 @@ def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
     by Catmull-Rom splines.
 
     Args:
-        cameras: At least one. The image size is kept, or that of the first if they differ. A lens is not: the new
-            cameras are pinhole cameras.
+        cameras: At least one. Images of the path have the size of the first. The new cameras are pinhole cameras, even
+            if these have lenses.
         frames: Number of cameras on the path.
         keys: Largest number of cameras that the path passes through.
 
@@ -91,7 +91,7 @@ def through_poses(c2w: Tensor, numbers: Tensor, frames: int, *, closed: bool = F
         ValueError: There are no poses, or ``frames`` is below 1.
     """
     if len(c2w) == 0:
-        raise ValueError("c2w must hold at least one pose, got none")
+        raise ValueError("c2w must contain at least one pose, got none")
     check_at_least_one("frames", frames)
     poses = c2w.double()
     rows = torch.cat((poses[:, :3, 3], quaternions(poses[:, :3, :3]), numbers.double()), dim=-1)
@@ -134,8 +134,8 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
     the 90th percentile of the cameras' offsets.
 
     Args:
-        cameras: Cameras that define the spiral. The image size, or that of the first if they differ, and the mean
-            intrinsics for that size are kept. A lens is not.
+        cameras: Cameras that define the spiral. Its images have the size of the first and the mean intrinsics for that
+            size, and no lens.
         target: (3,) point in the scene, world frame.
         frames: Number of cameras; the last one is one step before the first.
         turns: Number of turns of the spiral.
