@@ -318,18 +318,6 @@ def test_shares_are_part_of_the_state(device):
     assert torch.equal(twin.param_groups[0]["channel_rates"], shares(4, device))
 
 
-def test_a_state_from_before_there_were_shares_leaves_those_there_are(device):
-    param = parameter((3, 3, 3, 4), device)
-    optimizer = GridAdam([param], lr=0.1, channel_rates=shares(4, device))
-    state = optimizer.state_dict()
-    del state["param_groups"][0]["channel_rates"]
-    optimizer.load_state_dict(state)
-    before = param.detach().clone()
-    param.grad = torch.ones_like(param)
-    optimizer.step()
-    torch.testing.assert_close(param.detach(), before - 0.1 * shares(4, device))
-
-
 def test_loading_writes_into_the_shares_that_there_are(device):
     param, own = parameter((3, 3, 3, 4), device), torch.ones(4, device=device)
     optimizer = GridAdam([param], lr=0.1, channel_rates=own)

@@ -120,16 +120,6 @@ def test_copies_stay_equal_through_training(device):
     assert torch.equal(grid.features.detach().view(-1, 4)[rows_of(grid)], dense[tuple(vertices_of(grid).unbind(-1))])
 
 
-def test_without_sharing_copies_drift_apart(device):
-    grid, _ = filled(device, torch.ones(BLOCKS, dtype=torch.bool, device=device))
-    optimizer = GridAdam([grid.features], lr=0.1)
-    grid(torch.randn(500, 3, device=device)).square().sum().backward()
-    optimizer.step()
-    dense = grid.to_dense()
-    rows = grid.features.detach().view(-1, 4)[rows_of(grid)]
-    assert not torch.equal(rows, dense[tuple(vertices_of(grid).unbind(-1))])
-
-
 def test_blocks_that_stay_keep_features_and_moments(device):
     grid, _ = filled(device)
     optimizer = GridAdam([grid.features], lr=0.1)

@@ -159,8 +159,8 @@ class WorkingCopies:
         return gradient
 
 
-# The version of the grid that was copied, and whether a GridAdam updates the copy, are attributes of the copy: it is all
-# that the optimizer and the modules have in common.
+# The version of the grid that was copied, and whether a GridAdam updates the copy, are attributes of the copy, because
+# it is all that the optimizer and the modules have in common.
 
 
 def mark_current(copy: Tensor, grid: Tensor) -> None:
