@@ -13,9 +13,9 @@ from warm_python import Running, warm_python
 _HOLD = """
 import sys
 from pathlib import Path
-from voxelfield.training.state.run_directory import hold
+from voxelfield.training.state.run_directory import RunDirectoryLock
 
-hold(Path(sys.argv[1]))
+RunDirectoryLock.acquire(Path(sys.argv[1]))
 """
 
 # Numbers of processes whose end has been seen, which cannot be waited for again.

@@ -109,7 +109,7 @@ def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
     [
         ("SIGHUP", "configured", "load_configured_scene", "stopped before training began"),
         ("SIGINT", "configured", "load_configured_scene", "stopped before training began"),
-        ("SIGTERM", "Run", "evaluate", "stopped while evaluating; continue with resume={checkpoint}"),
+        ("SIGTERM", "TrainedModel", "evaluate", "stopped while evaluating; continue with resume={checkpoint}"),
     ],
 )
 def test_a_signal_ends_loading_and_evaluating_at_once_with_a_message(tmp_path, number, owner, name, message):
@@ -120,7 +120,7 @@ def test_a_signal_ends_loading_and_evaluating_at_once_with_a_message(tmp_path, n
     assert time.monotonic() - began < 50, "the signal did not end it"
     checkpoint = checkpoint_path(tmp_path, 20)
     assert output.splitlines()[-1].endswith(message.format(checkpoint=checkpoint))
-    assert (owner != "Run") or load_checkpoint(checkpoint)["step"] == 20
+    assert (owner != "TrainedModel") or load_checkpoint(checkpoint)["step"] == 20
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from voxelfield.rendering.rigid import exp_se3
 from voxelfield.runs.configured import train_as_configured
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras import lost_cameras
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses, motion_unit
+from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses
 from voxelfield.training.cameras.exposure import AffineExposure
 from voxelfield.training.cameras.lost_cameras import LostCameras, shrunk
 from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, RefinedCameras, write_cameras
@@ -37,7 +37,6 @@ from voxelfield.training.config import CameraConfig
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
 from voxelfield.warps.ndc_box import NdcBox
-from voxelfield.warps.nested_boxes import NestedBoxes
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
@@ -455,10 +454,8 @@ def test_translations_have_their_own_unit(device):
 
 def test_the_unit_of_motions_is_the_depth_of_a_scene_that_all_cameras_face():
     rows = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 2.0))
-    frame = NdcBox(((-1.0, -1.0, -50.0), (1.0, 1.0, -30.0)), rows, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 1.0)
-    assert motion_unit(frame) == pytest.approx(42.0)
-    assert motion_unit(NestedBoxes(((-9.0, -9.0, -9.0), (9.0, 9.0, 9.0)), 2)) == 1.0
-    assert motion_unit(None) == 1.0
+    warp = NdcBox(((-1.0, -1.0, -50.0), (1.0, 1.0, -30.0)), rows, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 1.0)
+    assert warp.motion_unit == pytest.approx(42.0)
 
 
 def test_small_images_are_means_of_what_shows():

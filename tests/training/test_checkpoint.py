@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import zipfile
@@ -15,14 +16,12 @@ from voxelfield.training.state.checkpoint import (
     FORMAT,
     CheckpointError,
     CheckpointVersionError,
-    DamagedCheckpointError,
     checkpoint_path,
     load_checkpoint,
     load_newest,
     load_resolved,
     resolve_checkpoint,
     save_checkpoint,
-    seal,
 )
 
 
@@ -109,29 +108,6 @@ def test_failure_keeps_the_previous_checkpoint(tmp_path, monkeypatch, error, wri
     assert load_checkpoint(path)["step"] == 1
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_named(tmp_path, monkeypatch):
-    save = torch.save
-
-    def save_to_full_disk(state, file):
-        with Path("/dev/full").open("wb") as full:
-            save(state, full)
-
-    monkeypatch.setattr(torch, "save", save_to_full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        save_checkpoint(tmp_path / "last.pt", {"grid": torch.zeros(100_000)})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_other_errors_of_torch_pass_through(tmp_path, monkeypatch):
-    def fail(state, file):
-        raise RuntimeError("unrelated")
-
-    monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(RuntimeError, match="unrelated"):
-        save_checkpoint(tmp_path / "last.pt", {"step": 1})
-
-
 @pytest.mark.parametrize(
     ("value", "name"),
     [
@@ -195,51 +171,31 @@ def test_a_missing_file_lists_what_is_there(tmp_path):
         load_checkpoint(tmp_path / "checkpoint_11.pt")
 
 
-@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.99, -1, -25, -27])
+@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.99, -1])
 def test_a_truncated_file_is_named_so(tmp_path, kept):
     path = tmp_path / "last.pt"
     save_checkpoint(path, {"grid": torch.zeros(10_000)})
     size = int(kept * path.stat().st_size) if isinstance(kept, float) else kept % path.stat().st_size
     os.truncate(path, size)
-    with pytest.raises(CheckpointError, match=rf"truncated or damaged \({size} bytes\)") as caught:
-        load_checkpoint(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_file_damaged_inside_is_named_so(tmp_path):
-    path = tmp_path / "last.pt"
-    save_checkpoint(path, {"grid": torch.arange(10_000)})
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="damaged"):
+    message = rf"truncated or damaged \({size} bytes\); resume=auto continues from the newest intact checkpoint$"
+    with pytest.raises(CheckpointError, match=message):
         load_checkpoint(path)
 
 
-def test_no_flipped_bit_passes(tmp_path):
+def test_no_flipped_bit_changes_what_is_loaded(tmp_path):
+    """Bits of the archive that hold neither a value nor its position, such as times and padding, may pass."""
     path = tmp_path / "last.pt"
-    save_checkpoint(path, {"grid": torch.arange(300.0), "step": 7})
+    grid = torch.arange(300.0)
+    save_checkpoint(path, {"grid": grid, "step": 7})
     whole = path.read_bytes()
-    for position in [*range(0, len(whole), 13), *range(len(whole) - 30, len(whole))]:
+    begin = whole.index(grid.numpy().tobytes())
+    for position in [*range(0, len(whole), 7), *range(len(whole) - 100, len(whole))]:
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
-        with pytest.raises(CheckpointError):
-            load_checkpoint(path)
-
-
-def test_a_damaged_file_names_the_newest_sound_one_before_it(tmp_path):
-    first, second, third, last = (checkpoint_path(tmp_path, step) for step in (1, 2, 3, 4))
-    for step, path in enumerate((first, second, third, last), 1):
-        save_checkpoint(path, {"step": step})
-    os.truncate(second, 100)
-    os.truncate(third, 100)
-    with pytest.raises(DamagedCheckpointError, match=rf"{third} is .*; the newest intact one before it is {first}$"):
-        load_checkpoint(third)
-    os.truncate(last, 100)
-    with pytest.raises(DamagedCheckpointError, match=rf"{last} is truncated .*before it is {first}$"):
-        load_checkpoint(tmp_path)
-    os.truncate(first, 100)
-    with pytest.raises(DamagedCheckpointError, match=r"\(100 bytes\); there is no intact one before it$"):
-        load_checkpoint(tmp_path)
+        with contextlib.suppress(CheckpointError):
+            loaded = load_checkpoint(path)
+            assert not begin <= position < begin + grid.nbytes
+            assert torch.equal(loaded.pop("grid"), grid)
+            assert loaded == {"format": FORMAT, "voxelfield": loaded["voxelfield"], "step": 7}
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "empty"])
@@ -254,18 +210,34 @@ def test_the_newest_sound_checkpoint_is_found_with_a_warning_for_each_damaged_on
     path, state = load_newest(tmp_path)
     assert (path, state["step"]) == (checkpoint_path(tmp_path, 2), 2)
     (record,) = caplog.records
-    assert record.getMessage() == f"{newest} is truncated or damaged ({newest.stat().st_size} bytes); it is skipped"
+    assert record.getMessage().startswith(f"{newest} is truncated or damaged ({newest.stat().st_size} bytes)")
     os.truncate(checkpoint_path(tmp_path, 1), 10)
     os.truncate(path, 10)
     assert load_newest(tmp_path) is None
 
 
-def test_a_newer_format_is_not_passed_over(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("format_", "remedy"), [(FORMAT + 1, "upgrade voxelfield"), (FORMAT - 1, "train again, or continue with")]
+)
+def test_another_format_is_refused_and_not_skipped(tmp_path, monkeypatch, format_, remedy):
     save_checkpoint(checkpoint_path(tmp_path, 1), {"step": 1})
-    monkeypatch.setattr(checkpoint, "FORMAT", FORMAT + 1)
+    monkeypatch.setattr(checkpoint, "FORMAT", format_)
     save_checkpoint(checkpoint_path(tmp_path, 2), {"step": 2})
     monkeypatch.undo()
-    with pytest.raises(CheckpointVersionError, match=rf"0000002.pt has format {FORMAT + 1}.*: upgrade voxelfield$"):
+    message = rf"0000002\.pt has format {format_}, written by .* reads format {FORMAT}: {remedy}"
+    for load in (load_checkpoint, load_newest):
+        with pytest.raises(CheckpointVersionError, match=message):
+            load(tmp_path)
+
+
+def test_a_file_of_the_previous_format_is_refused_in_one_line(tmp_path):
+    """As version 0.1.0 wrote it before format 8: an archive that ends with a comment."""
+    path = checkpoint_path(tmp_path, 3)
+    state = {"format": 7, "voxelfield": "0.1.0", "step": 3, "config": {"model": {"kind": "mlp"}}}
+    torch.save(state | {"occupancy": {"possible": torch.ones(2), "highest": torch.ones(2)}}, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = b"voxelfield crc32 01234567"
+    with pytest.raises(CheckpointVersionError, match=r"format 7, written by voxelfield 0\.1\.0; .*: train again, or"):
         load_newest(tmp_path)
 
 
@@ -291,47 +263,16 @@ def test_foreign_files_are_named_so(tmp_path, kind):
             }[kind],
             path,
         )
-        with path.open("r+b") as file:
-            seal(file)
     with pytest.raises(CheckpointError, match="not a voxelfield checkpoint") as caught:
         load_checkpoint(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
 
 
-def test_an_archive_without_a_checksum_is_one_of_another_format(tmp_path):
-    path = tmp_path / "old.pt"
-    torch.save({"format": 6, "voxelfield": "0"}, path)
-    with pytest.raises(
-        CheckpointError, match=rf"{path} is not .* of format {FORMAT}, .*: train again, or continue with"
-    ):
-        load_checkpoint(path)
-    path.rename(checkpoint_path(tmp_path, 1))
-    with pytest.raises(CheckpointVersionError):
-        load_newest(tmp_path)
-
-
-def test_a_newer_format_asks_for_an_upgrade(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT", FORMAT + 1)
-    save_checkpoint(tmp_path / "last.pt", {})
-    monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=rf"format {FORMAT + 1}.*reads format {FORMAT}: upgrade"):
-        load_checkpoint(tmp_path / "last.pt")
-
-
-def test_an_older_format_is_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT", FORMAT - 1)
-    save_checkpoint(tmp_path / "last.pt", {})
-    monkeypatch.undo()
-    reads = f"reads format {FORMAT}"
-    with pytest.raises(CheckpointError, match=rf"last\.pt has format {FORMAT - 1}.*{reads}: train again"):
-        load_checkpoint(tmp_path / "last.pt")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_an_absent_device_is_not_taken_for_damage(tmp_path):
     save_checkpoint(tmp_path / "last.pt", {"grid": torch.ones(1)})
-    with pytest.raises(RuntimeError, match=r"(?i)cuda"):
+    with pytest.raises((RuntimeError, AssertionError), match=r"(?i)cuda"):
         load_checkpoint(tmp_path / "last.pt", "cuda")
 
 
@@ -344,15 +285,13 @@ def test_zeros_take_no_room(tmp_path):
 
 
 def test_a_pickle_that_ends_early_is_refused_by_name(tmp_path):
-    """Its checksum is right, so that only the pickle tells."""
+    """Its checksum is right, so that only unpickling can fail."""
     save_checkpoint(tmp_path / "last.pt", {"step": 1})
     with zipfile.ZipFile(tmp_path / "last.pt") as whole, zipfile.ZipFile(tmp_path / "cut.pt", "w") as cut:
         for entry in whole.infolist():
             content = whole.read(entry)
             cut.writestr(entry.filename, content[:-1] if entry.filename.endswith("data.pkl") else content)
-    with (tmp_path / "cut.pt").open("r+b") as file:
-        seal(file)
-    with pytest.raises(CheckpointError, match=r"cut\.pt is not a voxelfield checkpoint: its contents cannot be read"):
+    with pytest.raises(CheckpointError, match=r"cut\.pt is not a voxelfield checkpoint: it does not contain tensors"):
         load_checkpoint(tmp_path / "cut.pt")
 
 

@@ -22,7 +22,6 @@ from voxelfield.training.state.checkpoint import (
     checkpoint_path,
     load_checkpoint,
     save_checkpoint,
-    seal,
     write_checkpoint,
 )
 from voxelfield.training.state.fingerprint import changes, fingerprint
@@ -87,7 +86,7 @@ ALWAYS = ("no configuration", "step of 400 digits", "field of another shape", "m
 def test_contents_that_no_run_saves_are_one_line(tmp_path, saved, case):
     path = checkpoint_path(tmp_path, 2)
     write(path, WRONG[case](dict(saved)))
-    refusal = r"^\S+/checkpoint_0000002\.pt( does not hold the state of a run: |: field\.\S+ must be )"
+    refusal = r"^\S+/checkpoint_0000002\.pt( has wrong contents: |: field\.\S+ must be )"
     with pytest.raises(ValueError, match=refusal) as caught:
         train(tmp_path, f"resume={path}", "trainer.steps=4")
     assert isinstance(caught.value, CheckpointError)
@@ -107,9 +106,7 @@ def test_contents_that_no_run_saves_are_one_line(tmp_path, saved, case):
 def test_loading_such_a_checkpoint_to_draw_it_is_one_line_too(tmp_path, saved, case):
     path = checkpoint_path(tmp_path, 2)
     write(path, WRONG[case](dict(saved)))
-    with pytest.raises(
-        CheckpointError, match=r"does not hold the state of a run|configuration must be a mapping of"
-    ) as caught:
+    with pytest.raises(CheckpointError, match=r"has wrong contents|configuration must be a mapping of") as caught:
         voxelfield.load(path, "cpu")
     assert "\n" not in str(caught.value)
 
@@ -142,12 +139,6 @@ def test_settings_that_the_field_does_not_have_are_refused(tmp_path, saved, over
     assert list(tmp_path.iterdir()) == [path], "a run that is refused leaves its directory behind"
 
 
-def sealed(path: Path) -> None:
-    """Gives an archive the checksum of a checkpoint."""
-    with path.open("r+b") as file:
-        seal(file)
-
-
 def test_a_bomb_of_zeros_is_refused_before_it_takes_memory(tmp_path):
     path = checkpoint_path(tmp_path, 2)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -155,7 +146,6 @@ def test_a_bomb_of_zeros_is_refused_before_it_takes_memory(tmp_path):
             for _ in range(64):
                 member.write(bytes(1 << 20))
         archive.writestr("archive/version", "3\n")
-    sealed(path)
     assert path.stat().st_size < 1 << 20
     with pytest.raises(CheckpointError, match="is not a voxelfield checkpoint: it is a compressed zip file"):
         load_checkpoint(path)
@@ -173,7 +163,6 @@ def test_members_that_share_their_bytes_are_refused(tmp_path):
                 setattr(twin, name, getattr(info, name))
             archive.filelist.append(twin)
             archive.NameToInfo[twin.filename] = twin
-    sealed(path)
     with pytest.raises(CheckpointError, match=r"is truncated or damaged \(\d+ bytes\)"):
         load_checkpoint(path)
 
@@ -181,14 +170,14 @@ def test_members_that_share_their_bytes_are_refused(tmp_path):
 @pytest.mark.parametrize("shape", [(1 << 40,), (-8,), (1 << 62, 1 << 62), "large"])
 def test_a_tensor_of_zeros_must_be_told_of_bit_by_bit(tmp_path, shape):
     packed = {
-        "left out in chunks of": 8,
+        "nonzero chunks": torch.zeros(0, 4, dtype=torch.int64),
+        "stored": torch.zeros(4, dtype=torch.uint8),
+        "rest": torch.zeros(0, dtype=torch.uint8),
         "shape": shape,
-        "kept": torch.zeros(4, dtype=torch.uint8),
-        "chunks": torch.zeros(0, 8, dtype=torch.int32),
-        "rest": torch.zeros(0),
+        "dtype": torch.float32,
     }
     write_checkpoint(tmp_path / "last.pt", {"format": FORMAT, "voxelfield": "0", "grid": packed})
-    with pytest.raises(CheckpointError, match="a tensor saved without all of its chunks must have chunks"):
+    with pytest.raises(CheckpointError, match="a tensor without its zeros must have chunks"):
         load_checkpoint(tmp_path / "last.pt")
 
 

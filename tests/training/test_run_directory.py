@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +15,10 @@ from voxelfield.training.state import run_directory
 from voxelfield.training.state.run_directory import (
     RESULTS,
     DirectoryInUseError,
+    RunDirectoryLock,
     check_ended,
     check_results,
     earlier_run,
-    held,
-    hold,
-    hold_again,
-    keep,
-    release,
 )
 
 
@@ -39,12 +34,12 @@ def test_a_directory_is_for_one_process_until_that_ends_however_it_does(tmp_path
     with pytest.raises(
         DirectoryInUseError, match=rf"^hydra.run.dir .* process {other.pid} on .* is using {directory}$"
     ):
-        hold(directory)
+        RunDirectoryLock.acquire(directory)
     with pytest.raises(DirectoryInUseError, match=rf"^resume .* process {other.pid} on .* is using {directory}$"):
         check_ended(directory)
     end(other)
     check_ended(directory)
-    with held(directory):
+    with RunDirectoryLock.acquire(directory):
         assert (directory / ".lock").is_file()
     assert list(directory.iterdir()) == []
 
@@ -56,7 +51,7 @@ def write_as_hydra_does(directory: Path) -> None:
 
 
 def test_a_directory_made_for_a_run_that_never_began_goes_again(tmp_path):
-    with held(tmp_path / "refused"):
+    with RunDirectoryLock.acquire(tmp_path / "refused"):
         write_as_hydra_does(tmp_path / "refused")
     assert list(tmp_path.iterdir()) == []
 
@@ -66,10 +61,10 @@ def test_other_directories_stay(tmp_path, why):
     directory = tmp_path / "run"
     if why == "it was there before":
         directory.mkdir()
-    with held(directory):
+    with RunDirectoryLock.acquire(directory) as lock:
         write_as_hydra_does(directory)
         if why == "training began":
-            keep(directory)
+            lock.created = False
         if why == "something is there":
             (directory / "notes.txt").touch()
     assert (directory / ".hydra" / "config.yaml").is_file()
@@ -78,11 +73,11 @@ def test_other_directories_stay(tmp_path, why):
 
 
 def test_a_process_holds_what_it_holds_already(tmp_path):
-    hold(tmp_path / "run")
-    with held(tmp_path / "run"):
+    RunDirectoryLock.acquire(tmp_path / "run")
+    with RunDirectoryLock.acquire(tmp_path / "run"):
         check_ended(tmp_path / "run")
     assert (tmp_path / "run" / ".lock").is_file(), "the block was not the first to hold it"
-    release()
+    RunDirectoryLock.release_all()
     assert not (tmp_path / "run" / ".lock").exists()
 
 
@@ -91,14 +86,14 @@ def test_a_file_system_without_locks_is_told_of(tmp_path, monkeypatch, caplog):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(run_directory.fcntl, "flock", refuse)
-    with held(tmp_path / "run"):
+    with RunDirectoryLock.acquire(tmp_path / "run"):
         check_ended(tmp_path / "run")
     assert "cannot be locked (Operation not supported)" in caplog.text
 
 
 def test_temporary_files_of_a_killed_run_are_removed(tmp_path):
     (tmp_path / ".checkpoint_0000003.0123abcd.tmp.pt").touch()
-    with held(tmp_path):
+    with RunDirectoryLock.acquire(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
@@ -112,45 +107,27 @@ def test_what_an_earlier_run_left_is_listed(tmp_path):
     assert earlier_run(tmp_path) == ["checkpoint_0000009.pt", "metrics.json", "events.out.tfevents.1.a"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="paths are reserved on Linux only")
-@pytest.mark.parametrize("how", ["moved", "deleted"])
-def test_a_directory_that_goes_away_stays_the_one_of_its_run(tmp_path, other, how):
-    directory = tmp_path / "run"
-    if how == "moved":
-        directory.rename(tmp_path / "elsewhere")
-    else:
-        shutil.rmtree(directory)
-    with pytest.raises(DirectoryInUseError, match=rf"but process {other.pid} on .* is using {directory}$"):
-        hold(directory)
-    assert not directory.exists()
-    end(other)
-    with held(directory):
-        pass
-
-
 def test_a_directory_that_goes_away_is_made_and_locked_again(tmp_path, caplog):
     directory = tmp_path / "run"
-    with held(directory):
+    with RunDirectoryLock.acquire(directory):
         shutil.rmtree(directory)
-        hold_again(directory)
+        RunDirectoryLock.renew(directory)
         assert [path.name for path in directory.iterdir()] == [".lock"]
         assert f"{directory} was deleted, with everything that this run had written there, or moved away" in caplog.text
-        hold_again(directory)
-        hold_again(tmp_path / "not held")
+        RunDirectoryLock.renew(directory)
+        RunDirectoryLock.renew(tmp_path / "not held")
     assert caplog.text.count("created again") == 1
     assert not (tmp_path / "not held").exists()
 
 
-def test_files_of_another_run_in_the_place_of_a_moved_directory_stay(tmp_path, monkeypatch):
-    # As with two machines that share a folder, of which neither knows what the other has reserved.
-    monkeypatch.setattr(run_directory, "_reserve", lambda *_: None)
+def test_files_of_another_run_in_the_place_of_a_moved_directory_stay(tmp_path):
     directory = tmp_path / "run"
-    with held(directory):
+    with RunDirectoryLock.acquire(directory):
         directory.rename(tmp_path / "elsewhere")
         with holder(directory) as process:
             with pytest.raises(DirectoryInUseError, match=f"process {process.pid} on .* is using {directory}$"):
-                hold_again(directory)
-            release()
+                RunDirectoryLock.renew(directory)
+            RunDirectoryLock.release_all()
             assert (directory / ".lock").is_file()
 
 
@@ -159,10 +136,10 @@ def test_a_lock_that_is_a_link_overwrites_nothing(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="symbolic links"):
-        hold(tmp_path / "run")
+        RunDirectoryLock.acquire(tmp_path / "run")
     assert (tmp_path / "precious").read_text() == "mine"
     (tmp_path / "run" / ".lock").unlink()
-    with held(tmp_path / "run"):
+    with RunDirectoryLock.acquire(tmp_path / "run"):
         pass
 
 
@@ -174,7 +151,7 @@ def test_results_of_something_else_are_not_replaced(tmp_path, name):
     check_results(tmp_path)
     (tmp_path / name).mkdir() if name in ("train", "val", "test") else (tmp_path / name).touch()
     with pytest.raises(
-        ValueError, match=rf"must be a new folder or .*, got {tmp_path}, which holds {re.escape(name)} of"
+        ValueError, match=rf"must be a new folder or .*, got {tmp_path}, which contains {re.escape(name)} of"
     ):
         check_results(tmp_path)
     (tmp_path / ".hydra").mkdir()

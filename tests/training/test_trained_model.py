@@ -22,8 +22,7 @@ from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.export import save_model
 from voxelfield.models.dense import DenseConfig
 from voxelfield.training.session import Session
-from voxelfield.training.state.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from voxelfield.training.state.saved_state import check_state
+from voxelfield.training.state.checkpoint import CheckpointError, check_state, load_checkpoint, save_checkpoint
 from voxelfield.training.trained_model import load_trained_model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -169,7 +168,7 @@ def test_a_run_that_is_killed_before_its_report_gets_one(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["moved", "deleted"])
-def test_a_run_whose_directory_goes_away_keeps_its_place(tmp_path, how):
+def test_a_run_whose_directory_goes_away_creates_it_again(tmp_path, how):
     directory = tmp_path / "run"
     command = ("trainer.steps=1000000", "trainer.checkpoint_every=10", directory_of(directory))
     running = start(*command, merged=True)
@@ -179,10 +178,6 @@ def test_a_run_whose_directory_goes_away_keeps_its_place(tmp_path, how):
         directory.rename(tmp_path / "elsewhere")
     else:
         shutil.rmtree(directory)
-    status, text, _ = finish(start("resume=auto", *command, merged=True))
-    if sys.platform == "linux":
-        assert status == 2, text
-        assert f"but process {running.pid} on" in text.splitlines()[-1]
     while not list(directory.glob("checkpoint_*.pt")):
         assert running.poll() is None
     running.send_signal(signal.SIGTERM)

@@ -38,10 +38,8 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.visible_cells import visible_cells
 from voxelfield.training.config import RunConfig
 
-FORMAT = 4
+FORMAT = 5
 """Layout version of the files. Raise it when an older voxelfield could not read them."""
-
-_READABLE = (3, 4)  # In format 3 no level is sparse.
 
 """The name under which a run directory holds its model file."""
 
@@ -272,12 +270,11 @@ def read_model(path: Path, device: torch.device) -> ModelParts:
         raise ModelFileError(f"{path} is not a voxelfield model: its description is a {type(description).__name__}")
     if begin > 0 and text != _with_checksum(text[begin:]):
         raise ModelFileError(f"{path} is damaged: the checksum of its description does not match")
-    if description.get("format") not in _READABLE:
+    if description.get("format") != FORMAT:
         older = description.get("format") in range(FORMAT)
         remedy = "export the run again" if older else "upgrade voxelfield"
-        readable = " and ".join(map(str, _READABLE))
         raise ModelFileError(
-            f"{path} has format {description.get('format')}; this version reads formats {readable}: {remedy}"
+            f"{path} has format {description.get('format')}; this version reads format {FORMAT}: {remedy}"
         )
     if begin == 0:
         raise ModelFileError(f"{path} is damaged: its description has no checksum")

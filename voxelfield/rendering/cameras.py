@@ -16,9 +16,10 @@ from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.lens import lens_rays
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays, check_values, intersect_aabb
-from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.warps.warp import Warp
 
 _LATTICE = 33  # points along each side of the image
+_ALONG_EDGE = 9  # points along each edge of the image, for rays along its border
 
 # Largest angle in degrees between the world's z axis and the cameras' mean up direction at which the z axis is used.
 _WORLD_UP_WITHIN = 15.0
@@ -242,6 +243,17 @@ class Cameras:
         camera_index = torch.full((pixels.shape[0],), camera, dtype=torch.int64, device=device)
         return self.rays(camera_index, pixels, aabb)
 
+    def border_rays(self) -> tuple[Tensor, Tensor]:
+        """Returns origins and unit directions, both (N, P, 3), of rays through P points along each image's border."""
+        share = torch.linspace(0, 1, _ALONG_EDGE)
+        zero, one = torch.zeros_like(share), torch.ones_like(share)
+        pairs = ((share, zero), (share, one), (zero, share), (one, share))
+        border = torch.cat([torch.stack(pair, dim=-1) for pair in pairs])
+        pixels = (border * self.all_sizes()[:, None]).to(self.c2w.device)
+        index = torch.arange(len(self), device=self.c2w.device).repeat_interleave(len(border))
+        directions = self._directions(index, pixels.flatten(0, 1)).view(pixels.shape[0], -1, 3)
+        return self.c2w[:, None, :3, 3].expand_as(directions), directions
+
     def pixel_angles(self) -> Tensor:
         """Measures the angles between the rays of neighbouring pixels, on a lattice over each image.
 
@@ -265,23 +277,25 @@ class Cameras:
         return torch.stack((smallest, largest), dim=-1).clamp(min=0).sqrt()
 
 
-def reference_camera(warp: NdcBox, width: int, height: int) -> Cameras:
-    """Returns the reference camera of normalised device coordinates, with a field of view that shows the whole window.
+def reference_camera(warp: Warp | None, width: int, height: int) -> Cameras | None:
+    """Returns the reference camera of a warp, with a field of view that shows all that the warp covers.
 
     Args:
-        warp: The coordinates.
+        warp: The field's warp.
         width: Image width in pixels.
         height: Image height in pixels.
 
     Returns:
-        One camera, on the CPU.
+        One camera, on the CPU; None if the warp has no reference camera.
     """
-    (x0, y0), (x1, y1) = warp.window
+    if warp is None or warp.reference is None:
+        return None
+    pose, ((x0, y0), (x1, y1)) = warp.reference
     focal = min(width / (x1 - x0), height / (y1 - y0))
     # Rows of pixels go down, y goes up.
     centre = width / 2 - focal * (x0 + x1) / 2, height / 2 + focal * (y0 + y1) / 2
     c2w = torch.eye(4)
-    c2w[:3] = torch.tensor(warp.camera)
+    c2w[:3] = torch.tensor(pose)
     return Cameras(c2w[None], torch.tensor([[focal, focal, *centre]]), width, height)
 
 

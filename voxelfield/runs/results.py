@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from voxelfield.installed import MissingPackageError
-from voxelfield.training.state.run_directory import hold_again
+from voxelfield.training.state.run_directory import RunDirectoryLock
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Results:
             DirectoryInUseError: The folder was moved or deleted, and another process has locked the present one.
         """
         try:
-            hold_again(self._directory)
+            RunDirectoryLock.renew(self._directory)
             yield
         except (OSError, MissingPackageError) as error:
             logger.error("%s: %s", self._directory / name, getattr(error, "strerror", None) or error)

@@ -16,22 +16,8 @@ from voxelfield.rendering.rigid import compose, exp_se3, log_se3
 from voxelfield.training.eager import EagerAdamW
 from voxelfield.training.part import Part
 from voxelfield.training.schedules import exponential_decay
-from voxelfield.warps.ndc_box import NdcBox
-from voxelfield.warps.warp import Warp
 
 _BETAS = (0.9, 0.99)
-
-
-def motion_unit(warp: Warp | None) -> float:
-    """Returns the unit of translations for a scene, world units; see :class:`CameraRefinement`.
-
-    It is 1, because scenes are about as large as a few units, except in normalised device coordinates: such scenes keep
-    the units of their files, and the unit is the depth of the centre of what matters.
-
-    Args:
-        warp: The field's warp, or None for a single box.
-    """
-    return warp.depth_of_centre if isinstance(warp, NdcBox) else 1.0
 
 
 class CameraRefinement(nn.Module):

@@ -5,38 +5,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
-import pickle
 import re
-import struct
 import zipfile
-import zlib
 from collections.abc import Collection, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+import voxelfield
 from voxelfield.files import atomic_write, open_regular
+from voxelfield.grids.boxes import check_box
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.training.state.zero_packing import copy_without_zeros, put_back_zeros
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 7
-"""Layout version of the files. Raise it when an older voxelfield could not resume from them.
+FORMAT = 8
+"""Layout version of the files. Raise it when an older voxelfield could not resume from them."""
 
-A file is a zip archive with a checksum of the whole as its comment, which is verified on loading. The archive's own
-checksums leave out what lies between its tensors, and torch.load ignores them: flipped bits would become weights.
-"""
-
-# The length field of a zip archive's comment, which ends an archive without one, and the comment of a checkpoint.
-_LENGTH_SIZE = 2
-_COMMENT_SIZE = 25
-_END_SIZE = _LENGTH_SIZE + _COMMENT_SIZE
-_PIECE = 1 << 20
 _ADDED = {"format", "voxelfield"}
 _LAST = "last.pt"
 _NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
@@ -50,20 +39,8 @@ class CheckpointVersionError(CheckpointError):
     """A checkpoint has the format of another version of voxelfield."""
 
 
-class DamagedCheckpointError(CheckpointError):
-    """A checkpoint is truncated, or its content does not match the checksum that was written with it."""
-
-
 def checkpoint_path(directory: Path, step: int) -> Path:
-    """Returns the path at which :func:`resolve_checkpoint` finds the checkpoint of a step.
-
-    Args:
-        directory: Run directory.
-        step: Number of optimizer steps taken, not negative.
-
-    Returns:
-        ``directory/checkpoint_<step>.pt``, the step padded to 7 digits so that listings sort.
-    """
+    """Returns ``directory/checkpoint_<step>.pt``, the step padded to 7 digits so that listings sort."""
     return directory / f"checkpoint_{step:07d}.pt"
 
 
@@ -118,35 +95,18 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the input of :func:`write_checkpoint`: a copy of a state on the CPU that later steps do not change.
-
-    Args:
-        state: As for :func:`save_checkpoint`.
-
-    Raises:
-        TypeError: As for :func:`save_checkpoint`.
-        ValueError: As for :func:`save_checkpoint`.
-    """
+    """Returns a copy of a state on the CPU for :func:`write_checkpoint`; raises as :func:`save_checkpoint` does."""
     reserved = sorted(_ADDED & state.keys())
     if reserved:
-        raise ValueError(f"state must not hold the keys {reserved}: save_checkpoint adds them")
-    return {"format": FORMAT, "voxelfield": _version(), **copy_without_zeros(state)}
+        raise ValueError(f"state must not contain the keys {reserved}: save_checkpoint adds them")
+    return {"format": FORMAT, "voxelfield": voxelfield.__version__, **copy_without_zeros(state)}
 
 
 def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
-    """Writes a checkpoint atomically, as :func:`save_checkpoint` does; may run in a separate thread.
-
-    Args:
-        path: File to write; its parent directory is created if needed.
-        packed: The result of :func:`pack_checkpoint`.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Writes the result of :func:`pack_checkpoint` atomically; may run in a separate thread."""
     try:
         with atomic_write(path) as file:
             torch.save(packed, file)
-            seal(file)
     except RuntimeError as error:
         # While an exception from the file propagates, torch tries to finish its archive, fails at that too, and reports
         # only "unexpected pos". The user needs to see the underlying cause: a full disk or Ctrl-C.
@@ -171,9 +131,8 @@ def load_checkpoint(
 
     Raises:
         FileNotFoundError: There is no such file.
-        DamagedCheckpointError: The file is truncated or damaged; the message names the newest valid one before it.
         CheckpointVersionError: The file has another format.
-        CheckpointError: The file is not a voxelfield checkpoint.
+        CheckpointError: The file is truncated, damaged, or not a voxelfield checkpoint.
     """
     return load_resolved(path, device, parts)[1]
 
@@ -181,45 +140,18 @@ def load_checkpoint(
 def load_resolved(
     path: Path, device: torch.device | str = "cpu", parts: Collection[str] | None = None
 ) -> tuple[Path, dict[str, Any]]:
-    """Loads a checkpoint as :func:`load_checkpoint` does, and returns its file as well.
+    """Returns the file that :func:`load_checkpoint` loads, and its result; arguments and errors are the same.
 
-    A run in progress replaces its checkpoints: if that of a run directory is gone before it has been read, the one that
-    replaces it is loaded.
-
-    Args:
-        path: As for :func:`load_checkpoint`.
-        device: As for :func:`load_checkpoint`.
-        parts: As for :func:`load_checkpoint`.
-
-    Returns:
-        The file, and the result of :func:`load_checkpoint`.
-
-    Raises:
-        FileNotFoundError: As for :func:`load_checkpoint`.
-        CheckpointError: As for :func:`load_checkpoint`.
+    A run in progress replaces its checkpoints: if that of a run directory disappears before it has been read, the one
+    that replaces it is loaded.
     """
     while True:
         file = resolve_checkpoint(path)
         try:
-            return file, _load_file(file, device, parts)
+            return file, _read(file, device, parts)
         except FileNotFoundError:
             if file == Path(path) or file.exists():
                 raise
-
-
-def _load_file(path: Path, device: torch.device | str, parts: Collection[str] | None) -> dict[str, Any]:
-    """Implements :func:`load_checkpoint` for a file."""
-    try:
-        return _read(path, device, parts)
-    except DamagedCheckpointError as error:
-        beside = checkpoints(path.parent)
-        for older in reversed(beside[: beside.index(path)] if path in beside else []):
-            try:
-                check_whole(older)
-            except CheckpointError:
-                continue
-            raise DamagedCheckpointError(f"{error}; the newest intact one before it is {older}") from error
-        raise DamagedCheckpointError(f"{error}; there is no intact one before it") from error
 
 
 def load_newest(directory: Path, device: torch.device | str = "cpu") -> tuple[Path, dict[str, Any]] | None:
@@ -246,14 +178,12 @@ def load_newest(directory: Path, device: torch.device | str = "cpu") -> tuple[Pa
 
 
 @contextlib.contextmanager
-def contents_of(path: Path) -> Iterator[None]:
-    """Raises an error that names a checkpoint if its content, although undamaged, is not that of a run.
+def contents_of(path: Path, error_type: type[ValueError] = CheckpointError) -> Iterator[None]:
+    """Converts errors of a block that adopts the content of an undamaged file, such as missing or contradictory parts.
 
     Args:
-        path: The file.
-
-    Raises:
-        CheckpointError: The block fails, for example because parts of the checkpoint contradict each other.
+        path: The file, which the message names.
+        error_type: Type of the error that is raised.
     """
     try:
         yield
@@ -261,13 +191,11 @@ def contents_of(path: Path) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
-        raise CheckpointError(
-            f"{path} does not hold the state of a run: its parts do not fit together ({reason})"
-        ) from error
+        raise error_type(f"{path} has wrong contents: its parts do not fit together ({reason})") from error
     except ValueError as error:  # from its configuration
         if str(path) in str(error):
             raise
-        raise CheckpointError(f"{path}: {error}") from error
+        raise error_type(f"{path}: {error}") from error
 
 
 def check_progress(state: Mapping[str, Any]) -> None:
@@ -279,49 +207,71 @@ def check_progress(state: Mapping[str, Any]) -> None:
         raise TypeError(f"train_seconds must be a number, not negative, got {clipped(repr(seconds))}")
 
 
+def check_state(name: str, module: nn.Module, state: Mapping[str, Any], grids: Collection[Tensor] = ()) -> None:
+    """Rejects a module's state with tensors of a wrong dtype or content.
+
+    Names and shapes are left to ``load_state_dict``, which does not check dtypes where it assigns tensors.
+
+    Args:
+        name: Name of the module, for messages.
+        module: A module of the same kind, on any device.
+        state: The state to adopt.
+        grids: Parameters of the module that may have any floating-point dtype of grids.
+
+    Raises:
+        ValueError: A tensor has another dtype than in the module, a bool is neither 0 nor 1, or a box is invalid.
+    """
+    converted = {id(grid) for grid in grids}
+    for key, own in module.state_dict(keep_vars=True).items():
+        saved = state.get(key)
+        if not isinstance(own, Tensor) or not isinstance(saved, Tensor):
+            continue
+        # Grids are saved in the dtype in which they were read, and converted when they are loaded.
+        allowed = (torch.float32, torch.float16, torch.bfloat16) if id(own) in converted else (own.dtype,)
+        if saved.dtype not in allowed:
+            raise ValueError(f"{name}.{key} must be {' or '.join(map(str, allowed))}, got {saved.dtype}")
+        # A file can contain any byte where torch writes 0 or 1, and compiled code relies on these.
+        if saved.dtype == torch.bool and saved.numel() > 0 and int(saved.contiguous().view(torch.uint8).max()) > 1:
+            raise ValueError(f"{name}.{key} must contain bools, got other bytes than 0 and 1")
+        if key.rpartition(".")[2] == "aabb":
+            check_box(f"{name}.{key}", saved)
+
+
 def _read(path: Path, device: torch.device | str, parts: Collection[str] | None) -> dict[str, Any]:
-    """Loads a file, without advice about others if it is damaged."""
     check_whole(path)
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} is not a voxelfield checkpoint: it holds objects other than tensors and plain values"
-        ) from error
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:  # deleted in the meantime
         raise
-    except Exception as error:  # unpickling truncated or invalid data can raise anything
-        # Errors about an absent or full device must stay visible. On the CPU, RuntimeErrors are about the file.
-        of_the_file = torch.device(device).type == "cpu" or "PytorchStreamReader" in str(error)
-        if is_out_of_memory(error) or (isinstance(error, RuntimeError) and not of_the_file):
+    except Exception as error:  # unpickling invalid data can raise anything
+        if is_out_of_memory(error):
             raise
-        raise CheckpointError(
-            f"{path} is not a voxelfield checkpoint: its contents cannot be read ({type(error).__name__})"
-        ) from error
+        raise _foreign(path, f"it does not contain tensors and plain values only ({type(error).__name__})") from error
     if not isinstance(state, dict) or "voxelfield" not in state or not isinstance(state.get("format"), int):
-        raise CheckpointError(f"{path} is not a voxelfield checkpoint: it lacks the keys 'format' and 'voxelfield'")
+        raise _foreign(path, "it lacks the keys 'format' and 'voxelfield'")
     if state["format"] != FORMAT:
-        newer = state["format"] > FORMAT
         raise CheckpointVersionError(
             f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
-            f"({_version()}) reads format {FORMAT}: "
-            + ("upgrade voxelfield" if newer else "train again, or continue with that version")
+            f"({voxelfield.__version__}) reads format {FORMAT}: "
+            + ("upgrade voxelfield" if state["format"] > FORMAT else "train again, or continue with that version")
         )
-    if parts is not None:
-        state = {key: value for key, value in state.items() if key in parts or key in _ADDED}
     try:
-        restored: dict[str, Any] = put_back_zeros(state)
+        restored: dict[str, Any] = put_back_zeros(
+            {key: value for key, value in state.items() if parts is None or key in parts or key in _ADDED}, device
+        )
     except ValueError as error:
-        raise CheckpointError(f"{path} is not a voxelfield checkpoint: {error}") from error
+        raise _foreign(path, str(error)) from error
     return restored
+
+
+def _foreign(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path} is not a voxelfield checkpoint: {reason}")
 
 
 def checkpoints(directory: Path) -> list[Path]:
     """Lists a directory's checkpoints, the newest last."""
-    matches = [(_NUMBERED.fullmatch(file.name), file) for file in directory.iterdir() if file.is_file()]
-    numbered = [file for match, file in matches if match]
-    last = directory / _LAST
-    return sorted([*numbered, *([last] if last.is_file() else [])], key=checkpoint_step)
+    files = [file for file in directory.iterdir() if _NUMBERED.fullmatch(file.name) or file.name == _LAST]
+    return sorted((file for file in files if file.is_file()), key=checkpoint_step)
 
 
 def checkpoint_step(path: Path) -> int:
@@ -331,76 +281,33 @@ def checkpoint_step(path: Path) -> int:
 
 
 def check_whole(path: Path) -> None:
-    """Reads a checkpoint without loading it, and compares it with its checksum.
+    """Compares the tensors and values in a checkpoint with the checksums (CRC-32) of its archive, without loading them.
+
+    torch.load ignores these checksums: a flipped bit would become a wrong weight.
 
     Args:
         path: The file.
 
     Raises:
         FileNotFoundError: There is no such file.
-        DamagedCheckpointError: It is truncated or damaged.
-        CheckpointVersionError: It is an archive without a checksum, as in formats up to 6.
-        CheckpointError: It is not a voxelfield checkpoint.
+        CheckpointError: It is truncated or damaged, or not a voxelfield checkpoint.
     """
     with path.open("rb") as file:
-        is_right, size = _is_sealed(file), file.seek(0, os.SEEK_END)
-        file.seek(0)
-        start = file.read(4)
-        file.seek(max(size - 22, 0))
-        end = file.read()
         # After a power failure, some file systems show zeros where data had not been written.
-        if start != b"PK\x03\x04" and start.strip(b"\0"):
-            raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is not a torch archive")
-        # The whole end of a zip archive without a comment; formats up to 6 have none.
-        if end.startswith(b"PK\x05\x06") and end.endswith(b"\0\0"):
-            raise CheckpointVersionError(
-                f"{path} is not a voxelfield checkpoint of format {FORMAT}, which ends with a checksum: "
-                "train again, or continue with the version that has written it"
-            )
-        damaged = DamagedCheckpointError(f"{path} is truncated or damaged ({size} bytes)")
-        if not is_right:
-            raise damaged
+        if file.read(4).strip(b"\0") not in (b"", b"PK\x03\x04"):
+            raise _foreign(path, "it is not a torch archive")
+        size = path.stat().st_size
         try:
-            infos = zipfile.ZipFile(file).infolist()
-        except Exception as error:  # broken headers raise anything from EOFError to UnicodeDecodeError
-            raise damaged from error
-    # torch writes tensors uncompressed; decompressing a zip bomb of zeros would exhaust the memory.
-    if any(info.compress_type != zipfile.ZIP_STORED for info in infos):
-        raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is a compressed zip file")
-    if sum(info.file_size for info in infos) > size:
-        raise damaged
-
-
-def seal(file: BinaryIO) -> None:
-    """Appends the checksum of the whole to a complete archive.
-
-    Args:
-        file: An archive without a comment, open for reading and writing.
-    """
-    size = file.seek(-_LENGTH_SIZE, os.SEEK_END)
-    end = _end(file, size)
-    file.seek(size)
-    file.write(end)
-
-
-def _is_sealed(file: BinaryIO) -> bool:
-    """Returns whether a file, open for reading, ends with its checksum."""
-    size = max(file.seek(0, os.SEEK_END) - _END_SIZE, 0)
-    end = _end(file, size)
-    return file.read() == end
-
-
-def _end(file: BinaryIO, size: int) -> bytes:
-    """Returns how a sealed archive ends whose other bytes are the first of a file, and leaves the file after these."""
-    file.seek(0)
-    checksum = 0
-    for begin in range(0, size, _PIECE):
-        checksum = zlib.crc32(file.read(min(_PIECE, size - begin)), checksum)
-    return struct.pack("<H", _COMMENT_SIZE) + b"voxelfield crc32 %08x" % checksum
-
-
-def _version() -> str:
-    try:
-        return metadata.version("voxelfield")
-    except metadata.PackageNotFoundError:  # used from a source tree that is not installed
-        return "unknown"
+            archive = zipfile.ZipFile(file)
+            entries = archive.infolist()
+            # torch stores tensors uncompressed; decompressing a zip bomb would exhaust the memory.
+            compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+            whole = compressed or (sum(entry.file_size for entry in entries) <= size and archive.testzip() is None)
+        except Exception:  # broken headers raise anything from EOFError to UnicodeDecodeError
+            compressed = whole = False
+    if compressed:
+        raise _foreign(path, "it is a compressed zip file")
+    if not whole:
+        raise CheckpointError(
+            f"{path} is truncated or damaged ({size} bytes); resume=auto continues from the newest intact checkpoint"
+        )

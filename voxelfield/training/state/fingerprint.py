@@ -1,4 +1,4 @@
-"""Fingerprints of training data and of trained fields, to detect that either is not the one from before."""
+"""Fingerprints of training data and of trained fields, to detect changes."""
 
 from __future__ import annotations
 
@@ -25,32 +25,28 @@ def fingerprint(split: Split) -> dict[str, Tensor]:
         ``images`` (N,) int64, of each image with its mask, and ``cameras`` (N,) int64, of each pose with its
         intrinsics.
     """
-    cameras = torch.cat((split.cameras.c2w.flatten(1), split.cameras.intrinsics), dim=1)
-    if split.cameras.sizes is not None:
-        cameras = torch.cat((cameras, split.cameras.sizes), dim=1)
-    if split.cameras.lens is not None:
-        cameras = torch.cat((cameras, split.cameras.lens.rows), dim=1)
+    cameras = split.cameras
+    columns = [cameras.c2w.flatten(1), cameras.intrinsics]
+    columns += [] if cameras.sizes is None else [cameras.sizes]
+    columns += [] if cameras.lens is None else [cameras.lens.rows]
     # zlib releases Python's interpreter lock.
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
         images = list(pool.map(lambda index: _image(split, index), range(len(split))))
-    return {"images": torch.tensor(images), "cameras": torch.tensor([_checksum(camera) for camera in cameras])}
+    rows = torch.cat(columns, dim=1)
+    return {"images": torch.tensor(images), "cameras": torch.tensor([_checksum(camera) for camera in rows])}
 
 
 def fingerprint_of_weights(*modules: nn.Module) -> str:
-    """Returns a digest (BLAKE2b) of the parameters and buffers of modules, such as a field and its occupancy.
+    """Returns a digest (BLAKE2b) of the parameters and buffers of modules on any device.
 
-    Floating-point values count as rounded to float16, as which a GPU reads the grids that a CPU reads as float32.
-
-    Args:
-        modules: The modules, on any device.
+    Floating-point values are rounded to float16, as which a GPU reads the grids that a CPU reads as float32.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, value in (entry for module in modules for entry in module.state_dict().items()):
-        if not isinstance(value, Tensor):
-            continue
-        digest.update(f"{name} {tuple(value.shape)};".encode())
-        rounded = value.half() if value.is_floating_point() else value
-        digest.update(rounded.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {tuple(value.shape)};".encode())
+            rounded = value.half() if value.is_floating_point() else value
+            digest.update(rounded.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -65,13 +61,11 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Tensor], names: Sequence
     count = len(now["images"])
     if len(saved["images"]) != count:
         return f"has {count} training images, but the checkpoint was trained on {len(saved['images'])}"
-    for part, words in (("images", "images"), ("cameras", "cameras")):
+    for part in ("images", "cameras"):
         differ = (saved[part].cpu() != now[part]).nonzero()[:, 0].tolist()
         if differ:
-            return (
-                f"has different training {words} from the checkpoint ({len(differ)} of {count}, the first is "
-                f"{names[differ[0]]})"
-            )
+            first = f"{len(differ)} of {count}, the first is {names[differ[0]]}"
+            return f"has different training {part} from the checkpoint ({first})"
     return ""
 
 

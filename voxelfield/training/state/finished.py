@@ -1,4 +1,4 @@
-"""Recognition of a finished run, so that ``resume=auto`` neither repeats it nor takes another run for it."""
+"""Detects finished runs, so that ``resume=auto`` neither repeats one nor mistakes another run for it."""
 
 from __future__ import annotations
 
@@ -17,34 +17,22 @@ from voxelfield.training.state.run_directory import METRICS, MODEL_FILE, PER_VIE
 
 # Settings on which no result depends. Numbers of steps are compared separately, because a run may be extended.
 _WITHOUT_EFFECT = (
-    "resume",
-    "device",
-    "logger",
-    "data.download",
-    "trainer.steps",
-    "trainer.images",
-    "trainer.chunk",
-    "trainer.log_every",
-    "trainer.preview_every",
-    "trainer.preview_views",
-    "trainer.checkpoint_every",
-    "trainer.keep_checkpoints",
-    "trainer.checkpoint_errors",
+    *("resume", "device", "logger", "data.download", "trainer.steps", "trainer.images", "trainer.chunk"),
+    *("trainer.log_every", "trainer.preview_every", "trainer.preview_views"),
+    *("trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.checkpoint_errors"),
 )
 
-# Settings of what is made of a trained field.
+# Settings of the evaluation and of the files written after training.
 _AFTER_TRAINING = (
-    "trainer.evaluation",
-    "trainer.evaluation_background",
-    "trainer.model_file",
-    "camera.test_steps",
-    "camera.test_lr",
+    *("trainer.evaluation", "trainer.evaluation_background", "trainer.model_file"),
+    *("camera.test_steps", "camera.test_lr"),
 )
 
 
 def recorded_settings(settings: RunConfig) -> dict[str, Any]:
-    """Returns a run's settings as JSON values, for ``metrics.json``."""
-    return _as_json(asdict(settings))
+    """Returns a run's settings as JSON values, with lists in place of tuples, for ``metrics.json``."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
+    return values
 
 
 def changed_settings(saved: Mapping[str, Any], settings: RunConfig) -> dict[str, tuple[Any, Any]]:
@@ -60,7 +48,7 @@ def changed_settings(saved: Mapping[str, Any], settings: RunConfig) -> dict[str,
     Raises:
         TypeError: The saved settings are not plain values.
     """
-    changes = _changes(_as_json(saved), recorded_settings(settings))
+    changes = _changes(json.loads(json.dumps(saved)), recorded_settings(settings))
     return {key: values for key, values in changes if not _is_among(key, _AFTER_TRAINING)}
 
 
@@ -80,8 +68,8 @@ def finished_metrics(directory: Path, settings: RunConfig) -> dict[str, Any] | N
     saved = metrics["settings"]
     for key, (before, now) in changed_settings(saved, settings).items():
         raise ValueError(
-            f"{key} must be that of the finished run in {directory}, {_shown(before)}, for resume=auto, got "
-            f"{_shown(now)}: choose another hydra.run.dir, or leave resume out to train anew there"
+            f"{key} must be that of the finished run in {directory}, {clipped(repr(before))}, for resume=auto, got "
+            f"{clipped(repr(now))}: choose another hydra.run.dir, or leave resume out to train anew there"
         )
     if next(_changes(saved, recorded_settings(settings)), None) is not None:
         return None  # the run was evaluated in another way
@@ -89,9 +77,9 @@ def finished_metrics(directory: Path, settings: RunConfig) -> dict[str, Any] | N
 
 
 def _read_metrics(path: Path) -> dict[str, Any] | None:
-    """Returns the content of a ``metrics.json``; None if there is none, or one that no run has written."""
+    """Returns the content of a ``metrics.json``; None if it does not exist or is not one of voxelfield's."""
     try:
-        metrics = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        metrics = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     kinds: dict[str, Any] = {"psnr": (int, float), "steps": int, "settings": dict, "psnr_per_view": dict, "split": str}
@@ -127,15 +115,5 @@ def _changes(saved: Mapping[str, Any], present: Mapping[str, Any], prefix: str =
             yield key, (saved[name], value)
 
 
-def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings as they are read back from JSON, for example with lists in place of tuples."""
-    values: dict[str, Any] = json.loads(json.dumps(settings))
-    return values
-
-
 def _is_among(key: str, keys: tuple[str, ...]) -> bool:
     return any(key == other or key.startswith(f"{other}.") for other in keys)
-
-
-def _shown(value: Any) -> str:
-    return clipped("null" if value is None else repr(value))

@@ -1,4 +1,4 @@
-"""Camera paths that suit what a run shows."""
+"""Camera paths for videos of a trained model."""
 
 from __future__ import annotations
 
@@ -10,37 +10,32 @@ from voxelfield.grids.boxes import box_tensor
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import spiral
 from voxelfield.training.trained_model import TrainedModel
-from voxelfield.warps.ndc_box import NdcBox
 
-# Size of the box of depths in normalised device coordinates, in sizes of the box of what matters.
+# Size of the box of depths in normalised device coordinates, in sizes of the field's own box.
 _BEYOND = 10.0
 
 
 def usual_path(run: TrainedModel, cameras: Cameras, frames: int) -> Cameras:
-    """Returns a spiral for a run in normalised device coordinates, whose cameras face the same way, otherwise an orbit.
+    """Returns a spiral for a field in normalised device coordinates, whose cameras face the same way, or an orbit.
 
     Args:
-        run: The run.
+        run: The trained model.
         cameras: Its training cameras, on the CPU.
         frames: Number of cameras on the path.
     """
     centre = run.field.centre
-    if not isinstance(run.field.warp, NdcBox):
+    if run.field.warp is None or not run.field.warp.is_forward_facing:
         return orbit(cameras, centre, frames)
     target = seen_point(run, cameras)
     return spiral(cameras, centre if target is None else target, frames)
 
 
 def depth_bounds(field: RadianceField) -> Tensor:
-    """Returns a box (2, 3) that bounds the depths that are worth telling apart, world units, on the CPU.
+    """Returns the box (2, 3), in world units on the CPU, whose depths a depth image distinguishes.
 
-    It is the box around all that the field represents. Normalised device coordinates reach to infinity, so for them it
-    is ten times as large as the box of what matters.
-
-    Args:
-        field: The field.
+    It is the field's box, or ten times its size in normalised device coordinates, which reach to infinity.
     """
-    if not isinstance(field.warp, NdcBox):
+    if field.warp is None or not field.warp.is_forward_facing:
         return field.aabb.cpu()
     low, high = box_tensor(field.warp.aabb, torch.device("cpu"))
     centre = (low + high) / 2
@@ -48,10 +43,10 @@ def depth_bounds(field: RadianceField) -> Tensor:
 
 
 def seen_point(run: TrainedModel, cameras: Cameras) -> Tensor | None:
-    """Returns what the most central of some cameras looks at: a point (3,) on its axis, at the mean nearness.
+    """Returns the point (3,) on the most central camera's axis at the mean inverse depth of its image.
 
     Args:
-        run: The run.
+        run: The trained model.
         cameras: The cameras, on the CPU.
 
     Returns:
@@ -63,6 +58,5 @@ def seen_point(run: TrainedModel, cameras: Cameras) -> Tensor | None:
     solid = view.depth[view.opacity > 0.5]
     if len(solid) == 0:
         return None
-    depth = 1 / float((1 / solid).mean())
     pose = cameras.c2w[central]
-    return pose[:3, 3] - depth * pose[:3, 2]
+    return pose[:3, 3] - pose[:3, 2] / float((1 / solid).mean())

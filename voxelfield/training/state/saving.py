@@ -15,7 +15,7 @@ from voxelfield.training.state.checkpoint import (
     pack_checkpoint,
     write_checkpoint,
 )
-from voxelfield.training.state.run_directory import hold_again
+from voxelfield.training.state.run_directory import RunDirectoryLock
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +44,7 @@ class CheckpointWriter:
         self._writing: list[tuple[Future[None], bool]] = []
 
     def follow(self, newest: Path, older: Sequence[Path]) -> None:
-        """Registers the checkpoints of the run that is being resumed.
-
-        Args:
-            newest: The checkpoint from which training resumes.
-            older: Checkpoints that the next one replaces, unless all are kept.
-        """
+        """Registers the checkpoint from which a run resumes, and those that the next one replaces."""
         self.newest = newest
         self._replaceable = list(older)
 
@@ -84,11 +79,7 @@ class CheckpointWriter:
         return path
 
     def wait(self) -> None:
-        """Waits until all checkpoints are on disk.
-
-        Raises:
-            OSError: One could not be written.
-        """
+        """Waits until all checkpoints are on disk; raises OSError if one could not be written."""
         while self._writing:
             self._finish_first()
 
@@ -105,7 +96,7 @@ class CheckpointWriter:
         logger.error("%s; training continues, and %s", error, last)
 
     def _write(self, path: Path, state: dict[str, Any], packed: bool, finite: bool) -> None:
-        hold_again(self._directory)
+        RunDirectoryLock.renew(self._directory)
         self._before()
         try:
             write_checkpoint(path, state if packed else pack_checkpoint(state))
@@ -114,18 +105,14 @@ class CheckpointWriter:
             raise OSError(f"{path} could not be written: {error.strerror or error}") from error
         if not finite:
             return
-        if self._keep:
-            self.newest = path
-            return
-        older = [file for file in self._replaceable if file != path]
+        older = [] if self._keep else [file for file in self._replaceable if file != path]
         try:
             if older:
                 check_whole(path)
             for file in older:
                 file.unlink(missing_ok=True)
         except (CheckpointError, OSError) as error:
-            logger.error("%s; earlier checkpoints are kept", error)
+            logger.error("%s; earlier checkpoints are not removed", error)
             self._replaceable.append(path)
         else:
-            self.newest = path
-            self._replaceable = [path]
+            self.newest, self._replaceable = path, [path]

@@ -16,19 +16,17 @@ from torch import Tensor, nn
 
 from voxelfield.ops._errors import is_out_of_memory
 
-# Number of elements stored or left out together: large enough that one bit each costs little, small enough to follow a
+# Number of bytes stored or left out together: large enough that one bit each costs little, small enough to follow a
 # surface.
-_CHUNK = 8
+_CHUNK = 32
 # Smaller tensors are copied as they are.
-_MIN_ELEMENTS = 1 << 16
+_MIN_BYTES = 1 << 18
 # Fraction of stored chunks above which a tensor is copied as it is.
-_MAX_KEPT = 0.9
-# Number of chunks processed at once, to bound memory. On a CPU, torch uses a single thread for so few elements, which
-# avoids waiting for other threads on a busy machine.
-_CPU_PIECE = 1 << 12
-_DEVICE_PIECE = 1 << 19
-_MARK = "left out in chunks of"
-_SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MAX_STORED = 0.9
+# Number of chunks that are searched at once. On a CPU, torch uses a single thread for so few, which avoids waiting for
+# other threads on a busy machine.
+_CPU_PIECE, _DEVICE_PIECE = 1 << 12, 1 << 19
+_MARK = "nonzero chunks"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
 
@@ -48,13 +46,18 @@ def copy_without_zeros(state: Any) -> Any:
     return _map(state, _pack, "state")
 
 
-def put_back_zeros(state: Any) -> Any:
-    """Restores a state from the result of :func:`copy_without_zeros`.
+def put_back_zeros(state: Any, device: torch.device | str = "cpu") -> Any:
+    """Restores a state from the result of :func:`copy_without_zeros`, on a device.
 
     Raises:
         ValueError: A part is not in the format of that function.
     """
-    return _map(state, lambda value, _: _unpack(value) if isinstance(value, dict) else value, "state")
+
+    def restored(value: Any, _: str) -> Any:
+        value = _unpack(value) if isinstance(value, dict) else value
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    return _map(state, restored, "state")
 
 
 def _map(value: Any, leaf: Callable[[Any, str], Any], name: str) -> Any:
@@ -65,7 +68,7 @@ def _map(value: Any, leaf: Callable[[Any, str], Any], name: str) -> Any:
             (_map(key, leaf, f"a key of {name}"), _map(item, leaf, f"{name}[{key!r}]")) for key, item in value.items()
         )
         if isinstance(mapped, OrderedDict):
-            mapped.__dict__.update(value.__dict__)  # holds the version metadata of a module's state dict
+            mapped.__dict__.update(value.__dict__)  # the version metadata of a module's state dict
         return mapped
     if kind in (list, tuple, set):
         return kind(_map(item, leaf, f"{name}[{index}]") for index, item in enumerate(value))
@@ -79,46 +82,40 @@ def _pack(value: Any, name: str) -> Any:
     if type(value) not in (Tensor, nn.Parameter):
         raise TypeError(
             f"{name} is a {type(value).__module__}.{type(value).__qualname__}: "
-            "a checkpoint holds tensors and plain Python values only"
+            "a checkpoint stores tensors and plain Python values only"
         )
+    value = value.detach()
+    if value.nbytes >= _MIN_BYTES:
+        # Bits are compared instead of numbers, because negative zeros must be preserved.
+        flat = value.contiguous().view(-1).view(torch.uint8)
+        flat = flat.clone() if flat.storage_offset() % 8 else flat
+        whole = len(flat) // _CHUNK * _CHUNK
+        pieces = flat[:whole].view(torch.int64).view(-1, _CHUNK // 8)
+        pieces = pieces.split(_CPU_PIECE if value.device.type == "cpu" else _DEVICE_PIECE)
+        stored = [(piece != 0).any(dim=1) for piece in pieces]
+        mask = torch.cat(stored).cpu()
+        if mask.sum() <= _MAX_STORED * len(mask):
+            chunks = torch.cat([piece[which].cpu() for piece, which in zip(pieces, stored, strict=True)])
+            bits = torch.from_numpy(np.packbits(mask.numpy()))
+            rest = flat[whole:].to("cpu", copy=True)
+            return {_MARK: chunks, "rest": rest, "stored": bits, "shape": tuple(value.shape), "dtype": value.dtype}
     # Never a view, because torch.save writes the whole storage of a view.
-    if value.numel() < _MIN_ELEMENTS or value.element_size() not in _SAME_SIZE or value.is_sparse:
-        return value.detach().to("cpu", copy=True)
-    flat = value.detach().contiguous().view(-1)
-    whole = len(flat) // _CHUNK * _CHUNK
-    piece_size = _CPU_PIECE if flat.device.type == "cpu" else _DEVICE_PIECE
-    # Bits are compared instead of numbers, because negative zeros must be preserved.
-    pieces = flat[:whole].view(_SAME_SIZE[value.element_size()]).view(-1, _CHUNK).split(piece_size)
-    # The eight booleans of a chunk form one 64-bit word, which is faster to test than any(dim=1).
-    kept = torch.cat([(piece != 0).view(torch.int64)[:, 0] != 0 for piece in pieces])
-    if kept.sum() > _MAX_KEPT * len(kept):
-        return value.detach().to("cpu", copy=True)
-    return {
-        _MARK: _CHUNK,
-        "shape": tuple(value.shape),
-        "kept": torch.from_numpy(np.packbits(kept.cpu().numpy())),
-        "chunks": torch.cat([piece[which].cpu() for piece, which in zip(pieces, kept.split(piece_size), strict=True)]),
-        "rest": flat[whole:].to("cpu", copy=True),
-    }
+    return value.to("cpu", copy=True)
 
 
 def _unpack(packed: dict[str, Any]) -> Tensor:
     try:
-        shape, bits, chunks, rest = (packed[key] for key in ("shape", "kept", "chunks", "rest"))
-        count = torch.Size(shape).numel()
-        chunk_count, left = divmod(count, packed[_MARK])
+        chunks, rest, bits, shape, dtype = (packed[key] for key in (_MARK, "rest", "stored", "shape", "dtype"))
+        size = torch.Size(shape).numel() * dtype.itemsize
         # Checked before memory is allocated: there is one bit per chunk.
-        if len(bits) != -(-chunk_count // 8) or rest.numel() != left:
-            raise ValueError(f"{len(bits)} bytes of bits do not tell of {count} numbers")
-        flat = torch.zeros(count, dtype=rest.dtype, device=chunks.device)
-        rows = flat[: count - left].view(chunks.dtype).view(-1, packed[_MARK])
-        kept = np.unpackbits(bits.cpu().numpy(), count=len(rows))
-        rows[torch.from_numpy(kept).bool().to(rows.device)] = chunks
-        flat[count - left :] = rest
-        return flat.view(shape)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, RuntimeError) as error:
+        if len(bits) != -(-(size // _CHUNK) // 8) or rest.numel() != size % _CHUNK:
+            raise ValueError(f"{len(bits)} bytes of bits do not describe {size} bytes")
+        flat = torch.zeros(size, dtype=torch.uint8)
+        rows = flat[: size - rest.numel()].view(torch.int64).view(-1, _CHUNK // 8)
+        rows[torch.from_numpy(np.unpackbits(bits.numpy(), count=len(rows))).bool()] = chunks
+        flat[size - rest.numel() :] = rest
+        return flat.view(dtype).view(shape)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        raise ValueError(
-            f"a tensor saved without all of its chunks must have chunks that fit its shape: {error}"
-        ) from error
+        raise ValueError(f"a tensor without its zeros must have chunks that fit its shape: {error}") from error
