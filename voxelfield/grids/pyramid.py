@@ -237,7 +237,7 @@ class VoxelPyramid(nn.Module):
     def sampled_levels(self) -> list[Tensor]:
         """The tensors that are sampled: the copies of :meth:`enable_copies`, if any, otherwise the active levels."""
         levels = self._active_features
-        return list(levels) if self._copies is None or needs_long_path() else self._copies.current(levels)
+        return list(levels) if self._copies is None or needs_long_path() else list(self._copies.current(levels))
 
     def active_levels(self, dtype: torch.dtype) -> list[Tensor]:
         """Returns the features of the active levels in a dtype, without gradient. Do not write to them.
@@ -247,9 +247,8 @@ class VoxelPyramid(nn.Module):
                 returned; if the levels have this dtype, the levels themselves. Neither costs memory, and both change
                 as training continues.
         """
-        levels = self._active_features
-        if self._copies is not None and self._copies.copies[0].dtype == dtype and not needs_long_path():
-            return list(self._copies.current(levels))
+        sampled = self.sampled_levels
+        levels = sampled if sampled[0].dtype == dtype else self._active_features
         return [level.detach().to(dtype) for level in levels]
 
     @torch.no_grad()

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from voxelfield import ops
 from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
 from voxelfield.grids.resampling import migratable_state
 from voxelfield.ops._errors import ArgumentValueError
@@ -103,8 +102,8 @@ class SparseGrid(nn.Module):
         x, y, z = (BLOCK_CELLS * blocks + 1 for blocks in self.exists.shape)
         return x, y, z
 
-    def places(self, unit: Tensor) -> Tensor:
-        """Maps positions to the atlas.
+    def atlas_positions(self, unit: Tensor) -> Tensor:
+        """Maps positions to the atlas, which :func:`voxelfield.ops.sample_trilinear` samples there.
 
         Args:
             unit: (N, 3) float32, in the unit cube of the box.
@@ -113,34 +112,6 @@ class SparseGrid(nn.Module):
             (N, 3) in the unit cube of the atlas, NaN where no block is allocated; without gradient.
         """
         return places_in_atlas(unit.detach(), self.blocks, self.features.shape[:3])
-
-    def forward(self, points: Tensor) -> Tensor:
-        """Interpolates the features at world positions.
-
-        Args:
-            points: (..., 3) float32 world positions, on the grid's device; they receive no gradient. Positions outside
-                the box read the value of the nearest face.
-
-        Returns:
-            (..., C) float32.
-
-        Raises:
-            NotImplementedError: A gradient with respect to ``points`` is required.
-        """
-        if points.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError("a sparse grid gives no gradient in the points, which must not require one")
-        unit = (points.reshape(-1, 3) - self.aabb[0]) / (self.aabb[1] - self.aabb[0])
-        return ops.sample_trilinear(self.features, self.places(unit)).view(*points.shape[:-1], self.channels)
-
-    @torch.no_grad()
-    def to_dense(self) -> Tensor:
-        """Returns the features (X, Y, Z, C) of the corresponding dense grid, with zeros where there is no block."""
-        dense = self.features.new_zeros(*self.resolution, self.channels)
-        if self._count > 0:
-            at = _global_vertices(self.exists.nonzero(), _all_vertices(self.exists.device))
-            x, y, z = at.reshape(-1, 3).unbind(-1)
-            dense[x, y, z] = self.features.view(-1, self.channels)[self._rows().view(-1)]
-        return dense
 
     @torch.no_grad()
     def refit(self, aabb: Sequence[Sequence[float]] | Tensor, resolution: Sequence[int]) -> None:

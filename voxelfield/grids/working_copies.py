@@ -148,7 +148,7 @@ class WorkingCopies:
         column = values.shape[-1] - sum(grid.channels for grid in self._sparse)
         accumulate_trilinear_(sums[:dense], values[:, :column], points, reduce=self._reduce, padding=padding)
         for grid, total in zip(self._sparse, sums[dense:], strict=True):
-            accumulate_trilinear_([total], values[:, column : column + grid.channels], grid.places(points))
+            accumulate_trilinear_([total], values[:, column : column + grid.channels], grid.atlas_positions(points))
             column += grid.channels
         self._may_change = True
 
@@ -197,7 +197,8 @@ def sample_levels(
     if not sparse:
         return sampled
     beside = [
-        ops.sample_trilinear(atlas, grid.places(points)) for atlas, grid in zip(levels[dense:], sparse, strict=True)
+        ops.sample_trilinear(atlas, grid.atlas_positions(points))
+        for atlas, grid in zip(levels[dense:], sparse, strict=True)
     ]
     return torch.cat((sampled, *beside), dim=-1)
 
