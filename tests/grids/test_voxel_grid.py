@@ -1017,10 +1017,10 @@ def test_reset_parameters_keeps_the_box_that_training_or_a_checkpoint_has_set():
     other.reset_parameters()
     assert torch.equal(other.aabb, moved)
     grid.refit(((-0.4, 0.7, 0.2), (0.0, 0.8, 0.4)), 3)
-    cropped = grid.aabb.clone()
+    refitted = grid.aabb.clone()
     grid.reset_parameters()
-    assert torch.equal(grid.aabb, cropped)
-    assert not torch.equal(cropped, moved)
+    assert torch.equal(grid.aabb, refitted)
+    assert not torch.equal(refitted, moved)
 
 
 @every_module
