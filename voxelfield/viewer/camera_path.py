@@ -13,7 +13,7 @@ from voxelfield.datasets.camera_path import FIELDS_OF_VIEW, number, path_frames,
 from voxelfield.datasets.text import json_object
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
-from voxelfield.rendering.splines import through_poses
+from voxelfield.rendering.paths import through_poses
 from voxelfield.viewer.display import Viewpoint
 
 DURATIONS = (0.1, 3600.0)
