@@ -54,29 +54,7 @@ _HOMES = {
     "scene_from_arrays": "datasets.arrays",
 }
 
-__all__ = [
-    "CallbackField",
-    "Cameras",
-    "Capacity",
-    "FieldRenderer",
-    "GridAdam",
-    "Lens",
-    "Model",
-    "OccupancyGrid",
-    "RadianceField",
-    "Rays",
-    "RenderSettings",
-    "Scene",
-    "Session",
-    "VoxelGrid",
-    "VoxelPyramid",
-    "__version__",
-    "load",
-    "load_scene",
-    "ops",
-    "render",
-    "scene_from_arrays",
-]
+__all__ = ["__version__", "ops", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Draw a scene's cameras, box, points and images into one picture and one page, and warn of common problems."""
+"""Draw a scene's cameras, box and points, show its images on a page, and warn of common problems."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def run(options: argparse.Namespace) -> None:
     # The loader would log the sizes of small copies, which would pass for those of the images.
     loading.setLevel(logging.WARNING)
     try:
-        found = inspect_scene(folder, out, configured_box(options.scene), options.model)
+        rows, findings = inspect_scene(folder, out, configured_box(options.scene), options.model)
     finally:
         loading.setLevel(level)
-    for label, text in found.rows:
+    for label, text in rows:
         logger.info("%-34s %s", label, text)
-    for finding in found.findings:
+    for finding in findings:
         logger.warning("warning: %s: %s", finding.title, finding.message)
     logger.info("wrote %s and %s", out / PICTURE, out / PAGE)

@@ -92,7 +92,7 @@ def run_settings(
         config.trainer = config.camera.schedule(config.trainer)
     check_visible(scene.train)
     if warp is None:
-        check_cameras_see("cameras of the training images", scene.train.cameras, scene.aabb)
+        check_cameras_see(scene.train.cameras, scene.aabb)
     mistake = likely_mistake(scene.train.cameras.c2w)
     if mistake is not None:
         logger.warning("%s", mistake)

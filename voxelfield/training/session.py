@@ -45,11 +45,9 @@ from voxelfield.training.config import (
 from voxelfield.training.fields import untrained_model
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
-from voxelfield.training.logs.densities import log_densities
-from voxelfield.training.logs.failsafe_logger import FailsafeLogger
-from voxelfield.training.logs.logging import NullLogger, RunLogger
-from voxelfield.training.logs.previews import log_preview
+from voxelfield.training.logs.logging import FailsafeLogger, NullLogger, RunLogger
 from voxelfield.training.logs.progress import Progress
+from voxelfield.training.logs.records import log_preview
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, images_stay_on_host
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.parts import configured_parts
@@ -65,9 +63,6 @@ from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
 _log = logging.getLogger(__name__)
-
-# Approximate number of density histograms that a run records.
-_HISTOGRAMS = 20
 
 Hook = Callable[["Session"], None]
 """A function that a session calls with itself as the argument."""
@@ -376,9 +371,6 @@ class Session:
                         elapsed = self._now() - started - pause.seconds
                         self._record(before + elapsed, elapsed - logged)
                         logged = elapsed
-                        if self._histogram_is_due():
-                            with pause:
-                                self._record_densities()
                     if _due(self.step, config.preview_every):
                         with pause:
                             self.preview()
@@ -597,17 +589,6 @@ class Session:
                     hints = f"; {failure}"
                 hints += "" if self.checkpoint is None else f", and the last valid checkpoint is {self.checkpoint}"
             raise FloatingPointError(f"{error}{hints}") from None
-
-    def _histogram_is_due(self) -> bool:
-        """Returns whether a histogram is due with this record; histograms are evenly spread over training."""
-        config = self.config.trainer
-        records = max(1, round(config.steps / _HISTOGRAMS / config.log_every))
-        return self.step % (records * config.log_every) == 0 or self.step == config.steps
-
-    def _record_densities(self) -> None:
-        densities = log_densities(self.model, self.step)
-        if len(densities) > 0:
-            self._records.histogram(self.step, "density/log10", densities)
 
     def _call(self, hook: Hook | None) -> None:
         if hook is not None:
