@@ -214,8 +214,8 @@ def test_the_last_error_lists_every_archive_with_its_reason(server, tmp_path):
     assert "404" in reasons[server.url("gone.zip")]
     assert "not a zip archive" in reasons[server.url("text.zip")]
     assert "not a zip archive" in reasons[server.url("cut.zip")]
-    assert "wrong or missing files (4): train/r_0.png: not in the archive" in reasons[server.url("empty.zip")]
-    assert "and 1 more" in reasons[server.url("empty.zip")]
+    assert "wrong or missing files (6): train/r_0.png: not in the archive" in reasons[server.url("empty.zip")]
+    assert "and 3 more" in reasons[server.url("empty.zip")]
     assert "refused" in reasons[closed]
     assert files_below(tmp_path) == {}
 

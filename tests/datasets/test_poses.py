@@ -56,7 +56,7 @@ def test_cameras_that_look_past_the_box_are_refused_with_the_likely_reason(camer
     box = torch.tensor([[-1.5] * 3, [1.5] * 3])
     check_cameras_see(cameras, box)
     with pytest.raises(
-        ValueError, match=r"cameras must see scene\.aabb, .*, got 4 that do not: the poses seem .*OpenCV"
+        ValueError, match=r"images must see scene\.aabb, .*, got 4 that do not: the poses seem .*OpenCV"
     ):
         check_cameras_see(with_poses(cameras, turned_about(cameras.c2w)), box)
     with pytest.raises(ValueError, match=r"aabb, \[\[98.*, got 4 that do not: choose another scene\.aabb, or check"):
