@@ -188,9 +188,6 @@ def test_no_gradient_is_recorded(split):
 def test_failures_are_named(split, tmp_path):
     with pytest.raises(ValueError, match="views must name at least one view, got none"):
         evaluate_split(_renderer(split), split, WHITE, views=[])
-    for index in (3, -1):
-        with pytest.raises(ValueError, match=rf"\[0, 3\), got {index}"):
-            evaluate_split(_renderer(split), split, WHITE, views=[index])
 
     def wrong_size(cameras, index):
         return View(torch.zeros(16, 12, 3), torch.zeros(16, 12), torch.zeros(16, 12))

@@ -142,7 +142,8 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
                 raise ValueError(f"{key} must {limit}{finite}, got {_shown(converted)}")
         return converted
     if origin in (Union, UnionType):
-        return _convert_or_null(value, arguments, key)
+        (other,) = (argument for argument in arguments if argument is not NoneType)
+        return None if value is None else _convert(value, other, key)
     if dataclasses.is_dataclass(hint):
         return _convert_dataclass(value, hint, key)
     if origin is Literal:
@@ -168,20 +169,6 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     if hint is int and not -(2**63) <= converted < 2**64:
         raise ValueError(f"{key} must be an integer of at most 64 bits, got {clipped(str(value))}")
     return converted
-
-
-def _convert_or_null(value: Any, hints: tuple[Any, ...], key: str) -> Any:
-    if value is None:
-        return None
-    (hint,) = (hint for hint in hints if hint is not NoneType)
-    try:
-        return _convert(value, hint, key)
-    except ValueError as error:
-        message = str(error)
-        if not message.startswith(f"{key} must "):
-            raise
-        reason, _, got = message.rpartition(", got ")
-        raise ValueError(f"{reason}, or null, got {got}") from error
 
 
 @functools.cache
