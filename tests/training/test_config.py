@@ -275,10 +275,6 @@ def test_values_of_the_wrong_type(override, message):
         ("trainer.render.min_weight=7", "trainer.render.min_weight must lie in [0, 1), got 7.0"),
         ("trainer.occupancy.threshold=2", "trainer.occupancy.threshold must lie in (0, 1), got 2.0"),
         ("trainer.evaluation.views=0", "trainer.evaluation.views must be at least 1, got 0"),
-        (
-            "trainer.preview_views=0",
-            "trainer.preview_views must be at least 1 unless trainer.preview_every is 0, got 0",
-        ),
         ("trainer.rates.final_factor=0", "trainer.rates.final_factor must lie in (0, 1], got 0.0"),
         ("trainer.rates.betas=[1.5,2]", "trainer.rates.betas[0] must lie in [0, 1), got 1.5"),
         ("trainer.stages=[]", "trainer.stages must start at step 0 and have rising steps, got steps []"),
@@ -376,10 +372,6 @@ def test_the_steps_of_stages_must_rise(steps):
     expected = f"trainer.stages must start at step 0 and have rising steps, got steps {list(steps)}"
     with pytest.raises(ValueError, match=re.escape(expected)):
         parsed("trainer", f"trainer.stages=[{stages}]")
-
-
-def test_no_preview_needs_no_views():
-    assert parsed("trainer", "trainer.preview_every=0", "trainer.preview_views=0").preview_views == 0
 
 
 def test_parsing_leaves_the_composed_configuration_alone():

@@ -22,8 +22,8 @@ from hydra.types import RunMode
 from hydra.utils import get_original_cwd
 from omegaconf import DictConfig, OmegaConf
 
+from voxelfield.cli.command import INTERRUPTED
 from voxelfield.cli.running import exit_status, one_line_records
-from voxelfield.cli.stopping import INTERRUPTED
 from voxelfield.config.parsing import parse
 from voxelfield.datasets.locate import configured_scenes, is_path
 from voxelfield.datasets.registry import format_of, why_no_folder

@@ -254,7 +254,7 @@ class TrainerConfig:
     model_file: Literal["none", "exact", "standard", "small"] = "standard"
     log_every: Count = 100
     preview_every: Natural = 5000
-    preview_views: Natural = 3
+    preview_views: Count = 3
     checkpoint_every: Natural = 0
     keep_checkpoints: bool = False
     cuda_graph: bool = True
@@ -287,10 +287,6 @@ class TrainerConfig:
 
     def check(self, name: str) -> None:
         """Raises ValueError if settings contradict each other."""
-        if self.preview_every > 0 and self.preview_views < 1:
-            raise ValueError(
-                f"{name}.preview_views must be at least 1 unless {name}.preview_every is 0, got {self.preview_views}"
-            )
         if self.max_rays < self.supersampling**2:
             raise ValueError(
                 f"{name}.max_rays must be at least {name}.supersampling**2 = {self.supersampling**2}, the rays of a "
