@@ -162,7 +162,7 @@ def test_a_view_that_is_not_finite_is_named_with_lpips_too(split):
         assert prediction.isfinite().all()
         return prediction.mean()
 
-    with pytest.raises(FloatingPointError, match="'r_0' holds 192 pixels"):
+    with pytest.raises(FloatingPointError, match="'r_0' has 192 pixels"):
         evaluate_split(diverged, split, WHITE, lpips=compare, progress=False)
 
 
@@ -201,7 +201,7 @@ def test_failures_are_named(split, tmp_path):
         rgb[0, 1, 2] = math.inf
         return View(rgb, rgb[..., 0], rgb[..., 0])
 
-    with pytest.raises(FloatingPointError, match="'r_0' holds 2 pixels"):
+    with pytest.raises(FloatingPointError, match="'r_0' has 2 pixels"):
         evaluate_split(diverged, split, WHITE, progress=False)
 
 

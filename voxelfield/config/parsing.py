@@ -1,4 +1,4 @@
-"""Conversion of plain values to validated dataclasses; one-line errors name key, value and what is allowed."""
+"""Conversion of plain values to validated dataclasses; one-line errors name key, value and the allowed values."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _MISSING = "???"
 
 
 def parse(schema: type[Config], values: Any, name: str = "") -> Config:
-    """Validates values against a dataclass whose annotations define what is allowed.
+    """Validates values against a dataclass whose annotations define the allowed values.
 
     Annotations may be ``int``, ``float``, ``bool``, ``str``, ``Literal`` of texts, another dataclass, ``list``, a
     ``tuple`` of fixed length, or the union of any of these with None; each may be ``Annotated`` with a :class:`Range`
@@ -93,7 +93,7 @@ def parse(schema: type[Config], values: Any, name: str = "") -> Config:
     returns the subclass that the values select. Constraints between fields are checked by the dataclass's method
     ``check(name)``, if it has one. Missing keys get the dataclass's defaults.
 
-    Interpolations such as ``${oc.env:HOME}`` are resolved in what Hydra has composed, and nowhere else: in a mapping,
+    Interpolations such as ``${oc.env:HOME}`` are resolved only in Hydra's composed configurations: in a mapping,
     which may come from a stranger's file, they are plain text.
 
     Args:

@@ -159,7 +159,7 @@ def evaluate_split(
     for index, count in zip(indices, measured.pop("bad"), strict=True):
         if count > 0:
             raise FloatingPointError(
-                f"rendered view {split.names[index]!r} holds {int(count)} pixels that are NaN or infinite"
+                f"rendered view {split.names[index]!r} has {int(count)} pixels that are NaN or infinite"
             )
     return Evaluation(tuple(split.names[index] for index in indices), measured)
 
