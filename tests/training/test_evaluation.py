@@ -162,7 +162,7 @@ def test_a_view_that_is_not_finite_is_named_with_lpips_too(split):
         assert prediction.isfinite().all()
         return prediction.mean()
 
-    with pytest.raises(FloatingPointError, match="'r_0' holds 192 pixels"):
+    with pytest.raises(FloatingPointError, match="'r_0' has 192 pixels"):
         evaluate_split(diverged, split, WHITE, lpips=compare, progress=False)
 
 
@@ -188,9 +188,6 @@ def test_no_gradient_is_recorded(split):
 def test_failures_are_named(split, tmp_path):
     with pytest.raises(ValueError, match="views must name at least one view, got none"):
         evaluate_split(_renderer(split), split, WHITE, views=[])
-    for index in (3, -1):
-        with pytest.raises(ValueError, match=rf"\[0, 3\), got {index}"):
-            evaluate_split(_renderer(split), split, WHITE, views=[index])
 
     def wrong_size(cameras, index):
         return View(torch.zeros(16, 12, 3), torch.zeros(16, 12), torch.zeros(16, 12))
@@ -204,7 +201,7 @@ def test_failures_are_named(split, tmp_path):
         rgb[0, 1, 2] = math.inf
         return View(rgb, rgb[..., 0], rgb[..., 0])
 
-    with pytest.raises(FloatingPointError, match="'r_0' holds 2 pixels"):
+    with pytest.raises(FloatingPointError, match="'r_0' has 2 pixels"):
         evaluate_split(diverged, split, WHITE, progress=False)
 
 

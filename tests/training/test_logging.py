@@ -66,19 +66,6 @@ def test_hyperparameters_are_one_run_with_its_final_metrics(tmp_path):
     assert "_hparams_/session_end_info" in parsed
 
 
-def test_custom_charts_are_laid_out(tmp_path):
-    layout_pb2 = pytest.importorskip("tensorboard.plugins.custom_scalar.layout_pb2")
-    TensorBoardLogger(tmp_path).close()
-    (event,) = _events(tmp_path).Tensors("custom_scalars__config__")
-    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
-    charts = {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
-    assert list(charts.items()) == [
-        ("PSNR", ["train/psnr", "test/psnr"]),
-        ("loss terms", ["loss/.*"]),
-        ("rays per second", ["train/rays_per_second"]),
-    ]
-
-
 @pytest.mark.parametrize(
     ("first_step", "shown"),
     [(2, [(1, 1.0), (2, 2.0), (3, 30.0)]), (0, [(3, 30.0)]), (None, [(1, 1.0), (2, 2.0), (3, 3.0), (3, 30.0)])],

@@ -28,14 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Inspects the scene; warnings do not change the exit status."""
     folder, out = folder_of(options.scene, options.data_root), options.out or Path()
-    loading = logging.getLogger("voxelfield.datasets.loading")
-    level = loading.level
-    # The loader would log the sizes of small copies, which would pass for those of the images.
-    loading.setLevel(logging.WARNING)
-    try:
-        rows, findings = inspect_scene(folder, out, configured_box(options.scene), options.model)
-    finally:
-        loading.setLevel(level)
+    rows, findings = inspect_scene(folder, out, configured_box(options.scene), options.model)
     for label, text in rows:
         logger.info("%-34s %s", label, text)
     for finding in findings:

@@ -18,7 +18,6 @@ from voxelfield.evaluation.exposure_fit import cross_fitted
 from voxelfield.evaluation.metrics import psnr, ssim
 from voxelfield.files import atomic_write, is_replaceable
 from voxelfield.media.png import PngWriter
-from voxelfield.messages import clipped
 from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.render import View
 from voxelfield.transfers import Uploads
@@ -119,16 +118,12 @@ def evaluate_split(
         Metrics per view and their means.
 
     Raises:
-        ValueError: There is no view to evaluate, an index is out of range, or a rendered image has another size than
-            its ground truth.
+        ValueError: There is no view to evaluate, or a rendered image has another size than its ground truth.
         FloatingPointError: A rendered image contains NaN or infinity.
     """
     indices = range(len(split.names)) if views is None else views
     if len(indices) == 0:
         raise ValueError("views must name at least one view, got none")
-    for index in indices:
-        if not 0 <= index < len(split.names):
-            raise ValueError(f"views must lie in [0, {len(split.names)}), got {index}")
     figures: dict[str, torch.Tensor] = {}
     scores: list[torch.Tensor] = []
     uploads = Uploads()
@@ -164,7 +159,7 @@ def evaluate_split(
     for index, count in zip(indices, measured.pop("bad"), strict=True):
         if count > 0:
             raise FloatingPointError(
-                f"rendered view {split.names[index]!r} holds {int(count)} pixels that are NaN or infinite"
+                f"rendered view {split.names[index]!r} has {int(count)} pixels that are NaN or infinite"
             )
     return Evaluation(tuple(split.names[index] for index in indices), measured)
 
@@ -231,24 +226,18 @@ def check_pictures(name: str, folder: Path, views: Iterable[str]) -> None:
     """Raises unless views can be written as images to a folder without replacing files of others.
 
     Args:
-        name: What the caller calls the folder, for messages.
+        name: Name of the folder, for messages.
         folder: The folder, which need not exist.
         views: Names of the views.
 
     Raises:
         FileExistsError: A file that voxelfield has not written is in the place of an image.
+        OSError: A file cannot have such a name.
         ValueError: A view's name gives no file name.
     """
     for view in views:
         path = folder / picture_name(view)
-        try:
-            replaceable = is_replaceable(path)
-        except OSError as error:
-            raise ValueError(
-                f"name of a view must give a file in {name}, got {clipped(repr(view))} ({error.strerror}): rename its "
-                "photograph, or write no images (trainer.evaluation.save_images=false)"
-            ) from error
-        if not replaceable:
+        if not is_replaceable(path):
             raise FileExistsError(
                 f"{name} must be a folder whose images may be replaced by rendered views, got {folder}: voxelfield has "
                 f"not written {path.relative_to(folder)}; choose another folder"

@@ -35,7 +35,7 @@ def advise(record: RunRecord) -> list[Finding]:
 
 
 def _of_field(record: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yields what is wrong with the field as a whole."""
+    """Yields titles and messages of problems of the field as a whole."""
     psnr = record.metrics["psnr"]
     if record.metrics.get("diverged", False):
         yield (
@@ -65,7 +65,7 @@ def _of_field(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def _of_views(record: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yields what is wrong with the evaluated views and the photographs."""
+    """Yields titles and messages of problems of the evaluated views and the photographs."""
     metrics = record.metrics
     missing = next((message for message in record.logged if "images are missing" in message), None)
     if missing is not None:
@@ -102,7 +102,7 @@ def _of_views(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def _of_steps(record: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yields what is wrong with the training."""
+    """Yields titles and messages of problems of the training."""
     steps, skipped = record.metrics["steps"], math.fsum(value for _, value in record.curve("train/skipped_steps"))
     if skipped > 0:
         yield (

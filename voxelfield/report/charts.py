@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,31 +86,6 @@ def line_chart(
         axes.set_xlabel("steps", loc="right")
 
     return Chart(title, unit, _svg(draw, summary), legend, summary)
-
-
-def histogram(title: str, unit: str, values: Sequence[float]) -> Chart:
-    """Counts values in ranges whose ends are round numbers; a dashed line is their mean.
-
-    Args:
-        title: Title.
-        unit: Unit of the values.
-        values: At least one, all finite.
-    """
-    mean = math.fsum(values) / len(values)
-    summary = (
-        f"{title}: {len(values)} views from {min(values):.2f} to {max(values):.2f} {unit}, mean {mean:.2f} {unit}."
-    )
-
-    def draw(axes: Any) -> None:
-        from matplotlib.ticker import MaxNLocator
-
-        edges = MaxNLocator(14, steps=[1, 2, 5, 10]).tick_values(min(values), max(values))
-        counts, _, bars = axes.hist(values, edges, color=_SERIES[0], rwidth=0.95)
-        axes.bar_label(bars, [f"{count:.0f}" if count else "" for count in counts])
-        axes.axvline(mean, color=_SERIES[1], linewidth=2, linestyle="--")
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-
-    return Chart(title, unit, _svg(draw, summary), (), summary)
 
 
 def short(value: float) -> str:

@@ -36,11 +36,11 @@ def read_history(directory: Path) -> dict[str, Curve]:
         open_regular(file).close()  # TensorBoard would wait for a named pipe
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    # 0 keeps all items of a kind; of large items, only one is kept.
-    keep = {"scalars": 0, "tensors": 1, "images": 1, "histograms": 1, "compressedHistograms": 1, "audio": 1}
+    # 0 loads all items of a kind, 1 only one.
+    limits = {"scalars": 0, "tensors": 1, "images": 1, "histograms": 1, "compressedHistograms": 1, "audio": 1}
     # Below errors, it warns about steps that an interrupted run logged twice and reports the end of the last file.
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
-    events = EventAccumulator(str(directory), size_guidance=keep).Reload()
+    events = EventAccumulator(str(directory), size_guidance=limits).Reload()
     return {
         tag: tuple((event.step, float(event.value)) for event in events.Scalars(tag))
         for tag in events.Tags()["scalars"]

@@ -109,7 +109,6 @@ def make_page(record: RunRecord) -> str:
         logged=record.logged,
         charts=_curves(record),
         most_series=charts.MOST_SERIES,
-        histogram=charts.histogram("PSNR of the views", "dB", [row["psnr"] for row in metrics["per_view"]]),
         views=views[:OPEN_VIEWS],
         more_views=views[OPEN_VIEWS:],
         error_maximum=ERROR_MAXIMUM,

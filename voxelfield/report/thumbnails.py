@@ -28,7 +28,6 @@ class ViewPictures:
     """Pictures of one view in the report.
 
     Attributes:
-        name: Name of the view.
         render: JPEG file, as are all four.
         truth: The photograph, over the background of the evaluation.
         error: Absolute difference, averaged over the channels, in Turbo colours from 0 to ``ERROR_MAXIMUM``; that of
@@ -38,7 +37,6 @@ class ViewPictures:
         height: Height of each picture, in pixels.
     """
 
-    name: str
     render: bytes
     truth: bytes
     error: bytes
@@ -89,7 +87,7 @@ class Thumbnails:
     def pictures(self) -> dict[str, ViewPictures]:
         """Returns the pictures by the views' names; waits for the device."""
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="thumbnails") as pool:
-            return dict(zip(self._views, pool.map(_pictures, self._views, self._views.values()), strict=True))
+            return dict(zip(self._views, pool.map(_pictures, self._views.values()), strict=True))
 
 
 def thumbnail_side(count: int) -> int:
@@ -104,12 +102,12 @@ def thumbnail_side(count: int) -> int:
     return min(max(round(math.sqrt(_PIXELS / max(count, 1))), _MIN_SIDE), _MAX_SIDE)
 
 
-def _pictures(name: str, view: tuple[Tensor, Tensor]) -> ViewPictures:
+def _pictures(view: tuple[Tensor, Tensor]) -> ViewPictures:
     colors, depth = view[0].cpu().permute(1, 2, 0) / 255, view[1].cpu().float()
     shown = (colors[..., :3], colors[..., 3:6], turbo(colors[..., 6]), depth_colors(depth, colors[..., 7]))
     height, width = depth.shape
     render, truth, wrong, distance = map(_jpeg, shown)
-    return ViewPictures(name, render, truth, wrong, distance, width, height)
+    return ViewPictures(render, truth, wrong, distance, width, height)
 
 
 def _jpeg(rgb: Tensor) -> bytes:

@@ -152,7 +152,7 @@ def _train(
 
 
 def _load(settings: RunConfig, root: Path) -> tuple[Scene, Warp | None]:
-    """Loads the scene and chooses its warp; in the meantime, loads what training on the device needs."""
+    """Loads the scene and chooses its warp; meanwhile, prepares the device for training."""
     device = choose_device(settings.device)
     if settings.trainer.evaluation.lpips:
         check_lpips()
@@ -162,7 +162,7 @@ def _load(settings: RunConfig, root: Path) -> tuple[Scene, Warp | None]:
         ready = background.submit(_warm_up, device, settings.logger)
         scene = load_configured_scene(settings, root)
         if (error := ready.exception()) is not None:
-            # Whatever fails here fails again where it is needed, with a better message.
+            # The same step fails again where it is needed, with a better message.
             logger.debug("preparations failed: %s", error)
     return scene, settings.model.choose_warp(scene, settings.warp)
 

@@ -134,10 +134,10 @@ class RunConfig:
         return self.scene.aabb is not None and self.warp.ends_at_box(bounded=True)
 
     def load_options(self, **changes: Any) -> dict[str, Any]:
-        """Returns what :func:`voxelfield.load_scene` takes as options, as these settings have it.
+        """Returns the options of :func:`voxelfield.load_scene` from these settings.
 
         Args:
-            changes: Options that are others.
+            changes: Options that replace them.
         """
         stated = vars(self.scene) | vars(self.data) | {"image_size": self.trainer.image_size}
         return {option.name: stated[option.name] for option in fields(LoadOptions) if option.name in stated} | changes

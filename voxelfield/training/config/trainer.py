@@ -113,7 +113,7 @@ class TrainerConfig:
         average_steps: Time constant, in steps, of an exponential moving average of the field's weights that replaces
             them at the end (:class:`voxelfield.training.averaging.WeightAverage`); 0 means no average.
         image_size: Longest image side after downscaling by a whole factor; null keeps images as they are.
-        images: Where the training images, and their weights in ``loss.structure``, are kept for a GPU: in ``device``
+        images: Where the training images, and their weights in ``loss.structure``, are stored for a GPU: in ``device``
             memory; in pinned memory of the ``host``, which the GPU reads over the bus; or ``auto``, on the device if
             they fit. The result is the same.
         background: Background of transparent pixels in training: ``random`` (per pixel), ``white`` or ``black``.
@@ -133,7 +133,7 @@ class TrainerConfig:
         chunk: Number of rays per chunk where views are rendered by :func:`voxelfield.rendering.render.render_view`.
         precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`FusedMLPDecoder` (which is
             float16 on CUDA, float32 on the CPU); on CUDA, with a 16-bit precision grids are read from float16 copies.
-        loss_scale: Factor on gradients, which keeps them from underflowing in float16; it does not affect Adam.
+        loss_scale: Factor on gradients against underflow in float16; it does not affect Adam.
         finest_resolution: Resolution of the finest level; only an interpolation target for ``stages`` and
             ``model.resolutions``.
         sparse_resolutions: Resolutions of levels that are allocated only where images show something; likewise only an
@@ -152,7 +152,7 @@ class TrainerConfig:
         not_finite: Reaction to a step whose loss or gradients are not finite: ``stop`` training at the next record, or
             ``skip`` the step by setting its gradients to zero, at the cost of a pass over all gradients in every step.
         checkpoint_errors: Reaction if a checkpoint before the last step cannot be written, as on a full disk:
-            ``continue`` or ``stop`` training. Earlier checkpoints are kept in either case.
+            ``continue`` or ``stop`` training. Earlier checkpoints remain in either case.
     """
 
     steps: Count = 13000
@@ -183,7 +183,7 @@ class TrainerConfig:
     model_file: Literal["none", "exact", "standard", "small"] = "standard"
     log_every: Count = 100
     preview_every: Natural = 5000
-    preview_views: Natural = 3
+    preview_views: Count = 3
     checkpoint_every: Natural = 0
     keep_checkpoints: bool = False
     cuda_graph: bool = True
@@ -216,10 +216,6 @@ class TrainerConfig:
 
     def check(self, name: str) -> None:
         """Raises ValueError if settings contradict each other."""
-        if self.preview_every > 0 and self.preview_views < 1:
-            raise ValueError(
-                f"{name}.preview_views must be at least 1 unless {name}.preview_every is 0, got {self.preview_views}"
-            )
         if self.max_rays < self.supersampling**2:
             raise ValueError(
                 f"{name}.max_rays must be at least {name}.supersampling**2 = {self.supersampling**2}, the rays of a "

@@ -17,14 +17,6 @@ _log = logging.getLogger(__name__)
 EVENTS = "events.out.tfevents.*"
 """Names of TensorBoard's files."""
 
-_CHARTS = {
-    "is the run well?": {
-        "PSNR": ["Multiline", [r"train/psnr", r"test/psnr"]],
-        "loss terms": ["Multiline", [r"loss/.*"]],
-        "rays per second": ["Multiline", [r"train/rays_per_second"]],
-    }
-}
-
 
 class RunLogger(Protocol):
     """The interface of loggers. Implementations must accept calls in any order until :meth:`close`."""
@@ -119,9 +111,6 @@ class FailsafeLogger:
 class TensorBoardLogger:
     """Writes TensorBoard event files.
 
-    The Custom Scalars tab shows three charts for a quick check of a run: ``train/psnr`` with ``test/psnr``, all
-    ``loss/...`` tags, and ``train/rays_per_second``.
-
     Args:
         directory: Run directory; created if needed.
         first_step: Number of steps already done if a run that logged to the same directory is resumed, or 0 if it is
@@ -143,7 +132,6 @@ class TensorBoardLogger:
         # TensorBoard compresses an image in the thread that adds it, which takes longer than rendering it.
         self._pictures = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensorboard")
         self._adding: list[Future[None]] = []
-        self._writer.add_custom_scalars(_CHARTS)
         self._step = first_step or 0
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:

@@ -54,7 +54,7 @@ def rates_of_steps(totals: Mapping[str, float], config: TrainerConfig, seconds: 
         seconds: Duration of the steps.
 
     Raises:
-        ValueError: In none of the steps did a pixel's samples fit in the capacity.
+        ValueError: No pixel's samples fitted in the capacity.
     """
     steps, rays = totals["steps"], totals["rays"]
     if rays < steps * config.supersampling**2:
