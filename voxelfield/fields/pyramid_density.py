@@ -12,7 +12,6 @@ from voxelfield.fields.density import ExponentialDensity
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.ops import _constants
-from voxelfield.ops._internal.pyramid_field import MAX_NUMBERS
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +52,7 @@ def is_pyramid_density(grid: VoxelGrid | VoxelPyramid, decoder: Decoder) -> bool
         and grid.reduce == "concat"
         and grid.active <= _constants.MAX_FIELD_LEVELS
         and all(level.padding == "border" and level.channels == _constants.LEVEL_CHANNELS for level in grid.grids)
-        and all(level.numel() < MAX_NUMBERS for level in grid.levels)
+        and all(level.numel() < 2**31 - 1 for level in grid.levels)  # the kernels count in 32 bits
         and all(
             parameter.dtype in (torch.float32, torch.float16) for parameter in (*grid.levels, *decoder.parameters())
         )
