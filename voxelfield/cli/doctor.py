@@ -48,13 +48,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def versions() -> Iterator[tuple[str, str]]:
-<<<<<<< HEAD
     """Names the software."""
     yield "voxelfield", f"{__version__} in {_build.sources.package_directory()}"
-=======
-    """Names versions and environment variables."""
-    yield "voxelfield", f"{__version__} in {_build.package_directory()}"
->>>>>>> cli
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     yield "torch", f"{torch.__version__}, {cuda}, {torch.get_num_threads()} threads"
@@ -65,17 +60,10 @@ def versions() -> Iterator[tuple[str, str]]:
 
 
 def packaged_kernels() -> Iterator[tuple[str, str]]:
-<<<<<<< HEAD
     """Tells which halves came with the package, and what for."""
     for name in (_build.sources.CPU_MODULE, _build.sources.CUDA_MODULE):
         modules = _library.modules_in(_build.sources.package_directory(), name)
         yield f"{name} in the package", str(_build.sources.read_stamp(modules[0])) if modules else "none"
-=======
-    """Names the compiled halves in the package, with their targets."""
-    for name in (_build.CPU_MODULE, _build.CUDA_MODULE):
-        modules = _library.modules_in(_build.package_directory(), name)
-        yield f"{name} in the package", str(_build.read_stamp(modules[0])) if modules else "none"
->>>>>>> cli
 
 
 def compilers() -> Iterator[tuple[str, str]]:
