@@ -87,7 +87,7 @@ def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
     code, output, _ = finish(start(*unchanged, steps))
     assert code == 0
     assert output.count("[WARNING]") == 1
-    assert f"{damaged} is truncated or damaged (1000 bytes); it is skipped" in output
+    assert f"{damaged} is truncated or damaged (1000 bytes)" in output
     assert f"resumed at step {step} from {checkpoint_path(directory, step)}" in output
     left = {path.name for path in directory.glob("*.pt")}
     assert left == {checkpoint_path(directory, step + 12).name, damaged.name}
@@ -109,7 +109,7 @@ def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
     [
         ("SIGHUP", "configured", "load_configured_scene", "stopped before training began"),
         ("SIGINT", "configured", "load_configured_scene", "stopped before training began"),
-        ("SIGTERM", "Run", "evaluate", "stopped while evaluating; continue with resume={checkpoint}"),
+        ("SIGTERM", "TrainedModel", "evaluate", "stopped while evaluating; continue with resume={checkpoint}"),
     ],
 )
 def test_a_signal_ends_loading_and_evaluating_at_once_with_a_message(tmp_path, number, owner, name, message):
@@ -120,7 +120,7 @@ def test_a_signal_ends_loading_and_evaluating_at_once_with_a_message(tmp_path, n
     assert time.monotonic() - began < 50, "the signal did not end it"
     checkpoint = checkpoint_path(tmp_path, 20)
     assert output.splitlines()[-1].endswith(message.format(checkpoint=checkpoint))
-    assert (owner != "Run") or load_checkpoint(checkpoint)["step"] == 20
+    assert (owner != "TrainedModel") or load_checkpoint(checkpoint)["step"] == 20
 
 
 @pytest.mark.slow

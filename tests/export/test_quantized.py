@@ -44,12 +44,6 @@ def test_steps_too_small_for_float32_are_zeros():
     assert (codes * step).isfinite().all()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_refused(value):
-    with pytest.raises(ValueError, match="values must be finite"):
-        quantize(torch.tensor([[0.0, value]]), torch.ones(1))
-
-
 def test_steps_by_spread_are_finer_in_levels_of_few_vertices():
     coarse, fine = torch.randn(1000, 2), 3 * torch.randn(4000, 2)
     steps = steps_by_spread([coarse, fine, torch.zeros(0, 2)], 0.5)
@@ -97,7 +91,7 @@ def test_damaged_or_other_codes_are_refused():
         unpack(packed[:-3], 20)
     with pytest.raises(RuntimeError, match="compressed data is damaged"):
         unpack(packed ^ 255, 20)
-    with pytest.raises(RuntimeError, match="cannot hold that many"):
+    with pytest.raises(RuntimeError, match="cannot contain that many"):
         unpack(packed, 1 << 60)
 
 

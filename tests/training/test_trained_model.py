@@ -110,7 +110,7 @@ def test_a_checkpoint_of_a_stranger_has_plain_settings_and_sound_tensors(train, 
             voxelfield.load(tmp_path / "last.pt", "cpu")
     # Copying makes these bytes ones, so save_checkpoint cannot write them.
     odd = {"occupied": torch.full_like(loaded.occupancy.occupied, 7, dtype=torch.uint8).view(torch.bool)}
-    with pytest.raises(ValueError, match=r"occupancy\.occupied must hold truth values, got other bytes"):
+    with pytest.raises(ValueError, match=r"occupancy\.occupied must contain bools, got other bytes"):
         check_state("occupancy", loaded.occupancy, odd)
 
 

@@ -19,7 +19,7 @@ from voxelfield.rendering.alignment import pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.rigid import compose, exp_se3
-from voxelfield.rendering.visible_cells import shown_cells, visible_cells
+from voxelfield.rendering.visible_cells import count_visible_samples, visible_cells
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
 from voxelfield.warps.nested_boxes import NestedBoxes
@@ -230,7 +230,7 @@ def test_cells_are_told_how_many_visible_samples_they_hold(device):
     expected = torch.zeros(shape, dtype=torch.int32, device=device)
     for x, y, z in cells.tolist():
         expected[x, y, z] += 1
-    shown = shown_cells(field, occupancy, render, cameras, shape, every=3)
+    shown = count_visible_samples(field, occupancy, render, cameras, shape, every=3)
     assert torch.equal(shown, expected)
     assert int(shown.max()) > 3
     assert int((shown == 0).sum()) > 10

@@ -31,7 +31,7 @@ from voxelfield.ops._errors import shown
 from voxelfield.rendering.march import RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.visible_cells import shown_cells
+from voxelfield.rendering.visible_cells import count_visible_samples
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batch import Batch
 from voxelfield.training.batches import PixelSampler, opaque_where_masked
@@ -776,7 +776,7 @@ class Session:
         if crop:
             occupied.fraction(self.step)  # raises if no occupied cell is left to crop to
         box = self.occupancy.bounds() if crop else None
-        self.model.resize(stage.resolution, box, self._shown_cells, self.optimizers.grid)
+        self.model.resize(stage.resolution, box, self._count_visible_samples, self.optimizers.grid)
         if crop:
             self._restrict()
         grid = self.model.grid
@@ -798,12 +798,12 @@ class Session:
                 self.refinement.place(camera.index, camera.twist)
             logger.info("step %d: %s", self.step, camera)
 
-    def _shown_cells(self, shape: Sequence[int]) -> Tensor:
+    def _count_visible_samples(self, shape: Sequence[int]) -> Tensor:
         cameras, settings = self._pixels.cameras, self.settings
         settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
         every = max(1, min(cameras.width, cameras.height) // _PIXELS_LOOKED_AT)
         with self.model.autocast():
-            return shown_cells(self.field, self.occupancy, settings, cameras, shape, every=every)
+            return count_visible_samples(self.field, self.occupancy, settings, cameras, shape, every=every)
 
     def _restrict(self) -> None:
         """Excludes space known to be empty. With refined cameras, wrong poses would make images carve away matter."""
