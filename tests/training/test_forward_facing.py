@@ -17,7 +17,7 @@ from voxelfield.cli.render import main as render_command
 from voxelfield.datasets.forward import ndc_box_of_cameras
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export import save_model
-from voxelfield.export.region import Region
+from voxelfield.export.lattice import Region
 from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.rendering.cameras import Cameras, reference_camera
 from voxelfield.rendering.paths import spiral

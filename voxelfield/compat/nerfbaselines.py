@@ -27,13 +27,13 @@ from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint, resolve_checkpoint
 from voxelfield.training.trained_model import TrainedModel
 
-# Each of nerfbaselines' camera models: the lens, which of its parameters are used, and their columns in Lens.
-_LENSES: tuple[tuple[str, LensModel, list[int], list[int]], ...] = (
-    ("pinhole", "pinhole", [], []),
-    ("opencv", "perspective", [0, 1, 2, 3], [0, 1, 4, 5]),
-    ("opencv_fisheye", "fisheye", [0, 1, 4, 5], [0, 1, 2, 3]),
-    ("full_opencv", "rational", [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 4, 5, 2, 3, 10, 11]),
-)
+# nerfbaselines' camera models in the order of their numbers: the lens, which parameters are used, their Lens columns.
+_LENSES: dict[str, tuple[LensModel, list[int], list[int]]] = {
+    "pinhole": ("pinhole", [], []),
+    "opencv": ("perspective", [0, 1, 2, 3], [0, 1, 4, 5]),
+    "opencv_fisheye": ("fisheye", [0, 1, 4, 5], [0, 1, 2, 3]),
+    "full_opencv": ("rational", [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 4, 5, 2, 3, 10, 11]),
+}
 
 
 class VoxelfieldMethod:
@@ -63,14 +63,13 @@ class VoxelfieldMethod:
         self._model: TrainedModel | None = None if checkpoint is None else voxelfield.load(checkpoint)
         self._loaded_step = None if self._model is None else self._model.steps
         if train_dataset is not None:
-            scene = _scene(train_dataset)
-            background = train_dataset["metadata"].get("background_color")
+            scene, background = _scene(train_dataset), train_dataset["metadata"].get("background_color")
             config = _config(scene, self._overrides, background) if self._model is None else self._model.config
             self._folder = tempfile.TemporaryDirectory(prefix="voxelfield")
             self._session = Session.from_config(scene, config, output=self._folder.name)
             if checkpoint is not None:
                 self._session.restore(load_checkpoint(Path(checkpoint)))
-            self._model = self._session.result()
+            self._model = None
 
     @classmethod
     def get_method_info(cls) -> dict[str, Any]:
@@ -78,7 +77,7 @@ class VoxelfieldMethod:
         return {
             "method_id": "voxelfield",
             "required_features": frozenset(("color", "points3D_xyz")),
-            "supported_camera_models": frozenset(lens[0] for lens in _LENSES),
+            "supported_camera_models": frozenset(_LENSES),
             "supported_outputs": ("color", "accumulation", "depth"),
             "can_resume_training": True,
         }
@@ -161,27 +160,28 @@ def _scene(dataset: Mapping[str, Any]) -> Scene:
 
 def _padded(images: Sequence[NDArray[Any]]) -> NDArray[Any]:
     height, width = np.max([image.shape[:2] for image in images], axis=0)
-    padded = np.zeros((len(images), height, width, *images[0].shape[2:]), images[0].dtype)
-    for image, rows in zip(images, padded, strict=True):
-        rows[: image.shape[0], : image.shape[1]] = image
-    return padded
+    margins = [((0, height - image.shape[0]), (0, width - image.shape[1])) for image in images]
+    return np.stack([np.pad(x, (*margin, *[(0, 0)] * (x.ndim - 2))) for x, margin in zip(images, margins, strict=True)])
 
 
 def _cameras(cameras: Any) -> Cameras:
     """Converts one or several cameras: OpenCV's axes to OpenGL's, and the parameters of the lenses."""
-    poses = np.tile(np.eye(4, dtype=np.float32), (cameras.poses.size // 12, 1, 1))
+    models = [list(_LENSES.values())[model] for model in np.reshape(cameras.camera_models, -1).tolist()]
+    poses = np.tile(np.eye(4, dtype=np.float32), (len(models), 1, 1))
     poses[:, :3] = cameras.poses.reshape(-1, 3, 4) * np.array([1, -1, -1, 1])
     sizes = torch.from_numpy(np.asarray(cameras.image_sizes, np.int64).reshape(-1, 2))
-    intrinsics = torch.from_numpy(np.asarray(cameras.intrinsics, np.float32).reshape(-1, 4))
-    models = np.reshape(cameras.camera_models, -1).tolist()
-    given = cameras.distortion_parameters.reshape(len(models), -1)
-    coefficients = np.zeros((len(models), 12), np.float32)
-    for row, model, parameters in zip(coefficients, models, given, strict=True):
-        _, _, used, columns = _LENSES[model]
+    coefficients = torch.zeros(len(models), 12)
+    given = torch.from_numpy(np.asarray(cameras.distortion_parameters, np.float32).reshape(len(models), -1))
+    for row, (_, used, columns), parameters in zip(coefficients, models, given, strict=True):
         row[columns] = parameters[used]
-    lens = Lens([_LENSES[model][1] for model in models], torch.from_numpy(coefficients)) if any(models) else None
-    width, height = sizes.amax(dim=0).tolist()
-    return Cameras(torch.from_numpy(poses), intrinsics, width, height, lens, sizes)
+    names = [model[0] for model in models]
+    return Cameras(
+        torch.from_numpy(poses),
+        torch.from_numpy(np.asarray(cameras.intrinsics, np.float32).reshape(-1, 4)),
+        *sizes.amax(dim=0).tolist(),
+        None if set(names) == {"pinhole"} else Lens(names, coefficients),
+        sizes,
+    )
 
 
 with contextlib.suppress(ModuleNotFoundError):
