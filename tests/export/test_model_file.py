@@ -282,27 +282,9 @@ def test_a_flipped_bit_is_noticed(run, tmp_path, quality):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
         with pytest.raises(ModelFileError, match=r"model\.safetensors is damaged: its checksum does not match"):
             load_model(path, "cpu")
-
-
-def test_a_bit_that_is_flipped_in_the_description_is_noticed(run, tmp_path):
-    path = tmp_path / "model.safetensors"
-    save_model(path, run)
-    whole = path.read_bytes()
-    end = 8 + int.from_bytes(whole[:8], "little")
-    for number, place in enumerate(range(0, end, max(1, end // 60))):
+    for number, place in enumerate(range(0, begin, begin // 60)):  # the description
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << number % 8]) + whole[place + 1 :])
-        with pytest.raises(ModelFileError) as raised:
-            load_model(path, "cpu")
-        assert "\n" not in str(raised.value)
-
-
-def test_truncated_files_are_refused(run, tmp_path):
-    path = tmp_path / "model.safetensors"
-    save_model(path, run)
-    whole = path.read_bytes()
-    for size in range(0, len(whole), len(whole) // 20):
-        path.write_bytes(whole[:size])
-        with pytest.raises(ModelFileError, match="damaged"):
+        with pytest.raises(ModelFileError):
             load_model(path, "cpu")
 
 
@@ -372,17 +354,33 @@ def test_a_file_that_declares_too_much_is_refused_before_memory_is_asked_for(run
     assert peak_memory() - before < 300e6
 
 
-@pytest.mark.parametrize(
-    "sizes", [[-4, -4, 4, 4], [4, 4, 4], [4.0, 4, 4, 4], "4444", None, [True, 4, 4, 4], [0, 4, 4, 4]]
-)
-def test_shapes_that_are_none_are_refused(run, tmp_path, sizes):
+WRONG_SHAPES = [[-4, -4, 4, 4], [4, 4, 4], [4.0, 4, 4, 4], "4444", None, [True, 4, 4, 4], [0, 4, 4, 4]]
+
+
+def test_a_description_of_impossible_values_is_refused(run, tmp_path):
     path = tmp_path / "model.safetensors"
     save_model(path, run)
     with safe_open(path, framework="pt") as file:
-        shapes = json.loads(file.metadata()["voxelfield model"][8:])["shapes"]
-    spoil(path, shapes=shapes | {next(iter(shapes)): sizes})
-    with pytest.raises(ModelFileError, match="must be 4 positive whole numbers"):
-        load_model(path, "cpu")
+        description = json.loads(file.metadata()["voxelfield model"][8:])
+    shapes, settings, stored = description["shapes"], description["settings"], load_file(path)
+    name, step = next(iter(shapes)), next(key for key in stored if key.startswith("step."))
+
+    def refused(message: str, tensors: dict[str, torch.Tensor] | None = None, **changes: object) -> None:
+        save_file(stored, path, {"voxelfield model": with_checksum(json.dumps(description), stored)})
+        spoil(path, tensors, **changes)
+        with pytest.raises(ModelFileError, match=message):
+            voxelfield.load(path, "cpu")
+
+    for sizes in WRONG_SHAPES:
+        refused("must be 4 positive whole numbers", shapes=shapes | {name: sizes})
+    for shape in ((1,), (1000, 1, 1), ()):
+        refused(r"the steps of \S+ must be", {step: torch.ones(shape)})
+    for active in (0, 99, -1, 1.5, "all", None) if settings else ():
+        refused("active must be 1 to", settings={key: value | {"active": active} for key, value in settings.items()})
+    refused(
+        r"model\.safetensors: configuration has no key trainer\.stageq",
+        config=asdict(run.config) | {"trainer": {"stageq": 1}},
+    )
 
 
 def test_what_was_verified_is_what_is_used_whatever_happens_to_the_file(run, tmp_path):
@@ -401,7 +399,7 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="must be a file, got a named pipe"):
         voxelfield.load(tmp_path / "model.safetensors", "cpu")
-    with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
+    with pytest.raises(FileNotFoundError, match="contains no checkpoint"):
         voxelfield.load(tmp_path, "cpu")
 
 
@@ -453,16 +451,6 @@ def test_tensors_that_no_run_saves_are_refused_by_name(run, tmp_path, name, chan
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("shape", [(1,), (1000, 1, 1), ()])
-def test_steps_of_another_shape_are_refused(run, tmp_path, shape):
-    path = tmp_path / "model.safetensors"
-    save_model(path, run)
-    key = next(key for key in load_file(path) if key.startswith("step."))
-    spoil(path, {key: torch.ones(shape)})
-    with pytest.raises(ModelFileError, match=r"the steps of \S+ must be"):
-        load_model(path, "cpu")
-
-
 @pytest.mark.parametrize("voxels", [1e-5, 1e-300])
 def test_a_step_with_which_an_image_takes_hours_is_refused(run, tmp_path, voxels):
     path = tmp_path / "model.safetensors"
@@ -471,18 +459,6 @@ def test_a_step_with_which_an_image_takes_hours_is_refused(run, tmp_path, voxels
     spoil(path, config=asdict(run.config) | {"trainer": trainer | {"render": {"voxels_per_step": voxels}}})
     with pytest.raises(ModelFileError, match=r"trainer\.render\.voxels_per_step must be at least 0\.0\d+, so that"):
         load_model(path, "cpu")
-
-
-@pytest.mark.parametrize("active", [0, 99, -1, 1.5, "all", None])
-def test_a_number_of_levels_that_is_none_is_refused(run, tmp_path, active):
-    path = tmp_path / "model.safetensors"
-    save_model(path, run)
-    with safe_open(path, framework="pt") as file:
-        settings = json.loads(file.metadata()["voxelfield model"][8:])["settings"]
-    for key in settings:
-        spoil(path, settings={key: settings[key] | {"active": active}})
-        with pytest.raises(ModelFileError, match="active must be 1 to"):
-            load_model(path, "cpu")
 
 
 def test_what_is_no_model_is_refused_by_name(run, tmp_path):
@@ -542,19 +518,3 @@ def test_load_takes_a_file_or_its_folder(run, tmp_path, device):
     assert voxelfield.load(tmp_path).steps == 7, "a file that is no checkpoint"
     with pytest.raises(FileNotFoundError, match="does not exist"):
         voxelfield.load(tmp_path / "elsewhere")
-
-
-def test_density_is_what_rendering_sees(run, device):
-    centres = torch.stack(torch.meshgrid(*[(torch.arange(12, device=device) + 0.5) / 12] * 3, indexing="ij"), dim=-1)
-    low, high = run.occupancy.aabb
-    density = run.density(low + centres * (high - low))
-    assert torch.equal(density > 0, run.occupancy.occupied)
-    outside = torch.tensor([[9.0, 0, 0], [math.nan, 0, 0]], device=device)
-    assert run.density(outside).tolist() == [0, 0]
-
-
-def test_a_configuration_with_a_wrong_key_names_the_file(run, tmp_path):
-    save_model(tmp_path / "model.safetensors", run)
-    spoil(tmp_path / "model.safetensors", config=asdict(run.config) | {"trainer": {"stageq": 1}})
-    with pytest.raises(ModelFileError, match=r"model\.safetensors: configuration has no key trainer\.stageq"):
-        voxelfield.load(tmp_path / "model.safetensors", "cpu")

@@ -178,7 +178,8 @@ def _cameras(cameras: Any) -> Cameras:
     return Cameras(
         torch.from_numpy(poses),
         torch.from_numpy(np.asarray(cameras.intrinsics, np.float32).reshape(-1, 4)),
-        *sizes.amax(dim=0).tolist(),
+        int(sizes[:, 0].max()),
+        int(sizes[:, 1].max()),
         None if set(names) == {"pinhole"} else Lens(names, coefficients),
         sizes,
     )

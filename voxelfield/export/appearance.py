@@ -75,19 +75,7 @@ def rendered_colors(
     """Renders the colours of a surface along its normals, from slightly outside to slightly inside.
 
     So points of a simplified mesh beside the field's surface get the surface's colour. Where a ray hits nothing, the
-    colour is :func:`surface_colors`.
-
-    Args:
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
-        settings: Sampling settings.
-        points: As for :func:`surface_colors`.
-        normals: As for :func:`surface_colors`.
-        reach: Distance from the surface at which rays begin, world units.
-        chunk: As for :func:`surface_colors`.
-
-    Returns:
-        (M, 3) in [0, 1], float32.
+    colour is :func:`surface_colors`, whose arguments these are; rays begin at a distance ``reach`` from the surface.
     """
     found = [points.new_zeros(0, 3)]
     # A ray has few samples, because it is short.

@@ -38,8 +38,8 @@ def feature_importance(
         field: The field.
         occupancy: The occupied cells, on the field's device.
         settings: Sampling settings.
-        cameras: Rays are cast through random points of their images.
-        rays: Number of rays, divided evenly among the cameras, rounded up.
+        cameras: Cameras among which the rays are divided evenly; their pixels are random.
+        rays: Number of rays.
         chunk: Number of rays per chunk, to bound memory.
 
     Returns:

@@ -37,12 +37,7 @@ class Lattice:
 
     @classmethod
     def over(cls, box: Box, spacing: Sequence[float]) -> Lattice:
-        """Returns a lattice whose outermost points lie on the faces of a box.
-
-        Args:
-            box: Lower and upper corner, world units.
-            spacing: Wanted distances along x, y and z, world units; changed slightly so that they fit.
-        """
+        """Returns a lattice whose outermost points lie on the faces of a box, with about the given ``spacing``."""
         extent = [high - low for low, high in zip(*box, strict=True)]
         cells = [max(1, round(length / step)) for length, step in zip(extent, spacing, strict=True)]
         x, y, z = (length / count for length, count in zip(extent, cells, strict=True))
@@ -71,26 +66,17 @@ class Lattice:
 
 @dataclass(frozen=True)
 class Region:
-    """A box of a field, and the size of its voxels there.
-
-    Args:
-        box: Lower and upper corner, world units.
-        voxels: Edges of a voxel along x, y and z, world units.
-    """
+    """A box of a field, and the edges of its voxels there along x, y and z, world units."""
 
     box: Box
     voxels: tuple[float, float, float]
 
     @classmethod
     def of(cls, field: RadianceField, number: int = 1) -> Region:
-        """Returns a box of a field, with the voxels of its finest level.
-
-        Args:
-            field: The field.
-            number: Number of the nested box, 1 being the smallest; other fields have one box.
+        """Returns a nested box of a field, 1 being the smallest, with the voxels of its finest level.
 
         Raises:
-            ValueError: There is no such box.
+            ValueError: There is no such box; fields without nested boxes have one.
         """
         count = 1 if field.warp is None else field.warp.count
         if not 1 <= number <= count:
@@ -106,14 +92,9 @@ class Region:
         return min(self.voxels)
 
     def lattice(self, resolution: int | None) -> Lattice:
-        """Returns points on and between the faces of the box.
-
-        Args:
-            resolution: Cells along the box's longest edge; None: about as many as there are voxels along each.
-        """
-        if resolution is None:
-            return Lattice.over(self.box, self.voxels)
-        return Lattice.over(self.box, (max(box_extent(self.box)) / resolution,) * 3)
+        """Returns a lattice with ``resolution`` cells along the box's longest edge; None: about one per voxel."""
+        spacing = self.voxels if resolution is None else (max(box_extent(self.box)) / resolution,) * 3
+        return Lattice.over(self.box, spacing)
 
 
 class OccupiedVertices:

@@ -138,16 +138,9 @@ class FusedDepth(Surface):
 def depth_maps(
     field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, chunk: int
 ) -> Tensor:
-    """Renders the median depth of every pixel: the distance at which a ray has lost half of its light.
+    """Renders the median depth of every pixel of N cameras: where a ray has lost half of its light.
 
-    Unlike the mean, the median is never between two surfaces that a pixel shows.
-
-    Args:
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
-        settings: Sampling settings.
-        cameras: N cameras, with their lenses.
-        chunk: Rays at once, to bound memory.
+    Unlike the mean, the median is never between two surfaces that a pixel shows. ``chunk`` rays are rendered at once.
 
     Returns:
         (N, H, W) distances along the rays, world units; infinite where more than half of the light comes through, and
@@ -192,16 +185,10 @@ def half_absorbing_density(length: float) -> float:
 
 
 def surface_normals(surface: Surface, points: Tensor, step: float, chunk: int) -> Tensor:
-    """Returns the directions in which a surface's function falls the fastest, from its central differences.
+    """Returns the directions (M, 3) in which a surface's function decreases fastest at ``points`` (M, 3) on it.
 
-    Args:
-        surface: The surface.
-        points: (M, 3) world positions on it.
-        step: Distance over which differences are taken, world units.
-        chunk: Evaluations at once, to bound memory.
-
-    Returns:
-        (M, 3) unit vectors; zero where the function is constant or unknown.
+    They are unit vectors, from central differences over a distance ``step`` with ``chunk`` evaluations at once; zero
+    where the function is constant or unknown.
     """
     offsets = torch.eye(3, device=points.device) * (step / 2)
     found = [points.new_zeros(0, 3)]
