@@ -30,6 +30,5 @@ def load_run_scene(
     """
     data = run.config.data
     missing = missing_images or data.missing_images
-    # Only the photographs and their cameras are needed.
-    options = run.config.load_options(splits=(split,), image_size=None, downscale=1, missing_images=missing, ndc=False)
+    options = run.config.load_options(splits=(split,), image_size=None, downscale=1, missing_images=missing)
     return voxelfield.load_scene(run.config.scene.name, root=data_root or data.root, **options)

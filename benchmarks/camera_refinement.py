@@ -82,7 +82,7 @@ def train(name: str, scene: Scene, noisy: Cameras, settings: RunConfig, options:
     given = noisy if name.startswith("perturbed") else truth
     config = replace(settings, camera=replace(settings.camera, name="refine" if "refined" in name else "none"))
     splits = {"train": replace(scene.train, cameras=given)}
-    session = Session.from_config(Scene(scene.name, scene.aabb, splits, scene.warp), config)
+    session = Session.from_config(replace(scene, splits=splits), config)
     at_first = pose_errors(given, truth)
     try:
         session.fit()

@@ -43,7 +43,7 @@ import _plot
 import torch
 
 from voxelfield._library import ensure_loaded
-from voxelfield.datasets.scene import Scene, Split
+from voxelfield.datasets.scene import Split
 from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.config import RunConfig, preset
 from voxelfield.training.logs.logging import NullLogger
@@ -151,7 +151,7 @@ def train(settings: RunConfig, hold_out: int) -> dict[str, Any]:
     """
     scene = load_configured_scene(settings, Path.cwd(), splits=("train",))
     learned, held_out = divide(scene.train, hold_out)
-    divided = Scene(scene.name, scene.aabb, {"train": learned, "held out": held_out})
+    divided = replace(scene, splits={"train": learned, "held out": held_out})
     records = _Records()
     # No output folder, because the largest checkpoints would fill disks and are not needed.
     session = Session.from_config(divided, settings, logger=records)

@@ -19,7 +19,7 @@ import _harness as harness
 import torch
 
 import voxelfield
-from voxelfield.cli.render import path_of
+from voxelfield.cli.render import path_of, size
 from voxelfield.media.video import CODECS, write_video, write_views
 
 # A few frames are encoded repeatedly, because many would not fit in memory.
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--frames", type=int, default=300)
-    parser.add_argument("--size", default="1920x1080")
+    parser.add_argument("--size", type=size, default="1920x1080")
     parser.add_argument("--codec", choices=CODECS)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data-root", type=Path)

@@ -13,12 +13,11 @@ from free_ports import free_port
 
 import voxelfield
 from voxelfield.datasets.scene import Scene
-from voxelfield.grids.boxes import parse_box
 from voxelfield.models.dense import DenseConfig
 from voxelfield.training.config import StageConfig, TrainerConfig, preset
 from voxelfield.training.session import Session
 from voxelfield.training.trained_model import TrainedModel
-from voxelfield.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.choice import WarpConfig
 
 SIZE = 40
 
@@ -51,9 +50,8 @@ def session(steps: int = 40, **options) -> Session:
 @functools.cache
 def nested_run() -> TrainedModel:
     """A run over nested boxes, of which training has seen next to nothing."""
-    scene = bricks()
-    scene = replace(scene, warp=NestedBoxes(parse_box(scene.aabb), 3))
-    done = Session(scene, DenseConfig(features=3, width=16), trainer=short_trainer(2), device="cpu")
+    model, warp = DenseConfig(features=3, width=16), WarpConfig(boxes=3, near=0.0)
+    done = Session(bricks(), model, trainer=short_trainer(2), warp=warp, device="cpu")
     done.fit()
     return done.result()
 

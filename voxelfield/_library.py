@@ -273,8 +273,8 @@ def _compile(name: str) -> Path:
         started = time.monotonic()
         # The builder sees the packages that this process sees, whatever lies in the working directory.
         search = [str(_build.package_directory().parent), *sys.path]
-        start = f"import sys; sys.path[:] = {search!r}; from voxelfield.cli.build import main; main()"
-        command = [sys.executable, "-c", start, "--only", half.lower(), "--out", str(directory)]
+        start = f"import sys; sys.path[:] = {search!r}; from voxelfield.cli.command import main; sys.exit(main())"
+        command = [sys.executable, "-c", start, "build", "--only", half.lower(), "--out", str(directory)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         ready = _find(name) if done.returncode == 0 else None
         if ready is None:

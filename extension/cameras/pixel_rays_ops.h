@@ -71,7 +71,7 @@ struct PixelRaysOps {
   static TensorTuple<5> pixel_rays(const Tensor& images, const Tensor& index, const Tensor& c2w,
                                    const Tensor& intrinsics, const OptionalTensor& lens, const Tensor& aabb,
                                    int64_t supersampling) {
-    check_contiguous("images", images, {kAny, kAny, kAny, 4}, ScalarType::Byte, images);
+    contiguous_data("images", images, {kAny, kAny, kAny, 4}, ScalarType::Byte, images);
     const Tensor chosen = checked("index", index, {kAny}, ScalarType::Long, images);
     const Tensor poses = checked("c2w", c2w, {images.size(0), 4, 4}, ScalarType::Float, images);
     const Tensor pinholes = checked("intrinsics", intrinsics, {images.size(0), 4}, ScalarType::Float, images);

@@ -104,7 +104,7 @@ inline void check_shared_memory(int64_t shared) {
 
 // Returns the result of a driver query about launches of a kernel on the current device, and caches it.
 template <typename F>
-int ask_once(const void* kernel, int threads, int shared, const F& ask) {
+int cached_query(const void* kernel, int threads, int shared, const F& ask) {
   static std::mutex mutex;
   static std::map<std::tuple<const void*, int, int, int>, int> answers;
   int device = 0;
@@ -121,7 +121,7 @@ template <typename Kernel>
 void allow_shared_memory(Kernel* kernel, int shared) {
   check_shared_memory(shared);
   if (shared <= kSharedWithoutOptIn) return;
-  const int limit = ask_once(reinterpret_cast<const void*>(kernel), 0, 0, [&] {
+  const int limit = cached_query(reinterpret_cast<const void*>(kernel), 0, 0, [&] {
     cudaFuncAttributes attributes{};
     check_cuda(cudaFuncGetAttributes(&attributes, kernel));
     const int free =
@@ -137,7 +137,7 @@ void allow_shared_memory(Kernel* kernel, int shared) {
 template <typename Kernel>
 int resident_blocks(Kernel* kernel, int threads, int shared) {
   allow_shared_memory(kernel, shared);
-  return ask_once(reinterpret_cast<const void*>(kernel), threads, shared, [&] {
+  return cached_query(reinterpret_cast<const void*>(kernel), threads, shared, [&] {
     int per_multiprocessor = 0;
     check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, threads, shared));
     STD_TORCH_CHECK(per_multiprocessor > 0, "no block of the kernel fits this device");
@@ -146,14 +146,14 @@ int resident_blocks(Kernel* kernel, int threads, int shared) {
 }
 
 // Warns once per kind of launch that the weights of a network do not fit in shared memory. Each caller has its own
-// `said`.
-inline void warn_of_packed_weights(std::once_flag& said, const char* name, int wanted, int limit) {
-  std::call_once(said, [&] {
+// `warned`.
+inline void warn_of_packed_weights(std::once_flag& warned, const char* name, int wanted, int limit) {
+  std::call_once(warned, [&] {
     const std::string message =
         std::string(name) + ": " + std::to_string(wanted) + " bytes do not fit the shared memory of a block (" +
         std::to_string(limit) +
         " bytes), so the weights of the network are read from global memory, which is slower. " +
-        "Narrower or fewer hidden layers avoid that. This is said once.";
+        "Narrower or fewer hidden layers avoid that. This warning appears once.";
     aoti_torch_warn("voxelfield", __FILE__, __LINE__, message.c_str());
   });
 }

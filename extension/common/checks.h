@@ -53,15 +53,15 @@ OptionalTensor checked(const char* name, const OptionalTensor& x, const Shape& s
 
 // Checks memory that a kernel addresses directly, and returns it. The tensor must be contiguous.
 template <typename Shape = ShapeList>
-TensorData check_contiguous(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype,
-                            const Tensor& like) {
+TensorData contiguous_data(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype,
+                           const Tensor& like) {
   check_tensor(name, x, shape, dtype, like);
   STD_TORCH_CHECK(x.is_contiguous(), name, " must be contiguous, got a tensor that is not");
   return data_of(x);
 }
 
 // Checks a single number in device memory, and returns its address.
-inline TensorData check_number(const char* name, const Tensor& x, ScalarType dtype, const Tensor& like) {
+inline TensorData number_data(const char* name, const Tensor& x, ScalarType dtype, const Tensor& like) {
   STD_TORCH_CHECK(x.numel() == 1 && x.scalar_type() == dtype && same_device(x, like), name, " must be one ",
                   torch::headeronly::toString(dtype), " on ", device_name(like), ", got ",
                   describe(x.sizes(), x.scalar_type(), x));

@@ -43,8 +43,8 @@ constexpr int kStoredRanges = 8;
 
 // A tile is 4 x 4 x 8 vertices of a grid; the shifts are log2 of these sizes (see optim/vertex_grid.h). A tile id
 // stores the position of the tile along each axis in kTileBits bits.
-constexpr int kTileShiftXY = 2;
-constexpr int kTileShiftZ = 3;
+constexpr int kOptimizerTileShiftXY = 2;
+constexpr int kOptimizerTileShiftZ = 3;
 constexpr int kTileBits = 10;
 
 // Sizes of a sparse grid (stencil/sparse_grid.h): vertices along each axis of a block, and of the atlas that stores the

@@ -1,5 +1,5 @@
 // The visible samples of rays through a pyramid, on CUDA: marched and selected in one kernel, then packed.
-#include "fields/pyramid_inputs.cuh"
+#include "fields/pyramid_launch.cuh"
 #include "rays/march_ops.h"
 #include "rays/packing.cuh"
 
@@ -46,7 +46,7 @@ struct ListedRays {
 
 template <int Width, typename Rays>
 __global__ void __launch_bounds__(kMarchThreads, 1)
-    march_visible_kernel(const __grid_constant__ PyramidScene scene, const __grid_constant__ Rays rays,
+    march_visible_kernel(const __grid_constant__ HalfScene scene, const __grid_constant__ Rays rays,
                          int* __restrict__ next_ray) {
   extern __shared__ __align__(16) unsigned char shared[];
   const StagedField<Width> density(scene.density, shared_address(shared), nullptr);
@@ -88,52 +88,35 @@ MarchPlan plan_visible(const Network& density, Kernel* kernel) {
   return best;
 }
 
-TensorTuple<3> march_to_slots(const Tensor& origins, const Tensor& directions, const Tensor& near, const Tensor& far,
-                              const Tensor& offset, const Tensor& occupied, std::vector<int64_t> resolution,
-                              const Tensor& aabb_occupancy, std::vector<Tensor> levels,
-                              std::vector<OptionalTensor> blocks, const Tensor& aabb,
-                              std::vector<Tensor> density_weights, double step, double density_initial,
-                              double min_transmittance, double min_weight, int64_t max_samples_per_ray,
-                              std::vector<double> boxes) {
-  const RayInputs in{origins, directions, near, far, offset};
-  const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
-  const CudaBackend::Guard guard(origins);
-  const PyramidInputs field{cells, levels, blocks, aabb, density_weights, origins};
-  const int padded = padded_field_width(field.density.width);
-  const PyramidScene scene = field.scene(padded, step, density_initial, min_transmittance, min_weight, boxes);
-  const RayBatch batch = in.batch(step);
-  STD_TORCH_CHECK(batch.count <= kMostMarchedRays, "origins must be at most 2^30 rays, got ", batch.count);
-  STD_TORCH_CHECK(max_samples_per_ray >= 1 && max_samples_per_ray <= 0x7fffffff,
-                  "max_samples_per_ray must be 1 to 2^31 - 1, got ", max_samples_per_ray);
-  const SegmentParts parts{batch.count, 0};
-  Tensor slots = new_empty(in.origins, {batch.count, max_samples_per_ray}, ScalarType::Float);
-  Tensor counts = new_empty(in.origins, {batch.count}, ScalarType::Int);
-  Tensor sums = new_zeros(in.origins, {parts.count}, ScalarType::Long);
-  if (batch.count == 0) return {slots, counts, sums};
-  const auto march = [&](auto width, auto in_pieces, auto sparse) {
-    using Rays = ListedRays<decltype(in_pieces)::value, decltype(sparse)::value>;
-    const Rays rays{batch,
-                    data_of(slots),
-                    static_cast<int>(max_samples_per_ray),
-                    data_of(counts),
-                    reinterpret_cast<unsigned long long*>(sums.mutable_data_ptr<int64_t>()),
-                    parts.length};
-    const auto kernel = march_visible_kernel<decltype(width)::value, Rays>;
-    const MarchPlan plan = plan_visible(scene.density, kernel);
-    launch_march(kernel, plan, batch.count, kRaysPerWarp, origins, scene, rays);
-  };
-  dispatch_value<64, 128>(padded, [&](auto width) {
-    dispatch_scene(!boxes.empty(), field.sparse(),
-                   [&](auto in_pieces, auto sparse) { march(width, in_pieces, sparse); });
-  });
-  return {slots, counts, sums};
-}
+struct CudaMarch : CudaBackend {
+  static void march(const PyramidInputs& field, const RayBatch& batch, const SampleSlots& out, const Tensor& like) {
+    const int padded = padded_field_width(field.density.width);
+    HalfScene scene = field.scene<torch::headeronly::Half>();
+    scene.density = field_network(padded, 2, scene.density);
+    const auto run = [&](auto width, auto in_pieces, auto sparse) {
+      using Rays = ListedRays<decltype(in_pieces)::value, decltype(sparse)::value>;
+      const Rays rays{batch,
+                      out.distances,
+                      out.max_samples_per_ray,
+                      out.counts,
+                      reinterpret_cast<unsigned long long*>(out.sums),
+                      out.parts.length};
+      const auto kernel = march_visible_kernel<decltype(width)::value, Rays>;
+      const MarchPlan plan = plan_visible(scene.density, kernel);
+      launch_march(kernel, plan, batch.count, kRaysPerWarp, like, scene, rays);
+    };
+    dispatch_value<64, 128>(padded, [&](auto width) {
+      dispatch_scene(field.in_pieces(), field.sparse(),
+                     [&](auto in_pieces, auto sparse) { run(width, in_pieces, sparse); });
+    });
+  }
+};
 
 }  // namespace
 
 // pack_slots is compiled here because, in the same file, it changes the code generated for other kernels of rays/.
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  m.impl("march_to_slots", TORCH_BOX(&march_to_slots));
+  MarchVisibleOps<CudaMarch>::implement(m);
   m.impl("pack_slots", TORCH_BOX(&MarchOps<CudaPacking>::pack_slots));
 }
 

@@ -4,11 +4,9 @@
 // threads start another ray.
 #pragma once
 
-#include "common/tensors.h"
 #include "fields/pyramid_plan.h"
+#include "fields/pyramid_scene.h"
 #include "mlp/network.cuh"
-#include "rays/nested_boxes.h"
-#include "stencil/sparse_grid.h"
 #include "volume/keep_rule.cuh"
 
 namespace voxelfield {
@@ -16,61 +14,29 @@ namespace voxelfield {
 // After this many strides or beginnings of pieces, the warp no longer waits for threads that have not reached a sample.
 constexpr int kMostStrides = 32;
 
-// Float16 grids of several resolutions over one box, 4 channels each, read at one point by one thread.
-struct PyramidLevel {
-  const torch::headeronly::Half* features;  // (X, Y, Z, 4)
-  int32_t resolution[3];
-  BlockTable table;  // has no blocks if the grid is dense; otherwise `features` is the atlas
+using HalfScene = PyramidScene<torch::headeronly::Half>;
 
-  // The features at a point of the unit cube; points outside read the nearest face. Zeros where a block is not stored.
-  // The block table is read only if `Sparse`.
-  template <bool Sparse>
-  __device__ __forceinline__ uint2 at(const float* point) const {
-    float place[3] = {point[0], point[1], point[2]};
-    if constexpr (Sparse) {
-      if (table.blocks != nullptr && !table.place(point, place)) return make_uint2(0, 0);
-    }
-    const GridLocator<float, true> locator{
-        {resolution[0], resolution[1], resolution[2]}, Padding::kBorder, kLevelChannels, 0, true, false};
-    const Stencil<float, int32_t> s = locator(place, 0);
-    Vector<torch::headeronly::Half, kLevelChannels> corner[kCorners];
+// The features of a level at a point. Zeros where a block is not stored.
+template <bool Sparse>
+__device__ __forceinline__ uint2 read_level(const PyramidLevel<torch::headeronly::Half>& level, const float* point) {
+  Stencil<float, int32_t> s;
+  if (!level.template find<Sparse>(point, s)) return make_uint2(0, 0);
+  Vector<torch::headeronly::Half, kLevelChannels> corner[kCorners];
 #pragma unroll
-    for (int k = 0; k < kCorners; ++k) corner[k] = load_constant<kLevelChannels>(features + s.offset(k));
-    Vector<float, kLevelChannels> sum{};
+  for (int k = 0; k < kCorners; ++k) corner[k] = load_constant<kLevelChannels>(level.features + s.offset(k));
+  Vector<float, kLevelChannels> sum{};
 #pragma unroll
-    for (int k = 0; k < kCorners; ++k) add_weighted(sum, s.value(k), corner[k]);
-    // An empty stencil may have read NaN, and NaN times zero is NaN, not zero.
-    if (s.empty) return make_uint2(0, 0);
-    return make_uint2(as_bits(to_half2(sum.lane[0], sum.lane[1])), as_bits(to_half2(sum.lane[2], sum.lane[3])));
-  }
-};
+  for (int k = 0; k < kCorners; ++k) add_weighted(sum, s.value(k), corner[k]);
+  // An empty stencil may have read NaN, and NaN times zero is NaN, not zero.
+  if (s.empty) return make_uint2(0, 0);
+  return make_uint2(as_bits(to_half2(sum.lane[0], sum.lane[1])), as_bits(to_half2(sum.lane[2], sum.lane[3])));
+}
 
-struct PyramidScene {
-  CellsView cells;
-  PyramidLevel level[kMaxPyramidLevels];
-  int levels;
-  const float* aabb;
-  Network density;
-  float step, steps_per_length;
-  float density_initial;
-  KeepRule<float> rule;
-  NestedBoxes boxes;  // used only if rays are cut into pieces
-
-  __device__ __forceinline__ float density_of(float raw) const {
-    return density_initial * std::exp(raw > float(kHighestRawDensity) ? float(kHighestRawDensity) : raw);
-  }
-};
-
-// One sample of a ray, in registers of the thread that evaluates it.
-struct PyramidSample : JudgedSample<float> {
-  float t;
-};
-
-// The state that a thread keeps for the ray that it marches.
+// The ray that a thread marches.
 template <typename Result>
 struct MarchedRay {
   int number;  // -1 if the thread has no ray yet
-  UnitRay unit;
+  CubeRay cube;
   Result result;
 };
 
@@ -181,7 +147,7 @@ auto dispatch_scene(bool in_pieces, bool sparse, const Run& run) {
 // of which 8 * Eights are computed, for the rows of all threads. The ray continues if visit() returns true, which must
 // be the same for all threads of the ray.
 template <int Width, int Eights, typename Rays, typename Visit>
-__device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const StagedField<Width>& density,
+__device__ __forceinline__ void march_pyramid(const HalfScene& scene, const StagedField<Width>& density,
                                               const Rays& rays, int* next_ray, unsigned char* rows,
                                               const Visit& visit) {
   using Walk = SampleWalk<CellsView>;
@@ -195,9 +161,9 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
   Ray ray{};
   RayView view = ray.view(scene.step, scene.steps_per_length);
   Walk walk(scene.cells, view);
-  MarchedRay<typename Rays::Result> own{-1, UnitRay(view, scene.aabb), {}};
+  MarchedRay<typename Rays::Result> own{-1, CubeRay(view, scene.aabb), {}};
   bool walking = false;
-  KeptLight<float> light(scene.rule);
+  VisibleLight<float> light(scene.rule);
   RayPieces pieces;
   bool begun = false;
   // Begins the next piece of the team's ray, or returns false if there is none. A straight ray is a single piece.
@@ -210,7 +176,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
     }
     view = ray.view(scene.step, scene.steps_per_length);
     walk = Walk(scene.cells, view);
-    own.unit = UnitRay(view, scene.aabb);
+    own.cube = CubeRay(view, scene.aabb);
     return true;
   };
   for (;;) {
@@ -231,7 +197,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
           if constexpr (Rays::kInPieces) pieces = RayPieces(scene.boxes, ray);
           begun = false;
           walk.end();
-          light = KeptLight<float>(scene.rule);
+          light = VisibleLight<float>(scene.rule);
         }
       }
       idle = __ballot_sync(kFullWarp, !walking);
@@ -252,7 +218,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
           const int place = team.seat - found_by_team, taken = walk.take(kLanes - found_by_team, first);
           if (0 <= place && place < taken) {
             sample.t = view.t(first + static_cast<float>(place));
-            own.unit.point(sample.t, point);
+            own.cube.point(sample.t, point);
             if constexpr (Rays::kInPieces && Rays::kWorldDistances) sample.t = pieces.distance(scene.boxes, sample.t);
           }
           found_by_team += taken;
@@ -269,13 +235,13 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
     if (found) {
       uint2* const row = reinterpret_cast<uint2*>(rows + lane_of_warp() * kRowBytes);
 #pragma unroll 2
-      for (int l = 0; l < scene.levels; ++l) row[l] = scene.level[l].template at<Rays::kSparse>(point);
+      for (int l = 0; l < scene.levels; ++l) row[l] = read_level<Rays::kSparse>(scene.level[l], point);
     }
     __syncwarp();
     const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), density[0], density[1]);
     const float raw = first_column(panel);
-    static_cast<JudgedSample<float>&>(sample) =
-        light.judge(absorption_of_density(scene.density_of(raw), scene.step), found, ThreadTeam<kLanes>{team.seat});
+    static_cast<EvaluatedSample<float>&>(sample) =
+        light.evaluate(absorption_of_density(scene.density_of(raw), scene.step), found, ThreadTeam<kLanes>{team.seat});
     if (light.stopped()) walking = false;
     if (!visit(sample, panel, ray.direction, own, team)) walking = false;
     __syncwarp();

@@ -33,6 +33,10 @@ inline Network field_network(int width, int layers, Network network = {}) {
   return network;
 }
 
+// A warp takes the rays of a square of pixels, because these rays stay close together. An image has few rays per
+// thread, so with larger squares some warps would get many more rays than others.
+constexpr int kSquare = 4;
+
 struct MarchPlan {
   int warps;    // per block; 0: not even one fits
   int shared;   // bytes per block

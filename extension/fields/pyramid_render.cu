@@ -1,7 +1,5 @@
 // Renders images of a pyramid of grids followed by two networks on CUDA, in one kernel that also generates the rays.
-#include "cameras/camera_inputs.h"
-#include "color/color.h"
-#include "fields/pyramid_inputs.cuh"
+#include "fields/pyramid_launch.cuh"
 
 namespace voxelfield {
 namespace {
@@ -133,10 +131,6 @@ class ColorQueue {
   int count_ = 0;
 };
 
-// A warp takes the rays of a square of pixels, because these rays stay close together. An image has few rays per
-// thread, so with larger squares some warps would get many more rays than others.
-constexpr int kTile = 4;
-
 struct PixelSums {
   float opacity = 0.0f;
   float depth = 0.0f;
@@ -148,21 +142,21 @@ struct PyramidImage {
   static constexpr bool kSparse = Sparse;
   static constexpr bool kWorldDistances = true;
   static constexpr int kLanes = 1;
-  static constexpr int kBatch = kTile * kTile;
+  static constexpr int kBatch = kSquare * kSquare;
   static constexpr int kMostIdle = 20;
   CameraView camera;
   PixelColors colors;
   float *opacity, *depth;
-  int tiles_across, tiles;
+  int squares_across, squares;
 
   using Result = PixelSums;
 
-  __host__ __device__ int count() const { return tiles * kBatch; }
+  __host__ __device__ int count() const { return squares * kBatch; }
 
   __device__ __forceinline__ int locate(int number) const {
-    const int tile = number / kBatch, row = tile / tiles_across;
-    const int x = (tile - row * tiles_across) * kTile + number % kTile;
-    const int y = row * kTile + number % kBatch / kTile;
+    const int square = number / kBatch, row = square / squares_across;
+    const int x = (square - row * squares_across) * kSquare + number % kSquare;
+    const int y = row * kSquare + number % kBatch / kSquare;
     return x < camera.width && y < camera.height ? y * static_cast<int>(camera.width) + x : -1;
   }
 
@@ -189,12 +183,12 @@ struct ParkedSample {
   MarchedRay<PixelSums> ray;
   Fragment geometry[2];
 };
-static_assert(sizeof(ParkedSample) <= kRowBytes, "a row must hold what is parked in it");
+static_assert(sizeof(ParkedSample) <= kRowBytes, "a row must have room for the parked state");
 
 // One block per multiprocessor, because rows and weights take most of its shared memory.
 template <int Width, typename ColorWeights, typename Image>
 __global__ void __launch_bounds__(kMarchThreads, 1)
-    render_pyramid_kernel(const __grid_constant__ PyramidScene scene, const __grid_constant__ Network color,
+    render_pyramid_kernel(const __grid_constant__ HalfScene scene, const __grid_constant__ Network color,
                           const uint4* __restrict__ packed_color, const __grid_constant__ Image image, int degree,
                           int* __restrict__ next_ray) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -237,81 +231,54 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
   flush();
 }
 
-// Whether a kernel can march through a field whose hidden layers have at most `width` numbers.
-bool pyramid_image_fits(const Tensor& like, int64_t width) {
-  const CudaBackend::Guard guard(like);
-  const int padded = padded_field_width(static_cast<int>(width));
-  const Network density = field_network(padded, 2), color = field_network(padded, kMaxFieldLayers);
-  return plan_image(density, color, shared_memory_limit()).warps > 0;
-}
+struct CudaImage : CudaBackend {
+  // Whether a kernel can march through a field whose hidden layers have at most `width` numbers.
+  static bool pyramid_image_fits(const Tensor& like, int64_t width) {
+    const Guard guard(like);
+    const int padded = padded_field_width(static_cast<int>(width));
+    const Network density = field_network(padded, 2), color = field_network(padded, kMaxFieldLayers);
+    return plan_image(density, color, shared_memory_limit()).warps > 0;
+  }
 
-TensorTuple<3> render_pyramid_image(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens,
-                                    int64_t width, int64_t height, const Tensor& background, const Tensor& occupied,
-                                    std::vector<int64_t> resolution, const Tensor& aabb_occupancy,
-                                    std::vector<Tensor> levels, std::vector<OptionalTensor> blocks, const Tensor& aabb,
-                                    std::vector<Tensor> density_weights, std::vector<Tensor> color_weights, double step,
-                                    double density_initial, int64_t degree, double min_transmittance, double min_weight,
-                                    std::vector<double> boxes) {
-  const CameraInputs camera{c2w, intrinsics, lens, width, height, background};
-  STD_TORCH_CHECK(double(width + kTile) * double(height + kTile) <= kMostMarchedRays,
-                  "an image must have 1 to 2^30 pixels, got ", width, " x ", height);
-  STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);
-  const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
-  const CudaBackend::Guard guard(c2w);
-  const PyramidInputs field{cells, levels, blocks, aabb, density_weights, c2w};
-  const int color_inputs = kFieldOutputs + sh_basis_size(static_cast<int>(degree));
-  const NetworkInputs color =
-      checked_network("color_weights", color_weights, color_inputs, kFieldOutputs, kMaxFieldLayers, c2w);
-  STD_TORCH_CHECK(field.density.view.out() == kFieldOutputs && color.view.out() == 3,
-                  "the density network must have 16 outputs and the colour network 3");
-  const int padded = padded_field_width(std::max(field.density.width, color.width));
-  const PyramidScene scene = field.scene(padded, step, density_initial, min_transmittance, min_weight, boxes);
-  Tensor rgb = new_empty(c2w, {height, width, 3}, ScalarType::Float);
-  Tensor opacity = new_empty(c2w, {height, width}, ScalarType::Float);
-  Tensor depth = new_empty(c2w, {height, width}, ScalarType::Float);
-  const int across = static_cast<int>((width + kTile - 1) / kTile),
-            down = static_cast<int>((height + kTile - 1) / kTile);
-  const PixelColors colors{data_of(rgb), data_of(camera.background)};
-  const Network color_network = field_network(padded, color.view.layers, color.view);
-  const int limit = shared_memory_limit();
-  const MarchPlan plan = plan_image(scene.density, color_network, limit);
-  STD_TORCH_CHECK(plan.warps > 0, "render_pyramid_image: one warp takes ",
-                  scene.density.staged_bytes() + kWarpRowsBytes + kQueueBytes, " bytes of shared memory; ", limit,
-                  " are allowed; voxelfield.rendering.render.render_view needs none");
-  const auto render = [&](auto width_constant, auto in_pieces, auto sparse) {
-    constexpr int kWidth = decltype(width_constant)::value;
-    constexpr bool kInPieces = decltype(in_pieces)::value;
-    // With nested boxes, cutting a ray clips it to the largest box, so the camera does not clip it.
-    const float* clip = data_of(field.aabb);
-    using Image = PyramidImage<kInPieces, decltype(sparse)::value>;
-    const Image image{
-        camera.view(kInPieces ? nullptr : clip), colors, data_of(opacity), data_of(depth), across, across * down};
-    const auto launch = [&](const auto& kernel, const uint4* packed) {
-      launch_march(kernel, plan, image.count(), image.kBatch, c2w, scene, color_network, packed, image,
-                   static_cast<int>(degree));
+  static void render(const PyramidInputs& field, const NetworkInputs& color, int degree, const CameraView& camera,
+                     const ImagePointers& out, const Tensor& like) {
+    const int padded = padded_field_width(std::max(field.density.width, color.width));
+    HalfScene scene = field.scene<torch::headeronly::Half>();
+    scene.density = field_network(padded, 2, scene.density);
+    const Network color_network = field_network(padded, color.view.layers, color.view);
+    const int across = static_cast<int>((camera.width + kSquare - 1) / kSquare),
+              down = static_cast<int>((camera.height + kSquare - 1) / kSquare);
+    const int limit = shared_memory_limit();
+    const MarchPlan plan = plan_image(scene.density, color_network, limit);
+    STD_TORCH_CHECK(plan.warps > 0, "render_pyramid_image: one warp takes ",
+                    scene.density.staged_bytes() + kWarpRowsBytes + kQueueBytes, " bytes of shared memory; ", limit,
+                    " are allowed; voxelfield.rendering.render.render_view needs none");
+    const auto run = [&](auto width_constant, auto in_pieces, auto sparse) {
+      constexpr int kWidth = decltype(width_constant)::value;
+      using Image = PyramidImage<decltype(in_pieces)::value, decltype(sparse)::value>;
+      const Image image{camera, {out.rgb, out.background}, out.opacity, out.depth, across, across * down};
+      const auto launch_image = [&](const auto& kernel, const uint4* packed) {
+        launch_march(kernel, plan, image.count(), image.kBatch, like, scene, color_network, packed, image, degree);
+      };
+      if (plan.staged) return launch_image(render_pyramid_kernel<kWidth, StagedField<kWidth>, Image>, nullptr);
+      static std::once_flag warned;
+      warn_of_packed_weights(
+          warned, "render_pyramid_image",
+          scene.density.staged_bytes() + color_network.staged_bytes() + kMarchWarps * (kWarpRowsBytes + kQueueBytes),
+          limit);
+      const Tensor packed = pack_weights(color_network, like, false);
+      launch_image(render_pyramid_kernel<kWidth, PackedField<kWidth>, Image>,
+                   reinterpret_cast<const uint4*>(packed.const_data_ptr<int32_t>()));
     };
-    if (plan.staged) return launch(render_pyramid_kernel<kWidth, StagedField<kWidth>, Image>, nullptr);
-    static std::once_flag said;
-    warn_of_packed_weights(
-        said, "render_pyramid_image",
-        scene.density.staged_bytes() + color_network.staged_bytes() + kMarchWarps * (kWarpRowsBytes + kQueueBytes),
-        limit);
-    const Tensor packed = pack_weights(color_network, c2w, false);
-    launch(render_pyramid_kernel<kWidth, PackedField<kWidth>, Image>,
-           reinterpret_cast<const uint4*>(packed.const_data_ptr<int32_t>()));
-  };
-  dispatch_value<64, 128>(padded, [&](auto width_constant) {
-    dispatch_scene(!boxes.empty(), field.sparse(),
-                   [&](auto in_pieces, auto sparse) { render(width_constant, in_pieces, sparse); });
-  });
-  return {rgb, opacity, depth};
-}
+    dispatch_value<64, 128>(padded, [&](auto width_constant) {
+      dispatch_scene(field.in_pieces(), field.sparse(),
+                     [&](auto in_pieces, auto sparse) { run(width_constant, in_pieces, sparse); });
+    });
+  }
+};
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  m.impl("render_pyramid_image", TORCH_BOX(&render_pyramid_image));
-  m.impl("pyramid_image_fits", TORCH_BOX(&pyramid_image_fits));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { PyramidImageOps<CudaImage>::implement(m); }
 
 }  // namespace voxelfield

@@ -23,7 +23,7 @@ struct ShGridView {
   int degree;
   float density_scale, density_shift;
 
-  VOXELFIELD_HOST_DEVICE Stencil<float, int32_t> at(const UnitRay& ray, float t) const {
+  VOXELFIELD_HOST_DEVICE Stencil<float, int32_t> at(const CubeRay& ray, float t) const {
     float point[3];
     ray.point(t, point);
     return locator(point, 0);
@@ -63,7 +63,7 @@ struct RenderScene {
 };
 
 // One sample of a ray in the thread that walks the ray. `rgb` is set only if the sample is kept.
-struct WalkedSample : JudgedSample<float> {
+struct WalkedSample : EvaluatedSample<float> {
   float t, raw;
   float rgb[3];
 };

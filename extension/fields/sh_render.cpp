@@ -45,14 +45,14 @@ VOXELFIELD_HOST_DEVICE void walk_ray(const RenderScene<scalar_t>& scene, const R
   float basis[kMaxShBasis];
   spherical_harmonics(ray.direction, scene.grid.degree, basis);
   SampleWalk walk(scene.cells, ray);
-  const UnitRay unit(ray, scene.grid.aabb);
-  KeptLight<float> light(scene.rule);
+  const CubeRay cube(ray, scene.grid.aabb);
+  VisibleLight<float> light(scene.rule);
   WalkedSample sample;
   while (!light.stopped() && walk.next(sample.t)) {
-    const Stencil<float, int32_t> stencil = scene.grid.at(unit, sample.t);
+    const Stencil<float, int32_t> stencil = scene.grid.at(cube, sample.t);
     sample.raw = raw_density(scene.grid, stencil);
-    static_cast<JudgedSample<float>&>(sample) =
-        light.judge(absorption_of_density(scene.grid.density_of(sample.raw), scene.step), true, SingleThread{});
+    static_cast<EvaluatedSample<float>&>(sample) =
+        light.evaluate(absorption_of_density(scene.grid.density_of(sample.raw), scene.step), true, SingleThread{});
     if (!sample.kept) continue;
     shade(scene.grid, stencil, basis, sample.rgb);
     visit(sample, stencil);

@@ -157,8 +157,8 @@ __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, co
   }
   __syncwarp();
   SampleWalk walk(scene.cells, ray);
-  const UnitRay unit(ray, scene.grid.aabb);
-  KeptLight<float> light(scene.rule);
+  const CubeRay cube(ray, scene.grid.aabb);
+  VisibleLight<float> light(scene.rule);
   const SizedTeam scan{seat.ray_seat, plan.ray_lanes};
   while (__any_sync(kFullWarp, walking)) {
     WalkedSample sample{};
@@ -174,11 +174,11 @@ __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, co
     Stencil<float, int32_t> stencil;
     Absorption<float> absorption{0.0f, 0.0f};
     if (found) {
-      stencil = scene.grid.at(unit, sample.t);
+      stencil = scene.grid.at(cube, sample.t);
       sample.raw = raw_density(scene.grid, stencil);
       absorption = absorption_of_density(scene.grid.density_of(sample.raw), scene.step);
     }
-    static_cast<JudgedSample<float>&>(sample) = light.judge(absorption, found, scan);
+    static_cast<EvaluatedSample<float>&>(sample) = light.evaluate(absorption, found, scan);
     if (light.stopped()) walking = false;
 
     const unsigned kept = __ballot_sync(kFullWarp, sample.kept);

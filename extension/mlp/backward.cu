@@ -5,51 +5,53 @@
 namespace voxelfield {
 namespace {
 
-// The distribution of the units of a network over the warps of a block and over launches.
-struct UnitShares {
-  int units, per_warp, launches, per_launch;
+// The distribution of the weight blocks of a network over the warps of a block and over launches.
+struct WeightBlockShares {
+  int weight_blocks, per_warp, launches, per_launch;
 
-  explicit UnitShares(const BackwardPlan& plan) : units(plan.mlp.units()) {
-    per_warp = (units + plan.warps() - 1) / plan.warps();
-    const int max_units = plan.tiles() == 1 ? kMostUnits : most_units_of_two_tiles(plan.mlp.network.width);
-    launches = (per_warp + max_units - 1) / max_units;
-    per_launch = (units + launches - 1) / launches;
+  explicit WeightBlockShares(const BackwardPlan& plan) : weight_blocks(plan.mlp.weight_blocks()) {
+    per_warp = (weight_blocks + plan.warps() - 1) / plan.warps();
+    const int max_weight_blocks =
+        plan.row_tiles() == 1 ? kMostWeightBlocks : most_weight_blocks_of_two_row_tiles(plan.mlp.network.width);
+    launches = (per_warp + max_weight_blocks - 1) / max_weight_blocks;
+    per_launch = (weight_blocks + launches - 1) / launches;
   }
   int at_once() const { return (per_warp + launches - 1) / launches; }
 };
 
-template <template <int, int> class Weights, int Width, int Tiles, int Units>
-void launch_backward(const BackwardPlan& plan, const UnitShares& shares, const MlpInputs& in, BackwardPointers pointers,
-                     const MlpGradients& sums) {
-  const auto kernel = mlp_backward_kernel<Weights<Width, 0>, Width, Tiles, Units>;
-  const int warps = plan.warps(), units = shares.units, layers = plan.mlp.network.layers;
+template <template <int, int> class Weights, int Width, int RowTiles, int WeightBlocks>
+void launch_backward(const BackwardPlan& plan, const WeightBlockShares& shares, const MlpInputs& in,
+                     BackwardPointers pointers, const MlpGradients& sums) {
+  const auto kernel = mlp_backward_kernel<Weights<Width, 0>, Width, RowTiles, WeightBlocks>;
+  const int warps = plan.warps(), weight_blocks = shares.weight_blocks, layers = plan.mlp.network.layers;
   const int tiles = std::max((in.rows.capacity + plan.rows() - 1) / plan.rows(), 1);
   const int blocks = std::min(tiles, resident_blocks(kernel, warps * kWarp, plan.shared));
-  const int splits = Units == kMostUnits ? 1 : std::max(warps / units, 1);
-  const Tensor partial = new_empty(in.input, {blocks * splits, units, kUnit * kUnit}, ScalarType::Float);
+  const int splits = WeightBlocks == kMostWeightBlocks ? 1 : std::max(warps / weight_blocks, 1);
+  const Tensor partial =
+      new_empty(in.input, {blocks * splits, weight_blocks, kWeightBlock * kWeightBlock}, ScalarType::Float);
   MlpLaunch launch{};
-  launch.units = units;
+  launch.weight_blocks = weight_blocks;
   launch.splits = splits;
-  launch.first_signs = MlpUnit(plan.mlp, shares.per_launch - 1).layer + 1;
-  launch.tiles = tiles * warps * Tiles;
+  launch.first_signs = WeightBlock(plan.mlp, shares.per_launch - 1).layer + 1;
+  launch.tiles = tiles * warps * RowTiles;
   const int64_t layers_with_signs = layers - launch.first_signs;  // zero if there is only one launch
   Tensor signs = new_empty(in.input, {layers_with_signs, launch.tiles, Signs<Width>::kWords, kWarp}, ScalarType::Int);
   launch.signs = reinterpret_cast<unsigned*>(signs.mutable_data_ptr<int32_t>());
   pointers.partial = reinterpret_cast<float4*>(partial.mutable_data_ptr<float>());
-  constexpr int64_t kKeptInts = 4 * KeptActivations<Width, Tiles>::kVectors;
+  constexpr int64_t kStoredInts = 4 * StoredActivations<Width, RowTiles>::kVectors;
   Tensor activations =
-      new_empty(in.input, {plan.staged() ? 0 : blocks * warps, layers - 1, kKeptInts}, ScalarType::Int);
+      new_empty(in.input, {plan.staged() ? 0 : blocks * warps, layers - 1, kStoredInts}, ScalarType::Int);
   pointers.activations = reinterpret_cast<uint4*>(activations.mutable_data_ptr<int32_t>());
   __half* const grad_input = pointers.grad_input;
   for (int index = shares.launches - 1; index >= 0; --index) {
-    launch.first_unit = index * shares.per_launch;
-    launch.end_unit = std::min(launch.first_unit + shares.per_launch, units);
+    launch.first_weight_block = index * shares.per_launch;
+    launch.end_weight_block = std::min(launch.first_weight_block + shares.per_launch, weight_blocks);
     launch.writes_signs = index == shares.launches - 1;
     pointers.grad_input = index == 0 ? grad_input : nullptr;
     CudaBackend::launch(kernel, blocks, warps * kWarp, plan.shared, plan, in.rows, pointers, launch);
   }
-  CudaBackend::launch(mlp_reduce_kernel, units * kUnitVectors / kReduceVectors, kReduceThreads, 0, plan.mlp,
-                      pointers.partial, blocks * splits, units, sums);
+  CudaBackend::launch(mlp_reduce_kernel, weight_blocks * kWeightBlockVectors / kReduceVectors, kReduceThreads, 0,
+                      plan.mlp, pointers.partial, blocks * splits, weight_blocks, sums);
 }
 
 std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, const Tensor& input,
@@ -72,38 +74,42 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
   }
   const int limit = shared_memory_limit();
   const BackwardPlan plan = plan_backward(in.mlp, limit);
-  STD_TORCH_CHECK(plan.strips > 0, "mlp: the gradient takes at least ", BackwardPlan{plan.mlp, plan.kept, 1, 0}.bytes(),
-                  " bytes of shared memory a block; ", limit, " are allowed");
-  const UnitShares shares(plan);
+  STD_TORCH_CHECK(plan.strips > 0, "mlp: the gradient takes at least ",
+                  BackwardPlan{plan.mlp, plan.residency, 1, 0}.bytes(), " bytes of shared memory a block; ", limit,
+                  " are allowed");
+  const WeightBlockShares shares(plan);
   if (plan.staged()) {
     dispatch_value<16, 32, 64, 128>(plan.mlp.network.width, [&](auto padded) {
       constexpr int kWidth = decltype(padded)::value;
       if constexpr (kWidth <= 64) {
-        if (plan.tiles() == 2) {
-          return dispatch_value<1, 2, most_units_of_two_tiles(kWidth)>(shares.at_once(), [&](auto units) {
-            launch_backward<StagedWeights, kWidth, 2, decltype(units)::value>(plan, shares, in, pointers, sums);
-          });
+        if (plan.row_tiles() == 2) {
+          return dispatch_value<1, 2, most_weight_blocks_of_two_row_tiles(kWidth)>(
+              shares.at_once(), [&](auto weight_blocks) {
+                launch_backward<StagedWeights, kWidth, 2, decltype(weight_blocks)::value>(plan, shares, in, pointers,
+                                                                                          sums);
+              });
         }
       }
       if constexpr (kWidth == 64)
-        launch_backward<StagedWeights, kWidth, 1, kMostUnits>(plan, shares, in, pointers, sums);
+        launch_backward<StagedWeights, kWidth, 1, kMostWeightBlocks>(plan, shares, in, pointers, sums);
       if constexpr (kWidth == 128) {
-        dispatch_value<1, 2, 3, kMostUnits>(shares.at_once(), [&](auto units) {
-          launch_backward<StagedWeights, kWidth, 1, decltype(units)::value>(plan, shares, in, pointers, sums);
+        dispatch_value<1, 2, 3, kMostWeightBlocks>(shares.at_once(), [&](auto weight_blocks) {
+          launch_backward<StagedWeights, kWidth, 1, decltype(weight_blocks)::value>(plan, shares, in, pointers, sums);
         });
       }
     });
   } else {
-    static std::once_flag said;
-    const int wanted = BackwardPlan{in.mlp, Kept::kReplaced, kBackwardRows / strip_rows(network.width), 0}.bytes();
-    warn_of_packed_weights(said, "mlp_backward", wanted, limit);
+    static std::once_flag warned;
+    const int wanted = BackwardPlan{in.mlp, Residency::kReplaced, kBackwardRows / strip_rows(network.width), 0}.bytes();
+    warn_of_packed_weights(warned, "mlp_backward", wanted, limit);
     const Tensor packed = pack_weights(plan.mlp.network, in.input, true);
     pointers.packed = vectors(packed);
     dispatch_value<64, 128>(plan.mlp.network.width, [&](auto padded) {
       constexpr int kWidth = decltype(padded)::value;
-      dispatch_value<(kWidth == 64 ? kMostUnits : 3), kMostUnits>(shares.at_once(), [&](auto units) {
-        launch_backward<PackedWeights, kWidth, 1, decltype(units)::value>(plan, shares, in, pointers, sums);
-      });
+      dispatch_value<(kWidth == 64 ? kMostWeightBlocks : 3), kMostWeightBlocks>(
+          shares.at_once(), [&](auto weight_blocks) {
+            launch_backward<PackedWeights, kWidth, 1, decltype(weight_blocks)::value>(plan, shares, in, pointers, sums);
+          });
     });
   }
   if (in.mlp.input_pitch != network.in()) grad_input = repacked(grad_input, network.in());

@@ -1,10 +1,10 @@
 // The kernel of `mlp_backward`.
 //
 // Blocks are persistent and loop over the rows. Hidden activations are recomputed. Each warp propagates the gradient of
-// its own rows back through the layers in registers, and writes activations and gradients to shared memory. The units
-// of the weights' gradients (weight_gradient.cuh) are then distributed among the block's warps, which sum each unit in
-// registers over all the block's rows. plan.h decides how much of this is in shared memory at once. If registers do not
-// suffice for all units, there are several launches, beginning with the last layers.
+// its own rows back through the layers in registers, and writes activations and gradients to shared memory. The
+// blocks of the weights' gradients (weight_gradient.cuh) are then distributed among the block's warps, which sum each
+// weight block in registers over all the block's rows. plan.h decides how much of this is in shared memory at once. If
+// registers do not suffice for all weight blocks, there are several launches, beginning with the last layers.
 #pragma once
 
 #include "mlp/forward.cuh"
@@ -40,11 +40,11 @@ __device__ __forceinline__ Activations<M, Width> last_layer_transposed(const Sha
 
 // The inputs of all layers but the first, for a warp's rows, in global memory. A thread reads only its own writes.
 template <int Width, int M>
-class KeptActivations {
+class StoredActivations {
  public:
   static constexpr int kVectors = Width / 16 * M * kWarp;  // for one layer of a warp
 
-  __device__ __forceinline__ KeptActivations(uint4* memory, int layers)
+  __device__ __forceinline__ StoredActivations(uint4* memory, int layers)
       : own_(memory + (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp * (layers - 1) * kVectors +
              lane_of_warp()) {}
 
@@ -73,7 +73,7 @@ class KeptActivations {
 
 struct BackwardPointers {
   const uint4* packed;  // weights, unless the plan stages them
-  uint4* activations;   // KeptActivations, for plans that keep one layer in shared memory
+  uint4* activations;   // StoredActivations, for plans with one layer in shared memory
   const __half *grad_output, *input;
   __half* grad_input;  // null if this launch does not compute it
   float4* partial;
@@ -82,34 +82,35 @@ struct BackwardPointers {
 // The number of blocks per multiprocessor for which registers should suffice. With three blocks, each thread has two
 // thirds of the registers that it has with two. A block of width 64 takes at least 60,672 bytes of shared memory, so
 // three blocks fit only on multiprocessors with 228 KiB.
-template <int Width, int Units>
+template <int Width, int WeightBlocks>
 __host__ __device__ constexpr int backward_blocks() {
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
   constexpr int kMost = Width == 64 ? 2 : 3;
 #else
   constexpr int kMost = 3;
 #endif
-  return Units == 1 ? kMost : 2;
+  return WeightBlocks == 1 ? kMost : 2;
 }
 
-// Whether a warp's units leave too few registers, so that other values must be recomputed. On sm_90 registers suffice
-// for three units with staged weights; on older GPUs they do not suffice for two units with two tiles.
-template <int Width, int M, int Units, bool Staged>
+// Whether a warp's weight blocks leave too few registers, so that other values must be recomputed. On sm_90 registers
+// suffice for three weight blocks with staged weights; on older GPUs they do not suffice for two weight blocks with two
+// tiles.
+template <int Width, int M, int WeightBlocks, bool Staged>
 __host__ __device__ constexpr bool scarce_registers() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  if (Width == 64 && M == 2) return Units > 1;
+  if (Width == 64 && M == 2) return WeightBlocks > 1;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-  if (Staged) return Width > 64 && Units > 3;
+  if (Staged) return Width > 64 && WeightBlocks > 3;
 #endif
-  return Width > 64 && Units > 2;
+  return Width > 64 && WeightBlocks > 2;
 }
 
-template <typename Weights, int Width, int M, int Units>
-__global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 : backward_blocks<Width, Units>())
+template <typename Weights, int Width, int M, int WeightBlocks>
+__global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 : backward_blocks<Width, WeightBlocks>())
     mlp_backward_kernel(const __grid_constant__ BackwardPlan plan, RowCount rows,
                         const __grid_constant__ BackwardPointers pointers, const __grid_constant__ MlpLaunch launch) {
   extern __shared__ uint4 memory[];
-  constexpr bool kStaged = Weights::kStaged, kScarce = scarce_registers<Width, M, Units, kStaged>();
+  constexpr bool kStaged = Weights::kStaged, kScarce = scarce_registers<Width, M, WeightBlocks, kStaged>();
   const Mlp& mlp = plan.mlp;
   const unsigned shared = shared_address(memory);
   const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = lane_of_warp();
@@ -120,26 +121,28 @@ __global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 :
   const auto entering_stride = [&](int l) { return l == 0 ? in_stride : kStride; };
   const auto leaving_stride = [&](int l) { return l == last ? out_stride : kStride; };
 
-  // Warps beyond the last unit process other rows of a unit that already has a warp.
-  const int units = launch.units, splits = Units == kMostUnits ? 1 : launch.splits,
-            split = splits > 1 ? warp / units : 0;
-  const int some_unit = launch.first_unit + (splits > 1 ? warp % units : warp);
-  std::conditional_t<kScarce, CompactOperands, UnitOperands> operand[Units];
+  // Warps beyond the last weight block process other rows of a weight block that already has a warp.
+  const int weight_blocks = launch.weight_blocks, splits = WeightBlocks == kMostWeightBlocks ? 1 : launch.splits,
+            split = splits > 1 ? warp / weight_blocks : 0;
+  const int first_own_block = launch.first_weight_block + (splits > 1 ? warp % weight_blocks : warp);
+  std::conditional_t<kScarce, CompactOperands, WeightBlockOperands> operand[WeightBlocks];
 #pragma unroll
-  for (int u = 0; u < Units; ++u) {
-    const int index = some_unit + u * warps;
-    const bool valid = index < launch.end_unit && split < splits;
-    const MlpUnit unit(mlp, valid ? index : 0);
-    UnitOperands own_unit;
-    own_unit.layer = valid ? unit.layer : kNoUnit;
-    own_unit.tall = unit.row + 16 < mlp.network.rows_of(unit.layer);
-    own_unit.entering =
-        2 * unit.column + down({shared + plan.entering_offset(unit.layer), entering_stride(unit.layer)});
-    own_unit.leaving = 2 * unit.row + across({shared + plan.leaving_offset(unit.layer), leaving_stride(unit.layer)});
-    operand[u] = own_unit;
+  for (int u = 0; u < WeightBlocks; ++u) {
+    const int index = first_own_block + u * warps;
+    const bool valid = index < launch.end_weight_block && split < splits;
+    const WeightBlock weight_block(mlp, valid ? index : 0);
+    WeightBlockOperands own_block;
+    own_block.layer = valid ? weight_block.layer : kNoWeightBlock;
+    own_block.tall = weight_block.row + 16 < mlp.network.rows_of(weight_block.layer);
+    own_block.entering = 2 * weight_block.column +
+                         down({shared + plan.entering_offset(weight_block.layer), entering_stride(weight_block.layer)});
+    own_block.leaving = 2 * weight_block.row +
+                        across({shared + plan.leaving_offset(weight_block.layer), leaving_stride(weight_block.layer)});
+    operand[u] = own_block;
   }
-  float sums[Units][2][4][4] = {};
-  const int lowest = MlpUnit(mlp, launch.first_unit).layer, highest = MlpUnit(mlp, launch.end_unit - 1).layer;
+  float sums[WeightBlocks][2][4][4] = {};
+  const int lowest = WeightBlock(mlp, launch.first_weight_block).layer,
+            highest = WeightBlock(mlp, launch.end_weight_block - 1).layer;
 
   // Sums as many panels at once as registers allow.
   constexpr int kTogether = M == 1 ? 4 : 1;
@@ -149,12 +152,12 @@ __global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 :
     return WarpRows<const __half*>(pointers.grad_output, row, used, mlp.output_pitch);
   };
   const Weights weights(mlp.network, shared, pointers.packed);
-  const KeptActivations<Width, M> kept(pointers.activations, mlp.network.layers);
+  const StoredActivations<Width, M> kept(pointers.activations, mlp.network.layers);
   const SharedMatrix kept_input{shared + plan.entering_offset(0), in_stride};
   const SharedMatrix kept_grads{shared + plan.leaving_offset(last), out_stride};
   const unsigned after = kStaged ? block_rows * kStride : 0;  // from layer to layer
   const unsigned entering = shared + plan.entering_offset(1), leaving = shared + plan.leaving_offset(0);
-  const auto keep = [&](unsigned to, const Activations<M, Width>& x) {
+  const auto store = [&](unsigned to, const Activations<M, Width>& x) {
     for_each_tile<M, Width>([&](int i, int m) { store_fragment({to, kStride}, own + 16 * m, 16 * i, x.tile[i][m]); });
   };
   const auto keep_input = [&](int group, const Fragment(&tiles)[2][M]) {
@@ -167,7 +170,7 @@ __global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 :
   const auto keep_entering = [&](int l, const Activations<M, Width>& x) {
     if (l < lowest || l > highest) return;
     if constexpr (kStaged) {
-      keep(entering + (l - 1) * after, x);
+      store(entering + (l - 1) * after, x);
     } else {
       kept.write(l, x);
     }
@@ -253,23 +256,24 @@ __global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 :
           });
         }
       }
-      if (l == lowest || (plan.kept != Kept::kAll && l <= highest)) {
+      if (l == lowest || (plan.residency != Residency::kAll && l <= highest)) {
         __syncthreads();
 #pragma unroll
-        for (int u = 0; u < Units; ++u) {
-          const UnitOperands& unit = operand[u];
-          if (unit.layer == kNoUnit || (plan.kept != Kept::kAll && unit.layer != l)) continue;
-          const int down_rows = leaving_stride(unit.layer), across_rows = entering_stride(unit.layer);
-          if (unit.tall) {
-            add_to_unit<2>(sums[u], unit, down_rows, across_rows, split, splits, block_rows / 16);
+        for (int u = 0; u < WeightBlocks; ++u) {
+          const WeightBlockOperands& weight_block = operand[u];
+          if (weight_block.layer == kNoWeightBlock || (plan.residency != Residency::kAll && weight_block.layer != l))
+            continue;
+          const int down_rows = leaving_stride(weight_block.layer), across_rows = entering_stride(weight_block.layer);
+          if (weight_block.tall) {
+            add_to_weight_block<2>(sums[u], weight_block, down_rows, across_rows, split, splits, block_rows / 16);
           } else {
-            add_to_unit<1>(sums[u], unit, down_rows, across_rows, split, splits, block_rows / 16);
+            add_to_weight_block<1>(sums[u], weight_block, down_rows, across_rows, split, splits, block_rows / 16);
           }
         }
         __syncthreads();
       }
       if constexpr (!kStaged) __syncwarp();  // later gradients overwrite the output's, which must have been read
-      if (l > lowest && l - 1 <= highest) keep(leaving + (l - 1) * after, y);
+      if (l > lowest && l - 1 <= highest) store(leaving + (l - 1) * after, y);
     }
   }
   if (pointers.grad_input != nullptr) {
@@ -279,11 +283,12 @@ __global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 :
   }
 
 #pragma unroll
-  for (int u = 0; u < Units; ++u) {
-    const UnitOperands& unit = operand[u];
-    if (unit.layer == kNoUnit) continue;
+  for (int u = 0; u < WeightBlocks; ++u) {
+    const WeightBlockOperands& weight_block = operand[u];
+    if (weight_block.layer == kNoWeightBlock) continue;
     float4* to = pointers.partial +
-                 ((static_cast<int64_t>(blockIdx.x) * splits + split) * units + some_unit + u * warps) * kUnitVectors +
+                 ((static_cast<int64_t>(blockIdx.x) * splits + split) * weight_blocks + first_own_block + u * warps) *
+                     kWeightBlockVectors +
                  lane;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {

@@ -9,13 +9,13 @@ namespace voxelfield {
 namespace {
 
 constexpr int kForwardThreads = 256;
-constexpr int kForwardTiles = 2;
+constexpr int kForwardRowTiles = 2;
 
 template <template <int, int> class Weights, int Width>
 void launch_forward(const ForwardPlan& plan, const MlpInputs& in, const uint4* packed, Tensor& output) {
   const auto kernel =
-      mlp_forward_kernel<Weights<Width, 0>, Width, kForwardTiles, kForwardThreads, (Width > 64 ? 1 : 2)>;
-  const int tiles = (in.rows.capacity + 16 * kForwardTiles - 1) / (16 * kForwardTiles);
+      mlp_forward_kernel<Weights<Width, 0>, Width, kForwardRowTiles, kForwardThreads, (Width > 64 ? 1 : 2)>;
+  const int tiles = (in.rows.capacity + 16 * kForwardRowTiles - 1) / (16 * kForwardRowTiles);
   const int blocks = std::min(tiles, resident_blocks(kernel, kForwardThreads, plan.shared));
   if (blocks == 0) return;
   CudaBackend::launch(kernel, blocks, kForwardThreads, plan.shared, plan.mlp, packed, in.rows, halves(in.input),
@@ -33,8 +33,8 @@ Tensor mlp_forward(const Tensor& input, const std::vector<Tensor>& weights, cons
       launch_forward<StagedWeights, decltype(width)::value>(plan, in, nullptr, output);
     });
   } else {
-    static std::once_flag said;
-    warn_of_packed_weights(said, "mlp", in.mlp.network.staged_bytes(), limit);
+    static std::once_flag warned;
+    warn_of_packed_weights(warned, "mlp", in.mlp.network.staged_bytes(), limit);
     const Tensor packed = pack_weights(plan.mlp.network, in.input, false);
     dispatch_value<64, 128>(plan.mlp.network.width, [&](auto width) {
       launch_forward<PackedWeights, decltype(width)::value>(plan, in, vectors(packed), output);

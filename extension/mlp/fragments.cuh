@@ -1,4 +1,4 @@
-// Tiles of 16 x 16 numbers distributed over the threads of a warp, in the layout of tensor-core operands. All 32
+// RowTiles of 16 x 16 numbers distributed over the threads of a warp, in the layout of tensor-core operands. All 32
 // threads of a warp must call these functions together.
 #pragma once
 

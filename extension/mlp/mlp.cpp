@@ -13,14 +13,14 @@ namespace {
 
 constexpr int64_t kNumbersPerTask = 1 << 15;
 
-// The number, or zero unless `keep`. 16-bit numbers are selected by their bits, because compilers would otherwise
+// The number, or zero unless `condition`. 16-bit numbers are selected by their bits, because compilers would otherwise
 // branch.
 template <typename scalar_t>
-VOXELFIELD_HOST_DEVICE scalar_t where(bool keep, scalar_t x) {
+VOXELFIELD_HOST_DEVICE scalar_t where(bool condition, scalar_t x) {
   if constexpr (sizeof(scalar_t) == 2) {
-    x.x = keep ? x.x : 0;
+    x.x = condition ? x.x : 0;
   } else {
-    x = keep ? x : 0;
+    x = condition ? x : 0;
   }
   return x;
 }
@@ -74,8 +74,7 @@ struct Mlp {
     }
     if (count.has_value()) {
       const bool wide = count->scalar_type() != ScalarType::Int;
-      const TensorData number =
-          check_number("mlp: count", *count, wide ? ScalarType::Long : ScalarType::Int, any_input);
+      const TensorData number = number_data("mlp: count", *count, wide ? ScalarType::Long : ScalarType::Int, any_input);
       const int64_t rows = wide ? *static_cast<const int64_t*>(number) : *static_cast<const int32_t*>(number);
       used = std::clamp<int64_t>(rows, 0, capacity);
     }

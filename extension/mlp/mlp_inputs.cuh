@@ -47,7 +47,7 @@ struct MlpInputs {
     rows.capacity = static_cast<int>(input.size(0));
     if (count.has_value()) {
       rows.wide_count = count->scalar_type() != ScalarType::Int;
-      check_number("mlp: count", *count, rows.wide_count ? ScalarType::Long : ScalarType::Int, input);
+      number_data("mlp: count", *count, rows.wide_count ? ScalarType::Long : ScalarType::Int, input);
       rows.count = count->data_ptr();
     }
   }

@@ -9,7 +9,7 @@
 
 namespace voxelfield {
 
-constexpr int kTileBytes = 512;  // 16 x 16 float16
+constexpr int kOperandTileBytes = 512;  // 16 x 16 float16
 
 // The rows of a matrix in shared memory are 16 bytes longer than their columns (a multiple of 16) require. This puts
 // the eight rows that ldmatrix reads at once into different banks.

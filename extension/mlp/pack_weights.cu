@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kPackThreads)
 
 Tensor pack_weights(const Network& network, const Tensor& like, bool transposed) {
   const int copies = transposed ? 2 : 1, tiles = copies * network.tiles();
-  Tensor packed = new_empty(like, {tiles, kTileBytes / static_cast<int64_t>(sizeof(int32_t))}, ScalarType::Int);
+  Tensor packed = new_empty(like, {tiles, kOperandTileBytes / static_cast<int64_t>(sizeof(int32_t))}, ScalarType::Int);
   CudaBackend::launch(pack_weights_kernel, CudaBackend::blocks(tiles, kPackThreads / kWarp), kPackThreads, 0, network,
                       reinterpret_cast<uint4*>(packed.mutable_data_ptr<int32_t>()), copies);
   return packed;

@@ -17,8 +17,8 @@ constexpr int kOutputWidth = 4;
 constexpr int kInputGroup = 4 * kInputWidth;
 constexpr int kOutputGroup = 4 * kOutputWidth;
 constexpr int kFewOutputs = 8;
-// The gradients of the weights are summed in units of 32 x 32.
-constexpr int kUnit = 32;
+// The gradients of the weights are summed in weight blocks of 32 x 32.
+constexpr int kWeightBlock = 32;
 
 // A network whose input and output are rows in global memory.
 struct Mlp {
@@ -27,11 +27,15 @@ struct Mlp {
 
   VOXELFIELD_HOST_DEVICE bool few_outputs() const { return network.out() <= kFewOutputs; }
 
-  VOXELFIELD_HOST_DEVICE int units_down(int l) const { return (network.rows_of(l) + kUnit - 1) / kUnit; }
-  VOXELFIELD_HOST_DEVICE int units_across(int l) const { return (network.columns_of(l) + kUnit - 1) / kUnit; }
-  VOXELFIELD_HOST_DEVICE int units() const {
+  VOXELFIELD_HOST_DEVICE int weight_blocks_down(int l) const {
+    return (network.rows_of(l) + kWeightBlock - 1) / kWeightBlock;
+  }
+  VOXELFIELD_HOST_DEVICE int weight_blocks_across(int l) const {
+    return (network.columns_of(l) + kWeightBlock - 1) / kWeightBlock;
+  }
+  VOXELFIELD_HOST_DEVICE int weight_blocks() const {
     int count = 0;
-    for (int l = 0; l < network.layers; ++l) count += units_down(l) * units_across(l);
+    for (int l = 0; l < network.layers; ++l) count += weight_blocks_down(l) * weight_blocks_across(l);
     return count;
   }
 };
@@ -77,13 +81,13 @@ constexpr int kBackwardRows = 128;
 // If shared memory limits the number of rows, it is a multiple of this.
 VOXELFIELD_HOST_DEVICE constexpr int strip_rows(int width) { return width > 64 ? 16 : 32; }
 
-// Maximum number of units of the weight gradients that a warp holds if it processes one tile at a time, and if it
-// processes two tiles, for hidden layers of a given width. More units would exceed the available registers.
-constexpr int kMostUnits = 4;
-constexpr int most_units_of_two_tiles(int width) { return width < 64 ? 2 : 3; }
+// Maximum number of weight blocks of the weight gradients that a warp sums if it processes one tile at a time, and if
+// it processes two tiles, for hidden layers of a given width. More weight blocks would exceed the available registers.
+constexpr int kMostWeightBlocks = 4;
+constexpr int most_weight_blocks_of_two_row_tiles(int width) { return width < 64 ? 2 : 3; }
 
 // The contents of shared memory in a block of the backward pass.
-enum class Kept : int {
+enum class Residency : int {
   kAll,       // weights, the input of each layer, and the gradient of the output of each layer
   kReplaced,  // the same, but the gradient of each output overwrites that output, the input of the next layer
   kOneLayer,  // only the input of one layer and the gradient of its output; the rest is in global memory
@@ -91,21 +95,24 @@ enum class Kept : int {
 
 struct BackwardPlan {
   Mlp mlp;
-  Kept kept;
+  Residency residency;
   int strips;  // strips of rows per block
   int shared;  // bytes per block
 
-  VOXELFIELD_HOST_DEVICE bool staged() const { return kept != Kept::kOneLayer; }
+  VOXELFIELD_HOST_DEVICE bool staged() const { return residency != Residency::kOneLayer; }
 
   VOXELFIELD_HOST_DEVICE int rows() const { return strip_rows(mlp.network.width) * strips; }
 
   // The number of tiles of 16 rows that a warp processes at once. With two tiles, each weight that is read is used
   // twice.
-  int tiles() const {
+  int row_tiles() const {
     const int width = mlp.network.width, warps = kBackwardRows / 32;
-    return width < 64 || (width == 64 && staged() && mlp.units() <= warps * most_units_of_two_tiles(width)) ? 2 : 1;
+    return width < 64 || (width == 64 && staged() &&
+                          mlp.weight_blocks() <= warps * most_weight_blocks_of_two_row_tiles(width))
+               ? 2
+               : 1;
   }
-  int warps() const { return rows() / (16 * tiles()); }
+  int warps() const { return rows() / (16 * row_tiles()); }
   VOXELFIELD_HOST_DEVICE int entering_stride(int l) const { return row_stride(mlp.network.columns_of(l)); }
   VOXELFIELD_HOST_DEVICE int leaving_stride(int l) const { return row_stride(mlp.network.rows_of(l)); }
 
@@ -118,7 +125,7 @@ struct BackwardPlan {
   VOXELFIELD_HOST_DEVICE int leaving_offset(int l) const {
     const int layers = mlp.network.layers, width = row_stride(mlp.network.width);
     if (!staged()) return rows() * (width > entering_stride(0) ? width : entering_stride(0));
-    if (kept == Kept::kReplaced) return entering_offset(l + 1);
+    if (residency == Residency::kReplaced) return entering_offset(l + 1);
     return entering_offset(layers) + rows() * l * width;
   }
   VOXELFIELD_HOST_DEVICE int bytes() const {
@@ -130,12 +137,12 @@ struct BackwardPlan {
 // Returns the first form in which all rows fit, or else the last form with as many rows as fit. If `strips` is 0, not
 // even one strip fits.
 inline BackwardPlan plan_backward(const Mlp& mlp, int limit) {
-  for (const Kept kept : {Kept::kAll, Kept::kReplaced}) {
-    BackwardPlan plan{mlp, kept, kBackwardRows / strip_rows(mlp.network.width), 0};
+  for (const Residency residency : {Residency::kAll, Residency::kReplaced}) {
+    BackwardPlan plan{mlp, residency, kBackwardRows / strip_rows(mlp.network.width), 0};
     plan.shared = plan.bytes();
     if (plan.shared <= limit) return plan;
   }
-  BackwardPlan plan{widened(mlp), Kept::kOneLayer, 1, 0};
+  BackwardPlan plan{widened(mlp), Residency::kOneLayer, 1, 0};
   plan.strips = std::min(kBackwardRows / strip_rows(plan.mlp.network.width), limit / plan.bytes());
   plan.shared = plan.bytes();
   return plan;

@@ -1,5 +1,5 @@
-// The gradients of the weights of a network. Warps sum units of 32 x 32 over the rows of a block. The sums of all
-// blocks are then added in a fixed order, so that the result is the same in every run on a device.
+// The gradients of the weights of a network. Warps sum weight blocks of 32 x 32 over the rows of a block. The sums of
+// all blocks are then added in a fixed order, so that the result is the same in every run on a device.
 #pragma once
 
 #include "mlp/fragments.cuh"
@@ -7,40 +7,41 @@
 
 namespace voxelfield {
 
-constexpr int kUnitVectors = kUnit * kUnit / 4;
+constexpr int kWeightBlockVectors = kWeightBlock * kWeightBlock / 4;
 
-// The position of a unit in the weights.
-struct MlpUnit {
+// The position of a weight block in the weights.
+struct WeightBlock {
   int layer, row, column;
 
-  VOXELFIELD_HOST_DEVICE MlpUnit(const Mlp& mlp, int index) : layer(0) {
-    while (index >= mlp.units_down(layer) * mlp.units_across(layer)) {
-      index -= mlp.units_down(layer) * mlp.units_across(layer);
+  VOXELFIELD_HOST_DEVICE WeightBlock(const Mlp& mlp, int index) : layer(0) {
+    while (index >= mlp.weight_blocks_down(layer) * mlp.weight_blocks_across(layer)) {
+      index -= mlp.weight_blocks_down(layer) * mlp.weight_blocks_across(layer);
       ++layer;
     }
-    row = index / mlp.units_across(layer) * kUnit;
-    column = index % mlp.units_across(layer) * kUnit;
+    row = index / mlp.weight_blocks_across(layer) * kWeightBlock;
+    column = index % mlp.weight_blocks_across(layer) * kWeightBlock;
   }
 };
 
-// The addresses from which a thread reads the operands of a unit.
-struct UnitOperands {
-  int layer;  // or kNoUnit
+// The addresses from which a thread reads the operands of a weight block.
+struct WeightBlockOperands {
+  int layer;  // or kNoWeightBlock
   unsigned leaving, entering;
   bool tall;  // more than 16 rows
 };
 
-constexpr int kNoUnit = -1;
+constexpr int kNoWeightBlock = -1;
 
 // The same addresses in two registers. The asm statement hides from the compiler that it could keep the unpacked
 // result, so unpacking happens at each use.
 class CompactOperands {
  public:
   CompactOperands() = default;
-  __device__ __forceinline__ CompactOperands(const UnitOperands& unit)
-      : sixteens_(unit.leaving / 16 | unit.entering / 16 << 16), layer_(2 * unit.layer + unit.tall) {}
+  __device__ __forceinline__ CompactOperands(const WeightBlockOperands& weight_block)
+      : sixteens_(weight_block.leaving / 16 | weight_block.entering / 16 << 16),
+        layer_(2 * weight_block.layer + weight_block.tall) {}
 
-  __device__ __forceinline__ operator UnitOperands() const {
+  __device__ __forceinline__ operator WeightBlockOperands() const {
     unsigned sixteens = sixteens_;
     int layer = layer_;
     asm volatile("" : "+r"(sixteens), "+r"(layer));
@@ -52,13 +53,14 @@ class CompactOperands {
   int layer_;
 };
 
-// Adds every `splits`th group of 16 rows, starting with group `split`, to a unit or to its upper half. Layers narrower
-// than 32 columns read neighbouring shared memory; those sums are discarded.
+// Adds every `splits`th group of 16 rows, starting with group `split`, to a weight block or to its upper half. Layers
+// narrower than 32 columns read neighbouring shared memory; those sums are discarded.
 template <int Halves>
-__device__ __forceinline__ void add_to_unit(float (&sums)[2][4][4], const UnitOperands& unit, int leaving_stride,
-                                            int entering_stride, int split, int splits, int count) {
-  unsigned entering = unit.entering + 16 * split * entering_stride;
-  unsigned leaving = unit.leaving + 16 * split * leaving_stride;
+__device__ __forceinline__ void add_to_weight_block(float (&sums)[2][4][4], const WeightBlockOperands& weight_block,
+                                                    int leaving_stride, int entering_stride, int split, int splits,
+                                                    int count) {
+  unsigned entering = weight_block.entering + 16 * split * entering_stride;
+  unsigned leaving = weight_block.leaving + 16 * split * leaving_stride;
 #pragma unroll 4
   for (int i = split; i < count; i += splits) {
     const Fragment right[2] = {load_matrices_transposed(entering), load_matrices_transposed(entering + 32)};
@@ -101,12 +103,12 @@ struct Signs {
   }
 };
 
-// The units that a launch sums. The launch computes activations only up to, and gradients only down to, the layers that
-// these units need. The first launch, which sums the units of the last layers, writes the signs of the activations for
-// the later launches.
+// The weight blocks that a launch sums. The launch computes activations only up to, and gradients only down to, the
+// layers that these weight blocks need. The first launch, which sums the weight blocks of the last layers, writes the
+// signs of the activations for the later launches.
 struct MlpLaunch {
-  int first_unit, end_unit, units;
-  int splits;       // number of warps that share a unit
+  int first_weight_block, end_weight_block, weight_blocks;
+  int splits;       // number of warps that share a weight block
   int first_signs;  // the first layer for whose input there are signs
   int tiles;        // number of tiles of 16 rows
   unsigned* signs;  // for each layer and tile of rows
@@ -154,7 +156,7 @@ __device__ __forceinline__ float4 operator+(const float4& a, const float4& b) {
 }
 
 __global__ void __launch_bounds__(kReduceThreads)
-    mlp_reduce_kernel(const __grid_constant__ Mlp mlp, const float4* __restrict__ partial, int count, int units,
+    mlp_reduce_kernel(const __grid_constant__ Mlp mlp, const float4* __restrict__ partial, int count, int weight_blocks,
                       const __grid_constant__ MlpGradients gradients) {
   __shared__ float4 sums[kReduceGroups][kReduceVectors];
   const int own_vector = threadIdx.x % kReduceVectors, group = threadIdx.x / kReduceVectors;
@@ -162,7 +164,7 @@ __global__ void __launch_bounds__(kReduceThreads)
   float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll 8
   for (int i = group; i < count; i += kReduceGroups) {
-    sum = sum + partial[static_cast<int64_t>(i) * units * kUnitVectors + vector];
+    sum = sum + partial[static_cast<int64_t>(i) * weight_blocks * kWeightBlockVectors + vector];
   }
   sums[group][own_vector] = sum;
   for (int half = kReduceGroups / 2; half > 0; half /= 2) {
@@ -171,16 +173,17 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
   if (group != 0) return;
   sum = sums[0][own_vector];
-  const MlpUnit unit(mlp, vector / kUnitVectors);
-  const int eight = vector % kUnitVectors / kWarp, lane = vector % kWarp;
+  const WeightBlock weight_block(mlp, vector / kWeightBlockVectors);
+  const int eight = vector % kWeightBlockVectors / kWarp, lane = vector % kWarp;
   const float values[4] = {sum.x, sum.y, sum.z, sum.w};
-  const NetworkLayer& own = mlp.network.layer[unit.layer];
+  const NetworkLayer& own = mlp.network.layer[weight_block.layer];
   for (int i = 0; i < 4; ++i) {
-    const int at_row = unit.row + eight / 4 * 16 + i / 2 * 8 + lane / 4;
-    const int at_column = unit.column + eight % 4 * 8 + lane % 4 * 2 + i % 2;
-    const int row = unit.layer == mlp.network.layers - 1 ? column_at(at_row, mlp.network.log2_output_width) : at_row;
-    const int column = unit.layer == 0 ? column_at(at_column, mlp.network.log2_input_width) : at_column;
-    if (row < own.out && column < own.in) gradients.layer[unit.layer][row * own.in + column] = values[i];
+    const int at_row = weight_block.row + eight / 4 * 16 + i / 2 * 8 + lane / 4;
+    const int at_column = weight_block.column + eight % 4 * 8 + lane % 4 * 2 + i % 2;
+    const int row =
+        weight_block.layer == mlp.network.layers - 1 ? column_at(at_row, mlp.network.log2_output_width) : at_row;
+    const int column = weight_block.layer == 0 ? column_at(at_column, mlp.network.log2_input_width) : at_column;
+    if (row < own.out && column < own.in) gradients.layer[weight_block.layer][row * own.in + column] = values[i];
   }
 }
 

@@ -8,7 +8,7 @@
 
 namespace voxelfield {
 
-// Tiles of a layer's weights as the right operand of x W^T, or of x W if transposed. Rows and columns are in tiles.
+// RowTiles of a layer's weights as the right operand of x W^T, or of x W if transposed. Rows and columns are in tiles.
 template <bool Transposed>
 struct StagedTiles {
   unsigned address;

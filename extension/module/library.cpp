@@ -10,7 +10,7 @@ namespace {
 
 // In the order of `_NAMES` in voxelfield/ops/_constants.py.
 std::vector<int64_t> constants() {
-  constexpr int64_t kBrick = 1 << kBrickShift, kTileXY = 1 << kTileShiftXY, kTileZ = 1 << kTileShiftZ;
+  constexpr int64_t kBrick = 1 << kBrickShift, kTileXY = 1 << kOptimizerTileShiftXY, kTileZ = 1 << kOptimizerTileShiftZ;
   constexpr int64_t kTiles = 1 << kTileBits;
   constexpr auto kAutomatic = static_cast<int64_t>(SplatMethod::kAutomatic);
   constexpr auto kDeterministic = static_cast<int64_t>(SplatMethod::kDeterministic);
@@ -58,7 +58,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "splat_trilinear(Tensor values, Tensor points, Tensor? direction, int[] sizes, int padding, bool align_corners, "
       "bool nearest, bool sum, bool with_gradient, int method) -> Tensor[]");
   m.def(
-      "accumulate_trilinear(Tensor(a!)[] sums, Tensor values, Tensor points, int padding, bool align_corners, "
+      "accumulate_trilinear_(Tensor(a!)[] sums, Tensor values, Tensor points, int padding, bool align_corners, "
       "bool nearest) -> ()");
   m.def(
       "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, Tensor? direction, int padding, "
@@ -67,7 +67,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Sparse grids (stencil/sparse_grid.h): the positions of points of the unit cube in the atlas of stored blocks, NaN
   // if the block is not stored; and a sum over the copies of each vertex, for gradients of an atlas.
   m.def("places_in_atlas(Tensor points, Tensor blocks, int[] atlas) -> Tensor");
-  m.def("share_copies(Tensor(a!) sums, Tensor copies, Tensor begins) -> ()");
+  m.def("share_copies_(Tensor(a!) sums, Tensor copies, Tensor begins) -> ()");
 
   // The same for points that each have their own cell: feats (N, 8, C), points (N, 3) in [-1, 1].
   m.def("interpolate_cells(Tensor feats, Tensor points, Tensor? direction) -> Tensor");
@@ -88,7 +88,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "int supersampling) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // Cuts world rays by nested boxes (10 numbers, rays/cut_rays_ops.h) into 2 * count - 1 pieces in the field's frame.
+  // Cuts world rays by nested boxes (10 numbers, rays/cut_rays_ops.h) into 2 * count - 1 pieces in warped coordinates.
   // The pieces of a ray are contiguous, from near to far; unused pieces have near and far of 0.
   m.def(
       "cut_rays(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, float[] boxes, "
@@ -167,7 +167,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "int rays_per_pixel, Tensor? rays_kept) -> Tensor");
 
   // Lists tiles of 4 x 4 x 8 vertices of a grid that samples in occupied cells (X, Y, Z) of the same box touch: their
-  // ids into the first `count` of `ids`, in any order.
+  // ids into the first `count` of `ids`, in ascending order.
   m.def("active_tiles_(Tensor occupied, int[] resolution, Tensor(a!) ids, Tensor(b!) count) -> ()");
 
   // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `tile_counts` of
@@ -224,7 +224,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // are read side by side, each of them an atlas where `blocks` has its table. At most the first `max_samples_per_ray`
   // of each, their distances in slots (R, max_samples_per_ray), how many each ray has, and sums of these counts for
   // pack_slots, which packs the samples into `capacity` rows. `occupied` is as for render_grid. With nested `boxes` (as
-  // for cut_rays), rays are in the world, and everything else, including distances, is in the field's frame.
+  // for cut_rays), rays are in the world, and everything else, including distances, is in warped coordinates.
   m.def(
       "march_to_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor?[] blocks, Tensor aabb, "

@@ -11,11 +11,12 @@ namespace {
 template <typename F>
 void for_each_span(const VertexGrid& grid, const F& f) {
   constexpr int64_t kValuesPerTask = 1 << 15;
-  const int64_t visits_per_task = (kValuesPerTask / std::max(grid.channels, 1) / kTileVertices + 1) * kTileVertices;
+  const int64_t visits_per_task =
+      (kValuesPerTask / std::max(grid.channels, 1) / kOptimizerTileVertices + 1) * kOptimizerTileVertices;
   for_each_range(grid.visits(), visits_per_task, [&](int64_t begin, int64_t end) {
     if (grid.tiles == nullptr) return f(begin, end - begin);
     // Visits follow the rows of a tile along z, so only the first vertex of each row needs a lookup.
-    constexpr int64_t kRow = int64_t{1} << tile_shift(2);
+    constexpr int64_t kRow = int64_t{1} << optimizer_tile_shift(2);
     for (int64_t visit = begin; visit < end; visit += kRow) {
       int32_t vertex[3];
       if (grid.find(visit, grid.id_of(visit), vertex)) {
@@ -141,13 +142,13 @@ struct CpuOptim : CpuBackend {
   }
 
   // Tiles are tested in parallel and listed in order.
-  static void active_tiles(const OccupiedCells& cells, int32_t* ids, int32_t* count) {
+  static void active_tiles(const OccupiedCells& cells, int32_t* ids, int32_t* count, const Tensor& /*like*/) {
     const int64_t total = cells.tile_total();
     std::vector<char> active(total);
     for_each(total, [&](int64_t number) { active[number] = cells.any(cells[number], 0, 1); }, 256);
     *count = 0;
     for (int64_t number = 0; number < total; ++number) {
-      if (active[number]) ids[(*count)++] = cells[number].id;
+      if (active[number]) ids[(*count)++] = cells.id(number);
     }
   }
 };

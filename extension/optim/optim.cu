@@ -1,6 +1,7 @@
 // The ops of this folder on CUDA. Warps walk over the vertices of grids in launches whose size does not depend on the
 // number of listed tiles, and a few threads test each tile.
 #include "common/backend.cuh"
+#include "common/sums.cuh"
 #include "optim/optim_ops.h"
 
 namespace voxelfield {
@@ -47,7 +48,7 @@ __device__ __forceinline__ void walk_vertices(int grids, const GridOf& grid_of, 
     const VertexLanes lanes(grid.channels / Width, lane);
     const bool has_vertex = lanes.vertex < lanes.vertices;
     const int64_t visits = grid.visits();
-    const int64_t per_task = grid.tiles == nullptr ? lanes.vertices : kTileVertices;
+    const int64_t per_task = grid.tiles == nullptr ? lanes.vertices : kOptimizerTileVertices;
     const int tasks = static_cast<int>((visits + per_task - 1) / per_task);
     if (grid.tiles == nullptr) {
       for (; task < tasks; task += warps) {
@@ -60,8 +61,8 @@ __device__ __forceinline__ void walk_vertices(int grids, const GridOf& grid_of, 
       int32_t id = task < tasks ? grid.tiles[task] : 0;
       for (; task < tasks; task += warps) {
         const int32_t ahead = task + warps < tasks ? grid.tiles[task + warps] : 0;
-        for (int within = lanes.vertex; within - lanes.vertex < kTileVertices; within += lanes.vertices) {
-          f(l, has_vertex && within < kTileVertices ? task * per_task + within : -1, id, lanes);
+        for (int within = lanes.vertex; within - lanes.vertex < kOptimizerTileVertices; within += lanes.vertices) {
+          f(l, has_vertex && within < kOptimizerTileVertices ? task * per_task + within : -1, id, lanes);
         }
         id = ahead;
       }
@@ -77,7 +78,7 @@ struct WalkSize {
 
   void add(const VertexGrid& grid, int width) {
     const int64_t per_task =
-        grid.tiles == nullptr ? VertexLanes::vertices_per_warp(grid.channels / width) : kTileVertices;
+        grid.tiles == nullptr ? VertexLanes::vertices_per_warp(grid.channels / width) : kOptimizerTileVertices;
     tasks += (grid.max_visits() + per_task - 1) / per_task;
     has_list = has_list || grid.tiles != nullptr;
   }
@@ -228,29 +229,56 @@ __global__ void __launch_bounds__(kThreads) total_variation_kernel(const __grid_
       });
 }
 
-// Each warp appends all active tiles that it finds with a single atomic. `lanes` consecutive threads, a power of two,
-// share a tile.
+// Tiles are listed in two passes: the first finds the active tiles and counts those of each part, and in the second
+// each block adds up the counts of the parts before its own to place its tiles. The list is therefore in ascending
+// order.
+struct TileParts {
+  static constexpr int64_t kMost = 2048;
+  int64_t length;   // tiles per part, a multiple of those of a block
+  uint8_t* active;  // for each tile
+  int32_t* counts;  // for each part
+
+  static int64_t length_for(int64_t tiles) { return (tiles + kMost * kThreads - 1) / (kMost * kThreads) * kThreads; }
+};
+
+// `lanes` consecutive threads, a power of two, share a tile.
 __global__ void __launch_bounds__(kThreads)
-    active_tiles_kernel(const __grid_constant__ OccupiedCells cells, int lanes, int32_t* __restrict__ ids,
-                        int32_t* __restrict__ count) {
+    find_active_tiles_kernel(const __grid_constant__ OccupiedCells cells, int lanes,
+                             const __grid_constant__ TileParts parts) {
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int lane = threadIdx.x % kWarp;
   const int first = lane % lanes;
   const int64_t number = thread / lanes;
-  TileCells tile{};
-  bool found = false;
-  if (number < cells.tile_total()) {
-    tile = cells[number];
-    found = cells.any(tile, first, lanes);
-  }
+  const bool valid = number < cells.tile_total();
+  const bool found = valid && cells.any(cells[number], first, lanes);
   const unsigned peers = (lanes == kWarp ? kFullWarp : (1u << lanes) - 1) << (lane - first);
   const unsigned finders = __ballot_sync(kFullWarp, found);
   const bool active = first == 0 && (finders & peers) != 0;
+  if (valid && first == 0) parts.active[number] = active;
+  // The tiles of a warp lie in one part.
   const unsigned listed = __ballot_sync(kFullWarp, active);
-  int32_t place = 0;
-  if (lane == 0 && listed != 0) place = atomicAdd(count, __popc(listed));
-  place = __shfl_sync(kFullWarp, place, 0);
-  if (active) ids[place + __popc(listed & ((1u << lane) - 1))] = tile.id;
+  if (lane == 0 && listed != 0) atomicAdd(parts.counts + number / parts.length, __popc(listed));
+}
+
+__global__ void __launch_bounds__(kThreads)
+    list_active_tiles_kernel(const __grid_constant__ OccupiedCells cells, const __grid_constant__ TileParts parts,
+                             int32_t* __restrict__ ids, int32_t* __restrict__ count) {
+  __shared__ int32_t scratch[2][kThreads / kWarp], last;
+  int32_t before = 0;
+  for (int part = threadIdx.x; part < static_cast<int>(blockIdx.x); part += kThreads) before += parts.counts[part];
+  before = block_sum<kThreads>(before, scratch[0]);
+  const int64_t begin = blockIdx.x * parts.length, end = min(begin + parts.length, cells.tile_total());
+  for (int64_t chunk = begin; chunk < end; chunk += kThreads) {
+    const int64_t number = chunk + threadIdx.x;
+    const int32_t active = number < end ? parts.active[number] : 0;
+    const int32_t through = before + block_inclusive_sum<kThreads>(active, scratch[1]);
+    if (active != 0) ids[through - 1] = cells.id(number);
+    if (threadIdx.x == kThreads - 1) last = through;
+    __syncthreads();
+    before = last;
+    __syncthreads();
+  }
+  if (end == cells.tile_total() && threadIdx.x == 0) *count = before;
 }
 
 struct CudaOptim : CudaBackend {
@@ -279,14 +307,20 @@ struct CudaOptim : CudaBackend {
     });
   }
 
-  static void active_tiles(const OccupiedCells& cells, int32_t* ids, int32_t* count) {
+  static void active_tiles(const OccupiedCells& cells, int32_t* ids, int32_t* count, const Tensor& like) {
     constexpr int32_t kRowsPerThread = 16;
+    const int64_t tiles = cells.tile_total();
     const int64_t middle = ((int64_t{cells.tiles[0] / 2} * cells.tiles[1]) + cells.tiles[1] / 2) * cells.tiles[2];
     const int32_t share = cells[middle + cells.tiles[2] / 2].rows() / kRowsPerThread;
     int lanes = 1;
     while (lanes < kWarp && lanes < share) lanes *= 2;
-    check_cuda(cudaMemsetAsync(count, 0, sizeof(int32_t), stream()));
-    launch(active_tiles_kernel, blocks(cells.tile_total() * lanes, kThreads), kThreads, 0, cells, lanes, ids, count);
+    const int64_t length = TileParts::length_for(tiles);
+    const unsigned count_of_parts = blocks(tiles, length);
+    Tensor active = new_empty(like, {tiles}, ScalarType::Byte);
+    Tensor counts = new_zeros(like, {count_of_parts}, ScalarType::Int);
+    const TileParts parts{length, data_of(active), data_of(counts)};
+    launch(find_active_tiles_kernel, blocks(tiles * lanes, kThreads), kThreads, 0, cells, lanes, parts);
+    launch(list_active_tiles_kernel, count_of_parts, kThreads, 0, cells, parts, ids, count);
   }
 
  private:

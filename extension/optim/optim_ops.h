@@ -1,5 +1,6 @@
 // The formulas of this folder and the host side of its ops, shared by both backends: checks tensors, collects pointers,
-// and calls Backend::adam(levels, rule), Backend::total_variation(task) or Backend::active_tiles(cells, ids, count).
+// and calls Backend::adam(levels, rule), Backend::total_variation(task) or
+// Backend::active_tiles(cells, ids, count, like).
 #pragma once
 
 #include <cmath>
@@ -28,7 +29,7 @@ struct AdamRule {
 struct AdamStep {
   float size;     // learning rate divided by the bias correction of the first moment
   float root;     // bias correction factor for the square root of the second moment
-  float keep;     // factor on the parameter, from decoupled weight decay
+  float retain;   // factor on the parameter, from decoupled weight decay
   float unscale;  // factor on the gradient
 
   VOXELFIELD_HOST_DEVICE static AdamStep make(const AdamRule& rule, float lr, double step) {
@@ -43,7 +44,7 @@ struct AdamStep {
   // Returns this step at a multiple of the learning rate, which also scales decay. A rate of one gives the same bits,
   // unless decay removes more than half of the parameter.
   VOXELFIELD_HOST_DEVICE AdamStep times(float rate) const {
-    return {size * rate, root, 1.0f - rate * (1.0f - keep), unscale};
+    return {size * rate, root, 1.0f - rate * (1.0f - retain), unscale};
   }
 };
 
@@ -52,12 +53,12 @@ VOXELFIELD_HOST_DEVICE void adam_update(const AdamRule& rule, const AdamStep& st
   grad = grad * step.unscale + rule.l2 * param;
   exp_avg += rule.rise1 * (grad - exp_avg);
   exp_avg_sq = rule.beta2 * exp_avg_sq + rule.rise2 * grad * grad;
-  param = step.keep * param - step.size * exp_avg / (sqrtf(exp_avg_sq) * step.root + rule.eps);
+  param = step.retain * param - step.size * exp_avg / (sqrtf(exp_avg_sq) * step.root + rule.eps);
 }
 
 enum class WorkingType : int32_t { kNone, kHalf, kBFloat16 };
 
-// A grid and the state that Adam keeps for it. The pointers refer to arrays (X, Y, Z, C).
+// A grid and the state of Adam for it. The pointers refer to arrays (X, Y, Z, C).
 struct AdamLevel {
   VertexGrid grid;
   float *param, *exp_avg, *exp_avg_sq, *grad;
@@ -95,9 +96,8 @@ struct TotalVariation {
   }
 };
 
-// A tile, and the range of cells in which samples touch a vertex of it.
+// The range of cells in which samples touch a vertex of a tile.
 struct TileCells {
-  int32_t id;
   int32_t first[3], count[3];
 
   // The number of rows of cells along z.
@@ -112,16 +112,19 @@ struct OccupiedCells {
 
   VOXELFIELD_HOST_DEVICE int64_t tile_total() const { return static_cast<int64_t>(tiles[0]) * tiles[1] * tiles[2]; }
 
-  // Tiles are numbered row by row along z.
-  VOXELFIELD_HOST_DEVICE TileCells operator[](int64_t number) const {
+  // Tiles are numbered row by row along z, so that their ids ascend with their numbers.
+  VOXELFIELD_HOST_DEVICE int32_t id(int64_t number) const {
     const int32_t column = static_cast<int32_t>(number / tiles[2]), x = column / tiles[1];
-    const int32_t tile[3] = {x, column - x * tiles[1],
-                             static_cast<int32_t>(number - static_cast<int64_t>(column) * tiles[2])};
-    TileCells range{tile_id(tile[0], tile[1], tile[2]), {}, {}};
+    return tile_id(x, column - x * tiles[1], static_cast<int32_t>(number - static_cast<int64_t>(column) * tiles[2]));
+  }
+
+  VOXELFIELD_HOST_DEVICE TileCells operator[](int64_t number) const {
+    const int32_t place = id(number);
+    TileCells range{};
     for (int axis = 0; axis < 3; ++axis) {
       const int64_t intervals = vertices[axis] > 1 ? vertices[axis] - 1 : 1;
-      const int64_t first = static_cast<int64_t>(tile[axis]) << tile_shift(axis);
-      const int64_t next = first + (int64_t{1} << tile_shift(axis));
+      const int64_t first = static_cast<int64_t>(tile_along(place, axis)) << optimizer_tile_shift(axis);
+      const int64_t next = first + (int64_t{1} << optimizer_tile_shift(axis));
       // Cell i spans the grid coordinates i * intervals / cells to (i + 1) * intervals / cells, and samples touch a
       // vertex from up to one interval away. The bounds are computed in integers and include cells that only share a
       // face, because rounding may move a sample into the neighbouring cell.
@@ -172,7 +175,7 @@ struct OptimOps {
       AdamLevel level{};
       level.grid = vertex_grid("params", param, tiles[i], tile_counts[i]);
       const auto floats = [&](const char* name, const Tensor& x) {
-        return check_contiguous(name, x, shape_of(param), ScalarType::Float, param);
+        return contiguous_data(name, x, shape_of(param), ScalarType::Float, param);
       };
       level.param = data_of(param);
       level.exp_avg = floats("exp_avgs", exp_avgs[i]);
@@ -181,23 +184,23 @@ struct OptimOps {
       if (working[i].has_value()) {
         const Tensor& copy = *working[i];
         const bool half = copy.scalar_type() == ScalarType::Half;
-        check_contiguous("working", copy, shape_of(param), half ? ScalarType::Half : ScalarType::BFloat16, param);
+        contiguous_data("working", copy, shape_of(param), half ? ScalarType::Half : ScalarType::BFloat16, param);
         level.working_type = half ? WorkingType::kHalf : WorkingType::kBFloat16;
         level.working = copy.mutable_data_ptr();
       }
-      level.lr = check_number("lrs", lrs[i], ScalarType::Float, param);
+      level.lr = number_data("lrs", lrs[i], ScalarType::Float, param);
       level.counts_in_float = steps[i].scalar_type() == ScalarType::Float;
-      check_number("steps", steps[i], level.counts_in_float ? ScalarType::Float : ScalarType::Long, param);
+      number_data("steps", steps[i], level.counts_in_float ? ScalarType::Float : ScalarType::Long, param);
       level.steps = steps[i].const_data_ptr();
       if (channel_rates[i].has_value()) {
         level.channel_rates =
-            check_contiguous("channel_rates", *channel_rates[i], {param.size(3)}, ScalarType::Float, param);
+            contiguous_data("channel_rates", *channel_rates[i], {param.size(3)}, ScalarType::Float, param);
       }
       if (param.numel() > 0) levels.push_back(level);
     }
     const auto number = [&](const char* name, const OptionalTensor& x) -> const float* {
       if (!x.has_value()) return nullptr;
-      return check_number(name, *x, ScalarType::Float, params[0]);
+      return number_data(name, *x, ScalarType::Float, params[0]);
     };
     const auto narrow = [](double x) { return static_cast<float>(x); };
     const AdamRule rule{std::log(beta1),
@@ -220,8 +223,8 @@ struct OptimOps {
     const typename Backend::Guard guard(param);
     TotalVariation task{vertex_grid("param", param, tiles, tile_count)};
     task.param = data_of(param);
-    task.grad = check_contiguous("grad", grad, shape_of(param), ScalarType::Float, param);
-    task.weights = check_contiguous("weights", weights, {3}, ScalarType::Float, param);
+    task.grad = contiguous_data("grad", grad, shape_of(param), ScalarType::Float, param);
+    task.weights = contiguous_data("weights", weights, {3}, ScalarType::Float, param);
     // Each vertex reads its neighbours in `param` while others are written.
     STD_TORCH_CHECK(task.grad + param.numel() <= task.param || task.param + param.numel() <= task.grad,
                     "grad must not share memory with param");
@@ -242,15 +245,15 @@ struct OptimOps {
     const typename Backend::Guard guard(occupied);
     OccupiedCells grid{data_of(cells), {}, {}, {}};
     for (int axis = 0; axis < 3; ++axis) {
-      const int64_t max_size = int64_t{kMaxTilesAlong} << tile_shift(axis);
+      const int64_t max_size = int64_t{kMaxTilesAlong} << optimizer_tile_shift(axis);
       STD_TORCH_CHECK(resolution[axis] >= 1 && resolution[axis] <= max_size, "resolution[", axis, "] must be 1 to ",
                       max_size, ", got ", resolution[axis]);
       grid.cells[axis] = static_cast<int32_t>(cells.size(axis));
       grid.vertices[axis] = static_cast<int32_t>(resolution[axis]);
       grid.tiles[axis] = tiles_along(grid.vertices[axis], axis);
     }
-    Backend::active_tiles(grid, check_contiguous("ids", ids, {grid.tile_total()}, ScalarType::Int, cells),
-                          check_contiguous("count", count, {1}, ScalarType::Int, cells));
+    Backend::active_tiles(grid, contiguous_data("ids", ids, {grid.tile_total()}, ScalarType::Int, cells),
+                          contiguous_data("count", count, {1}, ScalarType::Int, cells), cells);
   }
 
   static void implement(Library& m) {

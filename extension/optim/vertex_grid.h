@@ -8,19 +8,25 @@ namespace voxelfield {
 
 // A tile is 4 x 4 x 8 vertices. In a float32 grid of four channels, eight vertices along z are 128 contiguous bytes.
 // The smaller size along x and y follows a surface more closely.
-VOXELFIELD_HOST_DEVICE constexpr int tile_shift(int axis) { return axis < 2 ? kTileShiftXY : kTileShiftZ; }
-constexpr int kTileVertices = 1 << (2 * kTileShiftXY + kTileShiftZ);
+VOXELFIELD_HOST_DEVICE constexpr int optimizer_tile_shift(int axis) {
+  return axis < 2 ? kOptimizerTileShiftXY : kOptimizerTileShiftZ;
+}
+constexpr int kOptimizerTileVertices = 1 << (2 * kOptimizerTileShiftXY + kOptimizerTileShiftZ);
 
 VOXELFIELD_HOST_DEVICE constexpr int32_t tiles_along(int32_t vertices, int axis) {
-  return ((vertices - 1) >> tile_shift(axis)) + 1;
+  return ((vertices - 1) >> optimizer_tile_shift(axis)) + 1;
 }
 
-// A tile id holds the position of the tile along each axis in ten bits, with x highest, so that decoding it needs no
+// A tile id contains the position of the tile along each axis in ten bits, with x highest, so that decoding it needs no
 // division.
 constexpr int32_t kMaxTilesAlong = 1 << kTileBits;
 
 VOXELFIELD_HOST_DEVICE constexpr int32_t tile_id(int32_t x, int32_t y, int32_t z) {
   return (x << kTileBits | y) << kTileBits | z;
+}
+
+VOXELFIELD_HOST_DEVICE constexpr int32_t tile_along(int32_t id, int axis) {
+  return id >> kTileBits * (2 - axis) & (kMaxTilesAlong - 1);
 }
 
 struct VertexGrid {
@@ -35,13 +41,15 @@ struct VertexGrid {
   VOXELFIELD_HOST_DEVICE int64_t visits() const {
     if (tiles == nullptr) return vertices;
     const int32_t count = *tile_count;
-    return static_cast<int64_t>(count < 0 ? 0 : (count < capacity ? count : capacity)) * kTileVertices;
+    return static_cast<int64_t>(count < 0 ? 0 : (count < capacity ? count : capacity)) * kOptimizerTileVertices;
   }
 
-  int64_t max_visits() const { return tiles == nullptr ? vertices : static_cast<int64_t>(capacity) * kTileVertices; }
+  int64_t max_visits() const {
+    return tiles == nullptr ? vertices : static_cast<int64_t>(capacity) * kOptimizerTileVertices;
+  }
 
   // The id of the listed tile that contains a visit.
-  VOXELFIELD_HOST_DEVICE int32_t id_of(int64_t visit) const { return tiles[visit / kTileVertices]; }
+  VOXELFIELD_HOST_DEVICE int32_t id_of(int64_t visit) const { return tiles[visit / kOptimizerTileVertices]; }
 
   // Finds the vertex of a visit, which lies in tile `id` if tiles are listed. Returns false if it lies outside the
   // grid.
@@ -53,15 +61,15 @@ struct VertexGrid {
       vertex[1] = static_cast<int32_t>(row - static_cast<int64_t>(vertex[0]) * size[1]);
       return true;
     }
-    int32_t within = static_cast<int32_t>(visit % kTileVertices);
+    int32_t within = static_cast<int32_t>(visit % kOptimizerTileVertices);
     bool inside = id >= 0;
     VOXELFIELD_UNROLL
     for (int axis = 2; axis >= 0; --axis) {
       const int32_t tile = axis > 0 ? id & (kMaxTilesAlong - 1) : id;
-      vertex[axis] = tile << tile_shift(axis) | (within & ((1 << tile_shift(axis)) - 1));
+      vertex[axis] = tile << optimizer_tile_shift(axis) | (within & ((1 << optimizer_tile_shift(axis)) - 1));
       inside = inside && vertex[axis] < size[axis];
       id >>= kTileBits;
-      within >>= tile_shift(axis);
+      within >>= optimizer_tile_shift(axis);
     }
     return inside;
   }
@@ -82,7 +90,7 @@ struct VertexGrid {
 // of the first `tile_count` tiles listed in `tiles`.
 inline VertexGrid vertex_grid(const char* name, const Tensor& like, const OptionalTensor& tiles,
                               const OptionalTensor& tile_count) {
-  check_contiguous(name, like, {kAny, kAny, kAny, kAny}, ScalarType::Float, like);
+  contiguous_data(name, like, {kAny, kAny, kAny, kAny}, ScalarType::Float, like);
   VertexGrid grid{};
   for (int axis = 0; axis < 4; ++axis) {
     STD_TORCH_CHECK(like.size(axis) <= 0x7fffffff, name, " must have sizes below 2^31, got ", like.size(axis));
@@ -94,11 +102,11 @@ inline VertexGrid vertex_grid(const char* name, const Tensor& like, const Option
   if (!tiles.has_value()) return grid;
   for (int axis = 0; axis < 3; ++axis) {
     STD_TORCH_CHECK(tiles_along(grid.size[axis], axis) <= kMaxTilesAlong, name, " must have at most ",
-                    kMaxTilesAlong << tile_shift(axis), " vertices along axis ", axis, " if tiles are listed, got ",
-                    grid.size[axis]);
+                    kMaxTilesAlong << optimizer_tile_shift(axis), " vertices along axis ", axis,
+                    " if tiles are listed, got ", grid.size[axis]);
   }
-  grid.tiles = check_contiguous("tiles", *tiles, {kAny}, ScalarType::Int, like);
-  grid.tile_count = check_contiguous("tile_count", *tile_count, {1}, ScalarType::Int, like);
+  grid.tiles = contiguous_data("tiles", *tiles, {kAny}, ScalarType::Int, like);
+  grid.tile_count = contiguous_data("tile_count", *tile_count, {1}, ScalarType::Int, like);
   STD_TORCH_CHECK(tiles->size(0) <= 0x7fffffff, "tiles must be fewer than 2^31, got ", tiles->size(0));
   grid.capacity = static_cast<int32_t>(tiles->size(0));
   return grid;

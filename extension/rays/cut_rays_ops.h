@@ -13,7 +13,7 @@ namespace voxelfield {
 inline NestedBoxes nested_boxes(const std::vector<double>& numbers) {
   STD_TORCH_CHECK(numbers.size() == 10, "boxes must be 10 numbers, got ", numbers.size());
   for (const double number : numbers) STD_TORCH_CHECK(std::isfinite(number), "boxes must be finite, got ", number);
-  const double unit = std::max({numbers[3], numbers[4], numbers[5]}), ratio = numbers[6], count = numbers[7];
+  const double half_edge = std::max({numbers[3], numbers[4], numbers[5]}), ratio = numbers[6], count = numbers[7];
   const double smallest = std::min({numbers[3], numbers[4], numbers[5]});
   STD_TORCH_CHECK(smallest > 0, "boxes must have a positive size, got half an edge of ", smallest);
   STD_TORCH_CHECK(ratio > 1, "boxes must have a ratio above 1, got ", ratio);
@@ -23,15 +23,15 @@ inline NestedBoxes nested_boxes(const std::vector<double>& numbers) {
                   "boxes must have a positive pitch, and rays begin at 0 at least, got ", numbers[8], " and ",
                   numbers[9]);
   NestedBoxes boxes{};
-  boxes.unit = static_cast<float>(unit);
+  boxes.half_edge = static_cast<float>(half_edge);
   for (int axis = 0; axis < 3; ++axis) {
     boxes.centre[axis] = static_cast<float>(numbers[axis]);
-    boxes.half[axis] = static_cast<float>(numbers[3 + axis] / unit);
+    boxes.half[axis] = static_cast<float>(numbers[3 + axis] / half_edge);
   }
   boxes.count = static_cast<int32_t>(count);
   for (int32_t box = 0; box < boxes.count; ++box) boxes.scale[box] = static_cast<float>(std::pow(ratio, box));
   boxes.pitch = static_cast<float>(numbers[8]);
-  boxes.near = static_cast<float>(numbers[9] / unit);
+  boxes.near = static_cast<float>(numbers[9] / half_edge);
   return boxes;
 }
 

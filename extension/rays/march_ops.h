@@ -146,7 +146,7 @@ struct SlottedSamples {
     return row;
   }
 
-  // Slots hold all samples, so nothing remains to be written.
+  // All samples are in slots, so nothing remains to be written.
   VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
 };
 
@@ -174,7 +174,7 @@ struct SlottedPieces {
     return row;
   }
 
-  // Slots hold all samples, so nothing remains to be written.
+  // All samples are in slots, so nothing remains to be written.
   VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
 };
 
@@ -196,7 +196,7 @@ struct MarchOps {
     const RayInputs in{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
     const typename Backend::Guard guard(origins);
-    const RaySegments rays{in.batch(step), cells.bits(), shift_of(segments_per_ray)};
+    const RaySegments rays{in.batch(step), cells.bits(), log2_exact(segments_per_ray)};
     const SegmentParts parts{rays.segments(), rays.segments_shift};
     Tensor counts = new_empty(in.origins, {rays.segments()}, ScalarType::Int);
     Tensor step_ranges = new_empty(in.origins, {kStoredRanges, rays.segments(), 2}, ScalarType::Int);
@@ -213,10 +213,10 @@ struct MarchOps {
     const RayInputs in{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
     const typename Backend::Guard guard(origins);
-    const RaySegments rays{in.batch(step), cells.bits(), shift_of(segments_per_ray)};
+    const RaySegments rays{in.batch(step), cells.bits(), log2_exact(segments_per_ray)};
     const PackedTensors out = new_packed(in.origins, rays.count, capacity);
     const Packing packing = packing_of(counts, sums, segments_per_ray, kMaxSteps, out);
-    check_contiguous("step_ranges", step_ranges, {kStoredRanges, rays.segments(), 2}, ScalarType::Int, origins);
+    contiguous_data("step_ranges", step_ranges, {kStoredRanges, rays.segments(), 2}, ScalarType::Int, origins);
     Backend::place_segments(packing, MarchedSamples{rays, ranges_in(step_ranges), SamplePointers(out)});
     return out;
   }

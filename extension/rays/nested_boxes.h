@@ -1,11 +1,11 @@
 // Nested boxes, each larger than the previous one by a constant ratio, and the pieces into which they cut a ray. They
 // extend a grid to distant geometry: a larger box has larger voxels, which suffice for distant objects.
 //
-// The field has its own frame, in which all boxes have the size of the smallest one and are placed in a row along x,
-// with a gap between neighbours. Each box represents its part of space without the next smaller box. In that frame a
+// In warped coordinates, the field's own, all boxes have the size of the smallest one and are placed in a row along x,
+// with a gap between neighbours. Each box represents its part of space without the next smaller box. There, a
 // ray is a sequence of straight pieces, so kernels for rays through a single box work unchanged. Distances along a ray
-// are measured in units of the current box and are continuous from one piece to the next. A constant step in the
-// field's frame is therefore a step in proportion to the box's size in the world.
+// are measured in units of the current box and are continuous from one piece to the next. A constant step in
+// warped coordinates is therefore a step in proportion to the box's size in the world.
 #pragma once
 
 #include "rays/ray.h"
@@ -14,21 +14,21 @@ namespace voxelfield {
 
 struct NestedBoxes {
   float centre[3];  // world units
-  float unit;       // half of the smallest box's longest edge, world units
-  float half[3];    // half of the smallest box's edges, in units of `unit`
-  float pitch;      // distance between the centres of neighbouring boxes in the field's frame, in units of `unit`
-  float near;       // smallest distance at which rays begin, in units of `unit`
+  float half_edge;  // half of the smallest box's longest edge, world units
+  float half[3];    // half of the smallest box's edges, in units of `half_edge`
+  float pitch;      // distance between the centres of neighbouring boxes in warped coordinates, in units of `half_edge`
+  float near;       // smallest distance at which rays begin, in units of `half_edge`
   int32_t count;
   float scale[kMaxBoxes];  // size of each box relative to the smallest one
 
-  VOXELFIELD_HOST_DEVICE bool holds(int32_t box, const float* point) const {
+  VOXELFIELD_HOST_DEVICE bool contains(int32_t box, const float* point) const {
     return fabsf(point[0]) <= half[0] * scale[box] && fabsf(point[1]) <= half[1] * scale[box] &&
            fabsf(point[2]) <= half[2] * scale[box];
   }
 };
 
 // Iterates over the pieces of a ray, from near to far. All of them have the direction and the offset of the ray, so a
-// kernel keeps these only once, in the current piece.
+// kernel stores these only once, in the current piece.
 class RayPieces {
  public:
   // A ray without pieces.
@@ -37,22 +37,22 @@ class RayPieces {
   // `ray` is in world coordinates and may end at an infinite distance.
   VOXELFIELD_HOST_DEVICE RayPieces(const NestedBoxes& boxes, const Ray& ray) {
     VOXELFIELD_UNROLL
-    for (int axis = 0; axis < 3; ++axis) origin_[axis] = (ray.origin[axis] - boxes.centre[axis]) / boxes.unit;
+    for (int axis = 0; axis < 3; ++axis) origin_[axis] = (ray.origin[axis] - boxes.centre[axis]) / boxes.half_edge;
     box_ = boxes.count - 1;
     float enter, leave;
     crossing(boxes, box_, Inverse(ray), enter, leave);
-    t_ = fmaxf(fmaxf(ray.near / boxes.unit, boxes.near), enter);
-    far_ = fminf(ray.far / boxes.unit, leave);
+    t_ = fmaxf(fmaxf(ray.near / boxes.half_edge, boxes.near), enter);
+    far_ = fminf(ray.far / boxes.half_edge, leave);
     float point[3];
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) point[axis] = fmaf(t_, ray.direction[axis], origin_[axis]);
-    while (box_ > 0 && boxes.holds(box_ - 1, point)) --box_;
+    while (box_ > 0 && boxes.contains(box_ - 1, point)) --box_;
     // fmaxf and fminf ignore NaN, which would then count as having no limit.
     if (!(ray.near < ray.far)) far_ = t_;
   }
 
-  // Sets `piece`, which is the whole ray or the previous piece, to the next piece that has samples, in the field's
-  // frame. Returns false if there is none. `step` is the distance between samples.
+  // Sets `piece`, which is the whole ray or the previous piece, to the next piece that has samples, in warped
+  // coordinates. Returns false if there is none. `step` is the distance between samples.
   VOXELFIELD_HOST_DEVICE bool next(const NestedBoxes& boxes, float step, Ray& piece) {
     const Inverse inverse(piece);
     while (t_ < far_) {
@@ -95,7 +95,7 @@ class RayPieces {
 
   // Converts a distance along the current piece to the distance from the ray's origin, world units.
   VOXELFIELD_HOST_DEVICE float distance(const NestedBoxes& boxes, float local_t) const {
-    return fmaf(local_t - piece_local_t_, scale_, begin_) * boxes.unit;
+    return fmaf(local_t - piece_local_t_, scale_, begin_) * boxes.half_edge;
   }
 
  private:
@@ -129,9 +129,9 @@ class RayPieces {
     }
   }
 
-  float origin_[3];       // in units of `unit`, relative to the centre
+  float origin_[3];       // in units of `half_edge`, relative to the centre
   float t_, far_;         // in the same units: start of the next piece, end of the ray
-  float local_t_ = 0.0f;  // start of the next piece, as a distance in the field's frame
+  float local_t_ = 0.0f;  // start of the next piece, as a distance in warped coordinates
   float lattice_ = 0.0f;  // start of the next piece's lattice of samples
   int32_t box_ = 0;       // box of the next piece
   float begin_ = 0.0f, piece_local_t_ = 0.0f, scale_ = 1.0f;  // for the current piece

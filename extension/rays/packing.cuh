@@ -48,17 +48,17 @@ __device__ __forceinline__ PartSums sum_parts(const Packing& packing, int64_t pa
   return sums;
 }
 
-// The number of rays that fit, and the number of their rows.
-struct KeptRays {
-  int64_t rays, rows;
+// The first of several items that does not fit, and the rows of those before it.
+struct Overflow {
+  int64_t index, rows_before;
 };
 
 // Adds size(i) to `rows` for i in [first, end) until the sum exceeds the capacity. Returns the i at which this happens
 // and the rows before it, or zeros if it never happens.
 template <int Threads, typename Size>
-__device__ KeptRays find_overflow(int64_t first, int64_t end, int64_t rows, int64_t capacity, const Size& size) {
+__device__ Overflow find_overflow(int64_t first, int64_t end, int64_t rows, int64_t capacity, const Size& size) {
   __shared__ int64_t scratch[Threads / kWarp], last;
-  __shared__ KeptRays found;
+  __shared__ Overflow found;
   if (threadIdx.x == 0) found = {0, 0};
   __syncthreads();
   for (; first < end; first += Threads) {
@@ -72,15 +72,15 @@ __device__ KeptRays find_overflow(int64_t first, int64_t end, int64_t rows, int6
   return found;
 }
 
-// Finds the rays that fit if not all of them do. The first ray that does not fit lies in the first part that does not
-// fit completely. No ray fits if the counts do not add up to their sums.
+// Finds the first ray that does not fit, if not all of them do. It lies in the first part that does not fit completely.
+// No ray fits if the counts do not add up to their sums.
 template <int Threads>
-__device__ KeptRays find_kept(const Packing& packing) {
+__device__ Overflow find_overflowing_ray(const Packing& packing) {
   const SegmentParts& parts = packing.parts;
-  const KeptRays part =
+  const Overflow part =
       find_overflow<Threads>(0, parts.count, 0, packing.capacity, [&](int64_t i) { return packing.sum(i); });
-  return find_overflow<Threads>(parts.begin(part.rays) >> parts.segments_shift,
-                                parts.end(part.rays) >> parts.segments_shift, part.rows, packing.capacity,
+  return find_overflow<Threads>(parts.begin(part.index) >> parts.segments_shift,
+                                parts.end(part.index) >> parts.segments_shift, part.rows_before, packing.capacity,
                                 [&](int64_t ray) { return packing.count_of_ray(ray); });
 }
 
@@ -122,9 +122,9 @@ __global__ void __launch_bounds__(Threads, 3) place_kernel(Packing packing, Samp
   const int64_t part = blockIdx.x, rays = packing.parts.rays();
   const PartSums sums = sum_parts<Threads>(packing, part);
   const bool fits = sums.total <= packing.capacity;
-  const KeptRays kept = fits ? KeptRays{rays, sums.total} : find_kept<Threads>(packing);
+  const Overflow overflow = fits ? Overflow{rays, sums.total} : find_overflowing_ray<Threads>(packing);
   if (part == 0 && threadIdx.x == 0) {
-    *packing.rays_kept = kept.rays;
+    *packing.rays_kept = overflow.index;
     packing.ray_offsets[0] = 0;
   }
 
@@ -141,10 +141,11 @@ __global__ void __launch_bounds__(Threads, 3) place_kernel(Packing packing, Samp
     __syncthreads();
     if (owns && ((own + 1) >> packing.parts.segments_shift) << packing.parts.segments_shift == own + 1) {
       const int64_t offset = before + through;
-      packing.ray_offsets[(own + 1) >> packing.parts.segments_shift] = offset < kept.rows ? offset : kept.rows;
+      packing.ray_offsets[(own + 1) >> packing.parts.segments_shift] =
+          offset < overflow.rows_before ? offset : overflow.rows_before;
     }
     const int64_t after = before + first_of[kChunk];
-    const int64_t end = after < kept.rows ? after : kept.rows;
+    const int64_t end = after < overflow.rows_before ? after : overflow.rows_before;
     for (int64_t row = (before / kGroupRows + threadIdx.x) * kGroupRows; row < end; row += Threads * kGroupRows) {
       const unsigned from = row > before ? static_cast<unsigned>(row - before) : 0;
       int segment = 0;
@@ -173,9 +174,9 @@ __global__ void __launch_bounds__(Threads, 3) place_kernel(Packing packing, Samp
   const SampleRow none = no_sample(rays);
   const SampleRow nothing[kGroupRows] = {none, none, none, none};
   const int64_t stride = static_cast<int64_t>(gridDim.x) * Threads * kGroupRows;
-  for (int64_t row = (kept.rows / kGroupRows + part * Threads + threadIdx.x) * kGroupRows; row < packing.capacity;
-       row += stride) {
-    write_group(samples.out, row, kept.rows, packing.capacity, nothing);
+  for (int64_t row = (overflow.rows_before / kGroupRows + part * Threads + threadIdx.x) * kGroupRows;
+       row < packing.capacity; row += stride) {
+    write_group(samples.out, row, overflow.rows_before, packing.capacity, nothing);
   }
 }
 

@@ -52,7 +52,7 @@ struct CpuPacking : CpuBackend {
   // marked as rows of no ray.
   template <typename Samples>
   static void place_segments(const Packing& packing, const Samples& samples) {
-    keep_rays(packing);
+    fit_rays(packing);
     const int64_t rays = packing.parts.rays(), used = packing.ray_offsets[rays];
     for_each(*packing.rays_kept, PlaceRay<Samples>{packing, samples}, 64);
     for_each(packing.capacity - used, [&](int64_t row) { samples.out.write(used + row, no_sample(rays)); }, 1 << 14);
@@ -60,7 +60,7 @@ struct CpuPacking : CpuBackend {
 
  private:
   // Writes ray_offsets and rays_kept.
-  static void keep_rays(const Packing& packing) {
+  static void fit_rays(const Packing& packing) {
     int64_t used = 0, kept = 0;
     bool fits = true;
     packing.ray_offsets[0] = 0;

@@ -1,11 +1,11 @@
-// Rays held by value: clipped to a box, and in the coordinates of a box.
+// Rays by value: clipped to a box, and in the coordinates of a box.
 #pragma once
 
 #include "rays/ray_walk.h"
 
 namespace voxelfield {
 
-// A ray held by value.
+// A ray by value.
 struct Ray {
   float origin[3];
   float direction[3];
@@ -47,10 +47,10 @@ VOXELFIELD_HOST_DEVICE void clip_to_box(const float* aabb, Ray& ray) {
 }
 
 // A ray in the coordinates of a box whose corners are at 0 and 1.
-struct UnitRay {
+struct CubeRay {
   float start[3], slope[3];
 
-  VOXELFIELD_HOST_DEVICE UnitRay(const RayView& ray, const float* aabb) {
+  VOXELFIELD_HOST_DEVICE CubeRay(const RayView& ray, const float* aabb) {
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
       const float extent = aabb[3 + axis] - aabb[axis];

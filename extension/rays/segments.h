@@ -24,8 +24,8 @@ struct SegmentParts {
   int64_t count;       // number of parts: at least one, even without segments
 
   SegmentParts(int64_t segments, int segments_shift) : segments(segments), segments_shift(segments_shift) {
-    const int64_t unit = std::max(kPartRays << segments_shift, kPartSegments);
-    length = unit * std::max<int64_t>((segments + unit * kMaxParts - 1) / (unit * kMaxParts), 1);
+    const int64_t multiple = std::max(kPartRays << segments_shift, kPartSegments);
+    length = multiple * std::max<int64_t>((segments + multiple * kMaxParts - 1) / (multiple * kMaxParts), 1);
     count = std::max<int64_t>((segments + length - 1) / length, 1);
   }
 
@@ -60,7 +60,7 @@ struct Packing {
   }
 };
 
-inline int shift_of(int64_t segments_per_ray) {
+inline int log2_exact(int64_t segments_per_ray) {
   int shift = 0;
   while ((int64_t{1} << shift) < segments_per_ray) ++shift;
   STD_TORCH_CHECK(segments_per_ray == int64_t{1} << shift && shift <= kMaxSegmentsShift,
@@ -72,9 +72,9 @@ inline int shift_of(int64_t segments_per_ray) {
 inline Packing packing_of(const Tensor& counts, const Tensor& sums, int64_t segments_per_ray, int64_t max_count,
                           const PackedTensors& out) {
   const Tensor &t = std::get<1>(out), &ray_offsets = std::get<4>(out), &rays_kept = std::get<5>(out);
-  const SegmentParts parts{(ray_offsets.size(0) - 1) * segments_per_ray, shift_of(segments_per_ray)};
-  return {check_contiguous("counts", counts, {parts.segments}, ScalarType::Int, t),
-          check_contiguous("sums", sums, {parts.count}, ScalarType::Long, t),
+  const SegmentParts parts{(ray_offsets.size(0) - 1) * segments_per_ray, log2_exact(segments_per_ray)};
+  return {contiguous_data("counts", counts, {parts.segments}, ScalarType::Int, t),
+          contiguous_data("sums", sums, {parts.count}, ScalarType::Long, t),
           max_count,
           max_count * parts.length,
           parts,

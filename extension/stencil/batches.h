@@ -42,7 +42,7 @@ VOXELFIELD_HOST_DEVICE void locate_each(const Locator& locator, const T* points,
   for (int64_t i = 0; i < count; ++i) stencils[i] = locator(points, indices[i]);
 }
 
-// Writes what is needed of each stencil to arrays, so that the loops over points are vectorised.
+// Writes the required parts of each stencil to arrays, so that the loops over points are vectorised.
 template <typename T, typename Indices, typename Locator, typename Arrays>
 VOXELFIELD_HOST_DEVICE void locate_each(const Locator& locator, const T* points, Indices indices, int64_t count,
                                         Arrays* arrays) {

@@ -31,9 +31,9 @@ __device__ __forceinline__ auto exchange_halves(const Vector<T, Width>& sum, con
   Vector<T, kHalf> half;
 #pragma unroll
   for (int i = 0; i < kHalf; ++i) {
-    const T keep = lane.upper ? sum.lane[i + kOther] : sum.lane[i];
+    const T mine = lane.upper ? sum.lane[i + kOther] : sum.lane[i];
     const T give = lane.upper ? sum.lane[i] : sum.lane[i + kOther];
-    half.lane[i] = keep + __shfl_sync(kFullWarp, give, lane.partner);
+    half.lane[i] = mine + __shfl_sync(kFullWarp, give, lane.partner);
   }
   return half;
 }

@@ -11,6 +11,9 @@
 namespace voxelfield {
 
 constexpr int kBlockCells = kBlockVertices - 1;
+// A table stores the position of a block in the atlas along each axis in this number of bits.
+constexpr int kBlockNumberBits = 10;
+static_assert(kMaxAtlasVertices / kBlockVertices <= 1 << kBlockNumberBits, "the numbers of blocks must fit");
 // Maximum number of blocks along each axis. Their cells are counted exactly in int32 and in float32.
 constexpr int64_t kMaxBlocks = 1 << 19;
 
@@ -20,7 +23,7 @@ struct BlockTable {
   // 4096.
   static constexpr float kMargin = 1.0f / 1024;
 
-  const int32_t* blocks;  // (X, Y, Z): position in the atlas, ten bits per axis, x highest; -1 if not stored
+  const int32_t* blocks;  // (X, Y, Z): position in the atlas, x highest; -1 if not stored
   int32_t count[3];
   float atlas_scale[3];  // from vertices of the atlas to the unit cube of the atlas
 
@@ -43,7 +46,7 @@ struct BlockTable {
     if (found < 0) return false;
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
-      const int32_t number = found >> kTileBits * (2 - axis) & ((1 << kTileBits) - 1);
+      const int32_t number = found >> kBlockNumberBits * (2 - axis) & ((1 << kBlockNumberBits) - 1);
       placed[axis] = (static_cast<float>(kBlockVertices * number) + within[axis]) * atlas_scale[axis];
     }
     return true;

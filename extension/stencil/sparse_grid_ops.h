@@ -9,7 +9,7 @@ namespace voxelfield {
 // `atlas`: the number of vertices along x, y and z.
 inline BlockTable block_table(const char* name, const Tensor& blocks, const std::vector<int64_t>& atlas,
                               const Tensor& like) {
-  check_contiguous(name, blocks, {kAny, kAny, kAny}, ScalarType::Int, like);
+  contiguous_data(name, blocks, {kAny, kAny, kAny}, ScalarType::Int, like);
   STD_TORCH_CHECK(blocks.numel() > 0 && blocks.numel() < 0x7fffffff, name, " must have 1 to 2^31 - 2 entries, got ",
                   blocks.numel());
   STD_TORCH_CHECK(atlas.size() == 3, "atlas must be three sizes, got ", atlas.size());
@@ -78,11 +78,11 @@ struct SparseGridOps {
     return placed;
   }
 
-  static void share_copies(Tensor sums, const Tensor& copies, const Tensor& begins) {
+  static void share_copies_(Tensor sums, const Tensor& copies, const Tensor& begins) {
     const typename Backend::Guard guard(sums);
-    float* data = check_contiguous("sums", sums, {kAny, kAny, kAny, kAny}, ScalarType::Float, sums);
-    const int32_t* rows = check_contiguous("copies", copies, {kAny}, ScalarType::Int, sums);
-    const int32_t* first = check_contiguous("begins", begins, {kAny}, ScalarType::Int, sums);
+    float* data = contiguous_data("sums", sums, {kAny, kAny, kAny, kAny}, ScalarType::Float, sums);
+    const int32_t* rows = contiguous_data("copies", copies, {kAny}, ScalarType::Int, sums);
+    const int32_t* first = contiguous_data("begins", begins, {kAny}, ScalarType::Int, sums);
     const int64_t vertices = begins.size(0) - 1, channels = sums.size(3);
     if (vertices < 1 || sums.numel() == 0) return;
     Backend::for_each(vertices * channels, ShareCopies{rows, first, data, sums.numel() / channels, copies.size(0),
@@ -91,7 +91,7 @@ struct SparseGridOps {
 
   static void implement(Library& m) {
     m.impl("places_in_atlas", TORCH_BOX(&SparseGridOps::places_in_atlas));
-    m.impl("share_copies", TORCH_BOX(&SparseGridOps::share_copies));
+    m.impl("share_copies_", TORCH_BOX(&SparseGridOps::share_copies_));
   }
 };
 

@@ -18,7 +18,7 @@ bool suits_tiles(const GridLocator<T>& locator, int64_t n, SplatMethod method) {
   if (method == SplatMethod::kAtomic) return false;
   if (method == SplatMethod::kTiled || method == SplatMethod::kDeterministic) return true;
   const int64_t narrow = sizeof(scalar_t) == 2 ? 1 : std::is_same_v<scalar_t, float> ? 4 : 0;
-  return n >= kMinTiledPoints && n / kMaxPointsPerTile <= locator.vertices(n) / kTileVertices &&
+  return n >= kMinTiledPoints && n / kMaxPointsPerTile <= locator.vertices(n) / kSplatTileVertices &&
          locator.channels > narrow && 8 * n < kMaxEntries;
 }
 
@@ -43,13 +43,13 @@ __global__ void __launch_bounds__(kThreads)
     const auto& level = levels.level[l];
     for (int vector = lane.vector; vector * Width < level.locator.channels; vector += layout.vectors) {
       Vector<T, Width> sum[kCorners / 2] = {};
-      Stencil<T, typename Locator::offset_t> held;
-      held.empty = true;
+      Stencil<T, typename Locator::offset_t> pending;
+      pending.empty = true;
       const auto flush = [&] {
-        if (held.empty) return;
+        if (pending.empty) return;
 #pragma unroll
         for (int k = 0; k < kCorners / 2; ++k) {
-          atomic_add<Width>(level.data + held.offset(2 * k) + vector * Width, sum[k]);
+          atomic_add<Width>(level.data + pending.offset(2 * k) + vector * Width, sum[k]);
           sum[k] = {};
         }
       };
@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(kThreads)
         if (s.empty) continue;
         s.take_side(2, lane.upper);
         // Equal origins and steps mean equal vertices.
-        if (s.origin != held.origin || s.step[0] != held.step[0] || s.step[1] != held.step[1]) flush();
-        held = s;
+        if (s.origin != pending.origin || s.step[0] != pending.step[0] || s.step[1] != pending.step[1]) flush();
+        pending = s;
         const Weights weights(directions, index);
 #pragma unroll
         for (int set = 0; set < Weights::kSets; ++set) {

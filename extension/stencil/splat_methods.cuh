@@ -12,8 +12,8 @@ constexpr int64_t kMaxEntries = int64_t{1} << 30;
 
 // Vertices of a tile along x, y, z, which are powers of two. The sums of 16 float32 channels take 8 KiB of shared
 // memory.
-VOXELFIELD_HOST_DEVICE constexpr int tile_size(int axis) { return axis < 2 ? 4 : 8; }
-constexpr int kTileVertices = 4 * 4 * 8;
+VOXELFIELD_HOST_DEVICE constexpr int splat_tile_size(int axis) { return axis < 2 ? 4 : 8; }
+constexpr int kSplatTileVertices = 4 * 4 * 8;
 
 template <typename scalar_t>
 using SplatLevels = Levels<GridLocator<opmath_t<scalar_t>>, scalar_t>;

@@ -14,7 +14,7 @@ namespace {
 constexpr int kShortList = 512;  // maximum length of a list that one warp sorts
 constexpr int kShortSortThreads = 128;
 constexpr int kLongSortThreads = 1024;  // threads of a block that sorts a longer list
-constexpr int kLongSortShared = 8192;   // entries that such a block holds in shared memory
+constexpr int kLongSortShared = 8192;   // entries that such a block sorts in shared memory
 constexpr int kLongSortBlocks = 264;
 
 // Bitonic sort by `Threads` threads. Positions beyond `count` are treated as entries that are larger than all others,
@@ -68,29 +68,29 @@ __global__ void __launch_bounds__(kShortSortThreads)
     if (lane < list.count) values[rank] = own;
     return;
   }
-  int32_t* held = shared[threadIdx.x / kWarp];
-  for (int i = lane; i < list.count; i += kWarp) held[i] = values[i];
+  int32_t* sorted = shared[threadIdx.x / kWarp];
+  for (int i = lane; i < list.count; i += kWarp) sorted[i] = values[i];
   __syncwarp();
-  sort_bitonic<kWarp>(held, list.count, lane, [] { __syncwarp(); });
-  for (int i = lane; i < list.count; i += kWarp) values[i] = held[i];
+  sort_bitonic<kWarp>(sorted, list.count, lane, [] { __syncwarp(); });
+  for (int i = lane; i < list.count; i += kWarp) values[i] = sorted[i];
 }
 
 __global__ void __launch_bounds__(kLongSortThreads)
     sort_long_lists(const EntryList* __restrict__ entry_lists, int32_t* __restrict__ entries,
                     const int32_t* __restrict__ long_lists, const EntryCounters* __restrict__ counters) {
-  __shared__ int32_t held[kLongSortShared];
+  __shared__ int32_t sorted[kLongSortShared];
   const auto sync = [] { __syncthreads(); };
   for (int i = blockIdx.x; i < counters->long_lists; i += gridDim.x) {
     const EntryList list = entry_lists[long_lists[i]];
     int32_t* values = entries + list.start;
     const bool fits = list.count <= kLongSortShared;
     if (fits) {
-      for (int k = threadIdx.x; k < list.count; k += kLongSortThreads) held[k] = values[k];
+      for (int k = threadIdx.x; k < list.count; k += kLongSortThreads) sorted[k] = values[k];
       __syncthreads();
     }
-    sort_bitonic<kLongSortThreads>(fits ? held : values, list.count, threadIdx.x, sync);
+    sort_bitonic<kLongSortThreads>(fits ? sorted : values, list.count, threadIdx.x, sync);
     if (fits) {
-      for (int k = threadIdx.x; k < list.count; k += kLongSortThreads) values[k] = held[k];
+      for (int k = threadIdx.x; k < list.count; k += kLongSortThreads) values[k] = sorted[k];
       __syncthreads();
     }
   }
@@ -99,21 +99,21 @@ __global__ void __launch_bounds__(kLongSortThreads)
 // Numbers the tiles of all levels. Adds to `max_entries` the maximum number of entries of n points: a point touches at
 // most two tiles along each axis.
 template <int Width, typename Locator, typename scalar_t>
-TileLevels number_tiles(const Levels<Locator, scalar_t>& levels, int64_t n, int64_t& max_entries) {
-  TileLevels tiles{};
+SplatTileLevels number_tiles(const Levels<Locator, scalar_t>& levels, int64_t n, int64_t& max_entries) {
+  SplatTileLevels tiles{};
   int32_t max_slices = 1;
   for (int l = 0; l < levels.count; ++l) {
     const auto& locator = levels.level[l].locator;
     const auto divisor = [](int64_t value) { return Divisor(static_cast<int32_t>(value)); };
     int64_t along[3], per_grid = 1, touched = 1;
     for (int axis = 0; axis < 3; ++axis) {
-      along[axis] = (locator.resolution[axis] + tile_size(axis) - 1) / tile_size(axis);
+      along[axis] = (locator.resolution[axis] + splat_tile_size(axis) - 1) / splat_tile_size(axis);
       per_grid *= along[axis];
       touched *= std::min<int64_t>(along[axis], 2);
     }
     max_entries += touched * n;
     const int32_t vectors = static_cast<int32_t>(locator.channels / Width);
-    const int32_t slices = (vectors + kTileVectors - 1) / kTileVectors;
+    const int32_t slices = (vectors + kSplatTileVectors - 1) / kSplatTileVectors;
     const int64_t all = per_grid * locator.grids(n);
     STD_TORCH_CHECK(tiles.total_slices + all * slices < kMaxEntries,
                     "grids must have fewer than 2^30 tiles of 4 x 4 x 8 vertices and 4 vectors of channels together");
@@ -124,8 +124,8 @@ TileLevels number_tiles(const Levels<Locator, scalar_t>& levels, int64_t n, int6
     tiles.total_slices += static_cast<int32_t>(all * slices);
     max_slices = std::max(max_slices, slices);
     // With one or two vectors, several entries are processed at once, each with its own sums.
-    tiles.sum_vectors = std::max(tiles.sum_vectors, vectors == 3 ? 3 : kTileVectors);
-    tiles.max_vectors = std::max(tiles.max_vectors, std::min(vectors, kTileVectors));
+    tiles.sum_vectors = std::max(tiles.sum_vectors, vectors == 3 ? 3 : kSplatTileVectors);
+    tiles.max_vectors = std::max(tiles.max_vectors, std::min(vectors, kSplatTileVectors));
   }
   tiles.max_slices = Divisor(max_slices);
   return tiles;
@@ -141,13 +141,13 @@ void splat_located(const Levels<Locator, scalar_t>& levels, const SplatInput<sca
   const T* points = input.at.points;
   const int64_t n = input.at.count;
   int64_t max_entries = 0;
-  const TileLevels tiles = number_tiles<Width>(levels, n, max_entries);
+  const SplatTileLevels tiles = number_tiles<Width>(levels, n, max_entries);
   STD_TORCH_CHECK(max_entries < kMaxEntries, "points must have fewer than 2^30 entries in tiles, got up to ",
                   max_entries);
-  const EntryLists lists(input.tensor, max_entries, tiles.tiles, kTileChunk);
+  const EntryLists lists(input.tensor, max_entries, tiles.tiles, kSplatTileChunk);
   const int64_t chunk_slices = lists.split_chunks * tiles.max_slices.value;
   Tensor chunk_sums =
-      new_empty(input.tensor, {chunk_slices * kTileVertices * tiles.max_vectors * Width}, scalar_type_of<T>());
+      new_empty(input.tensor, {chunk_slices * kSplatTileVertices * tiles.max_vectors * Width}, scalar_type_of<T>());
   T* sums = chunk_sums.mutable_data_ptr<T>();
 
   lists.fill([&](auto place) {
@@ -160,12 +160,12 @@ void splat_located(const Levels<Locator, scalar_t>& levels, const SplatInput<sca
     launch(sort_long_lists, kLongSortBlocks, 1, kLongSortThreads, 0, lists.lists, lists.entries, lists.long_lists,
            lists.counters);
   }
-  constexpr int kTileThreads = Weights::kSets == 1 ? 128 : 64, kWarps = kTileThreads / kWarp;
+  constexpr int kSplatTileThreads = Weights::kSets == 1 ? 128 : 64, kWarps = kSplatTileThreads / kWarp;
   const int shared = kWarps * tile_shared_bytes<T, Width, Weights::kSets>(tiles.sum_vectors);
   check_shared_memory(shared);
-  launch(splat_tiles<scalar_t, Width, Weights, kTileThreads, Locator, T>, tiles.total_slices + chunk_slices, kWarps,
-         kTileThreads, shared, levels, tiles, input.values, points, input.at.directions, lists.lists, lists.chunks,
-         lists.counters, lists.entries, sums, n);
+  launch(splat_tiles<scalar_t, Width, Weights, kSplatTileThreads, Locator, T>, tiles.total_slices + chunk_slices,
+         kWarps, kSplatTileThreads, shared, levels, tiles, input.values, points, input.at.directions, lists.lists,
+         lists.chunks, lists.counters, lists.entries, sums, n);
   if (lists.split_chunks > 0) {
     launch(join_tile_chunks<scalar_t, Width, Locator, T>, chunk_slices, 1, kWarp, 0, levels, tiles, lists.lists,
            lists.chunks, lists.counters, sums);

@@ -11,12 +11,12 @@ namespace voxelfield {
 
 // Number of channel vectors that a warp sums at once. They are called a slice. Further slices of a tile are separate
 // tasks.
-constexpr int kTileVectors = 4;
-constexpr int kTileChunk = 2048;  // a tile with more entries is split among several warps
+constexpr int kSplatTileVectors = 4;
+constexpr int kSplatTileChunk = 2048;  // a tile with more entries is split among several warps
 constexpr int kNowhere = INT32_MIN;
 
 // The tiles of all grids of all levels are numbered consecutively, and so are the slices of all tiles.
-struct TileLevel {
+struct SplatTileLevel {
   int32_t first_tile;
   int32_t first_slice;
   Divisor tiles_per_grid;
@@ -26,8 +26,8 @@ struct TileLevel {
   int32_t vectors;  // vectors in all slices of a tile
 };
 
-struct TileLevels {
-  TileLevel level[kMaxLevels];
+struct SplatTileLevels {
+  SplatTileLevel level[kMaxLevels];
   int32_t tiles;
   int32_t total_slices;
   Divisor max_slices;   // maximum slices per tile over all levels
@@ -38,19 +38,19 @@ struct TileLevels {
 template <bool Place, typename scalar_t, typename Locator, typename T>
 __global__ void __launch_bounds__(kThreads)
     list_tile_entries(const __grid_constant__ Levels<Locator, scalar_t> levels,
-                      const __grid_constant__ TileLevels tiles, const T* __restrict__ points, TileCounts count,
+                      const __grid_constant__ SplatTileLevels tiles, const T* __restrict__ points, TileCounts count,
                       int32_t* __restrict__ entries, int64_t n) {
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   for (int l = 0; l < levels.count; ++l) {
-    const TileLevel& own = tiles.level[l];
+    const SplatTileLevel& own = tiles.level[l];
     const Locator& locator = levels.level[l].locator;
     // Threads without a point read the last point, but add no entries.
     const auto s = locator(points, index < n ? index : n - 1);
     int32_t first[3], last[3], base = own.first_tile;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
-      first[axis] = max(s.lower[axis], 0) / tile_size(axis);
-      last[axis] = min(s.lower[axis] + 1, locator.resolution[axis] - 1) / tile_size(axis);
+      first[axis] = max(s.lower[axis], 0) / splat_tile_size(axis);
+      last[axis] = min(s.lower[axis] + 1, locator.resolution[axis] - 1) / splat_tile_size(axis);
     }
     if (locator.points_per_grid > 0) {
       base += static_cast<int32_t>(index / locator.points_per_grid) * own.tiles_per_grid.value;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // The task of a warp: sums the entries of one tile into one slice of its channels.
-struct TileTask {
+struct SplatTileTask {
   int32_t level;
   int32_t tile;
   int32_t slice;
@@ -72,15 +72,15 @@ struct TileTask {
 
 // Finds the task with this number. Returns false if there is none. The tasks of the slices of all tiles come first,
 // then those of the slices of the chunks of split tiles.
-__device__ __forceinline__ bool find_task(int32_t number, const TileLevels& tiles, int levels,
+__device__ __forceinline__ bool find_task(int32_t number, const SplatTileLevels& tiles, int levels,
                                           const EntryList* __restrict__ entry_lists, const Chunk* __restrict__ chunks,
-                                          const EntryCounters* __restrict__ counters, TileTask& task) {
+                                          const EntryCounters* __restrict__ counters, SplatTileTask& task) {
   Chunk chunk{};
   task.level = 0;
   task.chunk = -1;
   if (number < tiles.total_slices) {
     while (task.level + 1 < levels && number >= tiles.level[task.level + 1].first_slice) ++task.level;
-    const TileLevel& own = tiles.level[task.level];
+    const SplatTileLevel& own = tiles.level[task.level];
     task.tile = own.first_tile + own.slices.divide(number - own.first_slice, task.slice);
   } else {
     task.chunk = tiles.max_slices.divide(number - tiles.total_slices, task.slice);
@@ -92,31 +92,31 @@ __device__ __forceinline__ bool find_task(int32_t number, const TileLevels& tile
   }
   const int2 stored = __ldg(reinterpret_cast<const int2*>(entry_lists + task.tile));
   task.entries = {stored.x, stored.y};
-  if (task.chunk < 0) return task.entries.count <= kTileChunk;  // otherwise its chunks are summed
-  task.entries = task.entries.chunk(chunk.number, kTileChunk);
+  if (task.chunk < 0) return task.entries.count <= kSplatTileChunk;  // otherwise its chunks are summed
+  task.entries = task.entries.chunk(chunk.number, kSplatTileChunk);
   return true;
 }
 
 // The lowest vertex of a tile, and the grid of a batch that contains the tile.
-struct TilePlace {
+struct SplatTileBox {
   int32_t origin[3];
   int32_t grid;
 
   template <typename Locator>
-  __device__ __forceinline__ TilePlace(const TileLevel& own, const Locator& locator, int32_t tile) {
+  __device__ __forceinline__ SplatTileBox(const SplatTileLevel& own, const Locator& locator, int32_t tile) {
     int32_t rest = tile - own.first_tile;
     grid = locator.points_per_grid > 0 ? own.tiles_per_grid.divide(rest, rest) : 0;
     const int32_t column = own.tiles_along_z.divide(rest, origin[2]);
     origin[0] = own.tiles_along_y.divide(column, origin[1]);
 #pragma unroll
-    for (int axis = 0; axis < 3; ++axis) origin[axis] *= tile_size(axis);
+    for (int axis = 0; axis < 3; ++axis) origin[axis] *= splat_tile_size(axis);
   }
 };
 
 // How the threads of a warp share the entries of a tile. Eight corners times `vectors` threads process an entry, and as
 // many entries as fit in a warp are processed at once. Each of these has its own sums, so that threads never add to the
 // same sum.
-struct TileLane {
+struct SplatTileLane {
   int vectors;
   int together;  // entries processed at once
   int entry;     // index among those
@@ -124,7 +124,7 @@ struct TileLane {
   int vector;
   bool serves;
 
-  __device__ __forceinline__ explicit TileLane(int vectors) : vectors(vectors) {
+  __device__ __forceinline__ explicit SplatTileLane(int vectors) : vectors(vectors) {
     const int lane = threadIdx.x % kWarp;
     together = vectors == 1 ? 4 : vectors == 2 ? 2 : 1;
     const int threads = kWarp / together;
@@ -139,13 +139,13 @@ struct TileLane {
 // The shared memory of a warp: sums, then the weights and places of 32 entries.
 template <typename T, int Width, int Sets>
 VOXELFIELD_HOST_DEVICE constexpr int tile_shared_bytes(int sum_vectors) {
-  return kTileVertices * sum_vectors * Width * static_cast<int>(sizeof(T)) +
+  return kSplatTileVertices * sum_vectors * Width * static_cast<int>(sizeof(T)) +
          kWarp * (Sets * kCorners * static_cast<int>(sizeof(T)) + static_cast<int>(sizeof(int2)));
 }
 
 template <typename scalar_t, int Width, typename Weights, typename Locator, typename T>
-__device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& level, const TileTask& task,
-                                            const TileLane& lane, const int32_t (&origin)[3],
+__device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& level, const SplatTileTask& task,
+                                            const SplatTileLane& lane, const int32_t (&origin)[3],
                                             const scalar_t* __restrict__ values, int64_t columns,
                                             const T* __restrict__ points, const T* __restrict__ directions,
                                             const int32_t* __restrict__ entries, int64_t n, T* sums, T* weights,
@@ -154,10 +154,11 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
   constexpr int kUnroll = kSets == 1 ? 4 : 2;
   const int own = threadIdx.x % kWarp;
   const int own_bit = lane.serves ? 1 << lane.corner : 0;
-  const int own_vertex = (corner_side(lane.corner, 0) * tile_size(1) + corner_side(lane.corner, 1)) * tile_size(2) +
-                         corner_side(lane.corner, 2) + lane.entry * kTileVertices;
+  const int own_vertex =
+      (corner_side(lane.corner, 0) * splat_tile_size(1) + corner_side(lane.corner, 1)) * splat_tile_size(2) +
+      corner_side(lane.corner, 2) + lane.entry * kSplatTileVertices;
   T* own_sums = sums + (own_vertex * lane.vectors + lane.vector) * Width;
-  const scalar_t* own_values = values + level.column + (task.slice * kTileVectors + lane.vector) * Width;
+  const scalar_t* own_values = values + level.column + (task.slice * kSplatTileVectors + lane.vector) * Width;
   const uint32_t row = static_cast<uint32_t>(columns);
   for (int begin = 0; begin < task.entries.count; begin += kWarp) {
     const int batch = min(kWarp, task.entries.count - begin);
@@ -172,15 +173,15 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
       for (int axis = 0; axis < 3; ++axis) {
         const int upper = axis == 0 ? 0xf0 : axis == 1 ? 0xcc : 0xaa;
         low[axis] = s.lower[axis] - origin[axis];
-        if (low[axis] < 0 || low[axis] >= tile_size(axis)) inside &= upper;
-        if (low[axis] + 1 < 0 || low[axis] + 1 >= tile_size(axis)) inside &= ~upper;
+        if (low[axis] < 0 || low[axis] >= splat_tile_size(axis)) inside &= upper;
+        if (low[axis] + 1 < 0 || low[axis] + 1 >= splat_tile_size(axis)) inside &= ~upper;
       }
 #pragma unroll
       for (int set = 0; set < kSets; ++set) {
 #pragma unroll
         for (int k = 0; k < kCorners; ++k) weights[(own * kSets + set) * kCorners + k] = weights_of(s, k, set);
       }
-      const int vertex = (low[0] * tile_size(1) + low[1]) * tile_size(2) + low[2];
+      const int vertex = (low[0] * splat_tile_size(1) + low[1]) * splat_tile_size(2) + low[2];
       places[own] = {index, (vertex * lane.vectors * Width) * (1 << kCorners) | inside};
     }
     __syncwarp();
@@ -220,26 +221,26 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
 }
 
 // Calls f(offset of a vector in the grid, offset of the vector in the sums of the tile) for all vectors of a task. Each
-// thread keeps its position in the rows of vertices along z, so that little has to be computed per row.
+// thread updates its position in the rows of vertices along z, so that little has to be computed per row.
 template <int Width, typename Locator, typename F>
-__device__ __forceinline__ void for_each_vector(const Locator& locator, const TilePlace& place, int slice, int vectors,
-                                                const F& f) {
-  static_assert(tile_size(2) * kTileVectors <= kWarp);
-  const int row = tile_size(2) * vectors, rows = row == 8 ? 4 : row == 16 ? 2 : 1;
+__device__ __forceinline__ void for_each_vector(const Locator& locator, const SplatTileBox& place, int slice,
+                                                int vectors, const F& f) {
+  static_assert(splat_tile_size(2) * kSplatTileVectors <= kWarp);
+  const int row = splat_tile_size(2) * vectors, rows = row == 8 ? 4 : row == 16 ? 2 : 1;
   const int own = threadIdx.x % kWarp, own_row = rows == 1 ? 0 : own / row, vector = own - own_row * row;
   const int vertex = vectors == 3 ? vector / 3 : vector / vectors;
   if (vector >= row || vertex >= locator.resolution[2] - place.origin[2]) return;
   const int64_t along_y = locator.resolution[2] * locator.channels, along_x = along_y * locator.resolution[1];
   int64_t to = place.grid * along_x * locator.resolution[0] + place.origin[0] * along_x +
                (place.origin[1] + own_row) * along_y + (place.origin[2] + vertex) * locator.channels +
-               (slice * kTileVectors + vector - vertex * vectors) * Width;
-  const int size_x = min(tile_size(0), locator.resolution[0] - place.origin[0]);
-  const int size_y = min(tile_size(1), locator.resolution[1] - place.origin[1]);
+               (slice * kSplatTileVectors + vector - vertex * vectors) * Width;
+  const int size_x = min(splat_tile_size(0), locator.resolution[0] - place.origin[0]);
+  const int size_y = min(splat_tile_size(1), locator.resolution[1] - place.origin[1]);
   for (int x = 0; x < size_x; ++x) {
 #pragma unroll
-    for (int y = 0; y < tile_size(1); ++y) {
+    for (int y = 0; y < splat_tile_size(1); ++y) {
       if (y % rows != 0 || y + own_row >= size_y) continue;
-      f(to + y * along_y, ((x * tile_size(1) + y + own_row) * row + vector) * Width);
+      f(to + y * along_y, ((x * splat_tile_size(1) + y + own_row) * row + vector) * Width);
     }
     to += along_x;
   }
@@ -247,20 +248,20 @@ __device__ __forceinline__ void for_each_vector(const Locator& locator, const Ti
 
 template <typename scalar_t, int Width, typename Weights, int Threads, typename Locator, typename T>
 __global__ void __launch_bounds__(Threads)
-    splat_tiles(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ TileLevels tiles,
+    splat_tiles(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ SplatTileLevels tiles,
                 const scalar_t* __restrict__ values, const T* __restrict__ points, const T* __restrict__ directions,
                 const EntryList* __restrict__ entry_lists, const Chunk* __restrict__ chunks,
                 const EntryCounters* __restrict__ counters, const int32_t* __restrict__ entries,
                 T* __restrict__ chunk_sums, int64_t n) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int warp = threadIdx.x / kWarp, own = threadIdx.x % kWarp;
-  TileTask task;
+  SplatTileTask task;
   const int32_t number = blockIdx.x * (Threads / kWarp) + warp;
   if (!find_task(number, tiles, levels.count, entry_lists, chunks, counters, task)) return;
   const auto& level = levels.level[task.level];
-  const TileLevel& tile_level = tiles.level[task.level];
-  const TilePlace place(tile_level, level.locator, task.tile);
-  const int vectors = min(kTileVectors, tile_level.vectors - task.slice * kTileVectors);
+  const SplatTileLevel& tile_level = tiles.level[task.level];
+  const SplatTileBox place(tile_level, level.locator, task.tile);
+  const int vectors = min(kSplatTileVectors, tile_level.vectors - task.slice * kSplatTileVectors);
   if (task.entries.count == 0) {
     for_each_vector<Width>(level.locator, place, task.slice, vectors,
                            [&](int64_t to, int) { store_global(level.data + to, Vector<scalar_t, Width>{}); });
@@ -268,10 +269,10 @@ __global__ void __launch_bounds__(Threads)
   }
 
   T* sums = reinterpret_cast<T*>(shared + warp * tile_shared_bytes<T, Width, Weights::kSets>(tiles.sum_vectors));
-  T* weights = sums + kTileVertices * tiles.sum_vectors * Width;
+  T* weights = sums + kSplatTileVertices * tiles.sum_vectors * Width;
   int2* places = reinterpret_cast<int2*>(weights + kWarp * Weights::kSets * kCorners);
-  const TileLane lane(vectors);
-  const int size = kTileVertices * vectors * Width;
+  const SplatTileLane lane(vectors);
+  const int size = kSplatTileVertices * vectors * Width;
   constexpr int kClear = 16 / sizeof(T);
   for (int i = own * kClear; i < size * lane.together; i += kWarp * kClear) store(sums + i, Vector<T, kClear>{});
   sum_entries<scalar_t, Width, Weights>(level, task, lane, place.origin, values, levels.columns, points, directions,
@@ -284,7 +285,7 @@ __global__ void __launch_bounds__(Threads)
   };
   if (task.chunk >= 0) {
     const int64_t slice = static_cast<int64_t>(task.chunk) * tiles.max_slices.value + task.slice;
-    T* out = chunk_sums + slice * kTileVertices * tiles.max_vectors * Width;
+    T* out = chunk_sums + slice * kSplatTileVertices * tiles.max_vectors * Width;
     for (int i = own * Width; i < size; i += kWarp * Width) store_global(out + i, total(i));
   } else {
     for_each_vector<Width>(level.locator, place, task.slice, vectors,
@@ -295,20 +296,22 @@ __global__ void __launch_bounds__(Threads)
 // Adds up the chunks of each split tile in order, with one warp per slice of channels.
 template <typename scalar_t, int Width, typename Locator, typename T>
 __global__ void __launch_bounds__(kWarp)
-    join_tile_chunks(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ TileLevels tiles,
-                     const EntryList* __restrict__ entry_lists, const Chunk* __restrict__ chunks,
-                     const EntryCounters* __restrict__ counters, const T* __restrict__ chunk_sums) {
-  TileTask task;
+    join_tile_chunks(const __grid_constant__ Levels<Locator, scalar_t> levels,
+                     const __grid_constant__ SplatTileLevels tiles, const EntryList* __restrict__ entry_lists,
+                     const Chunk* __restrict__ chunks, const EntryCounters* __restrict__ counters,
+                     const T* __restrict__ chunk_sums) {
+  SplatTileTask task;
   const int32_t number = tiles.total_slices + blockIdx.x;
   if (!find_task(number, tiles, levels.count, entry_lists, chunks, counters, task) || chunks[task.chunk].number != 0) {
     return;
   }
   const auto& level = levels.level[task.level];
-  const TileLevel& tile_level = tiles.level[task.level];
-  const TilePlace place(tile_level, level.locator, task.tile);
-  const int vectors = min(kTileVectors, tile_level.vectors - task.slice * kTileVectors);
-  const int count = entry_lists[task.tile].chunks(kTileChunk);
-  const int64_t slice_size = kTileVertices * tiles.max_vectors * Width, stride = tiles.max_slices.value * slice_size;
+  const SplatTileLevel& tile_level = tiles.level[task.level];
+  const SplatTileBox place(tile_level, level.locator, task.tile);
+  const int vectors = min(kSplatTileVectors, tile_level.vectors - task.slice * kSplatTileVectors);
+  const int count = entry_lists[task.tile].chunks(kSplatTileChunk);
+  const int64_t slice_size = kSplatTileVertices * tiles.max_vectors * Width,
+                stride = tiles.max_slices.value * slice_size;
   const T* first = chunk_sums + task.chunk * stride + task.slice * slice_size;
   for_each_vector<Width>(level.locator, place, task.slice, vectors, [&](int64_t to, int from) {
     Vector<T, Width> sum{};

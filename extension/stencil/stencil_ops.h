@@ -21,11 +21,11 @@ namespace voxelfield {
 template <typename T>
 struct ToUnit {
   const T *points, *aabb;
-  T* unit;
+  T* in_cube;
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t i) const {
     for (int axis = 0; axis < 3; ++axis) {
-      unit[3 * i + axis] = (points[3 * i + axis] - aabb[axis]) / (aabb[3 + axis] - aabb[axis]);
+      in_cube[3 * i + axis] = (points[3 * i + axis] - aabb[axis]) / (aabb[3 + axis] - aabb[axis]);
     }
   }
 };
@@ -101,13 +101,13 @@ struct StencilOps {
     return sums;
   }
 
-  static void accumulate_trilinear(std::vector<Tensor> sums, const Tensor& values, const Tensor& points,
-                                   int64_t padding, bool align_corners, bool nearest) {
+  static void accumulate_trilinear_(std::vector<Tensor> sums, const Tensor& values, const Tensor& points,
+                                    int64_t padding, bool align_corners, bool nearest) {
     const Grids target = checked_grids(sums, {padding, align_corners, nearest, false});
     check_consecutive(target);
     const Points at = checked_points(values, points, std::nullopt, false, target.batch);
     const Tensor v = checked_values(values, at, values, target.columns);
-    for (const Tensor& sum : sums) check_contiguous("sums", sum, shape_of(sum), opmath_type(values), values);
+    for (const Tensor& sum : sums) contiguous_data("sums", sum, shape_of(sum), opmath_type(values), values);
     const typename Backend::Guard guard(values);
     if (v.numel() == 0) return;
     dispatch_floating(v.scalar_type(), "accumulate", [&](auto zero) {
@@ -160,7 +160,7 @@ struct StencilOps {
 
   static void implement_splat(Library& m) {
     m.impl("splat_trilinear", TORCH_BOX(&splat_trilinear));
-    m.impl("accumulate_trilinear", TORCH_BOX(&accumulate_trilinear));
+    m.impl("accumulate_trilinear_", TORCH_BOX(&accumulate_trilinear_));
     m.impl("splat_cells", TORCH_BOX(&splat_cells));
   }
 

@@ -56,7 +56,7 @@ struct KeepRule {
 
 // The result of the rule for one sample. Transmittance and weight are zero unless the sample is kept.
 template <typename T>
-struct JudgedSample {
+struct EvaluatedSample {
   bool kept;
   T transmittance;
   T weight;
@@ -102,28 +102,28 @@ struct SingleThread {
 
 // The light along a ray from which faint samples are dropped.
 template <typename T>
-class KeptLight {
+class VisibleLight {
  public:
-  VOXELFIELD_HOST_DEVICE explicit KeptLight(const KeepRule<T>& rule) : rule_(rule) {}
+  VOXELFIELD_HOST_DEVICE explicit VisibleLight(const KeepRule<T>& rule) : rule_(rule) {}
 
   // Applies the rule to the next sample, or to one sample per thread of a team that shares the ray. `found` is false
   // for threads without a sample. `scan(value)` returns the sums of the values of a team: before this thread, and in
   // total.
   template <typename Scan>
-  VOXELFIELD_HOST_DEVICE JudgedSample<T> judge(const Absorption<T>& sample, bool found, const Scan& scan) {
+  VOXELFIELD_HOST_DEVICE EvaluatedSample<T> evaluate(const Absorption<T>& sample, bool found, const Scan& scan) {
     const auto all = scan(found ? sample.thickness : T(0));
     const T reaching = Scan::kSize == 1 ? reaching_ : transmittance_at(depth_of_all_ + all.before());
-    JudgedSample<T> judged{found && !rule_.stops(reaching) && rule_.keeps(reaching * sample.opacity), T(0), T(0)};
-    const auto kept = scan(judged.kept ? sample.thickness : T(0));
+    EvaluatedSample<T> evaluated{found && !rule_.stops(reaching) && rule_.keeps(reaching * sample.opacity), T(0), T(0)};
+    const auto kept = scan(evaluated.kept ? sample.thickness : T(0));
     const T kept_before = kept.before();
-    if (judged.kept) {
-      judged.transmittance = transmittance_at(depth_of_kept_ + kept_before);
-      judged.weight = judged.transmittance * sample.opacity;
+    if (evaluated.kept) {
+      evaluated.transmittance = transmittance_at(depth_of_kept_ + kept_before);
+      evaluated.weight = evaluated.transmittance * sample.opacity;
     }
     depth_of_all_ += all.total();
     depth_of_kept_ += kept.total();
     reaching_ = transmittance_at(depth_of_all_);
-    return judged;
+    return evaluated;
   }
 
   // Whether the ray ends here.

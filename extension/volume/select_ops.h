@@ -9,7 +9,7 @@
 namespace voxelfield {
 
 // Reads the samples that were kept.
-struct KeptSamples {
+struct VisibleSamples {
   const float *positions, *t, *dt;
   PackedRays rays;
   const int32_t* kept;  // in the rows of each ray: first the indices of its kept samples, then arbitrary values
@@ -58,13 +58,13 @@ struct SelectOps {
                                             const Tensor& sums, int64_t capacity) {
     const Inputs in = inputs("t", t, dt, ray_offsets);
     const Tensor p = checked("positions", positions, {t.size(0), 3}, ScalarType::Float, t);
-    const int32_t* chosen = check_contiguous("kept", kept, {t.size(0)}, ScalarType::Int, t);
+    const int32_t* chosen = contiguous_data("kept", kept, {t.size(0)}, ScalarType::Int, t);
     const typename Backend::Guard guard(t);
     const PackedRays rays = in.rays();
     const PackedTensors out = new_packed(t, rays.count, capacity);
     Backend::place_segments(
         packing_of(counts, sums, 1, t.size(0), out),
-        KeptSamples{data_of(p), data_of(in.values), data_of(in.dt), rays, chosen, SamplePointers(out)});
+        VisibleSamples{data_of(p), data_of(in.values), data_of(in.dt), rays, chosen, SamplePointers(out)});
     return out;
   }
 

@@ -37,9 +37,9 @@ __global__ void __launch_bounds__(kJudgeThreads)
     const RaySpan span = samples.rays[ray];
     int32_t count = 0;
     walk_samples(samples, span, ThreadTeam<Size>{lane}, [&](const TeamSample<float>& sample) {
-      const bool keep = sample.reached && rule.keeps(sample.weight);
-      const unsigned votes = __ballot_sync(kFullWarp, keep) & group << shift;
-      if (keep) kept[span.begin + count + __popc(votes & below)] = static_cast<int32_t>(sample.index);
+      const bool visible = sample.reached && rule.keeps(sample.weight);
+      const unsigned votes = __ballot_sync(kFullWarp, visible) & group << shift;
+      if (visible) kept[span.begin + count + __popc(votes & below)] = static_cast<int32_t>(sample.index);
       count += __popc(votes);
     });
     if (lane == 0 && ray < end) {

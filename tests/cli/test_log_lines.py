@@ -7,8 +7,7 @@ import logging
 import pytest
 from short_runs import run
 
-from voxelfield.cli.errors import in_one_line
-from voxelfield.cli.log_lines import one_line_records
+from voxelfield.cli.running import in_one_line, one_line_records
 from voxelfield.messages import one_line
 
 FORGED = "lego\n[2026-01-01 00:00:00,000][train][ERROR] - all is lost\x1b[2J"

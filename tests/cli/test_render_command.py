@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -15,7 +16,8 @@ import torch
 from PIL import Image
 
 import voxelfield
-from voxelfield.cli.render import main, parser, path_of
+from voxelfield.cli.command import main
+from voxelfield.cli.render import add_arguments, path_of
 from voxelfield.datasets.scene import Scene
 from voxelfield.export import save_model
 from voxelfield.rendering.cameras import Cameras, orbit
@@ -60,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def render(run: Path, *options: object) -> int:
-    return main([str(run), "--data-root", str(FIXTURES), "--device", "cpu", *map(str, options)])
+    return main(["render", str(run), "--data-root", str(FIXTURES), "--device", "cpu", *map(str, options)])
 
 
 @pytest.mark.parametrize(
@@ -78,11 +80,11 @@ def render(run: Path, *options: object) -> int:
         (("--path", "loop"), "--path must be orbit, spiral, interpolate or a camera path *.json, got loop"),
         (
             ("--path", "no.json", "--frames", "3"),
-            "--frames must be left out with no.json, which lists its frames, got 3",
+            "--frames must be left out with no.json, which has its own cameras",
         ),
         (
             ("--path", "no.json", "--split", "test"),
-            "--split must be left out with no.json, which has its own cameras, got test",
+            "--split must be left out with no.json, which has its own cameras",
         ),
         (("--out", "a.avi"), "--out must be a video, *.mp4, *.mkv, *.webm, *.mov, got a.avi"),
         (("--out", "a.webm", "--codec", "h264"), "codec must be one of vp9, av1 in a .webm file, got 'h264'"),
@@ -96,7 +98,7 @@ def render(run: Path, *options: object) -> int:
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_loaded(options, message, caplog):
-    assert main(["nowhere", *options]) == 2
+    assert main(["render", "nowhere", *options]) == 2
     assert caplog.messages == [message]
 
 
@@ -108,7 +110,7 @@ def test_frames_are_numbered_continued_and_divided(run, tmp_path, caplog):
     assert sorted(path.name for path in out.iterdir()) == ["0001.png", "0002.png", "frames.json"]
     before = (out / "0001.png").stat().st_mtime_ns
     assert render(run, *common, "--range", "0:9") == 2
-    assert "--range must be A:B with A below B up to 4, such as 0:60, got 0:9" in caplog.messages
+    assert "--range must end at or below 4, the number of frames, got 0:9" in caplog.messages
     assert render(run, *common) == 0
     assert f"wrote 2 frames of 32x20 to {out}, which already had 2" in caplog.messages
     assert (out / "0001.png").stat().st_mtime_ns == before
@@ -183,8 +185,10 @@ def test_paths_follow_cameras_that_were_refined(run):
     moved = Cameras(given.c2w.clone(), given.intrinsics, given.width, given.height)
     moved.c2w[:, 2, 3] += 5.0
     refined = dataclasses.replace(trained, cameras=RefinedCameras(given, moved))
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
     options = [str(run), "--data-root", str(FIXTURES), "--path", "interpolate", "--frames", "9"]
-    (before, _), (after, _) = (path_of(of, parser().parse_args(options)) for of in (trained, refined))
+    (before, _), (after, _) = (path_of(of, parser.parse_args(options)) for of in (trained, refined))
     lift = torch.tensor([0.0, 0.0, 5.0]).expand(9, 3)
     torch.testing.assert_close(after.c2w[:, :3, 3] - before.c2w[:, :3, 3], lift)
 

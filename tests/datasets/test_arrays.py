@@ -40,7 +40,7 @@ def test_a_scene_is_the_one_that_its_files_give():
     assert torch.equal(scene.train.images, split.images)
     assert scene.train.names == split.names
     assert torch.equal(scene.aabb, files.aabb)
-    assert scene.warp is None
+    assert scene.bounded
     colors = split.images.float() / 255
     assert torch.equal(scene_from_arrays(colors, split.cameras, holdout=0).train.images, split.images)
 
@@ -54,9 +54,9 @@ def test_photographs_become_opaque_and_have_nested_boxes():
     assert torch.equal(scene.train.images[..., :3], images[1:8])
     assert (scene.train.images[..., 3] == 255).all()
     assert torch.equal(scene.test.cameras.c2w, cameras.c2w[[0, 8]])
-    assert scene.warp.count == 6
+    assert (scene.bounded, scene.estimated) == (False, True)
     small = scene_from_arrays(images, cameras, aabb=((-1, -1, -1), (1, 1, 1)))
-    assert small.warp is None
+    assert small.bounded
     assert small.aabb.tolist() == [[-1, -1, -1], [1, 1, 1]]
 
 

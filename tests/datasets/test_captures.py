@@ -20,15 +20,15 @@ from PIL import Image
 from raw_png import raw_png
 
 import voxelfield
-from voxelfield.cli.errors import in_one_line
+from voxelfield.cli.running import in_one_line
 from voxelfield.datasets import images, transforms
 from voxelfield.datasets.blender import load_blender
-from voxelfield.datasets.bounds import box_of_cameras, box_of_frusta, box_of_points
 from voxelfield.datasets.lenses import CAMERA_MODELS
+from voxelfield.datasets.llff import box_of_frusta
 from voxelfield.datasets.registry import format_of
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import orbit
-from voxelfield.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.bounds import box_of_cameras, box_of_points
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
 FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
@@ -207,7 +207,7 @@ def test_masks_of_an_object_are_the_alpha_of_its_images(tmp_path, split):
     write_neus(tmp_path / "mine", split, masks=True)
     for downscale in (1, 2):
         scene = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=downscale)
-        assert scene.warp is None
+        assert scene.bounded
         assert scene.aabb.tolist() == [[-1, -1, -1], [1, 1, 1]]
         expected = np.stack([images.area_resized(image.numpy(), (100 // downscale,) * 2) for image in split.images])
         found, expected = scene.test.images.numpy(), expected[[0, 4, 8]]
@@ -218,7 +218,7 @@ def test_masks_of_an_object_are_the_alpha_of_its_images(tmp_path, split):
 def test_images_without_masks_of_an_object_show_its_surroundings(tmp_path, split):
     write_neus(tmp_path / "mine", split, masks=True)
     shutil.rmtree(tmp_path / "mine" / "mask")
-    assert isinstance(voxelfield.load_scene(tmp_path / "mine").warp, NestedBoxes)
+    assert not voxelfield.load_scene(tmp_path / "mine").bounded
 
 
 def test_matrices_belong_to_images_by_the_numbers_in_their_names(tmp_path, split):
@@ -320,7 +320,7 @@ def test_each_frame_may_have_a_lens_of_its_own(tmp_path, split):
     write_nerfstudio(tmp_path / "mine", split, k1=0.5)
     spoil_json(
         tmp_path / "mine",
-        lambda c: [warp.update(k1=index / 10, k2=0.01) for index, warp in enumerate(reversed(c["frames"])) if index],
+        lambda c: [frame.update(k1=index / 10, k2=0.01) for index, frame in enumerate(reversed(c["frames"])) if index],
     )
     train = voxelfield.load_scene(tmp_path / "mine", holdout=0).train
     assert train.names[3] == "view_03"
@@ -331,7 +331,9 @@ def test_each_frame_may_have_a_lens_of_its_own(tmp_path, split):
 def test_a_capture_may_mix_lenses(tmp_path, split):
     write_nerfstudio(tmp_path / "mine", split, k1=0.5)
     others = ({"k1": 0}, {"camera_model": "OPENCV_FISHEYE", "k1": 0.1}, {"camera_model": "PINHOLE", "k1": 0})
-    spoil_json(tmp_path / "mine", lambda c: [warp.update(own) for warp, own in zip(c["frames"], others, strict=False)])
+    spoil_json(
+        tmp_path / "mine", lambda c: [frame.update(own) for frame, own in zip(c["frames"], others, strict=False)]
+    )
     mixed, plain = (
         voxelfield.load_scene(tmp_path / "mine", holdout=0, lens_distortion=distortion).train.cameras
         for distortion in (True, False)
@@ -445,9 +447,9 @@ def mask_nerfstudio(folder: Path, masks: dict[str, np.ndarray]) -> None:
     write_masks(folder / "masks", {f"{name}.png": mask for name, mask in masks.items()})
 
     def add(content: dict) -> None:
-        for warp in content["frames"]:
-            if (name := Path(warp["file_path"]).stem) in masks:
-                warp["mask_path"] = f"masks/{name}.png"
+        for frame in content["frames"]:
+            if (name := Path(frame["file_path"]).stem) in masks:
+                frame["mask_path"] = f"masks/{name}.png"
 
     spoil_json(folder, add)
 
@@ -1049,8 +1051,8 @@ def test_paths_inside_of_the_folder_are_read(tmp_path, split, before):
     write_nerfstudio(folder, split)
 
     def change(content: dict) -> None:
-        warp = content["frames"][3]
-        warp["file_path"] = before.format(folder=folder) + warp["file_path"]
+        frame = content["frames"][3]
+        frame["file_path"] = before.format(folder=folder) + frame["file_path"]
 
     spoil_json(folder, change)
     assert torch.equal(voxelfield.load_scene(folder, holdout=0).train.images, split.images)

@@ -13,7 +13,7 @@ import zipfile
 
 import pytest
 
-from voxelfield.cli.download import main
+from voxelfield.cli.command import main
 from voxelfield.datasets import download as module
 from voxelfield.datasets.download import DownloadError, Manifest, download, load_manifest
 from voxelfield.datasets.locate import SceneNotFoundError, find_scene
@@ -320,15 +320,15 @@ def test_command_line(server, tmp_path, monkeypatch, caplog):
     server.pages["toy.zip"] = zipped(FILES)
     monkeypatch.setattr(module, "load_manifest", lambda name: manifest(server.url("public.zip")))
     caplog.set_level(logging.INFO)
-    assert main(["toy", "--root", str(tmp_path)]) == 1
+    assert main(["download", "toy", "--root", str(tmp_path)]) == 1
     assert "could not be fetched" in caplog.text
     urls = ["--url", server.url("gone.zip"), "--url", server.url("toy.zip")]
-    assert main(["toy", "--root", str(tmp_path), *urls]) == 0
+    assert main(["download", "toy", "--root", str(tmp_path), *urls]) == 0
     assert server.requests == ["public.zip", "gone.zip", "toy.zip"]
     assert files_below(tmp_path / "toy") == FILES
     assert "all 6 files verified" in caplog.text
 
 
 def test_command_line_refuses_an_unknown_scene(tmp_path, caplog):
-    assert main(["chair", "--root", str(tmp_path)]) == 1
+    assert main(["download", "chair", "--root", str(tmp_path)]) == 2
     assert "got 'chair'" in caplog.text

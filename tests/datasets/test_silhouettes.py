@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ import voxelfield
 from voxelfield.datasets.poses import turned_about
 from voxelfield.datasets.scene import Split
 from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
+from voxelfield.grids.boxes import parse_box
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.paths import axes_looking
 from voxelfield.training.config import preset
+from voxelfield.warps.choice import WarpConfig, choose_warp
 
 CENTRE, RADIUS = torch.tensor([0.3, -0.2, 0.4]), 0.5
 BALL = torch.stack((CENTRE - RADIUS, CENTRE + RADIUS))
@@ -144,11 +147,10 @@ def load(folder: Path, **options: object) -> voxelfield.Scene:
 @pytest.mark.parametrize("file", LAYOUTS)
 def test_an_object_ends_at_the_box_of_its_silhouettes(tmp_path, file):
     scene = load(write_frames(tmp_path, file, ball_split(around(24))))
-    assert scene.warp is None
+    assert (scene.bounded, scene.estimated) == (True, False)
     assert_fits(scene.aabb)
-    inside = load(tmp_path, boxes=3)
-    assert inside.warp.count == 3
-    assert_fits(inside.aabb)
+    inside = choose_warp(scene, WarpConfig(boxes=3))
+    assert inside == replace(inside, aabb=parse_box(scene.aabb), count=3)
 
 
 @pytest.mark.parametrize("file", LAYOUTS)
@@ -162,9 +164,12 @@ def test_the_box_of_an_object_does_not_depend_on_what_is_loaded(tmp_path, file):
 @pytest.mark.parametrize("file", LAYOUTS)
 def test_photographs_have_nested_boxes_in_any_layout(tmp_path, file):
     scene = load(write_frames(tmp_path, file, opaque(ball_split(around(24)))))
-    assert scene.warp.count == 6
-    assert (scene.aabb.mean(dim=0) - CENTRE).abs().max() < 0.01
-    assert 1.9 < float((scene.aabb[1] - scene.aabb[0]).max()) < 2.1
+    warp = choose_warp(scene, WarpConfig())
+    assert warp.count == 6
+    assert 0.1 < warp.near < 1.1
+    low, high = torch.tensor(warp.aabb)
+    assert ((low + high) / 2 - CENTRE).abs().max() < 0.01
+    assert 1.9 < float((high - low).max()) < 2.1
 
 
 @pytest.mark.parametrize("file", LAYOUTS)
@@ -176,12 +181,13 @@ def test_photographs_have_their_trainer_in_any_layout_and_objects_the_default(tm
         assert settings.trainer == preset(f"trainer={expected}", name="train").trainer
 
 
-def test_the_frame_of_the_blender_layout_does_not_depend_on_what_is_loaded(tmp_path):
+def test_the_warp_of_the_blender_layout_does_not_depend_on_what_is_loaded(tmp_path):
     write_frames(tmp_path, "transforms_train.json", opaque(ball_split(around(24))))
     write_frames(tmp_path, "transforms_test.json", opaque(ball_split(around(5, 6.0))))
-    frames = [voxelfield.load_scene(tmp_path, splits=splits).warp for splits in (("train",), ("test",), (), None)]
-    assert frames[0] is not None
-    assert all(frame == frames[0] for frame in frames)
+    scenes = [voxelfield.load_scene(tmp_path, splits=splits) for splits in (("train",), ("test",), (), None)]
+    warps = [choose_warp(scene, WarpConfig()) for scene in scenes]
+    assert warps[0] is not None
+    assert all(warp == warps[0] for warp in warps)
 
 
 @pytest.mark.parametrize("file", LAYOUTS)
@@ -189,7 +195,7 @@ def test_single_transparent_pixels_make_no_object(tmp_path, file, caplog):
     split = opaque(ball_split(around(24)))
     split.images[:6, 0, 0, 3] = 0
     scene = load(write_frames(tmp_path, file, split))
-    assert scene.warp is not None
+    assert not scene.bounded
     assert bool((scene.train.images[..., 3] == 255).all())
     assert (~scene.train.masks).nonzero().tolist() == [[index, 0, 0] for index in range(6)]
     (record,) = caplog.records
@@ -237,5 +243,5 @@ def test_silhouettes_that_tell_nothing_leave_the_box_to_the_cameras(tmp_path, ca
     poses = split.cameras.c2w[torch.randperm(24, generator=torch.Generator().manual_seed(0))]
     poses[::2, :3, 3] += 3.0
     scene = load(write_frames(tmp_path, "transforms.json", split, poses))
-    assert scene.warp is None
+    assert scene.bounded
     assert "the silhouettes do not tell where the object is" in caplog.text

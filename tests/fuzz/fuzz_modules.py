@@ -115,8 +115,8 @@ def _adam_arguments(draw: st.DrawFn) -> dict[str, Any]:
         "lr": draw(st.sampled_from([0.0, 1e-3, 0.1])),
         "betas": draw(st.sampled_from([(0.9, 0.999), (0.0, 0.5)])),
         "eps": draw(st.sampled_from([1e-8, 1e-4])),
-        "decay": draw(st.sampled_from([0.0, 0.1])),
-        "l2": draw(st.sampled_from([0.0, 0.1])),
+        "weight_decay": draw(st.sampled_from([0.0, 0.1])),
+        "l2_penalty": draw(st.sampled_from([0.0, 0.1])),
     }
     return arguments
 
@@ -130,13 +130,15 @@ def _adam(values: Tensor, **options: Any) -> Tensor:
     return param.detach()
 
 
-def _adam_reference(values: Tensor, lr: float, betas: Any, eps: float, decay: float, l2: float) -> Tensor:
+def _adam_reference(
+    values: Tensor, lr: float, betas: Any, eps: float, weight_decay: float, l2_penalty: float
+) -> Tensor:
     param, m, v = values.clone(), torch.zeros_like(values), torch.zeros_like(values)
     for step in (1, 2):
-        grad = (3 * param).sin() + l2 * param
+        grad = (3 * param).sin() + l2_penalty * param
         m, v = betas[0] * m + (1 - betas[0]) * grad, betas[1] * v + (1 - betas[1]) * grad**2
         mean, spread = m / (1 - betas[0] ** step), v / (1 - betas[1] ** step)
-        param = (1 - lr * decay) * param - lr * mean / (spread.sqrt() + eps)
+        param = (1 - lr * weight_decay) * param - lr * mean / (spread.sqrt() + eps)
     return param
 
 

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from voxelfield.datasets.scene import Scene
+from voxelfield.warps.choice import WarpConfig, choose_warp
 
 Files = dict[str, bytes]
 """What a folder holds, by path."""
@@ -159,8 +160,9 @@ def assert_sound(scene: Scene) -> None:
     box = scene.aabb
     assert bool(box.isfinite().all())
     assert bool((box[0] < box[1]).all())
-    if scene.warp is not None:
-        assert bool(torch.tensor([scene.warp.outermost, scene.warp.warped_aabb]).isfinite().all())
+    warp = choose_warp(scene, WarpConfig())
+    if warp is not None:
+        assert bool(torch.tensor([warp.outermost, warp.warped_aabb]).isfinite().all())
     assert scene.splits
     for split in scene.splits.values():
         count = len(split)
@@ -179,5 +181,5 @@ def assert_sound(scene: Scene) -> None:
         assert bool(rays.directions.isfinite().all()), "a ray is not finite"
 
 
-OPTIONS = ("aabb", "splits", "boxes", "near", "ndc", "downscale", "image_size")
+OPTIONS = ("aabb", "splits", "downscale", "image_size")
 """What a refusal to load a scene may name in place of a file."""

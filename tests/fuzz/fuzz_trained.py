@@ -132,9 +132,9 @@ def _stored(content: bytes, info: zipfile.ZipInfo) -> bytes:
 SETTINGS: dict[str, list[Any]] = {
     "scene.name": ["${oc.env:HOME}", "${" * 400, "${scene.name}" * 400, "???", "a\nb", "../..", "\0", 5],
     "scene.aabb": [[[0, 0, 0], [1e30, 1e30, 1e30]], [[0, 0, 0], [1, 1, 1e-30]], [[-1e6] * 3, [1e6, 1e6, 0]], None],
-    "scene.boxes": [12, 13, "${seed}"],
-    "scene.box_ratio": [1 + 1e-12, 1e30],
-    "scene.near": [1e30, -0.0, "nan"],
+    "warp.boxes": [12, 13, "${seed}"],
+    "warp.ratio": [1 + 1e-12, 1e30],
+    "warp.near": [1e30, -0.0, "nan"],
     "data.root": ["/dev", "\0", "${oc.env:HOME}"],
     "model.kind": ["dense", "pyramid", ["sh"], "\n"],
     "model.resolutions": [[4] * 100, [2**31], [4, 2], ["4"], []],

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.registry import FORMATS
+from voxelfield.warps.choice import WarpConfig, choose_warp
 from voxelfield.warps.ndc_box import NdcBox
 
 
@@ -65,13 +66,12 @@ def test_damaged_files(name, folder, data):
         path.unlink(missing_ok=True)
     write_files(place, files)
     splits = data.draw(st.sampled_from([None, ("train",), ("train", "test")]))
-    ndc = data.draw(st.sampled_from([None, True] if name == "llff_forward" else [None] * 7 + [True]))
-    load_or_refuse(name, place, splits=splits, downscale=data.draw(st.sampled_from([1, 1, 2])), ndc=ndc)
+    load_or_refuse(name, place, splits=splits, downscale=data.draw(st.sampled_from([1, 1, 2])))
 
 
 def test_a_scene_that_faces_one_way_is_among_them(folder):
     write_files(folder / "forward", SCENES["llff_forward"][1]())
-    assert isinstance(load_scene(folder / "forward", ndc=True).warp, NdcBox)
+    assert isinstance(choose_warp(load_scene(folder / "forward"), WarpConfig(ndc=True)), NdcBox)
 
 
 @pytest.mark.parametrize("name", ["blender", "nerfstudio"])

@@ -110,8 +110,8 @@ def test_steps_are_those_of_torch_adam(device, shape):
 @pytest.mark.parametrize(
     ("ours", "theirs", "kind"),
     [
-        ({"decay": 0.3}, {"weight_decay": 0.3}, torch.optim.AdamW),
-        ({"l2": 0.3}, {"weight_decay": 0.3}, torch.optim.Adam),
+        ({"weight_decay": 0.3}, {"weight_decay": 0.3}, torch.optim.AdamW),
+        ({"l2_penalty": 0.3}, {"weight_decay": 0.3}, torch.optim.Adam),
         ({"betas": (0.0, 0.999), "eps": 1e-15}, {"betas": (0.0, 0.999), "eps": 1e-15}, torch.optim.Adam),
     ],
     ids=str,
@@ -249,8 +249,8 @@ def reference_by_channel(kind, shape, rates, **options):
     ("ours", "theirs", "kind"),
     [
         ({}, {}, torch.optim.Adam),
-        ({"decay": 0.3}, {"weight_decay": 0.3}, torch.optim.AdamW),
-        ({"l2": 0.3}, {"weight_decay": 0.3}, torch.optim.Adam),
+        ({"weight_decay": 0.3}, {"weight_decay": 0.3}, torch.optim.AdamW),
+        ({"l2_penalty": 0.3}, {"weight_decay": 0.3}, torch.optim.Adam),
     ],
     ids=str,
 )
@@ -270,7 +270,7 @@ def test_shares_of_one_change_nothing(device, shape, restriction):
     occupied[0, 1, 0] = True
     for rates in (None, torch.ones(shape[3], device=device)):
         param = parameter(shape, device)
-        options = {"decay": 0.1, "skip_untouched": restriction == "untouched"}
+        options = {"weight_decay": 0.1, "skip_untouched": restriction == "untouched"}
         optimizer = GridAdam([param], channel_rates=rates, **options)
         working = torch.zeros_like(param, dtype=torch.float16)
         optimizer.set_working(param, working)
@@ -350,7 +350,7 @@ def test_shares_that_fit_no_grid_are_not_loaded():
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_untouched_vertices_are_skipped_moments_and_all(device, shape):
     param = parameter(shape, device)
-    optimizer = GridAdam([param], skip_untouched=True, decay=0.1)
+    optimizer = GridAdam([param], skip_untouched=True, weight_decay=0.1)
     train(optimizer, param, range(3))
     before = results(optimizer, param)
     train(optimizer, param, range(3, 4), sparse=True)
@@ -617,7 +617,7 @@ def test_the_optimizer_adds_total_variation_where_it_is_active(device):
 def test_state_survives_saving_and_loading(device):
     shape = (5, 4, 9, 4)
     param, resumed = parameter(shape, device), parameter(shape, device)
-    optimizer = GridAdam([param], lr=0.1, decay=0.1)
+    optimizer = GridAdam([param], lr=0.1, weight_decay=0.1)
     train(optimizer, param, range(5))
     other = GridAdam([resumed], lr=3.0)
     with torch.no_grad():
@@ -625,7 +625,7 @@ def test_state_survives_saving_and_loading(device):
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for one, p in ((optimizer, param), (other, resumed)):
         train(one, p, range(5, 8))
-    assert other.param_groups[0]["decay"] == 0.1
+    assert other.param_groups[0]["weight_decay"] == 0.1
     assert other.state[resumed]["step"].device.type == device.type
     for a, b in zip(results(optimizer, param), results(other, resumed), strict=True):
         assert torch.equal(a, b)
@@ -652,7 +652,7 @@ def test_a_scale_is_divided_out_and_an_overflow_only_clears_gradients(device, op
     found = []
     for scale in (None, 1024.0):
         param = parameter(shape, device)
-        optimizer = GridAdam([param], lr=0.1, l2=0.1, channel_rates=rates, **options)
+        optimizer = GridAdam([param], lr=0.1, l2_penalty=0.1, channel_rates=rates, **options)
         optimizer.set_active(param, torch.arange(8, device=device).view(2, 2, 2) == 5)
         working = torch.empty_like(param, dtype=torch.float16)
         optimizer.set_working(param, working)
@@ -690,7 +690,7 @@ def test_state_follows_a_resized_grid(device, change):
                 if change == "upsample":
                     grid.upsample((9, 11, 13), optimizer)
                 else:
-                    grid.crop(((-0.4, -0.4, -0.4), (0.6, 0.6, 0.6)), optimizer)
+                    grid.refit(((-0.4, -0.4, -0.4), (0.6, 0.6, 0.6)), 5, optimizer)
             features = grids[0].features
             features.grad = torch.zeros_like(features)
             with pytest.raises(ValueError, match="call set_active again"):
@@ -842,8 +842,8 @@ def test_registration(device):
     [
         ({"betas": (0.9, 1.0)}, "betas must be two numbers in"),
         ({"eps": -1.0}, "eps must be finite and not negative, got -1.0"),
-        ({"decay": float("nan")}, "decay must be finite and not negative"),
-        ({"l2": -0.5}, "l2 must be finite and not negative, got -0.5"),
+        ({"weight_decay": float("nan")}, "weight_decay must be finite and not negative"),
+        ({"l2_penalty": -0.5}, "l2_penalty must be finite and not negative, got -0.5"),
         ({"lr": -1.0}, "lr must be finite and not negative, got -1.0"),
         ({"lr": torch.zeros(2)}, r"lr must be a number or a tensor of one element, got shape \(2,\)"),
         ({"lr": torch.zeros(1, device="meta")}, "lr must be on the device of params"),

@@ -111,7 +111,7 @@ def test_shared_gradients_are_those_of_the_dense_grid(device):
 
 def test_copies_stay_equal_through_training(device):
     grid, _ = filled(device)
-    optimizer = GridAdam([grid.features], lr=0.1, decay=0.1, skip_untouched=True)
+    optimizer = GridAdam([grid.features], lr=0.1, weight_decay=0.1, skip_untouched=True)
     for _ in range(4):
         grid(torch.randn(500, 3, device=device)).square().sum().backward()
         grid.share_gradient()

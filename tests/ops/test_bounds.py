@@ -382,7 +382,7 @@ def calls(device):
         "count_level_intervals": (*in_levels, 0.1, 0.0, 9),
         "place_level_intervals": (*in_levels, 0.1, 0.0, 9, torch.arange(rays + 1, device=device), rays),
         "places_in_atlas": (rgb, torch.zeros(3, 4, 5, dtype=torch.int32, device=device), [8, 16, 24]),
-        "share_copies": (
+        "share_copies_": (
             torch.randn(8, 8, 8, 4, device=device),
             *(torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in ([3, 9, 2, 11], [0, 2, 4])),
         ),
@@ -406,7 +406,7 @@ OPS = [
     *("sum_along_rays", "scan_along_rays", "spread_along_rays", "append_view", "append_view_backward"),
     *("render_grid", "render_grid_backward", "render_grid_image", "pack_slots", "cut_rays"),
     *("count_level_intervals", "place_level_intervals"),
-    *("places_in_atlas", "share_copies"),
+    *("places_in_atlas", "share_copies_"),
     *("pixel_colors", "pixel_colors_backward", "color_error", "color_error_backward"),
 ]
 every_op = pytest.mark.parametrize("name", OPS)
@@ -419,13 +419,13 @@ FREE |= {("sum_along_rays", "values"), ("sum_along_rays", "ray_offsets"), ("scan
 FREE |= {("color_error", "truth"), ("color_error_backward", "truth")}
 FREE |= {("color_error", "rays_kept"), ("color_error_backward", "rays_kept"), ("color_error_backward", "grad")}
 FREE |= {("places_in_atlas", "points"), ("places_in_atlas", "blocks")}
-FREE |= {("share_copies", name) for name in ("sums", "copies", "begins")}
+FREE |= {("share_copies_", name) for name in ("sums", "copies", "begins")}
 FREE |= {("render_grid_image", "grid"), ("render_grid_backward", "grid")}
 
 # Ops of which no argument has to be as long as another.
 WITHOUT_LENGTHS = {
     *("pack_occupancy", "sum_along_rays"),
-    *("places_in_atlas", "share_copies"),
+    *("places_in_atlas", "share_copies_"),
 }
 
 WRONG = {
@@ -556,7 +556,7 @@ def calls_of_every_op(device):
         "sample_trilinear": ([grid], points, None, *linear),
         "sample_in_box": (grid, points, box, 0),
         "splat_trilinear": (values, points, None, list(grid.shape), *linear, 0),
-        "accumulate_trilinear": ([grid], values, points, 0, True, False),
+        "accumulate_trilinear_": ([grid], values, points, 0, True, False),
         "point_gradient_trilinear": (values, [grid], points, None, *linear),
         "interpolate_cells": (*cells, None),
         "splat_cells": (values[:20], cells[1], None),

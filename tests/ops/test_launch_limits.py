@@ -14,9 +14,7 @@ import pytest
 import torch
 
 from voxelfield._build import source_root
-from voxelfield.cli.doctor import SHARED_MEMORY
 from voxelfield.ops import mlp
-from voxelfield.training.config import preset
 
 TESTS = Path(__file__).parents[1]
 # What a block may have by opting in, by compute capability (CUDA C++ Programming Guide, "Technical Specifications").
@@ -68,24 +66,6 @@ def test_shared_memory_does_not_grow_with_depth(launch_bytes):
     for launch in ("mlp", "mlp_backward"):
         bytes_by_depth = {launch_bytes(launch, (32, *[128] * layers, 3), 65536) for layers in range(3, 16)}
         assert len(bytes_by_depth) == 1
-
-
-def test_doctor_names_what_the_default_networks_take(launch_bytes):
-    model = preset("model=pyramid").model
-    density = (model.channels * len(model.resolutions), model.width, model.geometry)
-    color = (model.geometry + (model.view_degree + 1) ** 2, *[model.width] * model.hidden, 3)
-    launches = {
-        "density network backward": ("mlp_backward", density),
-        "colour network forward": ("mlp", color),
-        "colour network backward": ("mlp_backward", color),
-        "render_pyramid_image": ("render_pyramid_image", (model.width, model.hidden + 1)),
-    }
-    assert launches.keys() == SHARED_MEMORY.keys()
-    for name, (launch, sizes) in launches.items():
-        taken = SHARED_MEMORY[name]
-        assert launch_bytes(launch, sizes, taken) == taken, "networks in shared memory"
-        assert launch_bytes(launch, sizes, taken - 1) < taken - 1, "another form"
-    assert launch_bytes("mlp", density, min(LIMITS.values())) > 0, "in shared memory on every GPU"
 
 
 def test_too_little_for_a_warp_is_told(launch_bytes):

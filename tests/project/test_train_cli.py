@@ -23,8 +23,8 @@ from PIL import Image
 from warm_python import warm_python
 
 import voxelfield
-from voxelfield.cli import evaluate
-from voxelfield.cli.train import main, with_folder, with_scene_key
+from voxelfield.cli import command as verbs
+from voxelfield.cli.train import main, with_scene_folder
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
@@ -35,7 +35,6 @@ from voxelfield.runs.configured import build_logger
 from voxelfield.training.config import LoggerConfig, RunConfig, parse, preset
 from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
-from voxelfield.warps.nested_boxes import NestedBoxes
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
@@ -478,27 +477,27 @@ def test_a_folder_is_a_scene_without_any_settings(tmp_path):
     assert (metrics["split"], metrics["views"]) == ("test", 3)
     run = voxelfield.load(tmp_path / "run", "cpu")
     assert torch.equal(torch.tensor(run.config.scene.aabb), voxelfield.load_scene(folder).aabb)
-    assert evaluate.main([str(tmp_path / "run"), "--device", "cpu"]) == 0
+    assert verbs.main(["eval", str(tmp_path / "run"), "--device", "cpu"]) == 0
 
 
-@pytest.mark.parametrize("override", ["scene=", "scene=bricks", "scene=nowhere", "seed=data", "scene"])
+@pytest.mark.parametrize("override", ["scene=", "scene=bricks", "scene=nowhere", "seed=data"])
 def test_what_names_no_folder_stays_as_it_is(override, tmp_path, monkeypatch):
     for name in ("data", "bricks"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "transforms.json").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert with_folder(override) == [override]
+    assert with_scene_folder([override]) == [override]
     for path in ("data", "./data", "data/", "~/data"):
-        assert with_folder(f"scene={path}") == ["scene=folder", "scene.name='data'", f"data.root='{tmp_path}'"]
-    assert with_folder("scene=./bricks") == ["scene=folder", "scene.name='bricks'", f"data.root='{tmp_path}'"]
+        assert with_scene_folder([f"scene={path}"]) == ["scene=folder", "scene.name='data'", f"data.root='{tmp_path}'"]
+    assert with_scene_folder(["scene=./bricks"]) == ["scene=folder", "scene.name='bricks'", f"data.root='{tmp_path}'"]
 
 
 def test_settings_beside_a_folder_do_not_hide_it(tmp_path):
     (tmp_path / "scan1").mkdir()
     (tmp_path / "scan1" / "transforms.json").touch()
     (tmp_path / "scan1.yaml").write_text("camera: phone\n")
-    assert with_folder(f"scene={tmp_path / 'scan1'}")[1] == "scene.name='scan1'"
+    assert with_scene_folder([f"scene={tmp_path / 'scan1'}"])[1] == "scene.name='scan1'"
 
 
 @pytest.mark.parametrize(
@@ -528,21 +527,15 @@ def test_a_path_that_is_no_scene_is_named_with_its_trouble(scene, message, tmp_p
 def test_a_scene_may_be_given_by_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a" / "b=c").mkdir(parents=True)
-    assert with_scene_key(["lego", "seed=1,2"]) == ["scene=lego", "seed=1,2"]
-    assert with_scene_key(["seed=1", "a/b=c"]) == ["seed=1", "scene=a/b=c"]
+    assert with_scene_folder(["lego", "seed=1,2"]) == ["scene=lego", "seed=1,2"]
+    (tmp_path / "a" / "b=c" / "transforms.json").touch()
+    found = with_scene_folder(["seed=1", "a/b=c"])
+    assert found == ["seed=1", "scene=folder", "scene.name='b=c'", f"data.root='{tmp_path / 'a'}'"]
     for twice in (["a/b", "a/b=c"], ["a/b", "a/b"], ["scene=lego", "a/b"]):
         with pytest.raises(ValueError, match=f"scene must be given once, got {' and '.join(twice)}$"):
-            with_scene_key(twice)
+            with_scene_folder(twice)
     for untouched in (["hydra/launcher=joblib"], ["~logger"], ["+x"], [""]):
-        assert with_scene_key(untouched) == untouched
-
-
-def test_a_scene_without_settings_that_is_found_by_its_name_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data" / "chair").mkdir(parents=True)
-    (tmp_path / "data" / "chair" / "transforms.json").touch()
-    assert main(["scene=chair"]) == 2
-    assert capsys.readouterr().err.endswith("got 'chair': scene=data/chair is a scene of that name\n")
+        assert with_scene_folder(untouched) == untouched
 
 
 def test_a_folder_whose_name_is_read_as_a_reference_is_refused(tmp_path, monkeypatch):
@@ -551,7 +544,7 @@ def test_a_folder_whose_name_is_read_as_a_reference_is_refused(tmp_path, monkeyp
     monkeypatch.setenv("TOKEN", "secret")
     for folder in ("${oc.env:TOKEN}", "${oc.env:TOKEN}/inside"):
         with pytest.raises(ValueError, match=r"scene must be a folder without \$\{ in its path") as raised:
-            with_folder(f"scene={folder}")
+            with_scene_folder([f"scene={folder}"])
         assert "secret" not in str(raised.value)
 
 
@@ -563,8 +556,7 @@ def places() -> dict[int, Scene]:
     for count in (99, 100):
         cameras = train.cameras[[index % len(train) for index in range(count)]]
         split = Split(train.images[:1].expand(count, -1, -1, -1), cameras, tuple(map(str, range(count))))
-        boxes = NestedBoxes(((-1.0,) * 3, (1.0,) * 3), 4)
-        scenes[count] = Scene("place", torch.tensor(boxes.aabb), {"train": split}, boxes)
+        scenes[count] = Scene("place", torch.tensor([[-1.0] * 3, [1.0] * 3]), {"train": split}, bounded=False)
     return scenes
 
 
@@ -584,14 +576,14 @@ def places() -> dict[int, Scene]:
     ],
 )
 def test_photographs_of_a_place_have_trainers_of_their_own(places, count, overrides, expected, tmp_path, monkeypatch):
-    given = ("scene.boxes=4", *overrides)
+    given = ("warp.boxes=4", *overrides)
     settings = settings_of_run(monkeypatch, tmp_path, *given, scene=places[count])
     assert settings == preset(*given, f"trainer={expected}", device="cpu", name="train")
 
 
 def test_settings_apply_to_the_trainer_that_the_scene_chooses(places, tmp_path, monkeypatch):
     overrides = (
-        "scene.boxes=4",
+        "warp.boxes=4",
         "trainer.steps=500",
         "trainer.loss.tv_until=${trainer.steps}",
         "++trainer.finest_resolution=320",

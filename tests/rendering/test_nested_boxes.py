@@ -146,7 +146,7 @@ def test_samples_lie_one_step_apart_on_the_whole_way(device, boxes):
     assert (samples.dt == torch.tensor(step)).all()
     distances = world_distances(boxes.op_arguments, samples, rays.origins, rays.directions)
     assert (distances.diff()[same_ray] > 0).all()
-    first, last = (x.to(device) for x in expected_stretch(boxes, Rays(*(x.cpu() for x in vars(rays).values()))))
+    first, last = (x.to(device) for x in expected_stretch(boxes, rays.to("cpu")))
     hit = last > first
     sampled = samples.ray_offsets.diff() > 0
     assert not sampled[~hit].any()

@@ -150,7 +150,7 @@ def test_select_keeps_what_shows_and_the_packing(device, counts):
         density = field.density(samples.positions)
     weights = ray_weights(density, samples.dt, samples.ray_offsets, min_transmittance=0.2)
     keep = weights > 0.03
-    chosen = select(field, samples, settings)
+    chosen = select(field, samples, settings, rays=aimed_rays(len(counts), device))
     assert len(chosen.t) == int(keep.sum())
     assert len(samples.t) < 20 or 0 < len(chosen.t) < len(samples.t)
     assert chosen.ray_offsets.shape == samples.ray_offsets.shape

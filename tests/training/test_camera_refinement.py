@@ -28,7 +28,7 @@ from voxelfield.rendering.rigid import exp_se3
 from voxelfield.runs.configured import train_as_configured
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras import lost_cameras
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses, motion_unit
+from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses
 from voxelfield.training.cameras.exposure import AffineExposure
 from voxelfield.training.cameras.lost_cameras import LostCameras, shrunk
 from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, RefinedCameras, write_cameras
@@ -37,7 +37,6 @@ from voxelfield.training.config import CameraConfig
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
 from voxelfield.warps.ndc_box import NdcBox
-from voxelfield.warps.nested_boxes import NestedBoxes
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
@@ -327,7 +326,7 @@ def test_a_lost_camera_is_found_again(astray, scene, monkeypatch, side):
     before = astray.refinement.refined().c2w
     state = torch.get_rng_state()
     (found,) = search(astray, scene.train)
-    astray.refinement.place(found.index, found.twist)
+    astray.refinement.set_pose(found.index, found.twist)
     assert torch.equal(torch.get_rng_state(), state)
     assert found.name == scene.train.names[5]
     assert re.fullmatch(
@@ -436,7 +435,7 @@ def test_a_camera_can_be_brought_where_others_are(device, unit):
         refinement.twists.copy_(torch.randn(4, 6))
     places = refinement.refined().c2w
     for twist, place in zip(refinement.twists_towards(2, places), places, strict=True):
-        refinement.place(2, twist)
+        refinement.set_pose(2, twist)
         torch.testing.assert_close(refinement.refined().c2w[2], place, rtol=0, atol=1e-5 * unit)
         copies = refinement.copies(2, twist[None], 1, steps=3, pose_lr=0.1, final_factor=0.5)
         assert torch.equal(copies.refined().c2w[0], refinement.refined().c2w[2])
@@ -455,10 +454,8 @@ def test_translations_have_their_own_unit(device):
 
 def test_the_unit_of_motions_is_the_depth_of_a_scene_that_all_cameras_face():
     rows = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 2.0))
-    frame = NdcBox(((-1.0, -1.0, -50.0), (1.0, 1.0, -30.0)), rows, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 1.0)
-    assert motion_unit(frame) == pytest.approx(42.0)
-    assert motion_unit(NestedBoxes(((-9.0, -9.0, -9.0), (9.0, 9.0, 9.0)), 2)) == 1.0
-    assert motion_unit(None) == 1.0
+    warp = NdcBox(((-1.0, -1.0, -50.0), (1.0, 1.0, -30.0)), rows, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 1.0)
+    assert warp.motion_unit == pytest.approx(42.0)
 
 
 def test_small_images_are_means_of_what_shows():

@@ -310,7 +310,7 @@ def test_values_of_the_wrong_type(override, message):
         ("optimizer.view_lr_factor=0", "optimizer.view_lr_factor must be positive, got 0.0"),
         ("optimizer.exposure_lr=0", "optimizer.exposure_lr must be positive, got 0.0"),
         ("optimizer.network_lr=nan", "optimizer.network_lr must be positive and finite, got nan"),
-        ("optimizer.grid_decay=-5", "optimizer.grid_decay must be at least 0, got -5.0"),
+        ("optimizer.grid_weight_decay=-5", "optimizer.grid_weight_decay must be at least 0, got -5.0"),
         ("trainer.stages=[]", "trainer.stages must start at step 0 and have rising steps, got steps []"),
         (
             "trainer.stages=[{step: 1, resolution: 8}]",

@@ -13,8 +13,7 @@ from quick_presets import preset
 from small_pyramid import settings
 
 import voxelfield
-from voxelfield.cli.render import main as render_command
-from voxelfield.datasets.forward import ndc_box_of_cameras
+from voxelfield.cli.command import main
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export import save_model
 from voxelfield.export.lattice import Region
@@ -32,6 +31,7 @@ from voxelfield.viewer.drawing.look import Look
 from voxelfield.viewer.drawing.maps import depth_map
 from voxelfield.viewer.drawing.painter import Painter
 from voxelfield.viewer.drawing.viewpoint import viewpoint_of
+from voxelfield.warps.choice import WarpConfig, choose_warp
 from voxelfield.warps.ndc_box import NdcBox
 from voxelfield.warps.nested_boxes import NestedBoxes
 
@@ -80,8 +80,16 @@ def scene() -> Scene:
         for name, cameras in (("train", train), ("test", test))
     }
     points = torch.tensor([[0.0, 0.0, -3.2], [8.0, 8.0, -20.0], [-8.0, -8.0, -20.0]]).double()
-    warp = ndc_box_of_cameras(train.c2w.double(), train, points)
-    return Scene("ball", torch.tensor(warp.aabb), splits, warp)
+    box = torch.tensor([[-9.0, -9.0, -21.0], [9.0, 9.0, -3.0]])
+    facts = {"points": points, "all_poses": train.c2w.double(), "all_cameras": train}
+    return Scene("ball", box, splits, bounded=False, estimated=True, **facts)
+
+
+@pytest.fixture(scope="module")
+def warp(scene) -> NdcBox:
+    chosen = choose_warp(scene, WarpConfig())
+    assert isinstance(chosen, NdcBox)
+    return chosen
 
 
 @pytest.fixture(scope="module")
@@ -124,17 +132,17 @@ def test_the_preset_for_these_captures_learns_them(scene, camera):
     assert session.evaluate(progress=False).psnr > 24
 
 
-def test_the_trainer_follows_from_the_scene(scene, monkeypatch):
+def test_the_trainer_follows_from_the_scene(scene, monkeypatch, warp):
     monkeypatch.setattr(presets, "config_name", lambda device: "train")
     views = scene.train.cameras[list(range(16)) * 7]
     many = Split(scene.train.images.repeat(7, 1, 1, 1), views, tuple(str(i) for i in range(len(views))))
-    boxes = NestedBoxes(scene.warp.aabb, 4, near=1.0)
+    boxes = NestedBoxes(warp.aabb, 4, near=1.0)
     refine = CameraConfig(name="refine")
-    for warp, split, model, camera, trainer, expected in (
-        (scene.warp, scene.train, "pyramid", None, None, "forward_facing"),
+    for chosen, split, model, camera, trainer, expected in (
+        (warp, scene.train, "pyramid", None, None, "forward_facing"),
         (boxes, scene.train, "pyramid", None, None, "few_photographs"),
         (boxes, many, "pyramid", None, None, "many_photographs"),
-        (scene.warp, many, "pyramid", None, None, "many_photographs"),
+        (warp, many, "pyramid", None, None, "many_photographs"),
         (boxes, many, "pyramid", refine, None, "unbounded"),
         (boxes, many, PyramidConfig(), None, None, "unbounded"),
         (boxes, many, "sh", None, None, "sh"),
@@ -142,14 +150,14 @@ def test_the_trainer_follows_from_the_scene(scene, monkeypatch):
         (boxes, many, "pyramid", None, "fast", "fast"),
         (None, many, "pyramid", None, None, "default"),
     ):
-        placed = Scene("ball", scene.aabb, {"train": split}, warp)
-        config = presets.complete(model, trainer, camera=camera, device="cpu", scene=placed)
+        placed = replace(scene, splits={"train": split})
+        config = presets.complete(model, trainer, camera=camera, device="cpu", scene=placed, warp=chosen)
         assert config.trainer == preset(f"trainer={expected}", device="cpu", name="train").trainer
         assert config.camera == (camera or CameraConfig())
     monkeypatch.setattr(presets, "config_name", lambda device: "train_cpu")
-    place = Scene("ball", scene.aabb, {"train": many}, boxes)
+    place = replace(scene, splits={"train": many})
     for trainer, expected in ((None, "cpu"), ("auto", "many_photographs")):
-        config = presets.complete("pyramid", trainer, device="cpu", scene=place)
+        config = presets.complete("pyramid", trainer, device="cpu", scene=place, warp=boxes)
         assert config.trainer == preset(f"trainer={expected}", device="cpu", name="train").trainer
 
 
@@ -167,19 +175,17 @@ def test_right_cameras_stay_where_they_are(scene):
 @pytest.mark.sweep
 def test_nested_boxes_with_as_many_voxels_show_less(scene, trained):
     boxes = NestedBoxes(((-2.0, -2.0, -6.0), (2.0, 2.0, -2.0)), 4, near=1.0)
-    nested = Session.from_config(
-        Scene("ball", torch.tensor(boxes.aabb), scene.splits, boxes), settings("trainer.steps=160")
-    )
+    nested = Session.from_config(scene, settings("trainer.steps=160"), warp=boxes)
     nested.fit()
     vertices = [session.field.grid.levels[-1][..., 0].numel() for session in (trained, nested)]
     assert vertices[0] < 1.3 * vertices[1]
     assert trained.evaluate(progress=False).psnr > nested.evaluate(progress=False).psnr + 1
 
 
-def test_a_run_and_its_model_file_show_the_same(scene, trained, tmp_path):
+def test_a_run_and_its_model_file_show_the_same(scene, trained, tmp_path, warp):
     expected = trained.result().render(scene.test.cameras, 1)
     run = voxelfield.load(trained.output, "cpu")
-    assert run.field.warp == scene.warp
+    assert run.field.warp == warp
     for name in ("rgb", "opacity", "depth"):
         assert torch.equal(getattr(run.render(scene.test.cameras, 1), name), getattr(expected, name)), name
     save_model(tmp_path / "model.safetensors", run, quality="exact")
@@ -212,21 +218,18 @@ def test_a_resumed_training_ends_the_same(scene, tmp_path):
         assert torch.equal(one, two)
 
 
-def test_a_training_in_other_coordinates_is_not_resumed(scene, trained):
-    assert isinstance(scene.warp, NdcBox)
-    other = Scene(scene.name, scene.aabb, scene.splits, replace(scene.warp, near=1.0))
-    session = Session.from_config(other, settings("trainer.steps=160"))
-    with pytest.raises(ValueError, match=r"scene\.ndc and scene\.aabb must be those of the checkpoint"):
+def test_a_training_in_other_coordinates_is_not_resumed(scene, trained, warp):
+    session = Session.from_config(scene, settings("trainer.steps=160"), warp=replace(warp, near=1.0))
+    with pytest.raises(ValueError, match=r"scene\.aabb and the settings of warp must be those of the checkpoint"):
         session.restore(load_checkpoint(trained.output))
     boxes = NestedBoxes(((-2.0, -2.0, -6.0), (2.0, 2.0, -2.0)), 4, near=1.0)
-    nested = Scene("ball", torch.tensor(boxes.aabb), scene.splits, boxes)
-    with pytest.raises(ValueError, match=r"must be those of the checkpoint .*: set scene\.ndc=true$"):
-        Session.from_config(nested, settings("trainer.steps=160")).restore(load_checkpoint(trained.output))
+    with pytest.raises(ValueError, match=r"must be those of the checkpoint .*: set warp\.ndc=true$"):
+        Session.from_config(scene, settings("trainer.steps=160"), warp=boxes).restore(load_checkpoint(trained.output))
 
 
-def test_a_frame_that_differs_by_rounding_is_resumed(scene, trained):
-    other = Scene(scene.name, scene.aabb, scene.splits, replace(scene.warp, near=scene.warp.near * (1 + 1e-9)))
-    session = Session.from_config(other, settings("trainer.steps=160"))
+def test_a_frame_that_differs_by_rounding_is_resumed(scene, trained, warp):
+    other = replace(warp, near=warp.near * (1 + 1e-9))
+    session = Session.from_config(scene, settings("trainer.steps=160"), warp=other)
     session.restore(load_checkpoint(trained.output))
     assert session.step == 160
 
@@ -240,11 +243,11 @@ def test_it_trains_on_every_device(scene, device):
     assert session.evaluate(progress=False).psnr > before + 3
 
 
-def test_cells_that_one_image_shows_stay_empty(scene):
+def test_cells_that_one_image_shows_stay_empty(scene, warp):
     fine = settings("trainer.steps=1", "trainer.occupancy.resolution=32")
     session = Session.from_config(scene, fine)
     session.fit()
-    warp, grid = scene.warp, session.occupancy
+    grid = session.occupancy
     # At the near plane, the outermost images lie beside one another.
     corner = torch.tensor(
         [[warp.warped_aabb[0][0] + 0.02, warp.warped_aabb[0][1] + 0.02, warp.warped_aabb[1][2] - 0.02]]
@@ -253,13 +256,13 @@ def test_cells_that_one_image_shows_stay_empty(scene):
     assert grid.contains(warp.from_world(torch.tensor([[0.0, 0.0, -5.0]]))[0]).all()
 
 
-def test_what_is_exported_is_in_world_units(scene, trained):
+def test_what_is_exported_is_in_world_units(scene, trained, warp):
     region = Region.of(trained.field)
-    assert region.box == scene.warp.aabb
+    assert region.box == warp.aabb
     assert region.voxels[0] == region.voxels[1] == region.voxels[2]
     x, _, _ = trained.field.grid.voxel_size.tolist()
-    (x0, _), (x1, _) = scene.warp.window
-    assert region.voxel == pytest.approx(-x * (x1 - x0) / 2 * float(scene.aabb[:, 2].mean()), rel=0.01)
+    (x0, _), (x1, _) = warp.window
+    assert region.voxel == pytest.approx(-x * (x1 - x0) / 2 * float(torch.tensor(warp.aabb)[:, 2].mean()), rel=0.01)
     with pytest.raises(ValueError, match="box must be 1 to 1"):
         Region.of(trained.field, 2)
 
@@ -279,7 +282,7 @@ def test_cameras_are_refined_in_these_coordinates_too(scene):
     split = scene.train
     motion = exp_se3(0.02 * torch.randn(len(split), 6, generator=generator))
     given = replace(split, cameras=replace(split.cameras, c2w=compose(motion, split.cameras.c2w)))
-    moved = Scene(scene.name, scene.aabb, {**scene.splits, "train": given}, scene.warp)
+    moved = replace(scene, splits={"train": given})
     steps = "trainer.steps=250"
     refine = (
         *("camera=refine", "camera.stages=[{start: 0.0, resolution: 16}]"),
@@ -307,13 +310,13 @@ def test_the_usual_path_is_a_spiral_before_what_is_seen(scene, trained):
     assert len(usual_path(run, cameras, 8)) == 8
 
 
-def test_an_overview_shows_all_of_the_window(scene, trained):
-    camera = reference_camera(scene.warp, 30, 20)
-    low, high = torch.tensor(scene.warp.warped_aabb)
+def test_an_overview_shows_all_of_the_window(scene, trained, warp):
+    camera = reference_camera(warp, 30, 20)
+    low, high = torch.tensor(warp.warped_aabb)
     corners = torch.cartesian_prod(*torch.stack((low, high), dim=-1)[:2], torch.tensor([0.1, 0.4]))
     inside = 0.98 * corners
     inside[:, 2] = corners[:, 2]
-    assert views_of_points(camera, scene.warp.to_world(inside)[0]).tolist() == [1] * 8
+    assert views_of_points(camera, warp.to_world(inside)[0]).tolist() == [1] * 8
     assert trained.result().overview(24).opacity.mean() > 0.5
 
 
@@ -330,7 +333,7 @@ def test_a_capture_is_trained_and_rendered_along_its_usual_path(scene, tmp_path,
     loaded = load_configured_scene(config, tmp_path)
     Session.from_config(loaded, config, output=tmp_path / "run").fit()
     command = [str(tmp_path / "run"), "--device", "cpu", "--frames", "3", "--supersampling", "1", "--depth"]
-    assert render_command([*command, "--out", str(tmp_path / "frames")]) == 0
+    assert main(["render", *command, "--out", str(tmp_path / "frames")]) == 0
     assert "show nothing but the background" not in caplog.text
     written = json.loads((tmp_path / "frames" / "frames.json").read_text())
     assert len(list((tmp_path / "frames").glob("*_depth.png"))) == 3
@@ -340,10 +343,10 @@ def test_a_capture_is_trained_and_rendered_along_its_usual_path(scene, tmp_path,
     assert 200 < float((bounds[1] - bounds[0]).norm()) < 2000
 
 
-def test_the_viewer_tells_depths_from_the_near_plane_on_apart(scene, trained):
+def test_the_viewer_tells_depths_from_the_near_plane_on_apart(scene, trained, warp):
     cameras = cameras_at(torch.tensor([0.0]), torch.tensor([0.0]))
     picture = Painter(trained.result()).picture(viewpoint_of(cameras, 0), Look("depth"), SIZE, SIZE)
     view = trained.result().render(cameras)
-    expected = depth_map(view.depth, view.opacity, scene.warp.near, float("inf"))
+    expected = depth_map(view.depth, view.opacity, warp.near, float("inf"))
     assert (picture.float() / 255 - expected).abs().mean() < 0.02
     assert (expected[SIZE // 2, SIZE // 2] - expected[0, 0]).abs().max() > 0.3

@@ -23,7 +23,7 @@ RATES = RatesConfig(betas=(0.8, 0.95))
 
 
 def make_config(**changes) -> OptimizerConfig:
-    settings = {"grid_lr": 0.2, "network_lr": 0.002, "eps": 1e-12, "grid_decay": 0.0, "skip_untouched": False}
+    settings = {"grid_lr": 0.2, "network_lr": 0.002, "eps": 1e-12, "grid_weight_decay": 0.0, "skip_untouched": False}
     return OptimizerConfig(**{**settings, **changes})
 
 
@@ -44,7 +44,7 @@ def values(field: RadianceField) -> tuple[torch.Tensor, torch.Tensor]:
 def test_grid_and_network_have_their_own_settings():
     field = make_field("dense")
     optimizers = Optimizers(
-        model_of(field), make_config(grid_decay=0.3, network_decay=0.01, skip_untouched=True), RATES
+        model_of(field), make_config(grid_weight_decay=0.3, network_weight_decay=0.01, skip_untouched=True), RATES
     )
     (grid,), (network,) = optimizers.grid.param_groups, optimizers.network.param_groups
     assert [id(p) for p in grid["params"]] == [id(field.grid.features)]
@@ -53,7 +53,7 @@ def test_grid_and_network_have_their_own_settings():
     for group in (grid, network):
         assert group["betas"] == (0.8, 0.95)
         assert group["eps"] == 1e-12
-    assert (grid["decay"], network["weight_decay"]) == (0.3, 0.01)
+    assert (grid["weight_decay"], network["weight_decay"]) == (0.3, 0.01)
     assert grid["skip_untouched"] is True
 
 
@@ -67,7 +67,7 @@ def test_exposures_have_a_rate_of_their_own_and_are_updated(device, kind):
     field, exposure = make_field(kind, device), AffineExposure(2).to(device)
     parameters = list(exposure.parameters())
     groups = {"exposure": (parameters, 0.25)}
-    optimizers = Optimizers(model_of(field), make_config(network_decay=0.5), RatesConfig(network=2.0), groups)
+    optimizers = Optimizers(model_of(field), make_config(network_weight_decay=0.5), RatesConfig(network=2.0), groups)
     assert optimizers.rates()["exposure"] == 0.25
     optimizers.scale(0.5)
     (field.grid.features.sum() + exposure.log_gain[0].sum() - exposure.offset[1].sum()).backward()
@@ -107,7 +107,7 @@ def test_the_first_step_moves_by_the_scaled_rate_and_clears_gradients(device):
 
 def test_weight_decay_is_decoupled(device):
     field = make_field("dense", device)
-    optimizers = Optimizers(model_of(field), make_config(grid_decay=0.5, network_decay=10.0), RATES)
+    optimizers = Optimizers(model_of(field), make_config(grid_weight_decay=0.5, network_weight_decay=10.0), RATES)
     with torch.no_grad():
         field.decoder.network[-1].bias.fill_(1.0)
     before = values(field)
@@ -121,7 +121,7 @@ def test_weight_decay_is_decoupled(device):
 
 def test_harmonics_beyond_the_constant_one_learn_at_a_share_of_the_rate(device):
     field = make_field("sh", device)
-    optimizers = Optimizers(model_of(field), make_config(view_lr_factor=0.25, grid_decay=0.5), RATES)
+    optimizers = Optimizers(model_of(field), make_config(view_lr_factor=0.25, grid_weight_decay=0.5), RATES)
     optimizers.scale(0.5)
     before = field.grid.features.detach().clone()
     field.grid.features.sum().backward()

@@ -937,7 +937,7 @@ class PlainConfig(ModelConfig):
 
 def test_a_decoder_of_a_users_own_trains(scene, device):
     tiny = preset("model=dense", "trainer=cpu", *TINY, "trainer.steps=60", "trainer.occupancy.start=20").trainer
-    optimizer_config = OptimizerConfig(grid_lr=0.2, network_lr=1e-3, grid_decay=0.0, skip_untouched=False)
+    optimizer_config = OptimizerConfig(grid_lr=0.2, network_lr=1e-3, grid_weight_decay=0.0, skip_untouched=False)
     log = Recorder()
     session = Session(scene, PlainConfig(), trainer=tiny, optimizer=optimizer_config, device=device, logger=log)
     assert session.fit()

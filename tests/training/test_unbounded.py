@@ -68,12 +68,14 @@ def scene() -> Scene:
     splits = {}
     for name, cameras in (("train", ring(16, 3.0, 0.0)), ("test", ring(3, 3.0, 0.2))):
         splits[name] = Split(photograph(cameras), cameras, tuple(f"{name}{i}" for i in range(len(cameras))))
-    return Scene("ball", torch.tensor(BOXES.aabb), splits, BOXES)
+    return Scene("ball", torch.tensor(BOXES.aabb), splits, bounded=False)
 
 
 @pytest.fixture(scope="module")
 def trained(scene, tmp_path_factory) -> Session:
-    session = Session.from_config(scene, settings("trainer.steps=160"), output=tmp_path_factory.mktemp("run"))
+    session = Session.from_config(
+        scene, settings("trainer.steps=160"), warp=BOXES, output=tmp_path_factory.mktemp("run")
+    )
     session.fit()
     return session
 
@@ -89,14 +91,13 @@ def test_the_background_is_seen_and_in_its_place(scene, trained):
 
 
 def test_one_box_cannot_show_it(scene):
-    bounded = Scene(scene.name, scene.aabb, scene.splits)
-    session = Session.from_config(bounded, settings("trainer.steps=160"))
+    session = Session.from_config(replace(scene, bounded=True), settings("trainer.steps=160"))
     session.fit()
     assert session.evaluate(progress=False).psnr < 18
 
 
 def test_its_settings_say_where_it_lies(trained):
-    assert trained.config.scene.warp == BOXES
+    assert trained.config.recorded_warp == BOXES
     assert trained.field.aabb.tolist() == [list(corner) for corner in BOXES.outermost]
     x, y, z = trained.occupancy.occupied.shape
     assert (y, z) == (16, 16)
@@ -147,14 +148,14 @@ def saved_in_passing(scene: Scene, config, output: Path, stop: int) -> tuple[Ses
             copy.parent.mkdir()
             shutil.copy(session.checkpoint, copy)
 
-    session = Session.from_config(scene, config, output=output, on_step=save)
+    session = Session.from_config(scene, config, warp=BOXES, output=output, on_step=save)
     session.fit()
     return session, copy
 
 
 def assert_continued_alike(scene: Scene, whole: Session, config, checkpoint: Path, stop: int) -> None:
     """Goes on from a checkpoint, and compares what comes of it with a training that was never interrupted."""
-    session = Session.from_config(scene, config)
+    session = Session.from_config(scene, config, warp=BOXES)
     session.restore(load_checkpoint(checkpoint))
     assert session.step == stop
     session.fit()
@@ -169,9 +170,8 @@ def test_a_resumed_training_ends_the_same(scene, tmp_path):
 
 
 def test_a_training_in_other_boxes_is_not_resumed(scene, trained):
-    other = Scene(scene.name, scene.aabb, scene.splits, replace(BOXES, count=4))
-    session = Session.from_config(other, settings("trainer.steps=160"))
-    with pytest.raises(ValueError, match=r"scene\.boxes, .* must be those of the checkpoint"):
+    session = Session.from_config(scene, settings("trainer.steps=160"), warp=replace(BOXES, count=4))
+    with pytest.raises(ValueError, match=r"the settings of warp must be those of the checkpoint"):
         session.restore(load_checkpoint(trained.output))
 
 
@@ -188,7 +188,7 @@ def test_nothing_is_put_beside_cameras_nor_where_one_image_looks(scene):
     images = torch.cat((scene.train.images, scene.train.images[:1]))
     train = Split(images, Cameras(c2w, intrinsics, SIZE, SIZE), names)
     fine = settings("trainer.steps=1", "trainer.occupancy.resolution=64")
-    session = Session.from_config(Scene("ball", scene.aabb, {"train": train}, boxes), fine)
+    session = Session.from_config(replace(scene, splits={"train": train}), fine, warp=boxes)
     session.fit()
     grid = session.occupancy
     places, _ = boxes.from_world(cameras.c2w[:, :3, 3])
@@ -243,9 +243,7 @@ def test_cameras_are_refined_in_nested_boxes_too(scene):
     given = replace(split, cameras=replace(split.cameras, c2w=compose(motion, split.cameras.c2w)))
     slowly = ("camera.pose_lr=1e-3", "camera.warm_up=0.3", "camera.final_factor=0.2", "trainer.steps=200")
     refine = ("camera=refine", "camera.stages=[{start: 0.0, resolution: 16}]", *slowly)
-    session = Session.from_config(
-        Scene(scene.name, scene.aabb, {**scene.splits, "train": given}, scene.warp), settings(*refine)
-    )
+    session = Session.from_config(replace(scene, splits={"train": given}), settings(*refine), warp=BOXES)
     assert session.fit()
     before, _ = pose_errors(given.cameras, split.cameras)
     after, _ = pose_errors(session.cameras.refined, split.cameras)

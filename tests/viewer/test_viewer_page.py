@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from free_ports import free_port
 from viewer_scene import nested_run, trained_run
 
-from voxelfield.cli.view import parser, view
+from voxelfield.cli import view
 from voxelfield.export import save_model
 from voxelfield.grids.boxes import parse_box
 from voxelfield.training.trained_model import TrainedModel
@@ -27,8 +28,10 @@ pytest.importorskip("viser")
 def served(run: TrainedModel, path: Path) -> None:
     """Does what ``voxelfield view`` does with a model file, and ends."""
     save_model(path, run)
-    options = parser().parse_args([str(path), "--device", "cpu", "--port", str(free_port())])
-    view(options, wait=lambda _: None)
+    parser = ArgumentParser()
+    view.add_arguments(parser)
+    options = parser.parse_args([str(path), "--device", "cpu", "--port", str(free_port())])
+    view.run(options, wait=lambda _: None)
 
 
 def test_an_empty_field_is_told_before_anybody_looks(tmp_path, caplog):

@@ -11,7 +11,7 @@ import torch
 from free_ports import free_port
 from viewer_scene import session
 
-from voxelfield.cli import view as view_command
+from voxelfield.cli.command import main
 from voxelfield.installed import MissingPackageError
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.logs.logging import NullLogger
@@ -45,7 +45,7 @@ def test_addresses_that_cannot_be_served_at_are_named(host, port, message):
 
 def test_a_port_in_use_is_one_line(taken_port, tmp_path, capsys, caplog):
     pytest.importorskip("viser")
-    assert view_command.main([str(tmp_path), "--port", str(taken_port)]) == 2
+    assert main(["view", str(tmp_path), "--port", str(taken_port)]) == 2
     assert caplog.messages == [f"--port must be a free port, got {taken_port}, which another program is using"]
 
 

@@ -19,6 +19,7 @@ from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.scene import Split
 from voxelfield.datasets.transparency import transparency
 from voxelfield.messages import printable
+from voxelfield.warps.choice import WarpConfig, choose_warp
 from voxelfield.warps.warp import Warp
 
 # Of the pixels whose rays are compared with the box: the least alpha, and their number along the longer side.
@@ -46,7 +47,7 @@ class Capture:
         sharpness: N figures of :func:`voxelfield.captures.measures.sharpness`.
         fingerprints: (N, 32, 32) of :func:`voxelfield.captures.measures.fingerprint`.
         thumbnails: N small images, RGB, transparent pixels on white.
-        warp: The warp of a field's grid, if the scene extends beyond ``aabb``.
+        warp: The warp that a field gets by default, if the scene extends beyond ``aabb``.
         without_pose: Names of the photographs that COLMAP found no pose for.
         transparency: N shares of each image that are transparent, from 0 to 1; none if that is unknown.
         beyond_box: N shares of each image's opaque pixels whose rays miss the box, 0 if the scene extends beyond it;
@@ -124,6 +125,7 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
         intrinsics.append(split.cameras.intrinsics.double() * scale.repeat(1, 2))
         sizes += found
         images += [Image.fromarray(split.image(index).numpy()) for index in range(len(split))]
+    warp = choose_warp(scene, WarpConfig())
     points, colors, without_pose = torch.zeros(0, 3).double(), torch.zeros(0, 3).byte(), []
     if scene.format == colmap.FORMAT:
         reconstruction = colmap.read_reconstruction(folder, model)
@@ -140,17 +142,17 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
         c2w=torch.cat([split.cameras.c2w for split in scene.splits.values()]).double(),
         intrinsics=torch.cat(intrinsics),
         sizes=tuple(sizes),
-        aabb=scene.aabb.double(),
+        aabb=(scene.aabb if warp is None else torch.tensor(warp.aabb)).double(),
         points=points,
         colors=colors,
         sharpness=tuple(sharpness(image) for image in images),
         fingerprints=np.stack([fingerprint(image) for image in images]),
         thumbnails=tuple(_thumbnail(image) for image in images),
-        warp=scene.warp,
+        warp=warp,
         without_pose=tuple(without_pose),
         transparency=tuple(share for split in scene.splits.values() for share in transparency(split)),
         beyond_box=tuple(
-            0.0 if scene.warp is not None else _share_beyond(split, index, scene.aabb)
+            0.0 if warp is not None else _share_beyond(split, index, scene.aabb)
             for split in scene.splits.values()
             for index in range(len(split))
         ),

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
-from voxelfield.datasets.bounds import stray_cameras
 from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, sees_box, turned_about
+from voxelfield.warps.bounds import stray_cameras
 
 FEW_VIEWS = 20
 SCALES = (1e-4, 1e4)
@@ -98,7 +98,7 @@ def doubtful_poses(capture: Capture) -> Finding | None:
 
 
 def cameras_astray(capture: Capture) -> Finding | None:
-    """Warns of a few cameras far from all others; see :func:`voxelfield.datasets.bounds.stray_cameras`."""
+    """Warns of a few cameras far from all others; see :func:`voxelfield.warps.bounds.stray_cameras`."""
     astray = _indices(stray_cameras(capture.c2w))
     if not astray:
         return None

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
-from voxelfield.warps.ndc_box import NdcBox
 
 _AGREEMENT = 0.3
 """Length of the mean up direction below which it is not meaningful."""
@@ -37,7 +36,7 @@ def figures(capture: Capture) -> list[tuple[str, str]]:
         ("field of view, vertical", f"{_range(capture.fields_of_view[:, 1])} degrees"),
         ("box", f"{_vector(low)} to {_vector(high)}"),
         ("size of the box", f"{_vector(high - low)} units"),
-        *_reach(capture),
+        *([] if capture.warp is None else [capture.warp.summary]),
         ("extent of the cameras", f"{_vector(spread)} units"),
         ("distance to the box's centre", f"{_range(distances)} units"),
     ]
@@ -60,19 +59,6 @@ def figures(capture: Capture) -> list[tuple[str, str]]:
         rows.append(("transparent pixels", f"{share:.2g} % of all, in {some} of {len(capture)} images"))
     rows.append(("coordinates", "right-handed world as in the files; cameras look along -z, with y up"))
     return rows
-
-
-def _reach(capture: Capture) -> list[tuple[str, str]]:
-    """Returns how far the scene reaches beyond its box, if it does."""
-    warp = capture.warp
-    if warp is None:
-        return []
-    if isinstance(warp, NdcBox):
-        return [
-            ("normalised device coordinates", f"all cameras face the same way; near plane at depth {warp.near:.4g}")
-        ]
-    low, high = (_vector(torch.tensor(corner)) for corner in warp.outermost)
-    return [("nested boxes", f"{warp.count}, the outermost {low} to {high}")]
 
 
 def nearest_distances(origins: Tensor) -> Tensor:

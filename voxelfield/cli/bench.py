@@ -1,88 +1,64 @@
-"""``voxelfield bench``: how fast the sampling op is on this machine, beside torch's own."""
+"""Time trilinear sampling, forward and backward, against F.grid_sample in the same run."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from statistics import median
+import functools
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.benchmark import Timer
 
 from voxelfield import ops
-from voxelfield.cli.errors import in_one_line
+from voxelfield.cli.running import number
 from voxelfield.devices import choose_device
-from voxelfield.training.clock import synchronized_time
 
 CHANNELS = 4
-ROUNDS = 7
+SECONDS = 0.5
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses the command line and measures; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="voxelfield bench",
-        description="Time trilinear sampling, forward and backward, against F.grid_sample in the same run.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    integer = number(int, 2)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<index> (default: auto)")
-    parser.add_argument("--resolution", type=int, help="vertices along each axis (default: 256 on a GPU, else 128)")
-    parser.add_argument("--points", type=int, help="number of random positions (default: 2^20 on a GPU, else 2^17)")
-    options = parser.parse_args(arguments)
-    return in_one_line(lambda: bench(options))
+    parser.add_argument("--resolution", type=integer, help="vertices along each axis (default: 256 on a GPU, else 128)")
+    parser.add_argument("--points", type=integer, help="number of random positions (default: 2^20 on a GPU, else 2^17)")
 
 
-def bench(options: argparse.Namespace) -> None:
-    """Measures as the command line asks, and prints a table.
-
-    Raises:
-        ValueError: A number is below 2, or the device is not there.
-    """
+def run(options: argparse.Namespace) -> None:
+    """Measures, and prints a table."""
     device = choose_device(options.device)
     large = device.type == "cuda"
-    resolution = options.resolution if options.resolution is not None else 256 if large else 128
-    points = options.points if options.points is not None else 1 << (20 if large else 17)
-    for name, value in (("--resolution", resolution), ("--points", points)):
-        if value < 2:
-            raise ValueError(f"{name} must be at least 2, got {value}")
+    resolution = options.resolution or (256 if large else 128)
+    count = options.points or 1 << (20 if large else 17)
     grid = torch.randn(resolution, resolution, resolution, CHANNELS, device=device, requires_grad=True)
-    where = torch.rand(points, 3, device=device)
+    points = torch.rand(count, 3, device=device)
     volume = grid.detach().permute(3, 2, 1, 0)[None].contiguous().requires_grad_()
-    sites = (2 * where - 1).view(1, 1, 1, -1, 3)
-
-    def ours() -> Tensor:
-        return ops.sample_trilinear(grid, where)
-
-    def torchs() -> Tensor:
-        return F.grid_sample(volume, sites, align_corners=True)
-
-    print(f"{resolution}^3 x {CHANNELS}, {points} random positions, {device}; medians of {ROUNDS} rounds")  # noqa: T201
-    print(f"{'':9} {'voxelfield':>12} {'grid_sample':>12} {'ratio':>7}")  # noqa: T201
-    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "forward": (ours, torchs),
-        "backward": (backward_of(ours, grid), backward_of(torchs, volume)),
+    sites = (2 * points - 1).view(1, 1, 1, -1, 3)
+    names: dict[str, Any] = {
+        "grid": grid,
+        "points": points,
+        "volume": volume,
+        "sites": sites,
+        "grad": torch.autograd.grad,
     }
-    for name, calls in pairs.items():
-        times = measure(calls, device)
-        own, other = (median(row) for row in times)
+    names |= {"ours": ops.sample_trilinear, "theirs": functools.partial(F.grid_sample, align_corners=True)}
+    names |= {"out": ops.sample_trilinear(grid, points), "out_of_torch": names["theirs"](volume, sites)}
+    rows = {
+        "forward": ("ours(grid, points)", "theirs(volume, sites)"),
+        "backward": (
+            "grad(out, grid, torch.ones_like(out), retain_graph=True)",
+            "grad(out_of_torch, volume, torch.ones_like(out_of_torch), retain_graph=True)",
+        ),
+    }
+    print(f"{resolution}^3 x {CHANNELS}, {count} random positions, {device}; medians")  # noqa: T201
+    print(f"{'':9} {'voxelfield':>12} {'grid_sample':>12} {'ratio':>7}")  # noqa: T201
+    for name, calls in rows.items():
+        own, other = (
+            Timer(call, globals=names, num_threads=torch.get_num_threads())
+            .blocked_autorange(min_run_time=SECONDS)
+            .median
+            for call in calls
+        )
         print(f"{name:9} {1e3 * own:9.3f} ms {1e3 * other:9.3f} ms {other / own:6.2f}x")  # noqa: T201
-
-
-def backward_of(sample: Callable[[], Tensor], grid: Tensor) -> Callable[[], object]:
-    """Returns a call of the backward pass alone."""
-    result = sample()
-    grad = torch.ones_like(result)
-    return lambda: torch.autograd.grad(result, grid, grad, retain_graph=True)
-
-
-def measure(calls: Sequence[Callable[[], object]], device: torch.device) -> list[list[float]]:
-    """Returns the seconds of each call in each round; calls take turns, after one round that does not count."""
-    times: list[list[float]] = [[] for _ in calls]
-    for round_ in range(ROUNDS + 1):
-        for call, row in zip(calls, times, strict=True):
-            began = synchronized_time(device)
-            call()
-            seconds = synchronized_time(device) - began
-            if round_ > 0:
-                row.append(seconds)
-    return times

@@ -1,8 +1,7 @@
-"""``voxelfield VERB ...``: finds the verb and hands over; ``python -m voxelfield`` is the same."""
+"""``voxelfield VERB ...``: imports the verb's module and runs it; ``python -m voxelfield`` is the same."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import sys
@@ -10,7 +9,6 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import voxelfield
-from voxelfield.cli.packages import HOW_TO_INSTALL, TRAINING_PACKAGES
 from voxelfield.cli.stopping import INTERRUPTED, at_once, say_stopped, when_possible
 
 VERBS = {
@@ -29,6 +27,25 @@ VERBS = {
 }
 # Verbs whose module has a different name.
 _MODULES = {"eval": "evaluate"}
+
+TRAINING_PACKAGES = {
+    "numpy": "numpy",
+    "hydra": "hydra-core",
+    "omegaconf": "hydra-core",
+    "yaml": "pyyaml",
+    "tensorboard": "tensorboard",
+    "PIL": "pillow",
+    "jinja2": "jinja2",
+    "matplotlib": "matplotlib",
+    "safetensors": "safetensors",
+    "av": "av",
+    "pooch": "pooch",
+    "tqdm": "tqdm",
+}
+"""Packages that ``pip install "voxelfield[train]"`` installs: import names -> distributions."""
+
+HOW_TO_INSTALL = 'pip install "voxelfield[train]"'
+"""The command that installs them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_verb(verb: str, arguments: Sequence[str] | None) -> int:
-    """Imports the module of a verb and calls its ``main``; returns the exit status.
+    """Imports the module of a verb and runs it; returns the exit status.
 
     Ctrl-C and a package that is not installed are reported in one line.
 
@@ -63,9 +80,14 @@ def run_verb(verb: str, arguments: Sequence[str] | None) -> int:
     try:
         with at_once():
             module = _imported(f"voxelfield.cli.{_MODULES.get(verb, verb)}")
-        # Training handles signals itself: it stops after a step and saves a checkpoint.
-        with contextlib.nullcontext() if verb == "train" else when_possible():
+        if verb == "train":
+            # It handles signals itself: it stops after a step and saves a checkpoint.
             status: int = module.main(arguments)
+            return status
+        from voxelfield.cli.running import run
+
+        with when_possible():
+            return run(verb, module, arguments)
     except ModuleNotFoundError as error:
         package = TRAINING_PACKAGES.get((error.name or "").partition(".")[0])
         if package is None:
@@ -75,7 +97,6 @@ def run_verb(verb: str, arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         say_stopped()
         return INTERRUPTED
-    return status
 
 
 def _imported(name: str) -> ModuleType:

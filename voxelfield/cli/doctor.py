@@ -1,4 +1,4 @@
-"""``voxelfield doctor``: reports the machine's software and hardware, and the first check that fails."""
+"""Check this machine: versions, compilers, GPUs and their limits, and the compiled kernels."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import importlib.metadata
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
 from voxelfield import __version__, _build, _library, ops
-from voxelfield.cli.packages import HOW_TO_INSTALL, TRAINING_PACKAGES
+from voxelfield.cli.command import HOW_TO_INSTALL, TRAINING_PACKAGES
 
 # Variables of others by which the extension is compiled; voxelfield's own are known by their prefix.
 _BUILD_VARIABLES = (
@@ -24,40 +24,23 @@ _BUILD_VARIABLES = (
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
 )
-_SHARED_MEMORY_VARIABLE = "VOXELFIELD_SHARED_MEMORY_LIMIT"
-
-SHARED_MEMORY = {
-    "density network backward": 65_792,
-    "colour network forward": 84_224,
-    "colour network backward": 205_056,
-    "render_pyramid_image": 184_832,
-}
-"""Bytes of shared memory per block with which launches of the default model keep its networks there.
-
-Where a GPU allows less, another form takes over, which reads part of that from global memory. Launches that fit every
-GPU are left out. The launches themselves plan with ``extension/mlp/plan.h`` and ``extension/fields/pyramid_plan.h``, by
-which a test checks these numbers.
-"""
-
-Check = Callable[[], Iterator[tuple[str, str]]]
 
 
 class DoctorError(RuntimeError):
     """A required component does not work; the message says what to do."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses the command line, prints what is found; returns 1 if something fails that must work."""
-    parser = argparse.ArgumentParser(
-        prog="voxelfield doctor",
-        description="Check this machine: versions, compilers, GPUs and their limits, and the compiled kernels.",
-    )
-    parser.parse_args(arguments)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds no options."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints what is found; returns 1 if something fails that must work."""
     for check in (versions, packaged_kernels, compilers, gpus, cpu_kernels, cuda_kernels, training):
         try:
             for name, found in check():
                 print(f"{name:22} {found}")  # noqa: T201
-        except (DoctorError, RuntimeError, OSError) as error:
+        except (RuntimeError, OSError) as error:
             print(f"FAILED {check.__name__.replace('_', ' ')}: {error}")  # noqa: T201
             return 1
     print("all checks passed")  # noqa: T201
@@ -95,11 +78,10 @@ def compilers() -> Iterator[tuple[str, str]]:
 
 
 def gpus() -> Iterator[tuple[str, str]]:
-    """Describes each GPU that torch sees, and how the default model's networks run on it."""
+    """Describes each GPU that torch sees."""
     if not torch.cuda.is_available():
         yield "GPU", "none that torch can use"
         return
-    cap = _shared_memory_cap()
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
@@ -114,37 +96,11 @@ def gpus() -> Iterator[tuple[str, str]]:
             raise DoctorError(
                 f"GPU {index} must have compute capability {major}.{minor} or later, got {device.major}.{device.minor}"
             )
-        yield from _network_forms(index, shared if cap is None else min(shared, cap))
-
-
-def _shared_memory_cap() -> int | None:
-    """Returns the bytes per block that the environment allows the kernels, None if it says nothing of them."""
-    text = os.environ.get(_SHARED_MEMORY_VARIABLE)
-    if text is None:
-        return None
-    cap = int(text) if text.isdecimal() else 0
-    if not 0 < cap < 2**31:
-        raise DoctorError(f"{_SHARED_MEMORY_VARIABLE} must be a positive number of bytes, got {text!r}")
-    return cap
-
-
-def _network_forms(index: int, limit: int) -> Iterator[tuple[str, str]]:
-    """Tells which launches of the default model a GPU's shared memory serves, and which read global memory instead."""
-    fitting = [name for name, taken in SHARED_MEMORY.items() if taken <= limit]
-    others = [name for name in SHARED_MEMORY if name not in fitting]
-    for form, names in (
-        ("networks in shared memory", fitting),
-        (f"networks partly in global memory, as a block may use {limit} bytes", others),
-    ):
-        if names:
-            listed = ", ".join(f"{name} ({SHARED_MEMORY[name]} bytes)" for name in names)
-            yield f"model=pyramid on GPU {index}", f"{form}: {listed}"
 
 
 def cpu_kernels() -> Iterator[tuple[str, str]]:
     """Loads the CPU kernels, compiling them if need be, and samples a grid."""
-    yield from _kernels("cpu", _build.CPU_MODULE)
-    yield _build_flags(_build.CPU_MODULE)
+    yield from _kernels(_build.CPU_MODULE, "cpu")
 
 
 def cuda_kernels() -> Iterator[tuple[str, str]]:
@@ -152,22 +108,17 @@ def cuda_kernels() -> Iterator[tuple[str, str]]:
     if not torch.cuda.is_available():
         yield "CUDA kernels", "not needed without a GPU"
         return
-    for index in range(torch.cuda.device_count()):
-        yield from _kernels(f"cuda:{index}", _build.CUDA_MODULE)
-    yield _build_flags(_build.CUDA_MODULE)
+    yield from _kernels(_build.CUDA_MODULE, *(f"cuda:{index}" for index in range(torch.cuda.device_count())))
 
 
-def _kernels(device: str, module: str) -> Iterator[tuple[str, str]]:
-    grid = torch.arange(2.0, device=device).view(2, 1, 1, 1).expand(2, 2, 2, 1).contiguous()
-    middle = ops.sample_trilinear(grid, torch.full((1, 3), 0.5, device=device))
-    yield f"kernels on {device}", str(_library.loaded_modules()[module])
-    if middle.item() != 0.5:
-        raise DoctorError(f"sampling between 0 and 1 on {device} must give 0.5, got {middle.item()}: run the tests")
-
-
-def _build_flags(module: str) -> tuple[str, str]:
-    """Tells what a loaded module says that it was compiled from and with."""
-    return f"{module} compiled from", str(_build.read_stamp(_library.loaded_modules()[module]))
+def _kernels(module: str, *devices: str) -> Iterator[tuple[str, str]]:
+    for device in devices:
+        grid = torch.arange(2.0, device=device).view(2, 1, 1, 1).expand(2, 2, 2, 1).contiguous()
+        middle = ops.sample_trilinear(grid, torch.full((1, 3), 0.5, device=device))
+        yield f"kernels on {device}", str(_library.loaded_modules()[module])
+        if middle.item() != 0.5:
+            raise DoctorError(f"sampling between 0 and 1 on {device} must give 0.5, got {middle.item()}: run the tests")
+    yield f"{module} compiled from", str(_build.read_stamp(_library.loaded_modules()[module]))
 
 
 def training() -> Iterator[tuple[str, str]]:

@@ -1,14 +1,16 @@
-"""``voxelfield export``: writes a trained field as a mesh, points or a volume, and its scene's cameras."""
+"""Write a trained field as a mesh, points or a volume, and its scene's cameras, in the units and axes of the poses.
+
+At least one of --mesh, --points, --volume and --cameras is needed.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import voxelfield
-from voxelfield.cli.errors import in_one_line
+from voxelfield.cli.running import number
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of, scene_folder
 from voxelfield.export.camera_file import save_cameras
 from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions, surface_of
@@ -23,13 +25,8 @@ logger = logging.getLogger(__name__)
 _SUFFIXES = {"mesh": MESH_SUFFIXES, "points": (".ply",), "volume": (".npz",), "cameras": (".json",)}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses the command line and exports; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="voxelfield export",
-        description="Write a trained field as a mesh, points or a volume, and its scene's cameras, in the units and "
-        "axes of the scene's poses. At least one of --mesh, --points, --volume and --cameras is needed.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
     add_run_arguments(parser)
     parser.add_argument("--mesh", type=Path, metavar="FILE", help="triangles with normals and colours: ply, obj or glb")
     parser.add_argument(
@@ -67,19 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="PIXELS",
         help="paint a texture with sides of about PIXELS (obj, glb; see --max-faces)",
     )
-    parser.add_argument("--count", type=int, default=1_000_000, metavar="N", help="number of points (default: 1000000)")
-    options = parser.parse_args(arguments)
-    return in_one_line(lambda: export(options))
+    parser.add_argument(
+        "--count",
+        type=number(int, 1),
+        default=1_000_000,
+        metavar="N",
+        help="number of points (default: 1000000)",
+    )
 
 
-def export(options: argparse.Namespace) -> None:
-    """Exports as the command line asks.
-
-    Raises:
-        ValueError: An option makes no sense; the message names it.
-        OSError: A file is not there or cannot be written.
-        MissingPackageError: A package is not installed.
-    """
+def run(options: argparse.Namespace) -> None:
+    """Writes the requested files."""
     paths = {name: getattr(options, name) for name in _SUFFIXES}
     if not any(paths.values()):
         raise ValueError("export must be given at least one of --mesh, --points, --volume and --cameras, got none")
@@ -88,28 +83,28 @@ def export(options: argparse.Namespace) -> None:
             check_suffix(f"--{name}", path, _SUFFIXES[name])
     if options.texture is not None and options.mesh is not None and options.mesh.suffix.lower() == ".ply":
         raise ValueError(f"--texture must be written to an obj or glb, got --mesh {options.mesh}")
-    if options.count < 1:
-        raise ValueError(f"--count must be at least 1, got {options.count}")
     wanted = SurfaceOptions(options.surface, options.level, options.resolution, options.box)
     shape = MeshOptions(options.largest_component, options.fill_holes, options.max_faces, options.texture)
-    run = voxelfield.load(options.run, options.device)
+    trained = voxelfield.load(options.run, options.device)
     if options.mesh is not None or options.points is not None:
-        _export_surface(options, run, wanted, shape)
+        _export_surface(options, trained, wanted, shape)
     if options.volume is not None:
-        if is_empty(run.model):
+        if is_empty(trained.model):
             logger.warning("the field is empty: %s contains no visible density", options.volume)
-        save_volume(options.volume, run.field, run.occupancy, resolution=options.resolution, box=options.box)
+        save_volume(options.volume, trained.field, trained.occupancy, resolution=options.resolution, box=options.box)
         logger.info("wrote %s", options.volume)
     if options.cameras is not None:
-        scene = load_scene_of(run, options, None, downscale=1)
-        save_cameras(options.cameras, scene, scene_folder(run, options))
+        scene = load_scene_of(trained, options, None, downscale=1)
+        save_cameras(options.cameras, scene, scene_folder(trained, options))
         logger.info("wrote %d cameras to %s", sum(map(len, scene.splits.values())), options.cameras)
 
 
-def _export_surface(options: argparse.Namespace, run: TrainedModel, wanted: SurfaceOptions, shape: MeshOptions) -> None:
+def _export_surface(
+    options: argparse.Namespace, trained: TrainedModel, wanted: SurfaceOptions, shape: MeshOptions
+) -> None:
     fused = wanted.kind == "tsdf"
-    cameras = load_scene_of(run, options, ("train",)).train.cameras if fused else None
-    surface: FieldSurface = surface_of(run, wanted, cameras)
+    cameras = load_scene_of(trained, options, ("train",)).train.cameras if fused else None
+    surface: FieldSurface = surface_of(trained, wanted, cameras)
     if options.mesh is not None:
         mesh = surface.mesh(shape)
         save_mesh(options.mesh, mesh)

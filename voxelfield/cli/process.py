@@ -1,15 +1,12 @@
-"""``voxelfield process``: poses for photographs or a video, by structure from motion."""
+"""Find the poses of photographs, or of frames of a video, and write a scene for training."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 from voxelfield.captures.processing import REPORT, ProcessOptions, process
-from voxelfield.captures.reconstruction import Report
-from voxelfield.cli.errors import in_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -17,13 +14,9 @@ logger = logging.getLogger(__name__)
 _FEW = 0.8
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses the command line and processes; returns the exit status."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
     defaults = ProcessOptions()
-    parser = argparse.ArgumentParser(
-        prog="voxelfield process",
-        description="Find the poses of photographs, or of frames of a video, and write a scene for training.",
-    )
     parser.add_argument("source", type=Path, metavar="PHOTOS_OR_VIDEO", help="a folder of photographs, or a video")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="the scene's folder")
     parser.add_argument(
@@ -54,11 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"shrink photographs whose longest side has more pixels (default: {defaults.max_size})",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the results of an earlier call in FOLDER")
-    options = parser.parse_args(arguments)
-    return in_one_line(lambda: _process(options))
 
 
-def _process(given: argparse.Namespace) -> None:
+def run(given: argparse.Namespace) -> None:
+    """Finds the poses."""
     options = ProcessOptions(
         frames=given.frames,
         matching=given.matching,
@@ -67,23 +59,18 @@ def _process(given: argparse.Namespace) -> None:
         max_size=given.max_size,
         overwrite=given.overwrite,
     )
-    for line in _told(process(given.source, given.out, options), given.out):
-        logger.info("%s", line)
-
-
-def _told(report: Report, folder: Path) -> list[str]:
-    lines = [
-        f"registered {report.registered} of {report.photographs} photographs",
-        f"{report.points} points, on average seen in {report.mean_track_length:.1f} photographs, with a reprojection "
-        f"error of {report.mean_reprojection_error:.2f} pixels",
-    ]
+    report, folder = process(given.source, given.out, options), given.out
+    logger.info("registered %d of %d photographs", report.registered, report.photographs)
+    logger.info(
+        "%d points, on average seen in %.1f photographs, with a reprojection error of %.2f pixels",
+        *(report.points, report.mean_track_length, report.mean_reprojection_error),
+    )
     if report.unregistered:
-        lines.append(f"not registered: {', '.join(report.unregistered)}")
+        logger.info("not registered: %s", ", ".join(report.unregistered))
     if report.other_models:
         others = " and ".join(map(str, report.other_models))
-        lines.append(f"left out: smaller models of {others} photographs, which overlap too little with this one")
+        logger.info("left out: smaller models of %s photographs, which overlap too little with this one", others)
     if report.registered < _FEW * report.photographs:
         remedy = "take more in between" + (", or try --matching exhaustive" if report.matching == "sequential" else "")
-        lines.append(f"many photographs were not registered: {remedy}")
-    lines.append(f"wrote {folder} and {folder / REPORT}; look at it with `voxelfield inspect {folder}`")
-    return lines
+        logger.info("many photographs were not registered: %s", remedy)
+    logger.info("wrote %s and %s; look at it with `voxelfield inspect %s`", folder, folder / REPORT, folder)

@@ -34,10 +34,6 @@ def load_run_and_split(
         split: Name of the scene's split.
         downscale: Images are shrunk by this factor; None: to the size that the run was trained at.
         holdout: Overrides ``data.holdout``; None: the run's value.
-
-    Raises:
-        FileNotFoundError: The run or the scene is not there.
-        ValueError: One of them is damaged, or there is no such split.
     """
     run = voxelfield.load(options.run, options.device)
     scene = load_scene_of(run, options, (split,), downscale=downscale, holdout=holdout)
@@ -54,21 +50,13 @@ def load_scene_of(
     downscale: int | None = None,
     holdout: int | None = None,
 ) -> Scene:
-    """Loads splits of the scene of a run.
-
-    Args:
-        run: Its configuration names the scene.
-        options: The parsed command line, see :func:`add_run_arguments`.
-        splits: Names of splits; None: all that the scene has.
-        downscale: As for :func:`load_run_and_split`.
-        holdout: As for :func:`load_run_and_split`.
+    """Loads splits of the scene of a run; ``splits=None`` loads all. The options are as for :func:`load_run_and_split`.
 
     Raises:
         FileNotFoundError: The scene is not there.
         ValueError: It is damaged, or there is no such split.
     """
-    # Only the photographs and their cameras are needed.
-    changes: dict[str, Any] = {"splits": splits, "ndc": False}
+    changes: dict[str, Any] = {"splits": splits}
     if downscale is not None:
         changes |= {"downscale": downscale, "image_size": None}
     if holdout is not None:
@@ -79,10 +67,5 @@ def load_scene_of(
 
 
 def scene_folder(run: TrainedModel, options: argparse.Namespace) -> Path:
-    """Returns the folder that :func:`load_scene_of` loads from.
-
-    Raises:
-        FileNotFoundError: The scene is not there.
-    """
-    data, known = run.config.data, run.config.scene
-    return find_scene(known.name, options.data_root or data.root)
+    """Returns the folder that :func:`load_scene_of` loads from."""
+    return find_scene(run.config.scene.name, options.data_root or run.config.data.root)

@@ -11,35 +11,34 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, MissingConfigException
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from hydra.utils import get_original_cwd
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from voxelfield._library import KernelsUnavailableError
-from voxelfield.cli.log_lines import one_line_records
+from voxelfield.cli.running import exit_status, one_line_records
 from voxelfield.cli.stopping import INTERRUPTED
 from voxelfield.config.parsing import parse, unknown_key
-from voxelfield.datasets.download import DownloadError
-from voxelfield.datasets.locate import configured_scenes, find_scene, is_path
+from voxelfield.datasets.locate import configured_scenes, is_path
 from voxelfield.datasets.registry import format_of, why_no_folder
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import DEVICES
-from voxelfield.installed import MissingPackageError, config_folder
+from voxelfield.installed import config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
-from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.runs.configured import Watcher, train_as_configured
 from voxelfield.training.config import LoggerConfig, RunConfig, config_name, trainer_for
 from voxelfield.training.config.defaults import offer_defaults
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.occupied_space import EmptyFieldError
-from voxelfield.training.state.run_directory import RunDirectoryLock
+from voxelfield.training.state.run_directory import RunDirectoryLock, check_results
+from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger("train")
 
@@ -74,35 +73,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         parser.prog = "voxelfield train"
     given = parser.parse_args(arguments)
-    if given.experimental_rerun is not None:
-        parser.error("--experimental-rerun is not supported: continue a run with resume=RUN_DIRECTORY")
     try:
         configuration = config_name(_given_device(given.overrides))
     except ValueError:  # the device is not there, as the run itself says
         configuration = config_name()
     try:
-        given.overrides = [part for text in with_scene_key(given.overrides) for part in with_folder(text)]
+        given.overrides = with_scene_folder(given.overrides)
     except (ValueError, FileNotFoundError) as error:
-        print(one_line(str(error)), file=sys.stderr)  # noqa: T201
-        return 2
+        return _end(str(error), 2)
     try:
         with one_line_records(), without_tracebacks(), Interrupt(last=True) as interrupt, interrupt.at_once():
             hydra.version.setbase("1.3")
             # What hydra.main calls, which has no parameter for a command line other than that of the process.
             _run_hydra(given, parser, train, str(config_folder()), configuration)
     except CompactHydraException as error:
-        print(one_line(composition_error(error)), file=sys.stderr)  # noqa: T201
-        return 2
+        return _end(composition_error(error), 2)
     except OSError as error:  # Hydra's, without the name of a file where the disk is full
-        message = clipped(f"the run directory cannot be written to: {error}", LONGEST_MESSAGE)
-        print(one_line(message), file=sys.stderr)  # noqa: T201
-        return 1
+        return _end(f"the run directory cannot be written to: {error}", 1)
     except KeyboardInterrupt:
-        print("stopped at once", file=sys.stderr)  # noqa: T201
-        return INTERRUPTED
+        return _end("stopped at once", INTERRUPTED)
     finally:
         RunDirectoryLock.release_all()
     return 0
+
+
+def _end(message: str, status: int) -> int:
+    """Prints a message in one line and returns the exit status."""
+    print(one_line(clipped(message, LONGEST_MESSAGE)), file=sys.stderr)  # noqa: T201
+    return status
+
+
+class LockRunDirectory(Callback):
+    """Locks ``hydra.run.dir`` before Hydra writes there, until the program ends.
+
+    Ends the program in one line if the directory is in use, holds files of something else, or is read-only. The runs of
+    a sweep lock their directories themselves, once Hydra has made them.
+    """
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Locks the directory."""
+        directory = Path(config.hydra.run.dir)
+        # Settings that are missing or cannot be resolved are reported later.
+        scene = (
+            OmegaConf.select(config, key, throw_on_resolution_failure=False) for key in ("data.root", "scene.name")
+        )
+        try:
+            if directory.resolve() == Path(*map(str, scene)).resolve():
+                raise ValueError(f"hydra.run.dir must not be the folder of the scene, got {directory}")
+            check_results(directory)
+            RunDirectoryLock.acquire(directory)
+        except ValueError as error:
+            sys.exit(_end(str(error), 2))
+        except OSError as error:
+            folder, reason = clipped(config.hydra.run.dir), error.strerror or error
+            sys.exit(_end(f"hydra.run.dir must be a folder that can be written to, got {folder}: {reason}", 2))
 
 
 @contextlib.contextmanager
@@ -118,26 +142,34 @@ def without_tracebacks() -> Iterator[None]:
         threading.excepthook, logging.raiseExceptions = hook, raising
 
 
-def with_scene_key(overrides: Sequence[str]) -> list[str]:
-    """Returns overrides in which a scene given by itself, as in ``voxelfield train FOLDER``, is ``scene=FOLDER``.
+def with_scene_folder(overrides: Sequence[str]) -> list[str]:
+    """Returns overrides for Hydra, which knows no folders and no scene without its key.
+
+    A scene may be given by itself, as in ``voxelfield train FOLDER``. ``scene=FOLDER`` becomes ``scene=folder`` with
+    its name and root, unless it is the name of a file in ``configs/scene``.
 
     Args:
-        overrides: Those of Hydra's command line.
+        overrides: Those of the command line.
 
     Raises:
-        ValueError: There is another scene beside one that is given by itself.
+        ValueError: A scene is a path, but not that of a folder, or given twice.
+        FileNotFoundError: The folder holds no scene.
     """
-    alone = [text for text in overrides if _is_scene_alone(text)]
-    if not alone:
-        return list(overrides)
-    scenes = [text for text in overrides if text in alone or text.startswith("scene=")]
-    if len(scenes) > 1:
-        raise ValueError(f"scene must be given once, got {' and '.join(map(clipped, scenes))}")
-    print(f"{alone[0]!r} is read as scene={alone[0]}", file=sys.stderr)  # noqa: T201
-    return [f"scene={text}" if text == alone[0] else text for text in overrides]
+    scenes = {text: text.removeprefix("scene=") for text in overrides if text.startswith("scene=") or _is_alone(text)}
+    if any(map(_is_alone, scenes)) and sum(text in scenes for text in overrides) > 1:
+        given = " and ".join(clipped(text) for text in overrides if text in scenes)
+        raise ValueError(f"scene must be given once, got {given}")
+    found = []
+    for text in overrides:
+        folder = scene_folder(scenes[text]) if text in scenes else None
+        if folder is not None:
+            found += ["scene=folder", f"scene.name={_quoted(folder.name)}", f"data.root={_quoted(str(folder.parent))}"]
+        else:
+            found.append(f"scene={scenes[text]}" if text in scenes else text)
+    return found
 
 
-def _is_scene_alone(argument: str) -> bool:
+def _is_alone(argument: str) -> bool:
     """Tells whether an argument can only be a scene, because it is not an override."""
     key, equals, _ = argument.partition("=")
     # Hydra's keys may have slashes, and a folder's name an equals sign.
@@ -159,43 +191,24 @@ def scene_folder(scene: str) -> Path | None:
     try:
         # Shells leave the tilde in scene=~/captures/mine.
         folder = Path(scene).expanduser()
-        is_folder = folder.is_dir()
-        if not is_folder and is_path(scene):
-            raise ValueError(f"{expected}, {why_no_folder(folder)}")
+        if not folder.is_dir():
+            if is_path(scene):
+                raise ValueError(f"{expected}, {why_no_folder(folder)}")
+            return None
     except (OSError, RuntimeError) as error:
         raise ValueError(f"{expected}: {getattr(error, 'strerror', None) or error}") from error
-    if not is_folder:
-        return None
-    whole = str(folder.resolve())
-    if "${" in whole:
+    whole = folder.resolve()
+    if "${" in str(whole):
         raise ValueError(
             f"scene must be a folder without ${{ in its path, which stands for another setting in a configuration, got "
-            f"{clipped(whole)!r}: rename it, or load it with voxelfield.load_scene"
+            f"{clipped(str(whole))!r}: rename it, or load it with voxelfield.load_scene"
         )
     format_of(folder)
-    return folder
-
-
-def with_folder(override: str) -> list[str]:
-    """Returns an override; for ``scene=FOLDER``, unless settings have that name, overrides that mean the folder.
-
-    Args:
-        override: As on Hydra's command line.
-
-    Raises:
-        ValueError: See :func:`scene_folder`.
-        FileNotFoundError: See :func:`scene_folder`.
-    """
-    key, _, value = override.partition("=")
-    folder = scene_folder(value) if key == "scene" else None
-    if folder is None:
-        return [override]
-    whole = folder.resolve()
-    return ["scene=folder", f"scene.name={_quoted(whole.name)}", f"data.root={_quoted(str(whole.parent))}"]
+    return whole
 
 
 def _quoted(text: str) -> str:
-    """Returns a text as Hydra's grammar quotes it, where a backslash counts only before a quote."""
+    """Quotes a text for Hydra's grammar, where a backslash counts only before a quote."""
     return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text) + "'"
 
 
@@ -215,17 +228,14 @@ def train(config: DictConfig) -> float | None:
     try:
         settings = parse(RunConfig, config)
         output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())
-        depends_on_scene = choices["trainer"] == "auto" and not settings.scene.ends_at_box
+        depends_on_scene = choices["trainer"] == "auto" and not settings.ends_at_box
         for_scene = functools.partial(settings_for, settings) if depends_on_scene else None
         metrics = train_as_configured(settings, output, root, configured_viewer(settings.logger), for_scene)
-    except (ValueError, FileNotFoundError, FileExistsError, DownloadError, MissingPackageError) as error:
-        fail(error, 2)
-    except (EmptyFieldError, FloatingPointError, KernelsUnavailableError, OSError) as error:
-        fail(error, 1)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+    except Exception as error:
+        status = 1 if isinstance(error, EmptyFieldError) else exit_status(error)
+        if status is None:
             raise
-        fail(error, 1)
+        fail(error, status)
     if metrics is None:
         sys.exit(INTERRUPTED)
     psnr: float = metrics["psnr"]
@@ -238,12 +248,13 @@ def train(config: DictConfig) -> float | None:
     return psnr
 
 
-def settings_for(settings: RunConfig, scene: Scene) -> RunConfig:
+def settings_for(settings: RunConfig, scene: Scene, warp: Warp | None) -> RunConfig:
     """Returns the settings of Hydra's present job with the trainer that ``trainer=auto`` stands for, and records it.
 
     Args:
         settings: The settings as composed before the scene was loaded.
         scene: The loaded scene.
+        warp: The warp of its field.
 
     Raises:
         ValueError: A setting contradicts those of the trainer.
@@ -253,7 +264,7 @@ def settings_for(settings: RunConfig, scene: Scene) -> RunConfig:
     assert isinstance(given, list)
     keys = {text.lstrip("+").partition("=")[0] for text in given}
     sparse = not settings.camera.refines and keys.isdisjoint(_RESOLUTION_SETTINGS)
-    trainer = trainer_for(scene, job.runtime.choices["model"], sparse=sparse)
+    trainer = trainer_for(scene, warp, job.runtime.choices["model"], sparse=sparse)
     logger.info("trainer=%s is the default for %s", trainer, _REASONS[trainer])
     if trainer == "default":
         return settings
@@ -267,12 +278,7 @@ def settings_for(settings: RunConfig, scene: Scene) -> RunConfig:
 
 
 def configured_viewer(settings: LoggerConfig) -> Watcher | None:
-    """Returns what shows the training in a browser, if ``logger.viewer`` asks for it.
-
-    Raises:
-        ValueError: The port is taken.
-        MissingPackageError: viser is not installed.
-    """
+    """Returns the viewer of the training, if ``logger.viewer`` asks for it."""
     if not settings.viewer:
         return None
     from voxelfield.viewer.watch import TrainingViewer
@@ -290,21 +296,12 @@ def fail(error: Exception, status: int) -> NoReturn:
 
 
 def composition_error(error: CompactHydraException) -> str:
-    """Returns what Hydra could not compose, in one line; a key that there is not, with the nearest that there is."""
+    """Returns an error of composing in one line; for an unknown key, suggests the closest match."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.partition("/")
         folder = "a folder, or " if group == "scene" else ""
-        found = _scene_of_that_name(name) if group == "scene" else ""
-        return f"{group} must be {folder}one of {', '.join(error.options)}, got {clipped(name)!r}{found}"
+        return f"{group} must be {folder}one of {', '.join(error.options)}, got {clipped(name)!r}"
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException) and cause.full_key and isinstance(cause.parent_node, DictConfig):
         return unknown_key(cause.full_key, [str(key) for key in cause.parent_node])
     return " ".join(str(error).split())
-
-
-def _scene_of_that_name(name: str) -> str:
-    """Names the folder in which a scene without settings is found by its name, for a message."""
-    try:
-        return f": scene={find_scene(name)} is a scene of that name"
-    except OSError:
-        return ""

@@ -66,7 +66,8 @@ class VoxelfieldMethod:
             scene, background = _scene(train_dataset), train_dataset["metadata"].get("background_color")
             config = _config(scene, self._overrides, background) if self._model is None else self._model.config
             self._folder = tempfile.TemporaryDirectory(prefix="voxelfield")
-            self._session = Session.from_config(scene, config, output=self._folder.name)
+            warp = None if self._model is None else config.recorded_warp
+            self._session = Session.from_config(scene, config, warp=warp, output=self._folder.name)
             if checkpoint is not None:
                 self._session.restore(load_checkpoint(Path(checkpoint)))
             self._model = None
@@ -136,12 +137,15 @@ def _config(scene: Scene, overrides: dict[str, Any], background: NDArray[Any] | 
     """Composes settings; transparent pixels are evaluated over the dataset's background, or black."""
     white = background is not None and background[0] > 127
     values = {"trainer.evaluation_background": "white" if white else "black"} | overrides
+    texts = [f"{key}={value}" for key, value in values.items()]
+    config = preset(*texts)
+    if "trainer" in overrides or not torch.cuda.is_available():
+        return config
     # Sparse levels contradict other settings of resolutions and camera refinement.
     sparse = not any(key.startswith(("trainer.", "model.", "camera")) for key in overrides)
-    trainer = trainer_for(scene, str(overrides.get("model", "pyramid")), sparse=sparse)
-    if trainer != "default" and torch.cuda.is_available():
-        values = {"trainer": trainer} | values
-    return preset(*(f"{key}={value}" for key, value in values.items()))
+    warp = config.model.choose_warp(scene, config.warp)
+    trainer = trainer_for(scene, warp, config.model.kind, sparse=sparse)
+    return config if trainer == "default" else preset(f"trainer={trainer}", *texts)
 
 
 def _scene(dataset: Mapping[str, Any]) -> Scene:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.frames import Views, assemble
+from voxelfield.datasets.assembly import assemble
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import check_intrinsics
 from voxelfield.datasets.poses import check_poses
@@ -29,12 +30,9 @@ def scene_from_arrays(
     holdout: int = 8,
     points: Tensor | None = None,
     aabb: Tensor | Sequence[Sequence[float]] | None = None,
-    boxes: int | None = None,
-    near: float | None = None,
-    ndc: bool | None = None,
     name: str = "arrays",
 ) -> Scene:
-    """Makes a scene of images in memory, with the checks and the choice of a box of :func:`load_scene`.
+    """Makes a scene of images in memory, with the same checks, and the same kind of box, as :func:`load_scene`.
 
     Args:
         images: (N, H, W, 3) RGB or (N, H, W, 4) RGBA with straight alpha, on any device: uint8, or floating point in
@@ -47,9 +45,6 @@ def scene_from_arrays(
         holdout: Every ``holdout``-th view, beginning with the first, is a test view; 0 holds none out.
         points: (P, 3) points of the scene, as structure from motion finds them, world units; None if unknown.
         aabb: As for :func:`load_scene`.
-        boxes: As for :func:`load_scene`.
-        near: As for :func:`load_scene`.
-        ndc: As for :func:`load_scene`.
         name: The scene's name.
 
     Returns:
@@ -60,7 +55,7 @@ def scene_from_arrays(
         ValueError: An argument has the wrong shape or values, a pose is not a rotation with a translation, no view is
             left for training, or as for :func:`load_scene`.
     """
-    options = LoadOptions(None, holdout=holdout, aabb=aabb, boxes=boxes, near=near, ndc=ndc)
+    options = LoadOptions(None, holdout=holdout, aabb=aabb)
     cameras, count = cameras.to("cpu"), len(cameras)
     check_poses(lambda index: f"cameras.c2w[{index}]", cameras.c2w.double())
     check_intrinsics(lambda index: f"cameras.intrinsics[{index}]", cameras.intrinsics)
@@ -89,7 +84,8 @@ def scene_from_arrays(
     def silhouettes(split: Split, numbers: Sequence[int]) -> tuple[list[Silhouette], Cameras]:
         return [Silhouette.of(split.image(number)[..., 3]) for number in numbers], split.cameras[numbers]
 
-    return assemble(name, Path(name), Views(cameras.c2w, lambda: cameras, silhouettes), splits, options, points)
+    scene = assemble(name, Path(name), splits, options, cameras.c2w, silhouettes, points)
+    return replace(scene, all_cameras=cameras)
 
 
 def _rgba(images: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 from typing import Literal
 
-from voxelfield.datasets.frames import make_scene
+from voxelfield.datasets.assembly import scene_of_photos
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, present_photos, read_split
 from voxelfield.datasets.scene import Scene
@@ -34,7 +34,7 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
         folder: The scene's folder; its name becomes the scene's.
         options: What to load, and how. Each split but the test split needs its ``transforms_<split>.json``
             (:func:`voxelfield.datasets.splits.choose_splits`), and a missing image is an error unless the options say
-            otherwise. :func:`voxelfield.datasets.frames.make_scene` chooses the box.
+            otherwise. :func:`voxelfield.datasets.assembly.assemble` determines the box.
 
     Returns:
         The scene, on the CPU. Images are RGBA with straight alpha; those without alpha are opaque.
@@ -60,9 +60,9 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
         name: read_split(present_photos(folder, folder, chosen, missing), options)
         for name, chosen in choose_splits(folder, photos, options).items()
     }
-    # Of all splits, so that the frame does not depend on those asked for.
+    # Of all splits, so that the warp does not depend on those asked for.
     present = [photo for split in photos.values() for photo in split if photo.path.is_file()]
-    return make_scene(folder, _split_file(folder, available[0]), present, loaded, options)
+    return scene_of_photos(folder, _split_file(folder, available[0]), present, loaded, options)
 
 
 def available_splits(folder: Path | str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from voxelfield.datasets.captures import load_capture
+from voxelfield.datasets.assembly import load_capture
 from voxelfield.datasets.colmap_layout import check_binary_model, is_binary, names_in_text
 from voxelfield.datasets.colmap_models import Location, find_model, image_paths, images_without_pose
 from voxelfield.datasets.image_paths import mask_path

@@ -31,7 +31,7 @@ _MAX_SCENE = 4 << 30
 logger = logging.getLogger(__name__)
 
 
-class DownloadError(RuntimeError):
+class DownloadError(OSError):
     """No archive gave a complete and correct scene."""
 
 

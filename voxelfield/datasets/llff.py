@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.bounds import box_of_frusta, points_of_frusta
-from voxelfield.datasets.captures import load_capture
+from voxelfield.datasets.assembly import load_capture
 from voxelfield.datasets.image_paths import mask_path
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.options import LoadOptions
@@ -27,6 +26,9 @@ from voxelfield.datasets.poses import check_poses
 from voxelfield.datasets.scene import Scene
 
 FILE = "poses_bounds.npy"
+
+# Points along each axis of a frustum.
+_SAMPLES = 8
 
 
 def is_llff(folder: Path) -> bool:
@@ -39,8 +41,7 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
 
     Images are those of the folder ``images``, which those in ``images_N`` stand in for if ``downscale`` is N. Without
     ``images``, those in ``images_N`` are the images, or else those of the smallest N, which ``downscale`` then shrinks.
-    With ``boxes=1``, photographs have a box that holds all that the cameras see between the nearest and the farthest
-    depths.
+    The box contains all that the cameras see between the nearest and the farthest depths.
     """
     file = folder / FILE
     rows = _read_rows(file)
@@ -71,10 +72,52 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
     if len(shrunk) == len(photos):
         photos = [replace(photo, shrunk=path) for photo, path in zip(photos, shrunk, strict=True)]
     slopes = torch.stack((width, height), dim=-1) / (2 * focal[:, None])
-    seen = points_of_frusta(c2w, slopes, near, far)
-    return load_capture(
-        folder, file, photos, options, points=seen, visible_box=lambda: box_of_frusta(c2w, slopes, near, far)
-    )
+    frusta = (c2w, slopes, near, far)
+    points, box = points_of_frusta(*frusta), box_of_frusta(*frusta)
+    return load_capture(folder, file, photos, options, points=points, visible_box=box)
+
+
+def box_of_frusta(c2w: Tensor, slopes: Tensor, near: Tensor, far: Tensor) -> Tensor:
+    """Returns the smallest box around all that cameras see between two depths.
+
+    Args:
+        c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.
+        slopes: (N, 2) how far the images reach from their centres along x and y, at a depth of 1.
+        near: (N,) smaller depth along the optical axis, world units.
+        far: (N,) larger depth.
+
+    Returns:
+        (2, 3) world units; float64.
+    """
+    c2w = c2w.double()
+    signs = torch.tensor([[x, y] for x in (-1.0, 1.0) for y in (-1.0, 1.0)], dtype=torch.float64)
+    at_one = torch.cat((signs * slopes[:, None].double(), -torch.ones(len(c2w), 4, 1, dtype=torch.float64)), dim=-1)
+    corners = torch.cat([at_one * depth.double()[:, None, None] for depth in (near, far)], dim=1)
+    world = (corners @ c2w[:, :3, :3].mT + c2w[:, None, :3, 3]).view(-1, 3)
+    return torch.stack((world.amin(dim=0), world.amax(dim=0)))
+
+
+def points_of_frusta(c2w: Tensor, slopes: Tensor, near: Tensor, far: Tensor) -> Tensor:
+    """Returns points that fill what cameras see between two depths, as densely as pixels see it.
+
+    Args:
+        c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.
+        slopes: (N, 2) how far the images reach from their centres along x and y, at a depth of 1.
+        near: (N,) smaller depth along the optical axis, world units.
+        far: (N,) larger depth.
+
+    Returns:
+        (M, 3) world units; float64.
+    """
+    c2w = c2w.double()
+    share = (torch.arange(_SAMPLES, dtype=torch.float64) + 0.5) / _SAMPLES
+    # Evenly spread in 1 / depth, as the resolution of depth from pictures is.
+    depth = 1 / torch.lerp(1 / near.double()[:, None], 1 / far.double()[:, None], share)
+    x, y = torch.meshgrid(2 * share - 1, 2 * share - 1, indexing="ij")
+    across = torch.stack((x, y), dim=-1).view(1, -1, 2) * slopes.double()[:, None]
+    at_one = torch.cat((across, -torch.ones(len(c2w), across.shape[1], 1, dtype=torch.float64)), dim=-1)
+    points = (at_one[:, None] * depth[:, :, None, None]).flatten(1, 2)
+    return (points @ c2w[:, :3, :3].mT + c2w[:, None, :3, 3]).reshape(-1, 3)
 
 
 def _read_rows(file: Path) -> Tensor:

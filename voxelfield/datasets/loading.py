@@ -13,10 +13,7 @@ from voxelfield.datasets.locate import SceneNotFoundError, configured_box, confi
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.registry import formats_of, recognised_format
 from voxelfield.datasets.scene import Scene
-from voxelfield.grids.boxes import parse_box
 from voxelfield.installed import MissingPackageError
-from voxelfield.warps.ndc_box import NdcBox
-from voxelfield.warps.nested_boxes import NestedBoxes
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +43,6 @@ def load_scene(scene: Path | str, *, root: Path | str = "data", download: bool =
     if given.aabb is None and isinstance(scene, str):
         given.aabb = configured_box(scene)
     loaded = _load_in_a_format(folder, given)
-    if given.ndc and not isinstance(loaded.warp, NdcBox):
-        raise ValueError(f"ndc must be False or None for {folder}, whose format gives its scenes a box, got True")
-    if given.boxes is not None and given.boxes > 1 and loaded.warp is None:
-        loaded = replace(loaded, warp=NestedBoxes(parse_box(loaded.aabb), given.boxes, near=given.near or 0.0))
     for name, split in loaded.splits.items():
         logger.info("%s: %d %s views, %s", loaded.name, len(split), name, split.size_in_words)
     return loaded

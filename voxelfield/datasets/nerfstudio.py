@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from voxelfield.datasets.captures import load_capture
+from voxelfield.datasets.assembly import load_capture
 from voxelfield.datasets.image_paths import ImagePaths
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, with_shrunk_images

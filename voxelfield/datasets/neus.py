@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.captures import load_capture
+from voxelfield.datasets.assembly import load_capture
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, with_shrunk_images
@@ -39,6 +39,7 @@ _LARGEST = 1 << 12  # bytes of a matrix with its header
 _SAME = 1e-3
 # Largest skew as a share of the focal length.
 _SKEW = 1e-3
+_SPHERE_BOX = torch.tensor([[-1.0] * 3, [1.0] * 3], dtype=torch.float64)
 
 Matrices = dict[int, npt.NDArray[np.float64]]
 
@@ -51,7 +52,7 @@ def is_neus(folder: Path) -> bool:
 def load_neus(folder: Path, options: LoadOptions) -> Scene:
     """Loads a scene; see :class:`voxelfield.datasets.registry.Loader`.
 
-    The box, or the smallest of nested boxes, holds the unit sphere.
+    Its box is that of the unit sphere.
     """
     file = next(folder / name for name in FILES if (folder / name).is_file())
     world, scale = _read_matrices(file)
@@ -66,11 +67,7 @@ def load_neus(folder: Path, options: LoadOptions) -> Scene:
     if not masks:
         photos = with_shrunk_images(photos, folder / "image", options.downscale)
 
-    return load_capture(folder, file, photos, options, stated_box=_box_of_sphere if scale else None)
-
-
-def _box_of_sphere() -> Tensor:
-    return torch.tensor([[-1.0] * 3, [1.0] * 3], dtype=torch.float64)
+    return load_capture(folder, file, photos, options, stated_box=_SPHERE_BOX if scale else None)
 
 
 def _read_matrices(file: Path) -> tuple[Matrices, Matrices]:

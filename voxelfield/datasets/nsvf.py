@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.captures import load_capture
+from voxelfield.datasets.assembly import load_capture
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
@@ -36,8 +36,8 @@ def is_nsvf(folder: Path) -> bool:
 def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
     """Loads a scene; see :class:`voxelfield.datasets.registry.Loader`.
 
-    In Tanks & Temples and BlendedMVS no name begins with 2, and names with 1 are the test views. Without a box, it is
-    that of ``bbox.txt``.
+    In Tanks & Temples and BlendedMVS no name begins with 2, and names with 1 are the test views. The
+    box is that of ``bbox.txt``.
     """
     source = folder / "pose"
     intrinsics = _read_intrinsics(folder / FILE)
@@ -54,7 +54,7 @@ def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
     if not photos:
         raise FileNotFoundError(f"{source}: must hold a file NAME.txt for each image, got none")
     box = folder / "bbox.txt"
-    stated = partial(_read_box, box) if box.is_file() else None
+    stated = _read_box(box) if box.is_file() else None
     return load_capture(folder, source, photos, options, listed, stated_box=stated)
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from voxelfield.config.parsing import Range
-from voxelfield.config.types import Count, Natural, NotNegative
+from voxelfield.config.types import Count, Natural
 from voxelfield.datasets.images import Size
-from voxelfield.warps.nested_boxes import MAX_BOXES
 
 
 @dataclass(kw_only=True)
@@ -36,38 +33,17 @@ class ImageOptions:
     lens_distortion: bool = True
 
 
-@dataclass(kw_only=True)
-class PlaceOptions:
-    """Where the field lies, beside its box.
-
-    Attributes:
-        boxes: Number of nested boxes, the smallest of which is ``aabb``, for a scene that reaches beyond it
-            (:class:`voxelfield.warps.nested_boxes.NestedBoxes`); 1: nothing is outside. None: several for
-            photographs of a place, of which less than a tenth is transparent, where no box is given; else 1.
-        near: Distance from a camera before which nothing is sampled, world units, with nested boxes; with ``ndc``, the
-            depth of the near plane. None: as the cameras suggest, or 0.
-        ndc: Whether the grid lies in normalised device coordinates
-            (:class:`voxelfield.warps.ndc_box.NdcBox`), for photographs that all look the same way; None:
-            where they do and points of the scene are known, unless ``aabb`` or ``boxes`` is given.
-        model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
-    """
-
-    boxes: Annotated[int, Range(1, MAX_BOXES)] | None = None
-    near: NotNegative | None = None
-    ndc: bool | None = None
-    model: Natural | None = None
-
-
 @dataclass
-class LoadOptions(ImageOptions, PlaceOptions):
+class LoadOptions(ImageOptions):
     """What to load of a scene, and how; the keyword arguments of :func:`voxelfield.load_scene`.
 
     Attributes:
         splits: Which of train, val and test; None: all that the scene has. Without views for the test, those of val
             stand in; without either, some are held out (``holdout``), or there is no test split.
         image_size: Images with a side longer than this, in pixels, are shrunk until none is; None keeps them.
-        aabb: (2, 3) box that holds what matters, world units. None: that of ``configs/scene`` if the scene is given by
-            a name in it, never for a path; otherwise as :func:`voxelfield.datasets.frames.make_scene` chooses.
+        aabb: (2, 3) box outside of which nothing matters, world units. None: that of ``configs/scene`` if the scene is
+            given by a name in it, never for a path; otherwise as :func:`voxelfield.datasets.assembly.assemble` says.
+        model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
 
     Raises:
         ValueError: A value is none of these.
@@ -76,23 +52,18 @@ class LoadOptions(ImageOptions, PlaceOptions):
     splits: Sequence[str] | None = ("train", "test")
     image_size: int | None = None
     aabb: Tensor | Sequence[Sequence[float]] | None = None
+    model: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.splits, str):
             raise ValueError(f"splits must be a sequence of names or None, got {self.splits!r}: use [{self.splits!r}]")
         self.splits = self.splits and tuple(self.splits)
-        for name, least in (("downscale", 1), ("image_size", 1), ("boxes", 1), ("model", 0)):
+        for name, least in (("downscale", 1), ("image_size", 1), ("model", 0)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
         if self.holdout < 0 or self.holdout == 1:
             raise ValueError(f"holdout must be 0, or a whole number of at least 2, got {self.holdout}")
-        if self.near is not None and not (math.isfinite(self.near) and self.near >= 0):
-            raise ValueError(f"near must be finite and not negative, got {self.near}")
-        if self.ndc not in (True, False, None):
-            raise ValueError(f"ndc must be True, False or None, got {self.ndc!r}")
-        if self.ndc and self.boxes is not None and self.boxes > 1:
-            raise ValueError(f"ndc must be False or None with {self.boxes} nested boxes, got True")
         if self.missing_images not in ("error", "skip", None):
             raise ValueError(f"missing_images must be 'error' or 'skip', got {self.missing_images!r}")
 

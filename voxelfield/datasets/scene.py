@@ -9,10 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from voxelfield.grids.boxes import parse_box
 from voxelfield.ops._checks import check_dtype, check_field, check_tensor
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.warps.warp import Warp
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +27,8 @@ class Split:
         paths: The N files that the images were read from; None if they come from elsewhere.
         extras: Further tensors by name, on the CPU, of any dtype: one value for each image, (N,) or (N, K), or for each
             pixel, (N, H, W) or (N, H, W, ...), such as ``time`` (N,) and ``depth`` (N, H, W), which loaders fill
-            (data/README.md), or whatever a loss of one's own needs.
+            (data/README.md), or whatever a loss of one's own needs. The cameras carry those of images as values of
+            their rays (:attr:`voxelfield.Cameras.values`).
 
     Raises:
         TypeError: ``images`` is not uint8, ``masks`` is not bool, or something in ``extras`` is not a tensor.
@@ -70,6 +69,9 @@ class Split:
             check_tensor(f"Split.extras[{name!r}]", values, wanted)
             if values.device.type != "cpu":
                 raise ValueError(f"Split.extras[{name!r}] must be on the CPU, got a tensor on {values.device}")
+        per_image_values = {name: values for name, values in self.extras.items() if values.dim() < 3}
+        if per_image_values:
+            object.__setattr__(self, "cameras", self.cameras.with_values(**per_image_values))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -115,33 +117,56 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A scene as loaded.
+    """A scene as loaded: images, cameras, and facts about the place that they show.
+
+    How a field covers that place is up to its model (:meth:`voxelfield.models.model_config.ModelConfig.choose_warp`).
 
     Args:
         name: Its name, as in ``scene=``.
-        aabb: (2, 3) float32, low and high corner of what matters, world frame. In an unbounded scene, what matters
-            most: then it is the box of ``warp``.
+        aabb: (2, 3) float32, low and high corner of what matters, world frame.
         splits: The loaded splits by name.
-        warp: The warp for the grid of a field, for photographs that show what is around:
-            :class:`voxelfield.warps.nested_boxes.NestedBoxes` or
-            :class:`voxelfield.warps.ndc_box.NdcBox`. None: there is nothing outside of ``aabb``.
+        bounded: Whether nothing lies outside ``aabb``. Photographs of a place show its surroundings too.
+        estimated: Whether ``aabb`` was only estimated from cameras or points.
+        points: (M, 3) points that structure from motion found, or that fill what is seen, world units; None if unknown.
+        all_poses: (N, 4, 4) poses of all photographs, whether their split is loaded or not, camera to world, float32 or
+            float64; None: those of the splits.
+        all_cameras: The cameras of all photographs; None: those of the splits.
         format: Name of the format of :mod:`voxelfield.datasets.registry` that it was read from; empty for none.
 
     Raises:
         TypeError: ``aabb`` is not float32.
-        ValueError: ``aabb`` has another shape, or is not that of ``warp``.
+        ValueError: ``aabb``, ``points`` or ``all_poses`` has another shape.
     """
 
     name: str
     aabb: Tensor
     splits: dict[str, Split]
-    warp: Warp | None = None
+    bounded: bool = True
+    estimated: bool = False
+    points: Tensor | None = None
+    all_poses: Tensor | None = None
+    all_cameras: Cameras | None = None
     format: str = ""
 
     def __post_init__(self) -> None:
         check_field("Scene.aabb", self.aabb, (2, 3), torch.float32)
-        if self.warp is not None and self.warp.aabb != parse_box(self.aabb):
-            raise ValueError(f"Scene.warp.aabb must be Scene.aabb, {self.aabb.tolist()}, got {self.warp.aabb}")
+        if self.points is not None:
+            check_tensor("Scene.points", self.points, ("M", 3))
+        if self.all_poses is not None:
+            check_tensor("Scene.all_poses", self.all_poses, ("N", 4, 4))
+
+    def poses(self) -> Tensor:
+        """Returns the poses (N, 4, 4) of all photographs, camera to world, OpenGL axes."""
+        if self.all_poses is not None:
+            return self.all_poses
+        return torch.cat([split.cameras.c2w for split in self.splits.values()])
+
+    def border_rays(self) -> tuple[Tensor, Tensor]:
+        """Returns origins and unit directions, both (N, P, 3), of rays along the borders of all photographs."""
+        if self.all_cameras is not None:
+            return self.all_cameras.border_rays()
+        each = [split.cameras.border_rays() for split in self.splits.values()]
+        return torch.cat([origins for origins, _ in each]), torch.cat([directions for _, directions in each])
 
     def split(self, name: str) -> Split:
         """Returns one split.

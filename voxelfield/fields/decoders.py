@@ -68,7 +68,7 @@ def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:
 class Decoder(Protocol):
     """The interface of a decoder; usually an ``nn.Module``, so that its parameters are trained.
 
-    A decoder may have two more attributes:
+    A decoder may have more attributes:
 
     - ``view_channels``, a tuple of int: indices of the features that only describe view dependence: if they were zero,
       the colour would be the same from all directions. They are poorly constrained by few views, so training may give
@@ -79,6 +79,15 @@ class Decoder(Protocol):
       vertices; this is needed, for example, for the density of a signed distance, which peaks between vertices.
       Subclasses inherit the attribute, so a subclass that overrides the density must also state whether it still
       holds.
+    - ``extra_inputs``, a tuple of str: names of further inputs, which the call takes as keyword arguments:
+      ``"position"``, (M, 3) the positions at which the grid is read (in warped coordinates if the field has a warp),
+      and names of :attr:`voxelfield.Rays.values`, (R, ...) for ``ray_index`` to select from, such as ``"time"`` or
+      ``"image"``, the index of the training image.
+    - ``optional_inputs``, a tuple of str: those of them that are left out if rays do not have them. The decoder then
+      uses the argument's default, such as None for "the mean of all images".
+    - ``density_inputs``, a tuple of str: those of them that :meth:`density` takes as keyword arguments too, (M, ...)
+      there, one row for each sample. Values of rays must have a default, because the density is also evaluated away
+      from rays, to find occupied space: at a random time, for example, so that the cells of all times are found.
     """
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,13 @@ class Field(Protocol):
       grids access no memory. If absent or False, unused rows have positions in the occupancy grid's box: the gradient
       that they receive is zero, but a network that reads NaN would turn it into NaN.
 
-    A field with a warp of its own has two further members, ``warp`` and ``local_density``, as in
+    - ``extra_inputs``, ``optional_inputs`` and ``density_inputs``, tuples of str: names of
+      :attr:`voxelfield.Rays.values` on which the field depends. :meth:`sample` takes those of ``extra_inputs`` as
+      keyword arguments (R, ...), without those of ``optional_inputs`` that the rays do not have. :meth:`density` takes
+      those of ``density_inputs`` as keyword arguments (M, ...); they need a default, because the density is also
+      evaluated away from rays. Rays that lack another value are rejected.
+
+    A field with a warp of its own has two further members, ``warp`` and ``density_in_warp``, as in
     :class:`RadianceField`. The positions, distances and lengths of its samples are then in warped coordinates.
     """
 
@@ -71,15 +77,22 @@ class RadianceField(nn.Module):
         warp: The warp of the grid if that is not the world frame, to extend the field beyond one box:
             :class:`voxelfield.warps.nested_boxes.NestedBoxes` or
             :class:`voxelfield.warps.ndc_box.NdcBox`. The grid's box is then
-            :attr:`Warp.warped_aabb`. :meth:`sample` and :meth:`local_density` take positions in warped coordinates, and
-            all other methods take world positions.
+            :attr:`Warp.warped_aabb`. :meth:`sample` and :meth:`density_in_warp` take positions in warped coordinates,
+            and all other methods take world positions.
 
     Attributes:
         warp: The warp of the grid; None for the world frame.
+        extra_inputs: Values of rays on which the decoder depends (:class:`Field`); none by default.
+        optional_inputs: As for :class:`Field`.
+        density_inputs: As for :class:`Field`.
 
     Raises:
         ValueError: The decoder expects another number of channels, or the grid does not span its warp.
     """
+
+    extra_inputs: tuple[str, ...] = ()
+    optional_inputs: tuple[str, ...] = ()
+    density_inputs: tuple[str, ...] = ()
 
     def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder, warp: Warp | None = None) -> None:
         super().__init__()
@@ -91,6 +104,12 @@ class RadianceField(nn.Module):
             raise ValueError(f"grid.aabb must be warp.warped_aabb, {warp.warped_aabb}, got {grid.aabb.tolist()}")
         self.warp = warp
         self._outermost: tuple[Warp, Tensor] | None = None
+        self._inputs = tuple(getattr(decoder, "extra_inputs", ()))
+        self._density_inputs = tuple(getattr(decoder, "density_inputs", ()))
+        if self._inputs or self._density_inputs:
+            self.extra_inputs = (*self.extra_inputs, *(name for name in self._inputs if name != "position"))
+            self.optional_inputs = (*self.optional_inputs, *getattr(decoder, "optional_inputs", ()))
+            self.density_inputs = (*self.density_inputs, *(name for name in self._density_inputs if name != "position"))
 
     @property
     def skips_nan(self) -> bool:
@@ -115,12 +134,13 @@ class RadianceField(nn.Module):
             return self.grid.aabb.mean(dim=0).cpu()
         return box_tensor(self.warp.aabb, torch.device("cpu")).mean(dim=0)
 
-    def forward(self, points: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, points: Tensor, directions: Tensor, **values: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field.
 
         Args:
             points: (M, 3) world positions.
             directions: (M, 3) unit viewing directions, world frame.
+            values: (M, ...) the values of :attr:`extra_inputs`, by name.
 
         Returns:
             density (M,), per world unit, and rgb (M, 3) in [0, 1]; float32.
@@ -135,43 +155,58 @@ class RadianceField(nn.Module):
         check_same_device("directions", directions, "points", points)
         each = torch.arange(points.shape[0], device=points.device)
         warped, unit = self._locate(points)
-        density, rgb = self.decoder(self.grid(warped), directions, each)
+        density, rgb = self._decode(warped, directions, each, values)
         return (density if unit is None else _in_world(density, warped, unit)), rgb
 
-    def density(self, points: Tensor) -> Tensor:
+    def density(self, points: Tensor, **values: Tensor) -> Tensor:
         """Evaluates the density alone.
 
         Args:
             points: (M, 3) world positions.
+            values: (M, ...) the values of :attr:`density_inputs`, by name; the decoder's defaults if absent.
 
         Returns:
             (M,), per world unit; float32.
         """
         warped, unit = self._locate(points)
-        density = self.local_density(warped)
+        density = self.density_in_warp(warped, **values)
         return density if unit is None else _in_world(density, warped, unit)
 
-    def local_density(self, warped: Tensor) -> Tensor:
+    def density_in_warp(self, warped: Tensor, **values: Tensor) -> Tensor:
         """Evaluates the density in warped coordinates, which is the world frame if :attr:`warp` is None.
 
         Args:
             warped: (M, 3) positions in warped coordinates.
+            values: As for :meth:`density`.
 
         Returns:
             (M,), per unit of warped coordinates; float32.
         """
-        return self.decoder.density(self.grid(warped))
+        if not self._density_inputs:
+            return self.decoder.density(self.grid(warped))
+        return self.decoder.density(self.grid(warped), **_select(self._density_inputs, warped, values))
+
+    def _decode(
+        self, warped: Tensor, directions: Tensor, ray_index: Tensor, values: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        if not self._inputs:
+            density, rgb = self.decoder(self.grid(warped), directions, ray_index)
+        else:
+            inputs = _select(self._inputs, warped, values)
+            density, rgb = self.decoder(self.grid(warped), directions, ray_index, **inputs)
+        return density, rgb
 
     def _locate(self, points: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns world positions in warped coordinates, and the length of its unit there (None in the world frame)."""
         return (points, None) if self.warp is None else self.warp.from_world(points)
 
-    def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, samples: PackedSamples, directions: Tensor, **values: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field at packed ray samples.
 
         Args:
             samples: M samples of R rays, in warped coordinates.
             directions: (R, 3) the rays' unit directions, world frame.
+            values: (R, ...) the values of :attr:`extra_inputs`, by name.
 
         Returns:
             density (M,), per unit in warped coordinates, and rgb (M, 3) in [0, 1]; float32.
@@ -180,18 +215,20 @@ class RadianceField(nn.Module):
         if torch.is_grad_enabled() and directions.requires_grad:
             # One direction per sample, so that the gradient of each ray is a sum along the ray. The backward pass of
             # indexing, which decoders use, would serialise its atomic additions on the one ray of all unused rows.
-            ray_index = torch.arange(len(ray_index), device=ray_index.device)
             directions = spread(directions, samples.ray_offsets, len(ray_index))
-        density, rgb = self.decoder(self.grid(samples.positions), directions, ray_index)
-        return density, rgb
+            values = {name: value.index_select(0, ray_index) for name, value in values.items()}
+            ray_index = torch.arange(len(ray_index), device=ray_index.device)
+        return self._decode(samples.positions, directions, ray_index, values)
 
     def vertex_density(self) -> Tensor | None:
         """Returns the densities (X, Y, Z) at the grid's vertices if they bound the density, otherwise None.
 
-        They do for a single grid with a decoder whose ``density_is_monotonic`` is True.
+        They do for a single grid with a decoder whose ``density_is_monotonic`` is True and whose density depends on
+        features only.
         """
         levels = self.grid.levels
-        if len(levels) > 1 or not getattr(self.decoder, "density_is_monotonic", False):
+        monotonic = getattr(self.decoder, "density_is_monotonic", False)
+        if len(levels) > 1 or self.density_inputs or self._density_inputs or not monotonic:
             return None
         features = levels[0]
         return self.decoder.density(features.flatten(0, 2)).view(features.shape[:-1])
@@ -228,12 +265,18 @@ def warp_of(field: Field) -> Warp | None:
     return warp
 
 
-def density_at_samples(field: Field) -> Callable[[Tensor], Tensor]:
-    """Returns a function that maps sample positions to densities, both in warped coordinates's samples."""
-    density: Callable[[Tensor], Tensor] = field.density
+def density_at_samples(field: Field) -> Callable[..., Tensor]:
+    """Returns the function that maps positions of samples to densities, both in warped coordinates."""
+    density: Callable[..., Tensor] = field.density
     if warp_of(field) is not None:
-        density = field.local_density  # type: ignore[attr-defined]
+        density = field.density_in_warp  # type: ignore[attr-defined]
     return density
+
+
+def _select(names: tuple[str, ...], warped: Tensor, values: dict[str, Tensor]) -> dict[str, Any]:
+    """Returns the decoder's further inputs, of which ``position`` is not among the values."""
+    given = {"position": warped, **values}
+    return {name: given[name] for name in names if name in given}
 
 
 def _in_world(density: Tensor, warped: Tensor, unit: Tensor) -> Tensor:

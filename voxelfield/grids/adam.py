@@ -33,9 +33,9 @@ class _ActiveTiles:
 class GridAdam(torch.optim.Optimizer):
     r"""Adam or AdamW for grids (X, Y, Z, C): the steps of torch's optimizers, in one pass over memory.
 
-    With gradient g (plus ``l2 * param``) and step number t, a step computes
+    With gradient g (plus ``l2_penalty * param``) and step number t, a step computes
     :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`, :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2` and
-    :math:`p \leftarrow (1 - \mathrm{lr} \cdot \mathrm{decay}) p - \mathrm{lr} \frac{m}{1 - \beta_1^t} /
+    :math:`p \leftarrow (1 - \mathrm{lr} \cdot \mathrm{weight\_decay}) p - \mathrm{lr} \frac{m}{1 - \beta_1^t} /
     (\sqrt{v / (1 - \beta_2^t)} + \epsilon)`. It also updates the parameter's 16-bit working copy, if there is one, and
     clears the gradient. All grids of a group are updated together.
 
@@ -60,8 +60,9 @@ class GridAdam(torch.optim.Optimizer):
             in place.
         betas: Decay rates of the moments.
         eps: Added to the denominator.
-        decay: Decoupled weight decay (AdamW).
-        l2: Factor of the parameter that is added to its gradient (``weight_decay`` of :class:`torch.optim.Adam`).
+        weight_decay: Decoupled weight decay (AdamW).
+        l2_penalty: Factor of the parameter that is added to its gradient (``weight_decay`` of
+            :class:`torch.optim.Adam`).
         channel_rates: (C,) float32 on the parameters' device, contiguous: a factor on the learning rate of each
             channel, finite and not negative. It also scales the channel's decay, as if each channel were a group. None
             means 1 for all channels. The tensor may be changed in place, also between replays of a captured graph.
@@ -84,19 +85,27 @@ class GridAdam(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         *,
-        decay: float = 0.0,
-        l2: float = 0.0,
+        weight_decay: float = 0.0,
+        l2_penalty: float = 0.0,
         channel_rates: Tensor | None = None,
         skip_untouched: bool = False,
         clear_grad: bool = True,
     ) -> None:
-        options = {"lr": lr, "betas": betas, "eps": eps, "decay": decay, "l2": l2, "channel_rates": channel_rates}
-        # `capturable` makes load_state_dict put step counts on the device.
-        flags = {"skip_untouched": skip_untouched, "clear_grad": clear_grad, "capturable": True}
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "l2_penalty": l2_penalty,
+            "channel_rates": channel_rates,
+            "skip_untouched": skip_untouched,
+            "clear_grad": clear_grad,
+            "capturable": True,  # makes load_state_dict put step counts on the device
+        }
         self._active: dict[Tensor, _ActiveTiles] = {}
         self._working: dict[Tensor, Tensor] = {}
         self._rates: dict[tuple[int, torch.device], tuple[float, Tensor]] = {}
-        super().__init__(params, {**options, **flags})
+        super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         present = [group["channel_rates"] for group in self.__dict__.get("param_groups", [])]
@@ -118,7 +127,7 @@ class GridAdam(torch.optim.Optimizer):
         """Adds a group, as :class:`torch.optim.Optimizer` does, and checks its parameters and options."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        check_rule(group["betas"], group["eps"], group["decay"], group["l2"])
+        check_rule(group["betas"], group["eps"], group["weight_decay"], group["l2_penalty"])
         _check_rate(group)
         for param in group["params"]:
             if is_divided(param):
@@ -253,7 +262,8 @@ class GridAdam(torch.optim.Optimizer):
                 loss = closure()
         batches: dict[tuple[Any, ...], list[tuple[Tensor, Tensor, Tensor | None]]] = {}
         for index, group in enumerate(self.param_groups):
-            rule = (*group["betas"], *(group[k] for k in ("eps", "decay", "l2", "skip_untouched", "clear_grad")))
+            options = ("eps", "weight_decay", "l2_penalty", "skip_untouched", "clear_grad")
+            rule = (*group["betas"], *(group[key] for key in options))
             for param in group["params"]:
                 if param.grad is not None:
                     rate = self._rate(index, param.device, upload=not _is_capturing(param.device))
@@ -263,7 +273,7 @@ class GridAdam(torch.optim.Optimizer):
         return loss
 
     def _step_together(self, rule: tuple[Any, ...], levels: list[tuple[Tensor, Tensor, Tensor | None]]) -> None:
-        beta1, beta2, eps, decay, l2, skip_untouched, clear_grad = rule
+        beta1, beta2, eps, weight_decay, l2_penalty, skip_untouched, clear_grad = rule
         params = [param for param, _, _ in levels]
         states = [self._state(param) for param in params]
         steps = [state["step"] for state in states]
@@ -293,8 +303,8 @@ class GridAdam(torch.optim.Optimizer):
             channel_rates=[shares for _, _, shares in levels],
             betas=(beta1, beta2),
             eps=eps,
-            decay=decay,
-            l2=l2,
+            weight_decay=weight_decay,
+            l2_penalty=l2_penalty,
             skip_untouched=skip_untouched,
             clear_grad=clear_grad,
             grad_scale=grad_scale,

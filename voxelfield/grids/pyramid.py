@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from voxelfield import ops
 from voxelfield.grids.boxes import Box, parse_box
-from voxelfield.grids.sharding import refuse_other_resolution, refuse_sharded
+from voxelfield.grids.resampling import refuse_sharded
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.grids.working_copies import WorkingCopies, sample_levels
@@ -225,7 +225,8 @@ class VoxelPyramid(nn.Module):
             TypeError: A level is not a float32 parameter, or ``dtype`` is not one of the three.
             ValueError: A level is sharded.
         """
-        self._refuse_sharded("enable_copies")
+        for level in self.levels:
+            refuse_sharded(level, "enable_copies")
         copies = WorkingCopies(self._active_features, dtype, self.reduce, self._active_sparse)
         for index, level in enumerate(self.levels):
             level.grad = torch.zeros_like(level) if index < self.active else None
@@ -365,7 +366,8 @@ class VoxelPyramid(nn.Module):
             ValueError: ``aabb`` is not a box, a level is sharded (``fully_shard``), a sparse level has blocks, or the
                 optimizer's state cannot be resampled.
         """
-        self._refuse_sharded("refit")
+        for level in self.levels:
+            refuse_sharded(level, "refit")
         if any(grid.count > 0 for grid in self.sparse_grids):
             raise ArgumentValueError("aabb must stay as it is once sparse levels have blocks")
         self._copies = None
@@ -393,7 +395,6 @@ class VoxelPyramid(nn.Module):
             ValueError: As for :meth:`refit`.
         """
         if aabb is not None:
-            self._refuse_sharded("resize")
             self.refit(aabb, optimizer)
         self.activate(resolution)
 
@@ -416,17 +417,6 @@ class VoxelPyramid(nn.Module):
             raise ArgumentValueError(f"active must be 1 to {len(self.levels)} levels, got {shown(active)}")
         self.active = active
         self._copies = None
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Each level performs this check too, but only after the previous levels have been loaded.
-        for index, grid in enumerate(self.grids):
-            key = f"{prefix}_grids.{index}.features"
-            refuse_other_resolution(grid, grid.features, state_dict.get(key), key)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def _refuse_sharded(self, operation: str) -> None:
-        for grid in self.grids:
-            refuse_sharded(grid, grid.features, operation)
 
     def extra_repr(self) -> str:
         """Shows the settings in ``print(module)``."""

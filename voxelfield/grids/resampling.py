@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,76 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import ops
-from voxelfield.ops._checks import coordinate_dtype
+from voxelfield.ops._checks import coordinate_dtype, is_divided
 from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._grids import Padding
 
-# Fraction of a cell: a face of a cropping box that is this close to a vertex counts as lying on it. The tolerance is
-# far above the rounding of float32 world coordinates and far below anything visible.
-_SNAP_TOLERANCE = 1e-3
 SLAB_ELEMENTS = 1 << 24
 """Elements of a temporary tensor (64 MiB of float32): passes over a whole grid work slab by slab, so that their
 temporaries stay this small for any grid."""
-
-
-def touched_vertices(low: float, high: float, size: int, wanted_low: float, wanted_high: float) -> tuple[int, int]:
-    """Returns the first and last vertex of the cells that an interval touches, on an axis from low to high."""
-    if size == 1:
-        return 0, 0
-    cell = (high - low) / (size - 1)
-    first = max(math.floor((wanted_low - low) / cell + _SNAP_TOLERANCE), 0)
-    last = min(math.ceil((wanted_high - low) / cell - _SNAP_TOLERANCE), size - 1)
-    # An interval within the tolerance of a single vertex would be reduced to that vertex; keep at least one cell.
-    first = min(first, size - 2)
-    return first, max(last, first + 1)
-
-
-def resample(
-    values: Tensor,
-    resolution: tuple[int, int, int],
-    slab_elements: int = SLAB_ELEMENTS,
-    *,
-    align_corners: bool = True,
-    periodic: bool = False,
-) -> Tensor:
-    """Resamples (X, Y, Z, C) trilinearly to other numbers of vertices over the same box.
-
-    With ``align_corners`` the outermost vertices stay in place. Otherwise, new vertices may lie outside the old ones;
-    there the outermost values are repeated, or the whole grid if it is ``periodic``. No temporary tensor has more than
-    ``slab_elements`` elements, unless the vertices at one x need more.
-    """
-    _, y, z, channels = values.shape
-    new_x, new_y, new_z = resolution
-    result = values.new_empty((*resolution, channels))
-    row = max(y * z, new_y * z, new_y * new_z) * channels
-    placed = (align_corners, periodic)
-    for rows in _slabs(new_x, row, slab_elements):
-        slab = _resample_axis(values, 0, torch.arange(rows.start, rows.stop), new_x, *placed)
-        slab = _resample_axis(slab, 1, torch.arange(new_y), new_y, *placed)
-        slab = _resample_axis(slab, 2, torch.arange(new_z), new_z, *placed)
-        result[rows] = slab
-    return result
-
-
-def _resample_axis(
-    values: Tensor, axis: int, index: Tensor, new_size: int, align_corners: bool, periodic: bool
-) -> Tensor:
-    """Returns the values at the new vertices ``index`` of ``new_size`` along one axis, in the arithmetic's dtype."""
-    size, dtype = values.shape[axis], coordinate_dtype(values.dtype)
-    if not align_corners:
-        position, unit = (2 * index + 1) * size - new_size, 2 * new_size
-    elif new_size > 1:
-        position, unit = index * (size - 1), new_size - 1
-    else:
-        # A single vertex represents the whole extent, so its value is that of the middle.
-        position, unit = torch.tensor([size - 1]), 2
-    lower = position // unit
-    upper = lower + 1
-    lower, upper = (i.remainder(size) if periodic else i.clamp(0, size - 1) for i in (lower, upper))
-    weight = ((position % unit).to(dtype) / unit).reshape([-1 if d == axis else 1 for d in range(4)])
-    below = values.index_select(axis, lower.to(values.device)).to(dtype)
-    above = values.index_select(axis, upper.to(values.device)).to(dtype)
-    return below.lerp_(above, weight.to(values.device))
 
 
 def vertex_fractions(size: int, like: Tensor, align_corners: bool = True) -> Tensor:
@@ -99,10 +35,12 @@ def sample_vertices(
     align_corners: bool = True,
     periodic: bool = False,
 ) -> Tensor:
-    """Samples (X, Y, Z, C) at the vertices that fill a box given by its corners (2, 3) in the unit cube.
+    """Samples (X, Y, Z, C) trilinearly at the vertices that fill a box given by its corners (2, 3) in the unit cube.
 
-    The options are as for :func:`resample`.
+    Outside of the old vertices the outermost values are repeated, or the whole grid if it is ``periodic``. No temporary
+    tensor has more than ``slab_elements`` elements, unless the vertices at one x need more.
     """
+    corners = corners.to(coordinate_dtype(values.dtype))
     result = values.new_empty((*resolution, values.shape[-1]))
     axes = []
     for axis, size in enumerate(resolution):
@@ -118,6 +56,15 @@ def _slabs(rows: int, row_elements: int, slab_elements: int) -> Iterator[slice]:
     step = max(slab_elements // max(row_elements, 1), 1)
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
+
+
+def refuse_sharded(features: Tensor, operation: str) -> None:
+    """Raises if features are divided among processes, because an operation needs all of them."""
+    if is_divided(features):
+        raise ArgumentValueError(
+            f"features must be whole for {operation}, got those of a grid that fully_shard manages: name them in its "
+            "ignored_params, or change the grid before it"
+        )
 
 
 def migratable_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from voxelfield import ops
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
-from voxelfield.grids.resampling import migratable_state, resample, sample_vertices, touched_vertices, vertex_fractions
-from voxelfield.grids.sharding import refuse_other_resolution, refuse_sharded
+from voxelfield.grids.resampling import migratable_state, refuse_sharded, sample_vertices, vertex_fractions
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._autograd import needs_long_path
 from voxelfield.ops._checks import (
@@ -28,7 +27,6 @@ from voxelfield.ops._errors import (
     EXPLAINED_LATER,
     ArgumentTypeError,
     ArgumentValueError,
-    is_out_of_memory,
     shown,
     stop_if_out_of_memory,
 )
@@ -122,14 +120,7 @@ class VoxelGrid(nn.Module):
         self.align_corners = bool(align_corners)
         self.init_std = init_std
         self.fill = fill
-        try:
-            self.features = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            raise torch.OutOfMemoryError(
-                f"resolution and channels need {math.prod(shape)} features, more than fit in memory: {error}"
-            ) from error
+        self.features = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
         self._box = parse_box(aabb)
         self.register_buffer("aabb", box_tensor(self._box, self.features.device))
         self._copies: WorkingCopies | None = None
@@ -211,7 +202,7 @@ class VoxelGrid(nn.Module):
             TypeError: ``points`` is not a floating-point tensor.
             ValueError: Its last dimension is not 3, or it is on another device.
         """
-        points = self._check_world("points", points)
+        points = self._check_points(points)
         low, high = self.aabb.unbind()
         if points.dtype == torch.float64:
             low, high = low.double(), high.double()
@@ -230,7 +221,7 @@ class VoxelGrid(nn.Module):
             TypeError: ``points`` is not a floating-point tensor.
             ValueError: Its last dimension is not 3, or it is on another device.
         """
-        points = self._check_world("points", points)
+        points = self._check_points(points)
         low, high = self.aabb
         return ((points >= low) & (points <= high)).all(dim=-1)
 
@@ -272,38 +263,6 @@ class VoxelGrid(nn.Module):
         )
         low, high = self.aabb.to(coordinate_dtype(slopes.dtype))
         return values, (slopes / (high - low)).to(slopes.dtype)
-
-    def sample_rays(self, origins: Tensor, directions: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Interpolates the features along rays, at ``origins + t * directions``.
-
-        Args:
-            origins: (R, 3) world positions, float32 or float64, on the grid's device.
-            directions: (R, 3) world directions, of any length.
-            t: (R, S) distances along the rays, in units of the directions' length.
-
-        Returns:
-            features: (R, S, C) in the dtype of the grid. Samples outside the box are zero and receive no gradient,
-                regardless of the grid's ``padding``.
-            inside: (R, S) bool, whether the sample lies in the box, faces included.
-
-        Raises:
-            TypeError: An argument is not a floating-point tensor.
-            ValueError: The shapes do not fit together, or an argument is on another device.
-        """
-        origins, directions = self._check_world("origins", origins), self._check_world("directions", directions)
-        t = self._check_coordinates("t", t)
-        if origins.dim() != 2 or directions.shape != origins.shape or t.shape[:-1] != origins.shape[:1]:
-            raise ArgumentValueError(
-                "expected origins (R, 3), directions (R, 3) and t (R, S), got "
-                f"{tuple(origins.shape)}, {tuple(directions.shape)} and {tuple(t.shape)}"
-            )
-        origins, directions, t = self._promote(origins), self._promote(directions), self._promote(t)
-        points = origins[:, None] + t[..., None] * directions[:, None]
-        inside = self.contains(points)
-        # At positions that are not finite, the op returns zeros and adds no gradient. Replacing positions outside by
-        # NaN is cheaper than masking the result, because samples outside then access no memory in either pass.
-        unit = self.to_unit(points).masked_fill(~inside[..., None], math.nan)
-        return self._sample(unit), inside
 
     def _sample_eagerly(self, points: Tensor) -> Tensor | None:
         """Interpolates at world positions in the common case; returns None if the general path must be taken.
@@ -353,7 +312,7 @@ class VoxelGrid(nn.Module):
             TypeError: The features are not a float32 parameter, or ``dtype`` is not one of the three.
             ValueError: The grid is sharded, or has ``align_corners=False``.
         """
-        refuse_sharded(self, self.features, "enable_copies")
+        refuse_sharded(self.features, "enable_copies")
         if not self.align_corners:
             raise ArgumentValueError("align_corners must be True for enable_copies, got False")
         self._copies = WorkingCopies([self.features], dtype)
@@ -373,45 +332,39 @@ class VoxelGrid(nn.Module):
         double = self.features.dtype == torch.float64 and isinstance(values, Tensor) and _is_real(values)
         return values.double() if double else values
 
-    def _check_world(self, name: str, points: Tensor) -> Tensor:
-        points = self._check_coordinates(name, points)
+    def _check_points(self, points: Tensor) -> Tensor:
+        """Raises unless the points are positions on the grid's device; converts 16-bit ones to float32."""
+        if not isinstance(points, Tensor):
+            raise ArgumentTypeError(f"points must be a torch.Tensor, got {type(points).__name__}")
+        if points.layout is not torch.strided:
+            raise ArgumentValueError(f"points must be a dense tensor, got one of layout {points.layout}")
+        points = widen_positions("points", points, torch.float32)
+        if not _is_real(points):
+            raise ArgumentTypeError(f"points must be float32 or float64, got {points.dtype}")
+        if points.device != self.aabb.device:
+            raise ArgumentValueError(f"points must be on the grid's device {self.aabb.device}, got {points.device}")
         if points.dim() == 0 or points.shape[-1] != 3:
-            raise ArgumentValueError(f"{name} must have shape (..., 3), got {tuple(points.shape)}")
+            raise ArgumentValueError(f"points must have shape (..., 3), got {tuple(points.shape)}")
         return points
-
-    def _check_coordinates(self, name: str, values: Tensor) -> Tensor:
-        """Raises unless the values are coordinates on the grid's device; converts 16-bit ones to float32."""
-        if not isinstance(values, Tensor):
-            raise ArgumentTypeError(f"{name} must be a torch.Tensor, got {type(values).__name__}")
-        if values.layout is not torch.strided:
-            raise ArgumentValueError(f"{name} must be a dense tensor, got one of layout {values.layout}")
-        values = widen_positions(name, values, torch.float32)
-        if not _is_real(values):
-            raise ArgumentTypeError(f"{name} must be float32 or float64, got {values.dtype}")
-        if values.device != self.aabb.device:
-            raise ArgumentValueError(f"{name} must be on the grid's device {self.aabb.device}, got {values.device}")
-        return values
 
     # ------------------------------------------------------------------------------------- changing the grid
 
     def upsample(self, resolution: int | Sequence[int], optimizer: torch.optim.Optimizer | None = None) -> None:
         """Resamples the features to another resolution over the same box, and the optimizer's state with them.
 
-        New vertex i of R' has the old coordinate ``i * (R - 1) / (R' - 1)``, with ``align_corners=False``
-        ``(i + 1/2) * R / R' - 1/2``, computed in integers, and its value is interpolated trilinearly. Beyond the old
-        vertices, the outermost values are repeated, or the grid if its ``padding`` is ``"periodic"``. If the old
-        vertices are among the new ones (R' - 1 is a multiple of R - 1, as in R -> 2R - 1), the old values are kept bit
-        for bit, and the field as a function of position stays the same up to the rounding of the new values. The
-        resolution may also be lower; values are then interpolated without smoothing. The arithmetic is at least
-        float32, and only a small temporary is allocated besides the new tensor.
+        Every new vertex receives the value interpolated at its position. If the old vertices are among the new ones
+        (R' - 1 is a multiple of R - 1, as in R -> 2R - 1), the field as a function of position stays the same up to
+        rounding. The resolution may also be lower; values are then interpolated without smoothing. Beyond the old
+        vertices, as with ``align_corners=False``, the outermost values are repeated, or the grid if its ``padding`` is
+        ``"periodic"``. Only a small temporary is allocated besides the new tensor.
 
-        The Parameter object stays the same, so optimizers and modules that hold it remain valid; its ``grad`` is
+        The Parameter object stays the same, so optimizers and modules that refer to it remain valid; its ``grad`` is
         dropped. ``DistributedDataParallel`` sizes its buckets once, so wrap the model again afterwards.
 
         Args:
             resolution: New number of vertices along x, y and z, or one int for all three.
             optimizer: The optimizer that trains this grid, if any. Every tensor in its state that is shaped like the
-                features (the moments of Adam, the momentum of SGD) is resampled like them. Step counts are kept.
+                features (the moments of Adam, the momentum of SGD) is resampled like them. Step counts stay the same.
 
         Raises:
             TypeError: ``resolution`` is not integer.
@@ -419,52 +372,7 @@ class VoxelGrid(nn.Module):
                 its state for the grid has another shape and cannot be resampled. In all these cases nothing has
                 changed.
         """
-        target = _parse_resolution(resolution)
-        self._transform("upsample", lambda values: resample(values, target, **self._placement()), optimizer)
-
-    def crop(self, aabb: Sequence[Sequence[float]] | Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Crops the grid to the whole cells that a box touches, and the optimizer's state with it.
-
-        The box is clamped to the present one and then enlarged to whole cells, so nothing is resampled: the features
-        that are kept are bit-identical and the field inside is the same. A face within a thousandth of a cell of a
-        vertex counts as lying on it. Axes with a single vertex keep their extent. The Parameter, its ``grad`` and the
-        optimizer are treated as by :meth:`upsample`.
-
-        Args:
-            aabb: Box to keep, in world units, as ``((low_x, low_y, low_z), (high_x, high_y, high_z))`` or (2, 3).
-            optimizer: The optimizer that trains this grid, if any.
-
-        Raises:
-            ValueError: ``aabb`` is not a finite box with low < high or does not overlap the present one, the grid is
-                sharded or has ``align_corners=False`` (values within half a voxel of a cut would change; see
-                :meth:`refit`), the optimizer does not train it, or its state cannot be cropped. In all these cases
-                nothing has changed.
-        """
-        if not self.align_corners:
-            raise ArgumentValueError(
-                "align_corners must be True for crop, got False: values within half a voxel of a cut would change. "
-                "refit(aabb, resolution) resamples to another box"
-            )
-        wanted_low, wanted_high = parse_box(aabb)
-        present_low, present_high = self.aabb.tolist()
-        new_low, new_high = list(present_low), list(present_high)
-        cuts: list[slice] = []
-        for axis, size in enumerate(self.resolution):
-            low, high = present_low[axis], present_high[axis]
-            if wanted_low[axis] >= high or wanted_high[axis] <= low:
-                raise ArgumentValueError(
-                    f"aabb must overlap the grid's box, got {(wanted_low, wanted_high)} for a grid over "
-                    f"{(present_low, present_high)}: they are apart along {'xyz'[axis]}"
-                )
-            first, last = touched_vertices(low, high, size, wanted_low[axis], wanted_high[axis])
-            cuts.append(slice(first, last + 1))
-            # A face that stays keeps its exact coordinate, so that a second crop to the same box changes nothing.
-            if first > 0:
-                new_low[axis] = low + first * (high - low) / (size - 1)
-            if last < size - 1:
-                new_high[axis] = low + last * (high - low) / (size - 1)
-        self._transform("crop", lambda values: values[tuple(cuts)].clone(), optimizer)
-        self._set_box((tuple(new_low), tuple(new_high)))
+        self._resample("upsample", None, _parse_resolution(resolution), optimizer)
 
     def refit(
         self,
@@ -474,9 +382,7 @@ class VoxelGrid(nn.Module):
     ) -> None:
         """Resamples the grid to another box and resolution at once, and the optimizer's state with it.
 
-        Every new vertex receives the value interpolated at its position, with ``"border"`` padding outside the old box,
-        or ``"periodic"`` padding if that is the grid's.
-        The Parameter, its ``grad`` and the optimizer are treated as by :meth:`upsample`.
+        As :meth:`upsample`, with a new box, which may be smaller, to crop empty space, or larger.
 
         Args:
             aabb: New box in world units, as ``((low_x, low_y, low_z), (high_x, high_y, high_z))`` or (2, 3).
@@ -485,16 +391,10 @@ class VoxelGrid(nn.Module):
 
         Raises:
             TypeError: ``resolution`` is not integer.
-            ValueError: ``aabb`` is not a finite box with low < high, a size is below 1, the grid is sharded, the
-                optimizer does not train it, or its state cannot be resampled. In all these cases nothing has changed.
+            ValueError: ``aabb`` is not a finite box with low < high, or as for :meth:`upsample`. In all these cases
+                nothing has changed.
         """
-        box, target = parse_box(aabb), _parse_resolution(resolution)
-        low, high = self.aabb
-        corners = ((box_tensor(box, low.device) - low) / (high - low)).to(coordinate_dtype(self.features.dtype))
-        self._transform(
-            "refit", lambda values: sample_vertices(values, corners, target, **self._placement()), optimizer
-        )
-        self._set_box(box)
+        self._resample("refit", parse_box(aabb), _parse_resolution(resolution), optimizer)
 
     def resize(
         self,
@@ -508,35 +408,43 @@ class VoxelGrid(nn.Module):
         Args:
             resolution: Cube root of the number of voxels (:func:`cubic_voxels`).
             optimizer: The optimizer that trains this grid, if any.
-            aabb: A box to which the grid is cropped first (:meth:`crop`), world units. Not with
-                ``align_corners=False``.
+            aabb: A box to which the grid is moved (:meth:`refit`), world units; None for the present one.
 
         Raises:
-            ValueError: As for :meth:`crop` and :meth:`upsample`.
+            ValueError: As for :meth:`refit`.
         """
+        vertices = cubic_voxels(self.aabb if aabb is None else aabb, resolution)
         if aabb is not None:
-            self.crop(aabb, optimizer)
-        vertices = cubic_voxels(self.aabb, resolution)
-        if vertices != self.resolution:
+            self.refit(aabb, vertices, optimizer)
+        elif vertices != self.resolution:
             self.upsample(vertices, optimizer)
 
-    def _placement(self) -> dict[str, bool]:
-        return {"align_corners": self.align_corners, "periodic": self.padding == "periodic"}
-
-    def _set_box(self, box: Box) -> None:
-        self._box = box
-        self.aabb.copy_(box_tensor(box, torch.device("cpu")))
-
-    def _transform(
-        self, operation: str, function: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer | None
+    @torch.no_grad()
+    def _resample(
+        self,
+        operation: str,
+        box: Box | None,
+        resolution: tuple[int, int, int],
+        optimizer: torch.optim.Optimizer | None,
     ) -> None:
-        """Applies ``function`` to the features and to the optimizer's state for them."""
-        refuse_sharded(self, self.features, operation)
+        """Resamples the features and the optimizer's state for them, to a box or to the present one."""
+        refuse_sharded(self.features, operation)
         state, shaped = migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
-        with torch.no_grad():
-            self._set_features(function(self.features.detach()))
-            for key in shaped:
-                state[key] = function(state[key])
+        corners = torch.tensor([[0.0] * 3, [1.0] * 3], device=self.aabb.device)
+        if box is not None:
+            low, high = self.aabb
+            corners = (box_tensor(box, low.device) - low) / (high - low)
+        periodic = self.padding == "periodic"
+
+        def resampled(values: Tensor) -> Tensor:
+            return sample_vertices(values, corners, resolution, align_corners=self.align_corners, periodic=periodic)
+
+        self._set_features(resampled(self.features.detach()))
+        for key in shaped:
+            state[key] = resampled(state[key])
+        if box is not None:
+            self._box = box
+            self.aabb.copy_(box_tensor(box, torch.device("cpu")))
 
     def _set_features(self, values: Tensor) -> None:
         """Replaces the Parameter's values by a tensor of any shape, without replacing the Parameter object."""
@@ -589,56 +497,6 @@ class VoxelGrid(nn.Module):
         terms = (scale * values.diff(dim=axis).square().sum() for axis, scale in enumerate(scales))
         return torch.stack(list(terms)).sum()
 
-    # -------------------------------------------------------------------------------------------- conversion
-
-    @classmethod
-    def from_grid_sample_layout(
-        cls,
-        volume: Tensor,
-        aabb: Sequence[Sequence[float]] | Tensor,
-        *,
-        padding: Padding = "border",
-        align_corners: bool = True,
-    ) -> VoxelGrid:
-        """Builds a grid from a volume laid out for :func:`torch.nn.functional.grid_sample`.
-
-        That function reads (1, C, D, H, W) at coordinates (x, y, z) in [-1, 1], where x runs along W, y along H and z
-        along D, in reverse order of the shape. The grid is a copy of ``volume[0].permute(3, 2, 1, 0)``, so X = W,
-        Y = H, Z = D, and reads the same values there as ``F.grid_sample`` with the same ``align_corners``.
-
-        Args:
-            volume: (1, C, D, H, W), of a dtype that a grid can have.
-            aabb: Box in world units that the volume fills.
-            padding: As for the constructor.
-            align_corners: As for the constructor.
-
-        Returns:
-            A grid with the volume's dtype and device, and its own copy of the values.
-
-        Raises:
-            TypeError: ``volume`` is not a tensor of a supported dtype.
-            ValueError: ``volume`` does not have shape (1, C, D, H, W).
-        """
-        if not isinstance(volume, Tensor):
-            raise ArgumentTypeError(f"volume must be a torch.Tensor, got {type(volume).__name__}")
-        if volume.dim() != 5 or volume.shape[0] != 1:
-            raise ArgumentValueError(f"volume must have shape (1, C, D, H, W), got {tuple(volume.shape)}")
-        _, channels, depth, height, width = volume.shape
-        options: Any = {"padding": padding, "align_corners": align_corners}
-        grid = cls((width, height, depth), channels, aabb, **options, dtype=volume.dtype, device=volume.device)
-        with torch.no_grad():
-            grid.features.copy_(volume[0].permute(3, 2, 1, 0))
-        return grid
-
-    def to_grid_sample_layout(self) -> Tensor:
-        """Returns the features in the layout of :func:`torch.nn.functional.grid_sample`.
-
-        Returns:
-            (1, C, Z, Y, X), a view on the features (not contiguous, differentiable). ``F.grid_sample`` with the grid's
-            ``align_corners`` at ``2 * grid.to_unit(points) - 1`` reads the same values from it.
-        """
-        return self.features.permute(3, 2, 1, 0)[None]
-
     # ------------------------------------------------------------------------------------ how modules behave
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> VoxelGrid:
@@ -661,10 +519,11 @@ class VoxelGrid(nn.Module):
         """Adopts the saved resolution and box, because they are results of training and not settings of the code."""
         key = prefix + "features"
         saved = state_dict.get(key)
-        refuse_other_resolution(self, self.features, saved, key)
         self._copies = None  # they still hold the old features
         if isinstance(saved, Tensor) and saved.dim() == 4 and saved.shape != self.features.shape:
             if saved.shape[-1] == self.channels:
+                for values in (self.features, saved):
+                    refuse_sharded(values, "load_state_dict of another resolution")
                 self._set_features(self.features.new_empty(saved.shape))
             else:
                 error_msgs.append(
@@ -721,6 +580,3 @@ def _parse_resolution(resolution: int | Sequence[int]) -> tuple[int, int, int]:
 
 def _is_real(values: Tensor) -> bool:
     return values.dtype in (torch.float32, torch.float64)
-
-
-# --------------------------------------------------------------------------------------- resampling, state

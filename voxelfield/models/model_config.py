@@ -14,6 +14,8 @@ from voxelfield.models import registry
 from voxelfield.models.gridless import grid_of
 from voxelfield.rendering.backends.backend import ImageBackend
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.warps.choice import CaptureFacts, WarpConfig, choose_warp
+from voxelfield.warps.warp import Warp
 
 
 @dataclass
@@ -95,11 +97,26 @@ class ModelConfig:
             ValueError: It has none; the message begins with the key.
         """
 
+    def choose_warp(self, scene: CaptureFacts, settings: WarpConfig) -> Warp | None:
+        """Chooses the warp of the field, by default as :func:`voxelfield.warps.choice.choose_warp` does.
+
+        A run records the choice (:attr:`voxelfield.warps.warp.Warp.settings`), so it must be one of the package's
+        warps.
+
+        Args:
+            scene: The facts of the scene.
+            settings: The user's settings.
+
+        Raises:
+            ValueError: The settings contradict the scene.
+        """
+        return choose_warp(scene, settings)
+
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
         """Builds the field in its state at the start of training.
 
         Args:
-            aabb: (2, 3) the scene's box, world units.
+            aabb: (2, 3) the grid's box: the scene's, or that of warped coordinates.
             resolutions: Resolutions of the trainer's stages, in order.
             device: Device of the field; may be ``meta``, to find out shapes only.
         """

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_dtype, check_index, check_ray_offsets, check_tensor, is_readable
@@ -147,13 +146,6 @@ def check_count(name: str, count: object, what: str, kind: str = "an int") -> No
 def parts_of(rays: int, segments_per_ray: int = 1) -> int:
     """Returns the number of parts into which packing divides the segments of all rays; each part has its own sum."""
     return max(1, -(-rays * segments_per_ray // _part_length(rays, segments_per_ray)))
-
-
-def sums_of_parts(counts: Tensor) -> Tensor:
-    """Returns the sum of each part (int64) of the counts (R,) of rays of one segment each."""
-    rays = counts.shape[0]
-    length = _part_length(rays, 1)
-    return F.pad(counts.long(), (0, parts_of(rays) * length - rays)).view(-1, length).sum(dim=1)
 
 
 def _part_length(rays: int, segments_per_ray: int) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,10 +15,11 @@ from voxelfield.ops._checks import check_at_least_one, check_field, check_float3
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.lens import lens_rays
 from voxelfield.rendering.lens import Lens
-from voxelfield.rendering.rays import Rays, intersect_aabb
-from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.rendering.rays import Rays, check_values, intersect_aabb
+from voxelfield.warps.warp import Warp
 
 _LATTICE = 33  # points along each side of the image
+_ALONG_EDGE = 9  # points along each edge of the image, for rays along its border
 
 # Largest angle in degrees between the world's z axis and the cameras' mean up direction at which the z axis is used.
 _WORLD_UP_WITHIN = 15.0
@@ -36,6 +37,8 @@ class Cameras:
         lens: Lenses of the N images, same device; None for pinhole cameras.
         sizes: (N, 2) int64, each image's width and height in pixels, on the CPU whatever the cameras' device, so that
             reading a size does not synchronise. None: all images have the size ``width`` x ``height``.
+        values: Further tensors (N, ...) by name, same device: values of each camera's rays (:attr:`Rays.values`), such
+            as the time of each image.
 
     Raises:
         TypeError: A tensor has another dtype, a size is not an int, or ``lens`` is not a :class:`Lens`.
@@ -49,6 +52,7 @@ class Cameras:
     height: int
     lens: Lens | None = None
     sizes: Tensor | None = None
+    values: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         check_field("Cameras.c2w", self.c2w, ("N", 4, 4), torch.float32)
@@ -67,6 +71,7 @@ class Cameras:
                     f"Cameras.sizes must be at least 1 and at most {self.width} x {self.height}, which one image each "
                     f"must reach, got {shown(self.sizes.tolist())}"
                 )
+        check_values("Cameras.values", self.values, len(self), self.c2w)
         if self.lens is None:
             return
         if not isinstance(self.lens, Lens):
@@ -90,8 +95,11 @@ class Cameras:
         lens = None if self.lens is None else self.lens[index]
         chosen = self.c2w[index], self.intrinsics[index]
         if self.sizes is None or len(chosen[0]) == 0:
-            return Cameras(*chosen, self.width, self.height, lens)
-        return Cameras.of_sizes(*chosen, self.sizes[index.cpu() if isinstance(index, Tensor) else index], lens)
+            cameras = Cameras(*chosen, self.width, self.height, lens)
+        else:
+            sizes = self.sizes[index.cpu() if isinstance(index, Tensor) else index]
+            cameras = Cameras.of_sizes(*chosen, sizes, lens)
+        return replace(cameras, values={name: value[index] for name, value in self.values.items()})
 
     @classmethod
     def of_sizes(cls, c2w: Tensor, intrinsics: Tensor, sizes: Tensor, lens: Lens | None = None) -> Cameras:
@@ -121,7 +129,24 @@ class Cameras:
     def to(self, device: torch.device | str) -> Cameras:
         """Returns the same cameras on ``device``."""
         lens = None if self.lens is None else self.lens.to(device)
-        return replace(self, c2w=self.c2w.to(device), intrinsics=self.intrinsics.to(device), lens=lens)
+        values = {name: value.to(device) for name, value in self.values.items()}
+        return replace(self, c2w=self.c2w.to(device), intrinsics=self.intrinsics.to(device), lens=lens, values=values)
+
+    def with_values(self, **values: Tensor | float) -> Cameras:
+        """Returns the same cameras with further values of their rays.
+
+        Args:
+            values: Tensors (N, ...), or numbers that are the same for all cameras, by name.
+
+        Raises:
+            ValueError: A value has another shape.
+        """
+        device, like = self.c2w.device, self.c2w[:, 0, 0]
+        given = {
+            name: value.to(device) if isinstance(value, Tensor) else torch.full_like(like, value)
+            for name, value in values.items()
+        }
+        return replace(self, values={**self.values, **given})
 
     def enlarged(self, factor: int) -> Cameras:
         """Returns the same views with ``factor`` times as many pixels along each side.
@@ -152,7 +177,8 @@ class Cameras:
     def _resized(self, intrinsics: Tensor, resize: Callable[[Any], Any]) -> Cameras:
         """Returns the same views with other intrinsics and with every side, an int or a tensor of ints, resized."""
         sizes = None if self.sizes is None else resize(self.sizes)
-        return Cameras(self.c2w, intrinsics, resize(self.width), resize(self.height), self.lens, sizes)
+        width, height = resize(self.width), resize(self.height)
+        return replace(self, intrinsics=intrinsics, width=width, height=height, sizes=sizes)
 
     def rays(self, camera_index: Tensor, pixels: Tensor, aabb: Tensor) -> Rays:
         """Casts one ray through each given image point.
@@ -177,7 +203,8 @@ class Cameras:
         check_float32("pixels", pixels, (camera_index.shape[0], 2), "Cameras.c2w", self.c2w)
         origins = self.c2w[:, :3, 3].index_select(0, camera_index)
         directions = self._directions(camera_index, pixels)
-        return Rays(origins, directions, *intersect_aabb(origins.detach(), directions.detach(), aabb))
+        values = {name: value.index_select(0, camera_index) for name, value in self.values.items()}
+        return Rays(origins, directions, *intersect_aabb(origins.detach(), directions.detach(), aabb), values=values)
 
     def _directions(self, camera_index: Tensor, pixels: Tensor) -> Tensor:
         """Returns the unit directions (R, 3) of the rays through image points, world frame."""
@@ -216,6 +243,17 @@ class Cameras:
         camera_index = torch.full((pixels.shape[0],), camera, dtype=torch.int64, device=device)
         return self.rays(camera_index, pixels, aabb)
 
+    def border_rays(self) -> tuple[Tensor, Tensor]:
+        """Returns origins and unit directions, both (N, P, 3), of rays through P points along each image's border."""
+        share = torch.linspace(0, 1, _ALONG_EDGE)
+        zero, one = torch.zeros_like(share), torch.ones_like(share)
+        pairs = ((share, zero), (share, one), (zero, share), (one, share))
+        border = torch.cat([torch.stack(pair, dim=-1) for pair in pairs])
+        pixels = (border * self.all_sizes()[:, None]).to(self.c2w.device)
+        index = torch.arange(len(self), device=self.c2w.device).repeat_interleave(len(border))
+        directions = self._directions(index, pixels.flatten(0, 1)).view(pixels.shape[0], -1, 3)
+        return self.c2w[:, None, :3, 3].expand_as(directions), directions
+
     def pixel_angles(self) -> Tensor:
         """Measures the angles between the rays of neighbouring pixels, on a lattice over each image.
 
@@ -239,23 +277,25 @@ class Cameras:
         return torch.stack((smallest, largest), dim=-1).clamp(min=0).sqrt()
 
 
-def reference_camera(warp: NdcBox, width: int, height: int) -> Cameras:
-    """Returns the reference camera of normalised device coordinates, with a field of view that shows the whole window.
+def reference_camera(warp: Warp | None, width: int, height: int) -> Cameras | None:
+    """Returns the reference camera of a warp, with a field of view that shows all that the warp covers.
 
     Args:
-        warp: The coordinates.
+        warp: The field's warp.
         width: Image width in pixels.
         height: Image height in pixels.
 
     Returns:
-        One camera, on the CPU.
+        One camera, on the CPU; None if the warp has no reference camera.
     """
-    (x0, y0), (x1, y1) = warp.window
+    if warp is None or warp.reference is None:
+        return None
+    pose, ((x0, y0), (x1, y1)) = warp.reference
     focal = min(width / (x1 - x0), height / (y1 - y0))
     # Rows of pixels go down, y goes up.
     centre = width / 2 - focal * (x0 + x1) / 2, height / 2 + focal * (y0 + y1) / 2
     c2w = torch.eye(4)
-    c2w[:3] = torch.tensor(warp.camera)
+    c2w[:3] = torch.tensor(pose)
     return Cameras(c2w[None], torch.tensor([[focal, focal, *centre]]), width, height)
 
 

@@ -117,7 +117,7 @@ def march(
 
 @torch.no_grad()
 def select(
-    field: Field, samples: ops.PackedSamples, settings: RenderSettings, capacity: int | None = None
+    field: Field, samples: ops.PackedSamples, settings: RenderSettings, capacity: int | None = None, *, rays: Rays
 ) -> ops.PackedSamples:
     """Returns the visible samples, still packed by ray.
 
@@ -126,9 +126,17 @@ def select(
         samples: M samples of R rays.
         settings: Visibility thresholds.
         capacity: As for :func:`voxelfield.ops.select_samples`.
+        rays: The rays, with the values on which the field's density depends.
+
+    Raises:
+        ValueError: The rays lack such a value.
     """
+    values: dict[str, Tensor] = {}
+    if names := getattr(field, "density_inputs", ()):
+        given = rays.select_values(names, getattr(field, "optional_inputs", ()))
+        values = {name: value.index_select(0, samples.ray_index) for name, value in given.items()}
     return ops.select_samples(
-        density_at_samples(field)(samples.positions),
+        density_at_samples(field)(samples.positions, **values),
         samples.positions,
         samples.t,
         samples.dt,
@@ -192,12 +200,12 @@ def visible_samples(
         return packed, None
     if capacity is None:
         candidates = march(rays, occupancy, settings.step, jitter, warp=warp)
-        return select(field, candidates, settings), candidates.ray_offsets[-1]
+        return select(field, candidates, settings, rays=rays), candidates.ray_offsets[-1]
     skips_nan = getattr(field, "skips_nan", False)
     candidates = march(rays, occupancy, settings.step, jitter, capacity.candidates, warp)
     if not skips_nan:
         candidates = _without_nan(candidates, occupancy.aabb)
-    packed = select(field, candidates, settings, capacity.visible)
+    packed = select(field, candidates, settings, capacity.visible, rays=rays)
     if not skips_nan:
         packed = _without_nan(packed, occupancy.aabb)
     rays_kept = torch.minimum(candidates.rays_kept, packed.rays_kept)

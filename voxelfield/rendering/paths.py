@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ def at_size(cameras: Cameras, width: int, height: int) -> Cameras:
     factor = height / sizes[:, 1:]
     intrinsics = cameras.intrinsics * factor
     intrinsics[:, 2] += 0.5 * (width - factor[:, 0] * sizes[:, 0])
-    return Cameras(cameras.c2w, intrinsics, width, height, cameras.lens)
+    return replace(cameras, intrinsics=intrinsics, width=width, height=height, sizes=None)
 
 
 def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:

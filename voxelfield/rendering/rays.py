@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from voxelfield.ops._checks import check_field, check_float32
+from voxelfield.ops._checks import check_field, check_float32, check_same_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,16 +20,19 @@ class Rays:
         directions: (R, 3) float32, world frame, unit length (not checked, because that would synchronise).
         near: (R,) float32, world units along the ray.
         far: (R,) float32, world units along the ray. ``near == far`` marks an empty interval.
+        values: Further tensors (R, ...) by name, of any dtype: what a field may depend on besides positions and
+            directions, such as the time or the index of the image (:attr:`voxelfield.fields.field.Field`).
 
     Raises:
-        TypeError: A field is not a float32 tensor.
-        ValueError: A field has another shape, or the fields are on different devices.
+        TypeError: One of the first four is not a float32 tensor, or a value is not a tensor.
+        ValueError: A tensor has another shape, or the tensors are on different devices.
     """
 
     origins: Tensor
     directions: Tensor
     near: Tensor
     far: Tensor
+    values: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         check_field("Rays.origins", self.origins, ("R", 3), torch.float32)
@@ -36,16 +40,49 @@ class Rays:
         check_float32("Rays.directions", self.directions, (count, 3), "Rays.origins", self.origins)
         check_float32("Rays.near", self.near, (count,), "Rays.origins", self.origins)
         check_float32("Rays.far", self.far, (count,), "Rays.origins", self.origins)
+        check_values("Rays.values", self.values, count, self.origins)
 
     def __len__(self) -> int:
         return self.origins.shape[0]
 
     def __getitem__(self, index: slice | Tensor) -> Rays:
-        return Rays(self.origins[index], self.directions[index], self.near[index], self.far[index])
+        values = {name: value[index] for name, value in self.values.items()}
+        return Rays(self.origins[index], self.directions[index], self.near[index], self.far[index], values=values)
 
     def to(self, device: torch.device | str) -> Rays:
         """Returns the same rays on ``device``."""
-        return Rays(*(getattr(self, field.name).to(device) for field in fields(self)))
+        geometry = (self.origins, self.directions, self.near, self.far)
+        return Rays(*(x.to(device) for x in geometry), values={name: x.to(device) for name, x in self.values.items()})
+
+    def select_values(self, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Returns some of the values, (R, ...) by name.
+
+        Args:
+            names: Their names.
+            optional: Names that are left out if the rays do not have them.
+
+        Raises:
+            ValueError: The rays do not have a value that is not optional.
+        """
+        missing = [name for name in names if name not in self.values and name not in optional]
+        if missing:
+            raise ValueError(
+                f"Rays.values must contain {', '.join(map(repr, missing))}, which the field depends on, got "
+                f"{', '.join(map(repr, self.values)) or 'no values'}: give them to cameras by Cameras.with_values, or "
+                "to rays when they are constructed"
+            )
+        return {name: self.values[name] for name in names if name in self.values}
+
+
+def check_values(name: str, values: Mapping[str, Tensor], count: int, like: Tensor) -> None:
+    """Raises unless every value is a tensor (count, ...) on the device of ``like``."""
+    for key, value in values.items():
+        label = f"{name}[{key!r}]"
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{label} must be a tensor, got {type(value).__name__}")
+        if value.shape[:1] != (count,):
+            raise ValueError(f"{label} must have shape ({count}, ...), got {tuple(value.shape)}")
+        check_same_device(label, value, name.split(".")[0], like)
 
 
 def intersect_aabb(origins: Tensor, directions: Tensor, aabb: Tensor) -> tuple[Tensor, Tensor]:

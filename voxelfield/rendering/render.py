@@ -96,7 +96,7 @@ def render(
 
     Args:
         field: The field, on the rays' device.
-        rays: R rays.
+        rays: R rays, with the values on which the field depends.
         occupancy: The occupied cells.
         settings: Sampling settings.
         jitter: As for :func:`march`; used in training.
@@ -107,12 +107,18 @@ def render(
 
     Returns:
         One colour, opacity and depth per ray.
+
+    Raises:
+        ValueError: The rays lack a value on which the field depends.
     """
     samples, candidates = sampler(field, rays, occupancy, settings, jitter, capacity)
     if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
         positions = positions_on_rays(samples, rays.origins, rays.directions, warp_of(field))
         samples = samples._replace(positions=positions)
-    density, rgb = field.sample(samples, rays.directions)
+    values: dict[str, Tensor] = {}
+    if names := getattr(field, "extra_inputs", ()):
+        values = rays.select_values(names, getattr(field, "optional_inputs", ()))
+    density, rgb = field.sample(samples, rays.directions, **values)
     composite = ops.composite(
         density,
         rgb,

@@ -126,7 +126,7 @@ def hidden_views(record: RunRecord) -> Finding | None:
         return None
     return Finding(
         "floaters near cameras",
-        f"artefacts right in front of the camera hide part of {_some(hidden)}: raise scene.near (in an "
+        f"artefacts right in front of the camera hide part of {_some(hidden)}: raise warp.near (in an "
         "unbounded scene) or trainer.loss.distortion, or take photographs from there",
     )
 

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +34,7 @@ from voxelfield.runs.timing import Timing
 from voxelfield.runs.warm_up import warm_up
 from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, write_cameras
 from voxelfield.training.config import LoggerConfig, RunConfig, parse
-from voxelfield.training.config.run import AUTO, NDC_RECORD, SceneConfig
+from voxelfield.training.config.run import AUTO
 from voxelfield.training.determinism import reproducible
 from voxelfield.training.interrupt import Interrupt, Interrupted
 from voxelfield.training.logs.failsafe_logger import FailsafeLogger
@@ -62,7 +62,7 @@ from voxelfield.training.state.run_directory import (
     earlier_run,
 )
 from voxelfield.training.state.run_paths import usual_path
-from voxelfield.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def train_as_configured(
     run_directory: Path,
     root: Path,
     watcher: Watcher | None = None,
-    for_scene: Callable[[Scene], RunConfig] | None = None,
+    for_scene: Callable[[Scene, Warp | None], RunConfig] | None = None,
 ) -> dict[str, Any] | None:
     """Trains and evaluates according to a configuration.
 
@@ -98,7 +98,8 @@ def train_as_configured(
         run_directory: Folder for checkpoints, logs, images and ``metrics.json``.
         root: Base folder of relative paths in the settings.
         watcher: An observer of training.
-        for_scene: Returns the settings to use in place of these for the loaded scene; None if they do not depend on it.
+        for_scene: Returns the settings to use in place of these for the loaded scene and its warp; None if they do not
+            depend on it.
 
     Returns:
         The content of ``metrics.json``, or None if training was interrupted.
@@ -121,7 +122,7 @@ def _train(
     root: Path,
     interrupt: Interrupt,
     watcher: Watcher | None,
-    for_scene: Callable[[Scene], RunConfig] | None,
+    for_scene: Callable[[Scene, Warp | None], RunConfig] | None,
 ) -> dict[str, Any] | None:
     """Implements :func:`train_as_configured` for a directory that this process has locked."""
     timing = Timing()
@@ -131,7 +132,7 @@ def _train(
             # Only once the settings are known to ask for a training, unless they depend on the scene.
             load = functools.cache(functools.partial(_load, settings, root))
             if for_scene is not None:
-                settings = for_scene(load())
+                settings = for_scene(*load())
             if settings.resume == AUTO:
                 metrics = finished_metrics(run_directory, settings)
                 if metrics is not None:
@@ -170,8 +171,8 @@ def _train(
     return metrics
 
 
-def _load(settings: RunConfig, root: Path) -> Scene:
-    """Loads the scene, and in the meantime what training on the device needs."""
+def _load(settings: RunConfig, root: Path) -> tuple[Scene, Warp | None]:
+    """Loads the scene and chooses its warp; in the meantime, loads what training on the device needs."""
     device = choose_device(settings.device)
     if settings.trainer.evaluation.lpips:
         check_lpips()
@@ -183,12 +184,12 @@ def _load(settings: RunConfig, root: Path) -> Scene:
         if (error := ready.exception()) is not None:
             # Whatever fails here fails again where it is needed, with a better message.
             logger.debug("preparations failed: %s", error)
-    return scene
+    return scene, settings.model.choose_warp(scene, settings.warp)
 
 
 def _begin(
     settings: RunConfig,
-    load: Callable[[], Scene],
+    load: Callable[[], tuple[Scene, Warp | None]],
     run_directory: Path,
     root: Path,
     timing: Timing,
@@ -201,13 +202,13 @@ def _begin(
     if earlier:
         found = ", ".join(earlier)
         logger.warning("%s holds an earlier run (%s), which this one will partly overwrite", run_directory, found)
-    scene = load()
+    scene, warp = load()
     if settings.trainer.evaluation.save_images:
         evaluated, split = _evaluated_split(scene)
         check_pictures("hydra.run.dir", run_directory / evaluated, split.names)
     timing.end("load")
     on_step = None if watcher is None else watcher.after_step
-    session = Session.from_config(scene, settings, output=run_directory, on_step=on_step)
+    session = Session.from_config(scene, settings, warp=warp, output=run_directory, on_step=on_step)
     first_step = 0
     if resumed is not None:
         path, checkpoint = resumed
@@ -288,18 +289,9 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         root: Base folder of a relative ``data.root``.
         splits: Names of the splits to read.
     """
-    for key in NDC_RECORD:
-        if getattr(settings.scene, key) is not None:
-            raise ValueError(f"scene.{key} must be null, because it follows from the cameras: set scene.ndc=true alone")
-    # A ratio only makes sense for nested boxes.
-    ratio_is_given = settings.scene.box_ratio != SceneConfig.box_ratio
-    ndc = False if settings.scene.ndc is None and ratio_is_given else settings.scene.ndc
     # A folder and not a name: the configuration already has the box of a configured scene.
     folder = find_scene(settings.scene.name, root / settings.data.root, download=settings.data.download)
-    scene = load_scene(folder, **settings.load_options(splits=splits, ndc=ndc))
-    if not isinstance(scene.warp, NestedBoxes):
-        return scene
-    return replace(scene, warp=replace(scene.warp, ratio=settings.scene.box_ratio))
+    return load_scene(folder, **settings.load_options(splits=splits))
 
 
 def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> RunLogger:

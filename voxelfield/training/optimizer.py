@@ -67,7 +67,7 @@ class Optimizers:
                 lr=self._lrs[0],
                 betas=rates.betas,
                 eps=config.eps,
-                decay=rates.decay * config.grid_decay,
+                weight_decay=rates.weight_decay * config.grid_weight_decay,
                 channel_rates=_channel_rates(field, config.view_lr_factor),
                 skip_untouched=config.skip_untouched,
             )
@@ -86,7 +86,7 @@ class Optimizers:
                 capturable=device.type == "cuda",
             )
 
-        self.network = adamw(network, self._lrs[1], config.network_decay) if network else None
+        self.network = adamw(network, self._lrs[1], config.network_weight_decay) if network else None
         self.others = {
             name: adamw(list(parameters), lr, 0.0)
             for (name, (parameters, _)), lr in zip(groups.items(), self._lrs[2:], strict=True)

@@ -27,6 +27,7 @@ from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.fields.field import RadianceField
 from voxelfield.messages import clipped
 from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.registry import model_names
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.march import RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -35,7 +36,7 @@ from voxelfield.rendering.visible_cells import count_visible_samples
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batch import Batch
 from voxelfield.training.batches import PixelSampler, opaque_where_masked
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses, motion_unit
+from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses
 from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
 from voxelfield.training.cameras.lost_cameras import LostCameras
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
@@ -77,8 +78,7 @@ from voxelfield.training.state.saving import CheckpointWriter
 from voxelfield.training.step import TrainingStep
 from voxelfield.training.structure import structure_weights
 from voxelfield.training.trained_model import TrainedModel
-from voxelfield.warps.ndc_box import NdcBox
-from voxelfield.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)
@@ -121,6 +121,8 @@ class Session:
         trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
         optimizer: Settings of Adam, or the name of a file in ``configs/optimizer``.
         camera: Settings of camera refinement, such as ``CameraConfig(name="refine")``; None keeps the given cameras.
+        warp: The warp of the field, or settings of its choice; None chooses it from the scene
+            (:meth:`voxelfield.models.model_config.ModelConfig.choose_warp`).
         losses: Loss terms that are added to the model's, by name; each maps outputs and batch to a scalar that is
             already multiplied by its weight (:data:`voxelfield.training.part.Loss`). A term of the name of another one,
             such as ``photometric``, replaces it.
@@ -170,6 +172,7 @@ class Session:
         trainer: TrainerConfig | str | None = None,
         optimizer: OptimizerConfig | str | None = None,
         camera: CameraConfig | None = None,
+        warp: WarpConfig | Warp | None = None,
         losses: Mapping[str, Loss] | None = None,
         parts: Sequence[Part] = (),
         sampler: Sampler = visible_samples,
@@ -182,9 +185,11 @@ class Session:
         on_preview: Hook | None = None,
     ) -> None:
         _check_types(scene, model, trainer, optimizer, camera)
-        config = complete(model, trainer, optimizer, camera, device=str(device), seed=seed, scene=scene)
+        if warp is None or isinstance(warp, WarpConfig):
+            warp = _model_config(model).choose_warp(scene, parse(WarpConfig, warp or {}, "warp"))
+        config = complete(model, trainer, optimizer, camera, device=str(device), seed=seed, scene=scene, warp=warp)
         self._extend(losses, parts, sampler)
-        self._begin(scene, config, output, logger, (on_step, on_stage, on_preview))
+        self._begin(scene, config, warp, output, logger, (on_step, on_stage, on_preview))
 
     @classmethod
     def from_config(
@@ -192,6 +197,7 @@ class Session:
         scene: Scene,
         config: RunConfig,
         *,
+        warp: Warp | None = None,
         losses: Mapping[str, Loss] | None = None,
         parts: Sequence[Part] = (),
         sampler: Sampler = visible_samples,
@@ -206,6 +212,7 @@ class Session:
         Args:
             scene: As for the constructor.
             config: All settings. Those of scene and data are only recorded in the results, because ``scene`` is given.
+            warp: The warp of the field; None chooses it with the settings in ``config.warp``.
             losses: As for the constructor.
             parts: As for the constructor.
             sampler: As for the constructor.
@@ -220,7 +227,10 @@ class Session:
         """
         session = cls.__new__(cls)
         session._extend(losses, parts, sampler)
-        session._begin(scene, parse(RunConfig, config), output, logger, (on_step, on_stage, on_preview))
+        config = parse(RunConfig, config)
+        if warp is None:
+            warp = config.model.choose_warp(scene, config.warp)
+        session._begin(scene, config, warp, output, logger, (on_step, on_stage, on_preview))
         return session
 
     def _extend(self, losses: Mapping[str, Loss] | None, parts: Sequence[Part], sampler: Sampler) -> None:
@@ -239,6 +249,7 @@ class Session:
         self,
         scene: Scene,
         config: RunConfig,
+        warp: Warp | None,
         output: Path | str | None,
         log: RunLogger | None,
         hooks: tuple[Hook | None, Hook | None, Hook | None],
@@ -249,11 +260,12 @@ class Session:
             raise ValueError("scene.train must have at least one view, got none")
         if scene.train.cameras.c2w.is_cuda:
             raise ValueError(f"scene.train.cameras must be on the CPU, got {scene.train.cameras.c2w.device}")
-        config.scene = _describe(scene)
+        low, high = scene.aabb.tolist() if warp is None else warp.aabb
+        config.scene, config.warp = SceneConfig(scene.name, (tuple(low), tuple(high))), WarpConfig.of(warp)
         if config.camera.refines:
             config.trainer = config.camera.schedule(config.trainer)
         check_visible(scene.train)
-        if scene.warp is None:
+        if warp is None:
             check_cameras_see("cameras of the training images", scene.train.cameras, scene.aabb)
         mistake = likely_mistake(scene.train.cameras.c2w)
         if mistake is not None:
@@ -352,7 +364,7 @@ class Session:
 
     def _begin_refinement(self) -> CameraRefinement | None:
         """Returns the refinement of the cameras, or None if the cameras are not refined."""
-        config, steps = self.config.camera, self.config.trainer.steps
+        config, steps, warp = self.config.camera, self.config.trainer.steps, self.model.warp
         if not config.refines:
             return None
         logger.info(
@@ -362,15 +374,15 @@ class Session:
         )
         return CameraRefinement(
             self._pixels.cameras,
-            self.scene.aabb.to(self.device).mean(dim=0),
+            torch.tensor(self.config.scene.aabb, device=self.device).mean(dim=0),
             steps=steps,
             pose_lr=config.pose_lr,
             focal_lr=config.focal_lr if config.focal else None,
             final_factor=config.final_factor,
             warm_up=round(config.warm_up * steps),
-            pose_from=config.kept_steps(steps, forward=isinstance(self.scene.warp, NdcBox)),
+            pose_from=config.kept_steps(steps, forward=warp is not None and warp.is_forward_facing),
             focal_from=round(config.focal_from * steps),
-            unit=motion_unit(self.scene.warp),
+            unit=1.0 if warp is None else warp.motion_unit,
         )
 
     def _check_memory(self) -> None:
@@ -390,7 +402,7 @@ class Session:
     def estimate_memory(self) -> MemoryEstimate:
         """Estimates the memory that training needs at its final resolution."""
         config, train = self.config.trainer, self.scene.train
-        shapes = untrained_field(self.config.model, self.config.scene, config, "meta")
+        shapes = untrained_field(self.config, "meta")
         on_host = self._images_on_host
         return estimate_memory(shapes, self.config.model, config, train, self.device.type, images_on_host=on_host)
 
@@ -679,12 +691,14 @@ class Session:
         missing = [name for name in _SAVED if name not in checkpoint]
         if missing:
             raise TypeError(f"checkpoint must be one that load_checkpoint returned, got one without {missing[0]!r}")
-        scene = parse(SceneConfig, checkpoint["config"]["scene"], "scene of the checkpoint")
-        warp, present = scene.warp, self.config.scene.warp
+        saved = checkpoint["config"]
+        scene = parse(SceneConfig, saved["scene"], "scene of the checkpoint")
+        recorded = parse(WarpConfig, saved["warp"], "warp of the checkpoint")
+        warp, present = None if scene.aabb is None else recorded.build(scene.aabb), self.model.warp
         if warp is not present and (warp is None or not warp.agrees_with(present)):
             raise ValueError(
-                f"scene.boxes, scene.box_ratio, scene.near, scene.ndc and scene.aabb must be those of the checkpoint "
-                f"({warp}), got {present}{_remedy(warp, present)}"
+                f"scene.aabb and the settings of warp must be those of the checkpoint ({warp}), got "
+                f"{present}{_remedy(warp, present)}"
             )
         if warp is None and scene.aabb != self.config.scene.aabb:
             raise ValueError(
@@ -795,7 +809,7 @@ class Session:
             return
         for camera in self._lost_cameras.find(self.refinement, self.model, self.exposure):
             if camera.twist is not None:
-                self.refinement.place(camera.index, camera.twist)
+                self.refinement.set_pose(camera.index, camera.twist)
             logger.info("step %d: %s", self.step, camera)
 
     def _count_visible_samples(self, shape: Sequence[int]) -> Tensor:
@@ -920,18 +934,19 @@ def _check_types(scene: object, model: object, trainer: object, optimizer: objec
 
 def _remedy(saved: Warp | None, present: Warp | None) -> str:
     """Returns the setting that chooses the kind of warp of a checkpoint, if only that differs."""
-    if isinstance(saved, NestedBoxes) and isinstance(present, NdcBox):
-        return ": set scene.ndc=false"
-    return ": set scene.ndc=true" if isinstance(saved, NdcBox) and isinstance(present, NestedBoxes) else ""
+    if saved is None or present is None or saved.is_forward_facing == present.is_forward_facing:
+        return ""
+    return f": set warp.ndc={str(saved.is_forward_facing).lower()}"
 
 
 def _corners(aabb: tuple[tuple[float, ...], ...] | None) -> list[list[float]] | None:
     return None if aabb is None else [list(corner) for corner in aabb]
 
 
-def _describe(scene: Scene) -> SceneConfig:
-    """Returns the settings that describe a loaded scene."""
-    low, high = scene.aabb.tolist()
-    described = SceneConfig(scene.name, (tuple(low), tuple(high)), boxes=1, near=0.0)
-    described.record(scene.warp)
-    return described
+def _model_config(model: ModelConfig | str) -> ModelConfig:
+    """Returns a model config; for a name, that kind of model with its default settings."""
+    if isinstance(model, ModelConfig):
+        return model
+    if model not in model_names():
+        raise ValueError(f"model must be one of {', '.join(model_names())}, got {model!r}")
+    return parse(ModelConfig, {"kind": model}, "model")

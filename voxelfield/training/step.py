@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -166,7 +167,12 @@ class TrainingStep:
         config = self._config
         count = max(1, config.pixels_in_patches, self.rays // config.supersampling**2)
         moved = [cameras for cameras in (part.cameras() for part in self._parts) if cameras is not None]
-        return self._pixels.batch(count, self._model.field.aabb, config.background, moved[-1] if moved else None)
+        batch = self._pixels.batch(count, self._model.field.aabb, config.background, moved[-1] if moved else None)
+        names = {*getattr(self._model.field, "extra_inputs", ()), *getattr(self._model.field, "density_inputs", ())}
+        if names:
+            values = {name: batch.for_rays(batch.images if name == "image" else batch[name]) for name in names}
+            batch.rays = replace(batch.rays, values=values)
+        return batch
 
     def _render(self, batch: Batch, settings: RenderSettings) -> Outputs:
         config = self._config

@@ -33,7 +33,6 @@ from voxelfield.training.fields import grid_box, untrained_field
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.schedules import reached_resolution
 from voxelfield.training.state.checkpoint import check_state, contents_of, load_resolved
-from voxelfield.warps.ndc_box import NdcBox
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +86,8 @@ class TrainedModel:
         Args:
             size: Width and height in pixels.
         """
-        if isinstance(self.field.warp, NdcBox):
-            return self.render(reference_camera(self.field.warp, size, size))
-        return self.render(overview(self.field.aabb, size, size))
+        camera = reference_camera(self.field.warp, size, size)
+        return self.render(overview(self.field.aabb, size, size) if camera is None else camera)
 
     def _repr_png_(self) -> bytes | None:
         return self.overview()._repr_png_()
@@ -259,22 +257,22 @@ def restore_trained_model(
     """
     device = torch.device(device)
     settings = parse(RunConfig, config)
-    model_config, scene, trainer = settings.model, settings.scene, settings.trainer
+    model_config, trainer = settings.model, settings.trainer
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}
     # Built on the meta device, because the values are about to be replaced: initialising them would take seconds, and
     # memory for any size that the configuration names.
     with torch.device("meta"):
-        field = untrained_field(model_config, scene, trainer, "meta")
+        field = untrained_field(settings, "meta")
     grid = grid_of(field)
     check_state("field", field, state, () if grid is None else grid.levels)
     field.load_state_dict(state, assign=True)
     if any(tensor.is_meta for tensor in (*field.parameters(), *field.buffers())):
         # A user's decoder may have buffers that are not saved.
-        field = untrained_field(model_config, scene, trainer, device)
+        field = untrained_field(settings, device)
         field.load_state_dict(state)
     field.requires_grad_(False)
     with torch.device("meta"):
-        occupancy = OccupancyGrid(trainer.occupancy.resolution, grid_box(scene))
+        occupancy = OccupancyGrid(trainer.occupancy.resolution, grid_box(settings))
     check_state("occupancy", occupancy, occupancy_state)
     occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
     model = Model(field.to(device), occupancy.to(device), model_config, trainer.sampling)

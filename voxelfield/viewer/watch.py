@@ -86,18 +86,18 @@ class TrainingViewer:
 
     def _open(self, session: Session, live: LiveField, curves: Curves) -> None:
         try:
-            scene, refined = session.scene, session.cameras
+            scene, refined, warp = session.scene, session.cameras, session.model.warp
             self.page = ViewerPage(
                 self._address,
                 scene.name,
                 str(session.output or "RUN"),
                 live,
                 Photographs.of(scene, ("train", "test"), refined),
-                [scene.aabb.cpu()] if scene.warp is None else boxes_around(scene.warp),
+                [scene.aabb.cpu()] if warp is None else boxes_around(warp),
                 session.background.cpu(),
                 curves,
                 live,
-                reference=reference_of(scene.warp),
+                reference=reference_of(warp),
             )
             self._address.tell()
         except Exception as error:

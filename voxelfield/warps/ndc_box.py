@@ -5,45 +5,38 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from voxelfield.grids.boxes import Box, parse_box
 from voxelfield.ops._packing import PackedSamples
-from voxelfield.warps.warp import Warp
+from voxelfield.warps.warp import Pose, Warp, Window
 
-# Depth, in depths of the near plane, beyond which there are no samples. All that lies there is within a thousandth of
-# the warp's depth from infinity, which is less than a voxel.
+# Depth, in depths of the near plane, beyond which there are no samples: within a thousandth of the grid's depth from
+# infinity, which is less than a voxel.
 _FARTHEST = 1000.0
-
-Row: TypeAlias = tuple[float, float, float, float]
-Pose: TypeAlias = tuple[Row, Row, Row]
-"""The first three rows of a camera-to-world matrix, OpenGL axes."""
-
-Window: TypeAlias = tuple[tuple[float, float], tuple[float, float]]
-"""Lower and upper limit of x / depth and y / depth in a camera's frame."""
 
 
 @dataclass(frozen=True)
 class NdcBox:
     """The space in front of a reference camera, in a projection that turns its frustum into a box.
 
-    A point at (x, y) and at depth d in front of the reference camera is at x / d, y / d and near / d in the field's
-    warp, up to scale: these are the normalised device coordinates of NeRF (Mildenhall et al. 2020, appendix C), with
-    1 / d increasing towards the camera. A projection maps lines to lines, so rays stay straight. A voxel covers the
-    same number of the reference camera's pixels at any depth, and infinity is a face of the box.
+    A point at (x, y) and at depth d in front of the reference camera is at x / d, y / d and near / d in warped
+    coordinates, up to scale: these are the normalised device coordinates of NeRF (Mildenhall et al. 2020, appendix C),
+    with 1 / d increasing towards the camera. A projection maps lines to lines, so rays stay straight. A voxel covers
+    the same number of the reference camera's pixels at any depth, and infinity is a face of the box.
 
-    The unit of the frame is half the longer edge of the window. Along z, the warp's box ends at 0, which is infinity,
-    and at the near plane.
+    The unit of warped coordinates is half the longer edge of the window. Along z, the grid ends at 0, which is
+    infinity, and at the near plane.
 
     Args:
         aabb: (2, 3) the part of space that matters most, world units.
         camera: The reference camera to world, three rows of four; OpenGL axes.
         near: Depth of the near plane, world units. Every photograph's camera must be on the near side of this plane.
         window: Limits ((x0, y0), (x1, y1)) of x / depth and y / depth; what lies outside is not represented.
-        depth: Extent of the warp's box along z, in units of x / depth, like the limits of the window.
+        depth: Extent of the grid along z, in units of x / depth, like the limits of the window.
 
     Raises:
         ValueError: An argument is out of range, or the camera's axes are not orthonormal.
@@ -111,8 +104,35 @@ class NdcBox:
 
     @property
     def clearance(self) -> float:
-        """See :class:`Warp`. Zero, because the near plane keeps matter away from cameras."""
+        """See :class:`Warp`. Zero, because no samples lie before the near plane."""
         return 0.0
+
+    @property
+    def is_forward_facing(self) -> bool:
+        """See :class:`Warp`."""
+        return True
+
+    @property
+    def reference(self) -> tuple[Pose, Window] | None:
+        """See :class:`Warp`."""
+        return self.camera, self.window
+
+    @property
+    def motion_unit(self) -> float:
+        """See :class:`Warp`. The depth of the box's centre, because these scenes may have any scale."""
+        return self.depth_of_centre
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """See :class:`Warp`."""
+        recorded = {name: getattr(self, name) for name in ("near", "camera", "window", "depth")}
+        return {"ndc": True, **recorded}
+
+    @property
+    def summary(self) -> tuple[str, str]:
+        """See :class:`Warp`."""
+        text = f"all cameras face the same way; near plane at depth {self.near:.4g}"
+        return "normalised device coordinates", text
 
     @property
     def op_arguments(self) -> list[float]:
@@ -125,7 +145,7 @@ class NdcBox:
         return False
 
     def agrees_with(self, other: Warp | None) -> bool:
-        """See :class:`Warp`. Processors differ in the last digits of a window."""
+        """See :class:`Warp`. Ignores rounding: the last digits of a window depend on the processor."""
         return isinstance(other, NdcBox) and all(
             math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6) for a, b in zip(self._numbers, other._numbers, strict=True)
         )
@@ -137,21 +157,12 @@ class NdcBox:
         return self.aabb
 
     def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
-        """See :class:`Warp`. Returns a cube that is as wide as a voxel at the centre of the box.
-
-        Args:
-            voxels: As for :class:`Warp`.
-            number: As for :class:`Warp`.
-        """
+        """See :class:`Warp`. Returns a cube that is as wide as a voxel at the centre of the box."""
         edge = min(voxels[:2]) * self._slope * self.depth_of_centre
         return edge, edge, edge
 
     def from_world(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`Warp`. The length of a unit is the one along the reference camera's optical axis.
-
-        Args:
-            points: As for :class:`Warp`.
-        """
+        """See :class:`Warp`. The length of a unit is the one along the reference camera's optical axis."""
         depth = self._depth(points)
         warped = self._project(points)
         seen = (depth >= self.near) & (depth <= self.near * _FARTHEST) & self._in_window(warped)
@@ -159,20 +170,11 @@ class NdcBox:
         return warped, depth.clamp(min=self.near).square() / (self.near * self.warped_aabb[1][2])
 
     def from_world_near(self, points: Tensor, warped: Tensor) -> Tensor:
-        """See :class:`Warp`. The warped are ignored, because there is a single box.
-
-        Args:
-            points: As for :class:`Warp`.
-            warped: As for :class:`Warp`.
-        """
+        """See :class:`Warp`. ``warped`` has no effect, because there is a single box."""
         return self._project(points)
 
     def to_world(self, warped: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See :class:`Warp`. Places at infinity are moved to the farthest depth that has samples.
-
-        Args:
-            warped: As for :class:`Warp`.
-        """
+        """See :class:`Warp`. Positions at infinity are moved to the farthest depth that has samples."""
         used = self._in_window(warped) & (warped[:, 2] >= 0) & (warped[:, 2] <= self.warped_aabb[1][2])
         box = torch.zeros(len(warped), dtype=torch.int64, device=warped.device)
         return self._unproject(warped), box, used
@@ -180,14 +182,7 @@ class NdcBox:
     def map_rays(
         self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See :class:`Warp`. Mapped rays begin at the near plane, or where the given interval does.
-
-        Args:
-            origins: As for :class:`Warp`.
-            directions: As for :class:`Warp`.
-            near: As for :class:`Warp`.
-            far: As for :class:`Warp`.
-        """
+        """See :class:`Warp`. Mapped rays begin at the near plane, or where the given interval does."""
         start, slope = self._depth(origins), -self._along(directions, 2)
         # Where a ray crosses the two planes between which samples lie. A ray parallel to them never does; it lies
         # between them or not, and dividing by zero gives infinities of the right signs.
@@ -205,24 +200,12 @@ class NdcBox:
         return torch.where(passes[:, None], first, 0.0), unit, zero, torch.where(passes, length, zero)
 
     def world_distances(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
-        """See :class:`Warp`.
-
-        Args:
-            samples: As for :class:`Warp`.
-            origins: As for :class:`Warp`.
-            directions: As for :class:`Warp`.
-        """
+        """See :class:`Warp`."""
         rays = samples.ray_index
         return ((self._unproject(samples.positions) - origins[rays]) * directions[rays]).sum(dim=-1)
 
     def world_lengths(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
-        """See :class:`Warp`.
-
-        Args:
-            samples: As for :class:`Warp`.
-            origins: As for :class:`Warp`.
-            directions: As for :class:`Warp`.
-        """
+        """See :class:`Warp`."""
         near = torch.zeros_like(origins[:, 0])
         _, along, _, _ = self.map_rays(origins, directions, near, torch.full_like(near, math.inf))
         half = 0.5 * samples.dt[:, None] * along[samples.ray_index]
@@ -230,24 +213,14 @@ class NdcBox:
         return (after - before).norm(dim=-1)
 
     def ray_spacing(self, origins: Tensor, angles: Tensor) -> float:
-        """See :class:`Warp`. Rays are farthest apart at the corners of the window.
-
-        Args:
-            origins: As for :class:`Warp`.
-            angles: As for :class:`Warp`.
-        """
+        """See :class:`Warp`. Rays are farthest apart at the corners of the window."""
         (x0, y0), (x1, y1) = self.window
         steepest = max(x0 * x0, x1 * x1) + max(y0 * y0, y1 * y1)
         nearest = max(1.0, float(((self.near - self._depth(origins)) / self.near).max()))
         return float(angles.max()) * nearest * (1 + steepest) / self._slope
 
     def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
-        """See :class:`Warp`. Rays can pass through all of them.
-
-        Args:
-            resolution: As for :class:`Warp`.
-            device: As for :class:`Warp`.
-        """
+        """See :class:`Warp`. Rays can pass through all of them."""
         return torch.ones(tuple(resolution), dtype=torch.bool, device=device)
 
     @property
@@ -258,13 +231,13 @@ class NdcBox:
 
     @property
     def _slope(self) -> float:
-        """Half the longer edge of the window: the unit of the frame."""
+        """Half the longer edge of the window: the unit of warped coordinates."""
         (x0, y0), (x1, y1) = self.window
         return max(x1 - x0, y1 - y0) / 2
 
     @property
     def _reach(self) -> float:
-        """Place of the near plane along the warp's z axis."""
+        """Position of the near plane along z, in warped coordinates."""
         return self.depth / self._slope
 
     def _along(self, vectors: Tensor, axis: int) -> Tensor:
@@ -288,7 +261,7 @@ class NdcBox:
         return -self._along(self._from_camera(points), 2)
 
     def _project(self, points: Tensor) -> Tensor:
-        """Maps world positions (M, 3) to the warp, as if points nearer than the near plane were at its depth."""
+        """Maps world positions (M, 3) to warped coordinates, as if those before the near plane were at its depth."""
         away = self._from_camera(points)
         depth = (-self._along(away, 2)).clamp(min=self.near)
         (x0, y0), (x1, y1) = self.window

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
 from voxelfield.ops._internal.march_pieces import world_distances
 from voxelfield.ops._packing import PackedSamples
-from voxelfield.warps.warp import Warp
+from voxelfield.warps.warp import Pose, Warp, Window
 
 # As in extension/common/constants.h, repeated here because a configuration is checked before the extension is loaded.
 MAX_BOXES = 12
@@ -26,8 +27,8 @@ _GAP = 0.25
 class NestedBoxes:
     """Concentric boxes, each ``ratio`` times as large as the next smaller one.
 
-    A field over nested boxes has its own warp. In that warp all boxes have the size of the smallest one, measured in
-    halves of its longest edge, and stand side by side along x. A world point belongs to the smallest box that contains
+    In warped coordinates, all boxes have the size of the smallest one and stand side by side along x; the unit is half
+    of its longest edge. A world point belongs to the smallest box that contains
     it. Voxels thus grow with the distance from the centre, as a pixel's footprint does, and rays stay straight within a
     box, whereas a contraction of space (Barron et al. 2022, mip-NeRF 360, equation 10) would bend them. Instant-NGP
     (Mueller et al. 2022, appendix E) uses such cascades for its occupancy grid.
@@ -79,6 +80,32 @@ class NestedBoxes:
         return self.near
 
     @property
+    def is_forward_facing(self) -> bool:
+        """See :class:`Warp`."""
+        return False
+
+    @property
+    def reference(self) -> tuple[Pose, Window] | None:
+        """See :class:`Warp`."""
+        return None
+
+    @property
+    def motion_unit(self) -> float:
+        """See :class:`Warp`. 1, because these scenes are about as large as a few units."""
+        return 1.0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """See :class:`Warp`."""
+        return {"boxes": self.count, "ratio": self.ratio, "near": self.near}
+
+    @property
+    def summary(self) -> tuple[str, str]:
+        """See :class:`Warp`."""
+        low, high = (", ".join(f"{value:.3g}" for value in corner) for corner in self.outermost)
+        return "nested boxes", f"{self.count}, the outermost ({low}) to ({high})"
+
+    @property
     def fits_image_kernels(self) -> bool:
         """See :class:`Warp`."""
         return True
@@ -102,12 +129,7 @@ class NestedBoxes:
         return self == other
 
     def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
-        """See :class:`Warp`.
-
-        Args:
-            voxels: As for :class:`Warp`.
-            number: As for :meth:`world_box`.
-        """
+        """See :class:`Warp`."""
         x, y, z = (edge * self.unit * self.ratio ** (number - 1) for edge in voxels)
         return x, y, z
 
@@ -126,15 +148,7 @@ class NestedBoxes:
         return [*centre, *half, self.ratio, float(self.count), self._pitch, self.near]
 
     def from_world(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps world positions to the field's warp.
-
-        Args:
-            points: (M, 3) world positions, float32.
-
-        Returns:
-            (M, 3) positions in warped coordinates, infinite for points outside the largest box; and (M,) the length in
-            world units of one unit of warped coordinates at each point.
-        """
+        """See :class:`Warp`. Points outside the largest box become infinite."""
         centre, half = self._centre_and_half(points.device)
         local = (points - centre) / self.unit
         far = (local.abs() / half).amax(dim=-1)
@@ -142,23 +156,14 @@ class NestedBoxes:
         scales = self._scales(points.device)
         box = (far[:, None] > scales[:-1]).sum(dim=-1)
         scale = scales[box]
-        place = local / scale[:, None]
-        place = torch.cat((place[:, :1] + self._pitch * box[:, None], place[:, 1:]), dim=-1)
-        # A point outside the largest box would otherwise get a place that may lie in another box.
-        place = torch.where((far > scales[-1])[:, None], place.new_full((), math.inf), place)
-        return place, scale * self.unit
+        warped = local / scale[:, None]
+        warped = torch.cat((warped[:, :1] + self._pitch * box[:, None], warped[:, 1:]), dim=-1)
+        # Otherwise a point outside the largest box could be mapped into another box.
+        warped = torch.where((far > scales[-1])[:, None], warped.new_full((), math.inf), warped)
+        return warped, scale * self.unit
 
     def from_world_near(self, points: Tensor, warped: Tensor) -> Tensor:
-        """Maps world positions to the field's warp, each into the box of a given place, differentiably.
-
-        Args:
-            points: (M, 3) world positions.
-            warped: (M, 3) warped in warped coordinates that select the boxes; warped that are not finite select the
-                smallest box.
-
-        Returns:
-            (M, 3) positions in warped coordinates; outside the selected box's faces where ``points`` are outside it.
-        """
+        """See :class:`Warp`. If ``warped`` is not finite, the smallest box is selected."""
         box = torch.round(warped[:, 0].nan_to_num() / self._pitch).clamp(0, self.count - 1)
         scale = self.unit * self.ratio**box
         # Python numbers, not tensors: tensors cannot be copied from the host during CUDA graph capture.
@@ -167,15 +172,7 @@ class NestedBoxes:
         return torch.stack((x + self._pitch * box, y, z), dim=-1)
 
     def to_world(self, warped: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Maps warped in warped coordinates to world positions.
-
-        Args:
-            warped: (M, 3) float32; a place in a gap between boxes is assigned to the nearest box.
-
-        Returns:
-            (M, 3) world positions, (M,) the boxes' indices, int64, and (M,) whether rays can pass through the place: it
-            must be inside its box but outside the next smaller one.
-        """
+        """See :class:`Warp`. Positions in a gap between boxes belong to the nearest box."""
         centre, half = self._centre_and_half(warped.device)
         box = torch.round(warped[:, 0] / self._pitch).long().clamp_(0, self.count - 1)
         local = torch.cat((warped[:, :1] - self._pitch * box[:, None], warped[:, 1:]), dim=-1)
@@ -187,72 +184,39 @@ class NestedBoxes:
     def map_rays(
         self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See :class:`Warp`. Returns the rays as they are, because ops cut them.
-
-        Args:
-            origins: As for :class:`Warp`.
-            directions: As for :class:`Warp`.
-            near: As for :class:`Warp`.
-            far: As for :class:`Warp`.
-        """
+        """See :class:`Warp`. Returns the rays as they are, because ops cut them."""
         return origins, directions, near, far
 
     def world_distances(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
-        """See :class:`Warp`.
-
-        Args:
-            samples: As for :class:`Warp`.
-            origins: As for :class:`Warp`.
-            directions: As for :class:`Warp`.
-        """
+        """See :class:`Warp`."""
         return world_distances(self.op_arguments, samples, origins, directions)
 
     def world_lengths(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
-        """See :class:`Warp`.
-
-        Args:
-            samples: As for :class:`Warp`.
-            origins: As for :class:`Warp`.
-            directions: As for :class:`Warp`.
-        """
+        """See :class:`Warp`."""
         rays, distances = samples.ray_index, self.world_distances(samples, origins, directions)
         return samples.dt * self.from_world(origins[rays] + distances[:, None] * directions[rays])[1]
 
     def ray_spacing(self, origins: Tensor, angles: Tensor) -> float:
-        """See :class:`Warp`. In units of a box, rays are farthest apart in the smallest one, at its far corner.
-
-        Args:
-            origins: As for :class:`Warp`.
-            angles: As for :class:`Warp`.
-        """
+        """See :class:`Warp`. In units of a box, rays are farthest apart in the smallest one, at its far corner."""
         centre = box_tensor(self.aabb, origins.device).mean(dim=0)
         distance = (origins - centre).norm(dim=-1) + math.sqrt(3) * self.unit
         return float((distance * angles).max()) / self.unit
 
     def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
-        """Returns which cells of a grid over the field's warp rays can pass through.
-
-        Args:
-            resolution: Number of cells of :attr:`warped_aabb` along x, y and z.
-            device: Device of the result.
-
-        Returns:
-            (X, Y, Z) bool.
-        """
-        warp = box_tensor(self.warped_aabb, device)
+        """See :class:`Warp`."""
+        low, high = self.warped_aabb
         edges = [
-            torch.linspace(float(warp[0, axis]), float(warp[1, axis]), cells + 1, device=device)
-            for axis, cells in enumerate(resolution)
+            torch.linspace(low[axis], high[axis], cells + 1, device=device) for axis, cells in enumerate(resolution)
         ]
         box = torch.round((edges[0][:-1] + edges[0][1:]) / 2 / self._pitch).clamp_(0, self.count - 1)
         nearest, farthest = [], []
         for axis, along in enumerate(edges):
-            low, high = along[:-1], along[1:]
+            before, after = along[:-1], along[1:]
             if axis == 0:
-                low, high = low - self._pitch * box, high - self._pitch * box
-            reach = self._half[axis]
-            nearest.append(torch.where((low < 0) & (high > 0), 0.0, torch.minimum(low.abs(), high.abs())) / reach)
-            farthest.append(torch.maximum(low.abs(), high.abs()) / reach)
+                before, after = before - self._pitch * box, after - self._pitch * box
+            reach, ends = self._half[axis], (before.abs(), after.abs())
+            nearest.append(torch.where((before < 0) & (after > 0), 0.0, torch.minimum(*ends)) / reach)
+            farthest.append(torch.maximum(*ends) / reach)
 
         def largest(along: list[Tensor]) -> Tensor:
             x, y, z = along

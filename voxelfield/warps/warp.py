@@ -1,9 +1,9 @@
-"""The warp in which the grid of an unbounded field lies."""
+"""Warps, which map the world to a finite grid, for fields of scenes that extend beyond a box."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,23 +11,38 @@ from torch import Tensor
 from voxelfield.grids.boxes import Box
 from voxelfield.ops._packing import PackedSamples
 
+Row: TypeAlias = tuple[float, float, float, float]
+Pose: TypeAlias = tuple[Row, Row, Row]
+"""The first three rows of a camera-to-world matrix, OpenGL axes."""
+
+Window: TypeAlias = tuple[tuple[float, float], tuple[float, float]]
+"""Lower and upper limits of x / depth and y / depth in a camera's frame: ((x0, y0), (x1, y1))."""
+
 
 class Warp(Protocol):
-    """Maps the world to the warp of a field's grid, so that a finite grid covers what is far away.
+    """Maps world positions to the coordinates of a field's grid, so that a finite grid also covers distant regions.
 
-    In the warp, a ray is a straight line, or a sequence of straight pieces. Occupied cells, samples and distances
-    between samples are in warped coordinates. Implementations are immutable and comparable by value. Their methods are
-    safe during the capture of a CUDA graph unless they say otherwise.
+    Positions after this mapping are in *warped coordinates*. There, a ray is a straight line, or a sequence of straight
+    pieces, and the grid is a box, :attr:`warped_aabb`. Grids, occupied cells, samples and distances between samples are
+    in warped coordinates; cameras, rays and depths are in world coordinates.
+
+    Implementations are immutable and comparable by value. Their methods are safe during the capture of a CUDA graph
+    unless they say otherwise.
     """
 
     @property
     def aabb(self) -> Box:
-        """The box that holds what matters most, world units."""
+        """The box that matters most, world units."""
         ...
 
     @property
     def count(self) -> int:
         """Number of boxes that :meth:`world_box` returns."""
+        ...
+
+    @property
+    def near(self) -> float:
+        """Where sampling begins, world units: a distance from each camera, or the depth of the near plane."""
         ...
 
     @property
@@ -42,17 +57,42 @@ class Warp(Protocol):
 
     @property
     def clearance(self) -> float:
-        """Distance from a camera within which training warped no matter, world units."""
+        """Distance from each camera within which nothing is sampled, world units."""
+        ...
+
+    @property
+    def is_forward_facing(self) -> bool:
+        """Whether the warp is made for cameras that all face the same way, and covers only what lies before them."""
+        ...
+
+    @property
+    def reference(self) -> tuple[Pose, Window] | None:
+        """The pose and the window of a camera that sees all that the warp covers; None if there is no such camera."""
+        ...
+
+    @property
+    def motion_unit(self) -> float:
+        """Unit of translations when cameras are refined, world units."""
+        ...
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields of :class:`voxelfield.warps.choice.WarpConfig` from which an equal warp can be built."""
+        ...
+
+    @property
+    def summary(self) -> tuple[str, str]:
+        """A label and a text of one line that describe the warp, for reports."""
         ...
 
     @property
     def op_arguments(self) -> list[float]:
-        """The numbers by which compiled ops cut rays into the pieces of nested boxes; empty if rays are not cut."""
+        """The numbers with which compiled ops cut rays into the pieces of nested boxes; empty if rays are not cut."""
         ...
 
     @property
     def fits_image_kernels(self) -> bool:
-        """Whether kernels that render whole images can map rays to this warp."""
+        """Whether the kernels that render whole images support this warp."""
         ...
 
     def world_box(self, number: int) -> Box:
@@ -73,24 +113,23 @@ class Warp(Protocol):
         ...
 
     def from_world(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps world positions to the warp; not for graph capture.
+        """Maps world positions to warped coordinates; not for graph capture.
 
         Args:
             points: (M, 3) world positions, float32.
 
         Returns:
-            (M, 3) positions in warped coordinates, infinite where it does not reach; and (M,) the length in world
-            units of one unit of the frame at each point.
+            (M, 3) positions in warped coordinates, infinite for points that the warp does not cover; and (M,) the
+            length in world units of one unit of warped coordinates at each point.
         """
         ...
 
     def from_world_near(self, points: Tensor, warped: Tensor) -> Tensor:
-        """Maps world positions to the warp near given warped, differentiably.
+        """Maps world positions to warped coordinates, differentiably, each into the box of a given position.
 
         Args:
             points: (M, 3) world positions.
-            warped: (M, 3) positions in warped coordinates; if the warp has several boxes, they select the box for each
-                point.
+            warped: (M, 3) positions in warped coordinates that select the box for each point.
 
         Returns:
             (M, 3) positions in warped coordinates.
@@ -98,20 +137,20 @@ class Warp(Protocol):
         ...
 
     def to_world(self, warped: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Maps positions in warped coordinates to the world; not for graph capture.
+        """Maps positions from warped coordinates to the world; not for graph capture.
 
         Args:
             warped: (M, 3) float32.
 
         Returns:
-            (M, 3) world positions, (M,) the indices of their boxes, int64, and (M,) whether rays can pass there.
+            (M, 3) world positions, (M,) the indices of their boxes, int64, and (M,) whether rays can pass through them.
         """
         ...
 
     def map_rays(
         self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Maps rays to the warp, unless compiled ops do so by :attr:`op_arguments`.
+        """Maps rays to warped coordinates, unless compiled ops do so with :attr:`op_arguments`.
 
         Args:
             origins: (R, 3) float32, world units.
@@ -120,7 +159,7 @@ class Warp(Protocol):
             far: (R,) float32, world units.
 
         Returns:
-            The same four, for the ops that march rays.
+            The same four in warped coordinates, for the ops that march rays.
         """
         ...
 
@@ -145,7 +184,7 @@ class Warp(Protocol):
         ...
 
     def ray_spacing(self, origins: Tensor, angles: Tensor) -> float:
-        """Returns the largest distance between neighbouring rays, in units of the warp, where detail matters most.
+        """Returns the largest distance between neighbouring rays where detail matters most, in warped coordinates.
 
         Args:
             origins: (N, 3) origins of pairs of rays, N at least 1, world units.

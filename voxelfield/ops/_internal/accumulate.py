@@ -86,11 +86,11 @@ def accumulate_trilinear_(
         else:
             options = (PADDINGS[padding], bool(align_corners), False)
             for group in [[total] for total in sums] if add else [list(sums)]:
-                torch.ops.voxelfield.accumulate_trilinear(group, values, points, *options)
+                torch.ops.voxelfield.accumulate_trilinear_(group, values, points, *options)
 
 
 @_library.when_loaded
 def _register() -> None:
-    @torch.library.register_fake("voxelfield::accumulate_trilinear")
+    @torch.library.register_fake("voxelfield::accumulate_trilinear_")
     def _(sums: list[Tensor], values: Tensor, points: Tensor, padding: int, align_corners: bool, nearest: bool) -> None:
         return None

@@ -28,8 +28,8 @@ def grid_adam_(
     channel_rates: Sequence[Tensor | None] | None = None,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
-    decay: float = 0.0,
-    l2: float = 0.0,
+    weight_decay: float = 0.0,
+    l2_penalty: float = 0.0,
     skip_untouched: bool = False,
     clear_grad: bool = False,
     grad_scale: Tensor | None = None,
@@ -37,11 +37,11 @@ def grid_adam_(
 ) -> None:
     r"""Takes one step of Adam in place, for several grids in one pass over their memory.
 
-    With gradient g (plus ``l2 * param``) and step number t,
+    With gradient g (plus ``l2_penalty * param``) and step number t,
     :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`, :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`,
-    :math:`p \leftarrow (1 - \mathrm{lr} \cdot \mathrm{decay}) p - \mathrm{lr} \frac{m}{1 - \beta_1^t} /
+    :math:`p \leftarrow (1 - \mathrm{lr} \cdot \mathrm{weight\_decay}) p - \mathrm{lr} \frac{m}{1 - \beta_1^t} /
     (\sqrt{v / (1 - \beta_2^t)} + \epsilon)` (Kingma and Ba 2015; decay: Loshchilov and Hutter 2019). This is the
-    rule of :class:`torch.optim.Adam`, or with ``decay`` that of :class:`torch.optim.AdamW`.
+    rule of :class:`torch.optim.Adam`, or with ``weight_decay`` that of :class:`torch.optim.AdamW`.
 
     With ``channel_rates`` each channel has its own learning rate in place of lr in these equations. The rate also
     scales the channel's decay, as if each channel were a parameter group.
@@ -66,8 +66,8 @@ def grid_adam_(
             finite and not negative, which is not checked. None means 1 for all channels.
         betas: Decay rates of the moments.
         eps: Added to the denominator.
-        decay: Decoupled weight decay, as a fraction of the learning rate.
-        l2: Factor of the parameter that is added to its gradient: weight decay as in :class:`torch.optim.Adam`.
+        weight_decay: Decoupled weight decay, as a fraction of the learning rate.
+        l2_penalty: Factor of the parameter that is added to its gradient: weight decay as in :class:`torch.optim.Adam`.
         skip_untouched: Do not update a vertex, nor its moments, if the gradients of all its channels are exactly zero
             (the masked Adam of DirectVoxGO, Sun et al. 2022, for whole vertices).
         clear_grad: Set the gradients of the updated vertices to zero.
@@ -81,7 +81,7 @@ def grid_adam_(
         ValueError: Lists differ in length, a tensor has the wrong shape or device or is not contiguous, or an option is
             out of range.
     """
-    check_rule(betas, eps, decay, l2)
+    check_rule(betas, eps, weight_decay, l2_penalty)
     count = len(params)
     copies = [None] * count if working is None else list(working)
     ids = [None] * count if tiles is None else list(tiles)
@@ -129,8 +129,8 @@ def grid_adam_(
         found_inf,
         *betas,
         eps,
-        decay,
-        l2,
+        weight_decay,
+        l2_penalty,
         skip_untouched,
         clear_grad,
     )
@@ -138,12 +138,12 @@ def grid_adam_(
     torch.autograd.graph.increment_version([*params, *(copy for copy in copies if copy is not None)])
 
 
-def check_rule(betas: tuple[float, float], eps: float, decay: float, l2: float) -> None:
+def check_rule(betas: tuple[float, float], eps: float, weight_decay: float, l2_penalty: float) -> None:
     """Raises unless the options of :func:`grid_adam_` are in range."""
     two = isinstance(betas, (tuple, list)) and len(betas) == 2
     if not (two and all(lies_within("betas", beta, 0, 1) and beta < 1 for beta in betas)):
         raise ValueError(f"betas must be two numbers in [0, 1), got {shown(betas)}")
-    for name, value in (("eps", eps), ("decay", decay), ("l2", l2)):
+    for name, value in (("eps", eps), ("weight_decay", weight_decay), ("l2_penalty", l2_penalty)):
         check_not_negative(name, value)
 
 
@@ -198,8 +198,8 @@ def _register() -> None:
         beta1: float,
         beta2: float,
         eps: float,
-        decay: float,
-        l2: float,
+        weight_decay: float,
+        l2_penalty: float,
         skip_untouched: bool,
         clear_grad: bool,
     ) -> None:

@@ -125,13 +125,6 @@ def world_distances(boxes: Sequence[float], samples: PackedSamples, origins: Ten
     return ((world - origins[rays]) * directions[rays]).sum(dim=-1)
 
 
-def outermost(boxes: Sequence[float]) -> Tensor:
-    """Returns the largest of nested boxes (2, 3), world units, on the CPU."""
-    centre, half = torch.tensor(boxes[:3]), torch.tensor(boxes[3:6])
-    reach = half * boxes[6] ** (boxes[7] - 1)
-    return torch.stack((centre - reach, centre + reach))
-
-
 def pieces_of(boxes: Sequence[float]) -> int:
     """Returns the maximum number of pieces into which nested boxes cut a ray."""
     return 2 * int(boxes[7]) - 1

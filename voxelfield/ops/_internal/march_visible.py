@@ -10,10 +10,9 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_at_least_one, check_float32, check_rays
-from voxelfield.ops._internal.march_pieces import march_through
-from voxelfield.ops._internal.pyramid_field import bits_of, check_pyramid_field, density_of, geometry_at
+from voxelfield.ops._internal.pyramid_field import check_pyramid_field
 from voxelfield.ops._no_derivative import hold_constant
-from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of, sums_of_parts
+from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import cells_to_walk, check_numbers
@@ -148,41 +147,3 @@ def _register() -> None:
         capacity: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         return empty_samples(origins, origins.shape[0], capacity)
-
-    @torch.library.impl("voxelfield::march_to_slots", "CPU")
-    @torch.no_grad()
-    def _(
-        origins: Tensor,
-        directions: Tensor,
-        near: Tensor,
-        far: Tensor,
-        offset: Tensor,
-        occupied: Tensor,
-        resolution: list[int],
-        aabb_occupancy: Tensor,
-        levels: list[Tensor],
-        blocks: list[Tensor | None],
-        aabb: Tensor,
-        density_weights: list[Tensor],
-        step: float,
-        density_initial: float,
-        min_transmittance: float,
-        min_weight: float,
-        max_samples_per_ray: int,
-        boxes: list[float],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        bits = bits_of(occupied, resolution)
-        candidates = march_through(boxes, origins, directions, near, far, bits, aabb_occupancy, step, offset)
-        density = density_of(
-            geometry_at(candidates.positions, levels, blocks, aabb, density_weights)[:, 0], density_initial
-        )
-        # Within the range of a ray, `kept` starts with the indices of the samples that were kept.
-        kept, counts, _ = torch.ops.voxelfield.count_visible_samples(
-            density, candidates.dt, candidates.ray_offsets, min_transmittance, min_weight
-        )
-        counts = counts.clamp(max=max_samples_per_ray)
-        column = torch.arange(max_samples_per_ray)
-        filled = column < counts[:, None]
-        slots = origins.new_zeros(origins.shape[0], max_samples_per_ray)
-        slots[filled] = candidates.t[kept[(candidates.ray_offsets[:-1, None] + column)[filled]].long()]
-        return slots, counts, sums_of_parts(counts)

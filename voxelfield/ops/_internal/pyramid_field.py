@@ -9,10 +9,6 @@ from torch import Tensor
 
 from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_dtype, check_float32, check_same_device, check_tensor
-from voxelfield.ops._internal.sparse_grid import places_in_atlas
-from voxelfield.ops.grid import sample_trilinear
-from voxelfield.ops.marching import OccupancyBits, pack_occupancy
-from voxelfield.ops.mlp import mlp
 
 MAX_NUMBERS = 2**31  # A level must have fewer elements than this, because offsets into it are 32-bit.
 
@@ -71,34 +67,3 @@ def check_network(
         if not 1 <= weight.shape[0] <= max_rows:
             raise ValueError(f"{own} must have 1 to {max_rows} rows, got shape {tuple(weight.shape)}")
         columns = weight.shape[0]
-
-
-def bits_of(cells: Tensor, resolution: Sequence[int]) -> OccupancyBits:
-    """Returns occupancy as bits, given either as bits or as empty distances."""
-    x, y, z = resolution
-    return OccupancyBits(cells, (x, y, z)) if cells.dtype == torch.int64 else pack_occupancy(cells == 0)
-
-
-def geometry_at(
-    positions: Tensor,
-    levels: Sequence[Tensor],
-    blocks: Sequence[Tensor | None],
-    aabb: Tensor,
-    density_weights: Sequence[Tensor],
-) -> Tensor:
-    """Returns the first network's outputs (M, G) at world positions (M, 3)."""
-    unit = (positions - aabb[0]) / (aabb[1] - aabb[0])
-    tables = blocks or [None] * len(levels)
-    features = torch.cat(
-        [
-            sample_trilinear(level, unit if table is None else places_in_atlas(unit, table, level.shape[:3]))
-            for level, table in zip(levels, tables, strict=True)
-        ],
-        dim=-1,
-    )
-    return mlp(features, [weight.to(features.dtype) for weight in density_weights])
-
-
-def density_of(raw: Tensor, initial: float) -> Tensor:
-    """Maps the first network's first output to density, as ``fields.density.ExponentialDensity`` does."""
-    return initial * raw.float().clamp(max=_constants.HIGHEST_RAW).exp()

@@ -11,26 +11,15 @@ from torch import Tensor
 from voxelfield import _library
 from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_float32, check_tensor
-from voxelfield.ops._internal.append_view import append_view
 from voxelfield.ops._internal.images import check_camera, empty_image
-from voxelfield.ops._internal.march_pieces import march_through, outermost, world_distances
-from voxelfield.ops._internal.pixel_rays import pixel_rays
-from voxelfield.ops._internal.pyramid_field import (
-    bits_of,
-    check_network,
-    check_pyramid_field,
-    density_of,
-    geometry_at,
-)
+from voxelfield.ops._internal.pyramid_field import check_network, check_pyramid_field
 from voxelfield.ops._no_derivative import hold_constant
-from voxelfield.ops.compositing import MIN_TRANSMITTANCE, composite
+from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
-from voxelfield.ops.mlp import mlp
 from voxelfield.ops.render_grid import cells_to_walk, check_numbers
-from voxelfield.ops.selection import MIN_WEIGHT, select_samples
+from voxelfield.ops.selection import MIN_WEIGHT
 
 _COLORS = 3
-_RAYS_AT_ONCE = 1 << 14  # on the CPU, to bound memory
 
 
 @torch.no_grad()
@@ -162,66 +151,3 @@ def _register() -> None:
         c2w: Tensor, intrinsics: Tensor, lens: Tensor | None, width: int, height: int, *rest: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         return empty_image(c2w, width, height)
-
-    @torch.library.impl("voxelfield::render_pyramid_image", "CPU")
-    @torch.no_grad()
-    def _(
-        c2w: Tensor,
-        intrinsics: Tensor,
-        lens: Tensor | None,
-        width: int,
-        height: int,
-        background: Tensor,
-        occupied: Tensor,
-        resolution: list[int],
-        aabb_occupancy: Tensor,
-        levels: list[Tensor],
-        blocks: list[Tensor | None],
-        aabb: Tensor,
-        density_weights: list[Tensor],
-        color_weights: list[Tensor],
-        step: float,
-        density_initial: float,
-        view_degree: int,
-        min_transmittance: float,
-        min_weight: float,
-        boxes: list[float],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        no_photograph = torch.zeros(1, height, width, 4, dtype=torch.uint8)
-        bits = bits_of(occupied, resolution)
-        reach = outermost(boxes) if boxes else aabb
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        for index in torch.arange(height * width).split(_RAYS_AT_ONCE):
-            rays = pixel_rays(
-                no_photograph,
-                index,
-                c2w[None],
-                intrinsics[None],
-                reach,
-                lens=None if lens is None else lens[None],
-            )
-            candidates = march_through(boxes, *rays[:4], bits, aabb_occupancy, step)
-            density = density_of(
-                geometry_at(candidates.positions, levels, blocks, aabb, density_weights)[:, 0], density_initial
-            )
-            seen = select_samples(
-                density,
-                *candidates[:3],
-                candidates.ray_offsets,
-                min_transmittance=min_transmittance,
-                min_weight=min_weight,
-            )
-            geometry = geometry_at(seen.positions, levels, blocks, aabb, density_weights)
-            inputs, raw = append_view(geometry, rays.directions, seen.ray_index, view_degree)
-            logits = mlp(inputs, [weight.to(inputs.dtype) for weight in color_weights])
-            rgb, opacity, depth_sum, *_ = composite(
-                density_of(raw, density_initial),
-                torch.sigmoid(logits.float()),
-                world_distances(boxes, seen, rays.origins, rays.directions) if boxes else seen.t,
-                seen.dt,
-                seen.ray_offsets,
-                min_transmittance=min_transmittance,
-            )
-            parts.append((rgb + (1 - opacity)[:, None] * background, opacity, depth_sum / opacity.clamp(min=1e-6)))
-        rgb, opacity, depth = (torch.cat(each) for each in zip(*parts, strict=True))
-        return rgb.view(height, width, _COLORS), opacity.view(height, width), depth.view(height, width)

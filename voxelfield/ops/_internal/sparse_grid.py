@@ -67,7 +67,7 @@ def share_copies_(sums: Tensor, copies: Tensor, begins: Tensor) -> None:
         check_same_device(name, index, "sums", sums)
     _library.ensure_loaded(sums.device.type)
     with torch.no_grad():
-        torch.ops.voxelfield.share_copies(sums, copies, begins)
+        torch.ops.voxelfield.share_copies_(sums, copies, begins)
 
 
 @_library.when_loaded
@@ -76,6 +76,6 @@ def _register() -> None:
     def _(points: Tensor, blocks: Tensor, atlas: list[int]) -> Tensor:
         return torch.empty_like(points)
 
-    @torch.library.register_fake("voxelfield::share_copies")
+    @torch.library.register_fake("voxelfield::share_copies_")
     def _(sums: Tensor, copies: Tensor, begins: Tensor) -> None:
         return None

@@ -16,22 +16,8 @@ from voxelfield.rendering.rigid import compose, exp_se3, log_se3
 from voxelfield.training.eager import EagerAdamW
 from voxelfield.training.part import Part
 from voxelfield.training.schedules import exponential_decay
-from voxelfield.warps.ndc_box import NdcBox
-from voxelfield.warps.warp import Warp
 
 _BETAS = (0.9, 0.99)
-
-
-def motion_unit(warp: Warp | None) -> float:
-    """Returns the unit of translations for a scene, world units; see :class:`CameraRefinement`.
-
-    It is 1, because scenes are about as large as a few units, except in normalised device coordinates: such scenes keep
-    the units of their files, and the unit is the depth of the centre of what matters.
-
-    Args:
-        warp: The field's warp, or None for a single box.
-    """
-    return warp.depth_of_centre if isinstance(warp, NdcBox) else 1.0
 
 
 class CameraRefinement(nn.Module):
@@ -187,7 +173,7 @@ class CameraRefinement(nn.Module):
         return log_se3(poses @ torch.linalg.inv(given)).to(self.twists.dtype) / self._units
 
     @torch.no_grad()
-    def place(self, index: int, twist: Tensor) -> None:
+    def set_pose(self, index: int, twist: Tensor) -> None:
         """Sets the motion of one camera and resets its moments in the optimizer.
 
         Args:

@@ -12,7 +12,7 @@ from voxelfield.datasets.scene import Split
 from voxelfield.fields.field import RadianceField
 from voxelfield.models.model import Model
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses, motion_unit
+from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.losses import photometric_only
 from voxelfield.training.step import TrainingStep
@@ -39,9 +39,9 @@ def refine_views(
     Args:
         model: The model.
         trainer: Settings of sampling and of the averaging of pixels.
-        split: The images, with cameras in warped coordinates.
+        split: The images, with cameras in the world frame of the model.
         steps: Number of steps of Adam; each draws pixels from all images.
-        rate: Learning rate in radians and in units of :func:`motion_unit`; it decays to a fiftieth.
+        rate: Learning rate in radians and in units of the warp's ``motion_unit``; it decays to a fiftieth.
 
     Returns:
         The split with refined cameras, on the CPU.
@@ -53,7 +53,7 @@ def refine_views(
         steps=steps,
         pose_lr=rate,
         final_factor=FINAL_FACTOR,
-        unit=motion_unit(model.warp),
+        unit=1.0 if model.warp is None else model.warp.motion_unit,
     )
     fit_poses(refinement, model, trainer, split, steps)
     return replace(split, cameras=refinement.refined().to("cpu"))

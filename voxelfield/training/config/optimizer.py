@@ -20,9 +20,9 @@ class OptimizerConfig:
             Gaussian Splatting (Kerbl et al. 2023) uses 1/20 for its harmonics. Must be 1 for a decoder without such
             channels.
         eps: Added to the square root of the second moment in Adam.
-        grid_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step updates.
-            It makes features decay to zero where the images do not sustain them.
-        network_decay: Decoupled weight decay of all other parameters of the field.
+        grid_weight_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step
+            updates. It makes features decay to zero where the images do not sustain them.
+        network_weight_decay: Decoupled weight decay of all other parameters of the field.
         skip_untouched: Do not update vertices, nor their moments, that no sample of the step has read.
     """
 
@@ -31,6 +31,6 @@ class OptimizerConfig:
     exposure_lr: Positive = 0.01
     view_lr_factor: Positive = 1.0
     eps: NotNegative = 1e-15
-    grid_decay: NotNegative = 0.05
-    network_decay: NotNegative = 0.0
+    grid_weight_decay: NotNegative = 0.05
+    network_weight_decay: NotNegative = 0.0
     skip_untouched: bool = True

@@ -17,7 +17,7 @@ from voxelfield.training.config.camera import CameraConfig
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.run import RunConfig
 from voxelfield.training.config.trainer import TrainerConfig
-from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.warps.warp import Warp
 
 
 def config_name(device: str = "auto") -> str:
@@ -33,20 +33,21 @@ def config_name(device: str = "auto") -> str:
 _MANY_PHOTOGRAPHS = 100
 
 
-def trainer_for(scene: Scene, model: str, *, sparse: bool) -> str:
+def trainer_for(scene: Scene, warp: Warp | None, model: str, *, sparse: bool) -> str:
     """Returns the file in ``configs/trainer`` that ``trainer=auto`` stands for.
 
     Args:
-        scene: The loaded scene. One that does not end at its box consists of photographs of a place.
+        scene: The loaded scene.
+        warp: The warp of its field. A scene with a warp consists of photographs of a place.
         model: A file in ``configs/model``. The presets for photographs are meant for the default one.
         sparse: Whether the run can have sparse levels. Camera refinement does not support them, and settings of the
             resolutions contradict those of a preset with sparse levels.
     """
-    if scene.warp is None or model != "pyramid":
+    if warp is None or model != "pyramid":
         return "default"
     if sum(len(split) for split in scene.splits.values()) >= _MANY_PHOTOGRAPHS:
         return "many_photographs" if sparse else "unbounded"
-    return "forward_facing" if isinstance(scene.warp, NdcBox) else "few_photographs"
+    return "forward_facing" if warp.is_forward_facing else "few_photographs"
 
 
 def compose(*overrides: str, device: str = "auto", name: str | None = None) -> DictConfig:
@@ -96,6 +97,7 @@ def complete(
     device: str = "auto",
     seed: int = 0,
     scene: Scene | None = None,
+    warp: Warp | None = None,
 ) -> RunConfig:
     """Returns settings in which everything not given has the value of ``python train.py model=NAME``.
 
@@ -109,6 +111,7 @@ def complete(
         device: Device of the run.
         seed: Seed of torch's random number generators.
         scene: The scene, on which the trainer depends unless it is given (:func:`trainer_for`).
+        warp: The warp of the scene's field, on which the trainer depends likewise.
 
     Raises:
         ValueError: A name does not exist, or a value is not allowed; the message says which.
@@ -121,7 +124,7 @@ def complete(
         if scene is not None and (trainer == "auto" or (trainer is None and name == "train")):
             # A model that is given as an object has its own resolutions.
             sparse = isinstance(model, str) and not (camera is not None and camera.refines)
-            chosen = trainer_for(scene, kind, sparse=sparse)
+            chosen = trainer_for(scene, warp, kind, sparse=sparse)
             given["trainer"] = trainer if chosen == "default" else chosen
         # A model that is not declared anywhere has no file, but can be trained nevertheless.
         given["model"] = kind if isinstance(model, str) or kind in model_names() else None

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeAlias
 
 from voxelfield.config.parsing import Form, Range
-from voxelfield.config.types import Positive
-from voxelfield.datasets.options import ImageOptions, LoadOptions, PlaceOptions
+from voxelfield.config.types import Natural
+from voxelfield.datasets.options import ImageOptions, LoadOptions
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.grids.boxes import parse_box
 from voxelfield.models.model_config import ModelConfig
@@ -15,84 +15,37 @@ from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.training.config.camera import CameraConfig
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.trainer import TrainerConfig
-from voxelfield.warps.ndc_box import NdcBox, Row
-from voxelfield.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
 AUTO = "auto"
 """Value of ``resume`` that means the run's own directory."""
-
-NDC_RECORD = ("ndc_camera", "ndc_window", "ndc_depth")
-"""Keys of a scene that a run records, and that cannot be set."""
 
 Corner: TypeAlias = tuple[float, float, float]
 Device: TypeAlias = Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)]
 
 
 @dataclass
-class SceneConfig(PlaceOptions):
-    """Settings of the scene: its name, its box, and the options of loading that say where its field lies.
+class SceneConfig:
+    """Settings of the scene.
 
     Attributes:
         name: Name of the scene's folder.
         aabb: Low and high corner of the box of interest, world units; None for the default of the scene's format.
-        box_ratio: Ratio of the sizes of successive nested boxes.
-        ndc_camera: Reference camera of these coordinates, three rows of its camera-to-world matrix. A run records it
-            and the following two (:data:`NDC_RECORD`); they are not settings.
-        ndc_window: Limits of x / depth and y / depth in the reference camera's frame.
-        ndc_depth: Extent of the grid along the optical axis, in units of x / depth.
+        model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
     """
 
     name: Annotated[str, Form(r".+", "the name of a folder")] = "lego"
     aabb: tuple[Corner, Corner] | None = ((-1.5, -1.5, -1.5), (1.5, 1.5, 1.5))
-    box_ratio: Annotated[float, Range(1, low_open=True)] = 2.0
-    ndc_camera: tuple[Row, Row, Row] | None = None
-    ndc_window: tuple[tuple[float, float], tuple[float, float]] | None = None
-    ndc_depth: Positive | None = None
+    model: Natural | None = None
 
     def check(self, name: str) -> None:
-        """Raises ValueError unless the box is finite and not empty, and a recorded warp is complete and valid."""
-        recorded = {key: getattr(self, key) for key in NDC_RECORD}
-        given = [key for key, value in recorded.items() if value is not None]
-        if given and (len(given) < len(recorded) or not self.ndc or self.near is None or self.aabb is None):
-            needed = ", ".join(f"{name}.{key}" for key in (*recorded, "near", "aabb"))
-            raise ValueError(f"{name}.{given[0]} must come with {name}.ndc=true and with all of {needed}")
+        """Raises ValueError unless the box is finite and not empty."""
         try:
             if self.aabb is not None:
                 parse_box(self.aabb)
-            _ = self.warp if given else None
         except ValueError as error:
             raise ValueError(f"{name}.{error}") from error
-
-    @property
-    def ends_at_box(self) -> bool:
-        """Whether the settings alone make the scene end at its box, whatever its images show."""
-        return self.aabb is not None and self.boxes in (None, 1) and not self.ndc
-
-    @property
-    def warp(self) -> NestedBoxes | NdcBox | None:
-        """The warp of the field's grid; None for the world frame."""
-        if self.aabb is None:
-            return None
-        if self.ndc_camera is not None and self.ndc_window is not None and self.ndc_depth is not None:
-            return NdcBox(self.aabb, self.ndc_camera, self.near or 0.0, self.ndc_window, self.ndc_depth)
-        if self.boxes is None or self.boxes == 1:
-            return None
-        return NestedBoxes(self.aabb, self.boxes, self.box_ratio, self.near or 0.0)
-
-    def record(self, warp: Warp | None) -> None:
-        """Sets the values from which :attr:`warp` makes an equal warp.
-
-        Raises:
-            TypeError: The warp is of another class.
-        """
-        if isinstance(warp, NestedBoxes):
-            self.boxes, self.box_ratio, self.near = warp.count, warp.ratio, warp.near
-        elif isinstance(warp, NdcBox):
-            self.ndc, self.near = True, warp.near
-            self.ndc_camera, self.ndc_window, self.ndc_depth = warp.camera, warp.window, warp.depth
-        elif warp is not None:
-            raise TypeError(f"warp must be NestedBoxes, an NdcBox or None, got {type(warp).__name__}")
 
 
 @dataclass
@@ -132,6 +85,7 @@ class RunConfig:
 
     Attributes:
         scene: The scene.
+        warp: The warp of the field, for scenes that extend beyond a box.
         data: The location and preparation of the data.
         model: The kind of field to fit.
         optimizer: The optimizer.
@@ -147,6 +101,7 @@ class RunConfig:
     """
 
     scene: SceneConfig = field(default_factory=SceneConfig)
+    warp: WarpConfig = field(default_factory=WarpConfig)
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=PyramidConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -159,8 +114,12 @@ class RunConfig:
     resume: str | None = None
 
     def check(self, name: str) -> None:
-        """Raises ValueError if the model is incompatible with the trainer."""
+        """Raises ValueError if the model is incompatible with the trainer, or the box with a recorded warp."""
         prefix = f"{name}." if name else ""
+        try:
+            _ = self.recorded_warp if self.warp.camera is not None else None
+        except ValueError as error:
+            raise ValueError(f"{prefix}warp: {error}") from error
         self.model.check_resolution(max(self.trainer.resolutions), f"{prefix}model")
         if self.camera.refines:
             self.model.check_camera_refinement(max(self.trainer.resolutions), f"{prefix}model")
@@ -171,6 +130,16 @@ class RunConfig:
                     f"{prefix}trainer.loss.{term} must be 0 for model={self.model.kind}, which has no such term, "
                     f"got {weight}"
                 )
+
+    @property
+    def recorded_warp(self) -> Warp | None:
+        """The warp that a run has recorded (:meth:`voxelfield.warps.choice.WarpConfig.build`)."""
+        return None if self.scene.aabb is None else self.warp.build(self.scene.aabb)
+
+    @property
+    def ends_at_box(self) -> bool:
+        """Whether the settings alone make the field end at the scene's box, whatever its images show."""
+        return self.scene.aabb is not None and self.warp.ends_at_box(bounded=True)
 
     def load_options(self, **changes: Any) -> dict[str, Any]:
         """Returns what :func:`voxelfield.load_scene` takes as options, as these settings have it.

@@ -112,14 +112,14 @@ class RatesConfig:
     Attributes:
         grid: Factor on ``optimizer.grid_lr``.
         network: Factor on ``optimizer.network_lr``.
-        decay: Factor on ``optimizer.grid_decay``.
+        weight_decay: Factor on ``optimizer.grid_weight_decay``.
         final_factor: Factor of the learning rates after the last step (exponential decay).
         betas: Adam's averaging constants.
     """
 
     grid: Positive = 1.0
     network: Positive = 1.0
-    decay: NotNegative = 1.0
+    weight_decay: NotNegative = 1.0
     final_factor: Annotated[float, Range(0, 1, low_open=True)] = 0.05
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
 

@@ -10,7 +10,6 @@ from voxelfield.grids.boxes import box_tensor
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import spiral
 from voxelfield.training.trained_model import TrainedModel
-from voxelfield.warps.ndc_box import NdcBox
 
 # Size of the box of depths in normalised device coordinates, in sizes of the field's own box.
 _BEYOND = 10.0
@@ -25,7 +24,7 @@ def usual_path(run: TrainedModel, cameras: Cameras, frames: int) -> Cameras:
         frames: Number of cameras on the path.
     """
     centre = run.field.centre
-    if not isinstance(run.field.warp, NdcBox):
+    if run.field.warp is None or not run.field.warp.is_forward_facing:
         return orbit(cameras, centre, frames)
     target = seen_point(run, cameras)
     return spiral(cameras, centre if target is None else target, frames)
@@ -36,7 +35,7 @@ def depth_bounds(field: RadianceField) -> Tensor:
 
     It is the field's box, or ten times its size in normalised device coordinates, which reach to infinity.
     """
-    if not isinstance(field.warp, NdcBox):
+    if field.warp is None or not field.warp.is_forward_facing:
         return field.aabb.cpu()
     low, high = box_tensor(field.warp.aabb, torch.device("cpu"))
     centre = (low + high) / 2

@@ -26,7 +26,6 @@ from voxelfield.viewer.drawing.maps import brightened, depth_map, normal_map, op
 from voxelfield.viewer.drawing.occupied_cells import cell_map
 from voxelfield.viewer.drawing.photographs import Photographs, lay_photograph_over
 from voxelfield.viewer.drawing.viewpoint import Viewpoint
-from voxelfield.warps.ndc_box import NdcBox
 from voxelfield.warps.warp import Warp
 
 _GLANCE = 128
@@ -153,10 +152,9 @@ class Painter:
 
     def _depth(self, view: View, cameras: Cameras, look: Look) -> Tensor:
         low, high = self._limits(look)
-        if isinstance(self._frame, NdcBox):
-            return depth_map(view.depth, view.opacity, self._frame.near, float("inf"))
         if self._frame is not None:
-            return depth_map(view.depth, view.opacity, 0.25 * float((high - low).norm()), float("inf"))
+            nearest = self._frame.near if self._frame.is_forward_facing else 0.25 * float((high - low).norm())
+            return depth_map(view.depth, view.opacity, nearest, float("inf"))
         camera = cameras.c2w[0, :3, 3].cpu()
         nearest = float((camera - torch.minimum(torch.maximum(camera, low), high)).norm())
         farthest = float(torch.maximum((camera - low).abs(), (camera - high).abs()).norm())
@@ -218,8 +216,8 @@ def boxes_around(warp: Warp) -> list[Tensor]:
 
 
 def reference_of(warp: Warp | None) -> Cameras | None:
-    """Returns the reference camera of normalised device coordinates, from which to look first; None in other frames."""
-    return reference_camera(warp, _REFERENCE_SIZE, _REFERENCE_SIZE) if isinstance(warp, NdcBox) else None
+    """Returns the reference camera of a warp, from which to look first; None if there is none."""
+    return reference_camera(warp, _REFERENCE_SIZE, _REFERENCE_SIZE)
 
 
 def _chunks(rays: Rays, size: int) -> list[Rays]:

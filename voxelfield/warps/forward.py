@@ -1,4 +1,4 @@
-"""Captures of which all photographs face the same way, and normalised device coordinates for them."""
+"""Normalised device coordinates for captures of which all photographs face the same way."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.datasets.bounds import box_of_points
 from voxelfield.grids.boxes import parse_box
-from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.paths import axes_looking
-from voxelfield.warps.ndc_box import NdcBox, Row, Window
+from voxelfield.warps.bounds import box_of_points
+from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.warps.warp import Row, Window
 
 # Largest angle between an optical axis and the mean of all, degrees.
 _LARGEST_ANGLE = 30.0
@@ -25,8 +24,6 @@ _OUTLIERS = 0.01
 _NEAREST_PLANE = 4 / 3
 # Limits of the grid's depth, in halves of the window's longer edge.
 _THINNEST, _THICKEST = 1 / 8, 2.0
-# Points along each edge of an image at which its rays are cast.
-_ALONG_EDGE = 9
 
 
 class NotForwardError(ValueError):
@@ -35,7 +32,7 @@ class NotForwardError(ValueError):
 
 def ndc_box_of_cameras(
     c2w: Tensor,
-    cameras: Cameras,
+    border: tuple[Tensor, Tensor],
     points: Tensor | None,
     near: float | None = None,
     widest: float = math.inf,
@@ -47,7 +44,8 @@ def ndc_box_of_cameras(
 
     Args:
         c2w: (N, 4, 4) poses of all photographs, camera to world, OpenGL axes, N at least 1.
-        cameras: The N cameras, whose images the grid must cover.
+        border: Origins and unit directions, both (N, P, 3), of rays along the borders of the images, all of which the
+            grid must cover.
         points: (M, 3) points that structure from motion found, or that fill what is seen, world units. None: ``near``
             must be given, and the box of what matters reaches to ten times this depth.
         near: Depth of the near plane, world units; None: three quarters of the depth of the nearest points.
@@ -79,7 +77,7 @@ def ndc_box_of_cameras(
             )
     if not near > nearest:
         raise NotForwardError(f"near must be above {nearest:.4g}, because of the foremost camera, got {near:.4g}")
-    (low, high), image = _window(cameras, position, axes, near)
+    (low, high), image = _window(border, position, axes, near)
     if float((high - low).max()) > widest * image:
         raise NotForwardError(
             f"images must together be at most {widest:g} times as wide as one at the near plane, got "
@@ -102,8 +100,10 @@ def ndc_box_of_cameras(
 
 def _mean_pose(c2w: Tensor) -> Tensor:
     """Returns the camera (3, 4) at the mean position of cameras, with the mean of their directions and up vectors."""
-    mean = c2w[:, :3].mean(dim=0)
-    return torch.cat((axes_looking(-mean[:, 2], mean[:, 1]), mean[:, 3:]), dim=-1)
+    _, up, backward, position = c2w[:, :3].mean(dim=0).unbind(dim=-1)
+    backward = F.normalize(backward, dim=0)
+    right = F.normalize(torch.linalg.cross(up, backward), dim=0)
+    return torch.stack((right, torch.linalg.cross(backward, right), backward, position), dim=-1)
 
 
 def _depth_of_near_plane(points: Tensor | None, position: Tensor, axes: Tensor) -> float:
@@ -113,18 +113,16 @@ def _depth_of_near_plane(points: Tensor | None, position: Tensor, axes: Tensor) 
     return _NEAR_OF_NEAREST * float(depths.sort().values[int(_OUTLIERS * len(depths))])
 
 
-def _window(cameras: Cameras, position: Tensor, axes: Tensor, near: float) -> tuple[tuple[Tensor, Tensor], float]:
+def _window(
+    border: tuple[Tensor, Tensor], position: Tensor, axes: Tensor, near: float
+) -> tuple[tuple[Tensor, Tensor], float]:
     """Returns the limits (2,) of x / depth and y / depth between which all images lie, and the extent of the widest.
 
     Raises:
         NotForwardError: A ray does not meet the near plane.
     """
-    pixels = (_border() * cameras.all_sizes()[:, None]).flatten(0, 1)
-    index = torch.arange(len(cameras)).repeat_interleave(len(pixels) // len(cameras))
-    box = torch.tensor([[-1.0] * 3, [1.0] * 3])  # rays are needed for their directions only
-    rays = cameras.rays(index, pixels, box)
-    origins = (rays.origins.double() - position) @ axes
-    directions = rays.directions.double() @ axes
+    origins = (border[0].flatten(0, 1).double() - position) @ axes
+    directions = border[1].flatten(0, 1).double() @ axes
     forward = -directions[:, 2]
     if not bool((forward > 0).all()):
         raise NotForwardError("rays must meet the near plane, got some that run away from it")
@@ -132,16 +130,8 @@ def _window(cameras: Cameras, position: Tensor, axes: Tensor, near: float) -> tu
     at_near = (origins[:, :2] + slopes * (near + origins[:, 2:])) / near
     # Between the near plane and infinity, x / depth and y / depth lie between their values there.
     ends = torch.cat((slopes, at_near))
-    each = slopes.view(len(cameras), -1, 2)
+    each = slopes.view(*border[1].shape[:2], 2)
     return (ends.amin(dim=0), ends.amax(dim=0)), float((each.amax(dim=1) - each.amin(dim=1)).amax())
-
-
-def _border() -> Tensor:
-    """Returns points (P, 2) along the edges of an image, in shares of its width and height."""
-    share = torch.linspace(0, 1, _ALONG_EDGE)
-    zero, one = torch.zeros_like(share), torch.ones_like(share)
-    edges = [torch.stack(pair, dim=-1) for pair in ((share, zero), (share, one), (zero, share), (one, share))]
-    return torch.cat(edges)
 
 
 def _frustum(window: Window, near: float, position: Tensor, axes: Tensor) -> Tensor:

@@ -1,0 +1,110 @@
+"""Runs a verb: parses its command line, and reports user errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from voxelfield._library import KernelsUnavailableError
+from voxelfield.installed import MissingPackageError
+from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
+from voxelfield.ops._errors import is_out_of_memory
+
+logger = logging.getLogger(__name__)
+
+# Other packages decide for themselves how they log.
+_OWN = ("voxelfield", "train")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises ValueError for a wrong command line instead of printing the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message.removeprefix("argument ").replace(": must ", " must ", 1))
+
+
+def run(verb: str, module: ModuleType, arguments: Sequence[str] | None) -> int:
+    """Runs a verb and returns the exit status.
+
+    Args:
+        verb: The verb.
+        module: Its module, with ``add_arguments(parser)`` and ``run(options)``, which may return an exit status. The
+            docstring is the description.
+        arguments: The command line after the verb; None takes that of this process.
+    """
+    parser = _Parser(prog=f"voxelfield {verb}", description=module.__doc__)
+    module.add_arguments(parser)
+    return in_one_line(lambda: module.run(parser.parse_args(arguments)))
+
+
+def in_one_line(action: Callable[[], int | None]) -> int:
+    """Runs an action and returns the exit status; logs a user error in one line."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    with one_line_records():
+        try:
+            return action() or 0
+        except Exception as error:
+            status = exit_status(error)
+            if status is None:
+                raise
+            text = " ".join(str(error).split()) or type(error).__name__
+            logger.error("%s", clipped(text, LONGEST_MESSAGE))
+            return status
+
+
+def exit_status(error: Exception) -> int | None:
+    """Returns the exit status for an error: 2 for wrong input, 1 for a failure, None for a fault of the program."""
+    if isinstance(error, (ValueError, FileNotFoundError, FileExistsError, MissingPackageError)):
+        return 2
+    failures = (OSError, FloatingPointError, KernelsUnavailableError)
+    return 1 if isinstance(error, failures) or is_out_of_memory(error) else None
+
+
+def number(
+    kind: type[int] | type[float], low: float, high: float = math.inf, *, low_open: bool = False
+) -> Callable[[str], float]:
+    """Returns an argument type: a number within bounds.
+
+    Args:
+        kind: Type of the number.
+        low: Lower bound.
+        high: Upper bound.
+        low_open: Whether the lower bound itself is excluded.
+    """
+
+    def convert(text: str) -> float:
+        value = kind(text)
+        if not low <= value <= high or (low_open and value == low):
+            bounds = f"be at least {low}" if high == math.inf else f"lie in {'(' if low_open else '['}{low}, {high}]"
+            raise argparse.ArgumentTypeError(f"must {bounds}, got {clipped(text)}")
+        return value
+
+    convert.__name__ = kind.__name__  # argparse names it for text that is no number
+    return convert
+
+
+class _OneLineRecord(logging.LogRecord):
+    """A record whose message cannot look like another record or control a terminal."""
+
+    def getMessage(self) -> str:  # noqa: N802 - the name in logging
+        message = super().getMessage()
+        return one_line(message) if self.name.startswith(_OWN) else message
+
+
+@contextlib.contextmanager
+def one_line_records() -> Iterator[None]:
+    """Escapes characters that are not printable in the log records of a block.
+
+    A file name with a line break would otherwise forge records, which the report of a run repeats.
+    """
+    before = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(_OneLineRecord)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(before)

@@ -1,0 +1,238 @@
+"""The choice of a warp for the field of a capture, from its cameras, its points and the user's settings."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Protocol
+
+import torch
+from torch import Tensor
+
+from voxelfield.config.parsing import Range
+from voxelfield.config.types import NotNegative, Positive
+from voxelfield.grids.boxes import Box, parse_box
+from voxelfield.warps.bounds import stray_cameras, viewed_cube
+from voxelfield.warps.forward import NotForwardError, ndc_box_of_cameras
+from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.warps.nested_boxes import MAX_BOXES, NestedBoxes
+from voxelfield.warps.warp import Pose, Warp, Window
+
+logger = logging.getLogger(__name__)
+
+# How many times as wide as one image all images together may be at the near plane for normalised device coordinates to
+# be chosen. Where cameras stand farther apart, much of the grid is seen by few of them. At 2.3 times, nested boxes were
+# as good; at 1.4 times, these coordinates were better (docs/experiments.md).
+_WIDEST_WINDOW = 2.0
+_RATIO = 2.0
+# The share of points outside of the smallest box at each side, and its least thickness in shares of its longest edge.
+_OUTSIDE_INNERMOST = 0.1
+_THINNEST = 0.1
+# Without points: the size of the smallest box in sizes of the cube of the cameras, and the number of boxes.
+_INNERMOST = 0.25
+_BOXES = 6
+# With points, if cameras look at a subject from many sides: the largest size of the smallest box, likewise.
+_LARGEST_INNERMOST = 0.5
+# How far the largest box reaches, at least, in distances of the farthest camera from its centre.
+_BEYOND_CAMERAS = 2.0
+# Where rays begin: in depths of the nearest points, or in distances of the centre.
+_NEAR_OF_NEAREST = 0.3
+_NEAR_OF_CENTRE = 0.2
+_OUTLIERS = 0.01
+# Cosine of the angle from an optical axis beyond which points are hardly in the image.
+_IN_VIEW = 0.5
+# Numbers of points and cameras from which quantiles are computed.
+_MAX_POINTS = 4000
+_MAX_CAMERAS = 200
+
+
+@dataclass
+class WarpConfig:
+    """Settings of the warp. Those that are None follow from the capture.
+
+    A run records the settings from which :meth:`build` makes its warp again.
+
+    Attributes:
+        boxes: Number of nested boxes (:class:`voxelfield.warps.nested_boxes.NestedBoxes`), the smallest of which is
+            the scene's box; 1: the field ends at that box. None: several for a scene that extends beyond its box.
+        ratio: Ratio of the sizes of successive nested boxes; None: 2.
+        near: Distance from a camera before which nothing is sampled, world units, with nested boxes; with ``ndc``, the
+            depth of the near plane. None: as the cameras suggest.
+        ndc: Whether the grid lies in normalised device coordinates (:class:`voxelfield.warps.ndc_box.NdcBox`), for
+            photographs that all face the same way; None: where they do, points of the scene are known, and neither
+            its box nor ``boxes`` nor ``ratio`` is given.
+        camera: Reference camera of these coordinates, as a run records it with the following two: three rows of its
+            camera-to-world matrix.
+        window: Limits of x / depth and y / depth in the reference camera's frame.
+        depth: Extent of the grid along the optical axis, in units of x / depth.
+    """
+
+    boxes: Annotated[int, Range(1, MAX_BOXES)] | None = None
+    ratio: Annotated[float, Range(1, low_open=True)] | None = None
+    near: NotNegative | None = None
+    ndc: bool | None = None
+    camera: Pose | None = None
+    window: Window | None = None
+    depth: Positive | None = None
+
+    @classmethod
+    def of(cls, warp: Warp | None) -> WarpConfig:
+        """Returns the settings from which :meth:`build` makes an equal warp."""
+        return cls(boxes=1) if warp is None else cls(**warp.settings)
+
+    def check(self, name: str) -> None:
+        """Raises ValueError if settings contradict each other, or recorded ones are incomplete."""
+        if self.ndc and self.boxes is not None and self.boxes > 1:
+            raise ValueError(f"{name}.ndc must be false or null with {self.boxes} nested boxes, got true")
+        recorded = {"camera": self.camera, "window": self.window, "depth": self.depth}
+        given = [key for key, value in recorded.items() if value is not None]
+        if given and (len(given) < len(recorded) or not self.ndc or self.near is None):
+            needed = ", ".join(f"{name}.{key}" for key in (*recorded, "near"))
+            raise ValueError(f"{name}.{given[0]} must come with {name}.ndc=true and with all of {needed}")
+
+    def ends_at_box(self, bounded: bool) -> bool:
+        """Returns whether the field of a scene ends at the scene's box, in which case there is no warp.
+
+        Args:
+            bounded: Whether the scene shows nothing outside its box.
+        """
+        return not self.ndc and (self.boxes == 1 if self.boxes is not None else bounded)
+
+    def build(self, aabb: Box) -> Warp | None:
+        """Returns the warp that settings describe which a run has recorded; None if the field ends at its box.
+
+        Args:
+            aabb: The box that matters most, world units.
+
+        Raises:
+            ValueError: There is no such warp.
+        """
+        if self.camera is not None and self.window is not None and self.depth is not None:
+            return NdcBox(aabb, self.camera, self.near or 0.0, self.window, self.depth)
+        if self.boxes is None or self.boxes == 1:
+            return None
+        return NestedBoxes(aabb, self.boxes, self.ratio or _RATIO, self.near or 0.0)
+
+
+class CaptureFacts(Protocol):
+    """The facts of a scene on which its warp depends; :class:`voxelfield.Scene` states them."""
+
+    @property
+    def aabb(self) -> Tensor:
+        """(2, 3) the box that matters, world units."""
+        ...
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the scene shows nothing outside ``aabb``."""
+        ...
+
+    @property
+    def estimated(self) -> bool:
+        """Whether ``aabb`` was only estimated from cameras or points, so that a warp may have another box."""
+        ...
+
+    @property
+    def points(self) -> Tensor | None:
+        """(M, 3) points of the scene, world units; None if unknown."""
+        ...
+
+    def poses(self) -> Tensor:
+        """Returns the poses (N, 4, 4) of all photographs, camera to world, OpenGL axes."""
+        ...
+
+    def border_rays(self) -> tuple[Tensor, Tensor]:
+        """Returns origins and unit directions, both (N, P, 3), of rays along the borders of all photographs."""
+        ...
+
+
+def choose_warp(scene: CaptureFacts, settings: WarpConfig) -> Warp | None:
+    """Chooses the warp of a scene's field.
+
+    A scene that ends at its box has none. Photographs that all face the same way, of a scene with known points, get
+    normalised device coordinates; all others get nested boxes.
+
+    Args:
+        scene: The facts of the scene.
+        settings: The user's settings, or those that a run has recorded.
+
+    Raises:
+        ValueError: ``settings.ndc`` is True, but the cameras do not all face the same way, or neither points nor
+            ``settings.near`` determine the near plane, or the scene's box is not beyond it.
+    """
+    aabb, points = parse_box(scene.aabb), scene.points
+    if settings.camera is not None:
+        return settings.build(aabb)
+    if settings.ends_at_box(scene.bounded):
+        return None
+    has_points = points is not None and len(points) > 0
+    decided = settings.boxes is not None or settings.ratio is not None or not scene.estimated or not has_points
+    if settings.ndc or (settings.ndc is None and not decided):
+        try:
+            widest = math.inf if settings.ndc else _WIDEST_WINDOW
+            warp = ndc_box_of_cameras(scene.poses(), scene.border_rays(), points, settings.near, widest)
+        except NotForwardError as error:
+            if settings.ndc:
+                raise ValueError(f"warp.ndc must be false or null for this capture: {error}") from error
+            logger.info("the grid lies in nested boxes, not in normalised device coordinates: %s", error)
+        else:
+            logger.info(
+                "all cameras face the same way: the grid lies in normalised device coordinates, with the near plane at "
+                "a depth of %.4g (warp.ndc=false: nested boxes)",
+                warp.near,
+            )
+            return warp if scene.estimated else replace(warp, aabb=aabb)
+    boxes = nested_boxes_of_cameras(scene.poses(), points)
+    return NestedBoxes(
+        boxes.aabb if scene.estimated else aabb,
+        settings.boxes or boxes.count,
+        settings.ratio or _RATIO,
+        boxes.near if settings.near is None else settings.near,
+    )
+
+
+def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> NestedBoxes:
+    """Returns nested boxes for photographs that show what is around, too.
+
+    With points, the smallest box holds the middle four fifths of them along each axis, and the largest holds nearly
+    all of them, and reaches twice as far as the cameras. Outdoors, most points may belong to the background. So if
+    cameras look at a subject from many sides, and the points reach more than halfway to the cameras along an axis, the
+    smallest box reaches halfway. Without points, it is a quarter of the cube of
+    :func:`voxelfield.warps.bounds.box_of_cameras`, around the point that the cameras look at. Cameras astray do not
+    count.
+
+    Args:
+        c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.
+        points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
+    """
+    c2w = c2w[~stray_cameras(c2w)].double()
+    viewed, distance, from_many_sides = viewed_cube(c2w)
+    if points is None or len(points) == 0 or bool((points == points[0]).all()):
+        low, high, count = viewed - _INNERMOST * distance, viewed + _INNERMOST * distance, _BOXES
+        near = _NEAR_OF_CENTRE * float(distance)
+    else:
+        # A random subset rather than every n-th point, because the points of frusta have a regular order.
+        some = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:_MAX_POINTS]
+        points = points[some].double()
+        low, high = (torch.quantile(points, share, dim=0) for share in (_OUTSIDE_INNERMOST, 1 - _OUTSIDE_INNERMOST))
+        if from_many_sides:
+            lowest, highest = viewed - _LARGEST_INNERMOST * distance, viewed + _LARGEST_INNERMOST * distance
+            background = (low < lowest) | (high > highest)
+            low, high = torch.where(background, lowest, low), torch.where(background, highest, high)
+        # A wall that all points lie on has no thickness.
+        extent = (points.amax(dim=0) - points.amin(dim=0)).max()
+        half = torch.maximum((high - low) / 2, _THINNEST * (high - low).max() / 2).clamp(min=1e-6 * float(extent))
+        centre = (low + high) / 2
+        low, high = centre - half, centre + half
+        reach = torch.quantile(((points - centre).abs() / half).amax(dim=-1), 1 - _OUTLIERS)
+        # Every ray shows something, even where structure from motion found no points, as on a dark or blank background.
+        # A box that ended at the cameras would hold the background of some of them right in front of others.
+        reach = torch.maximum(reach, _BEYOND_CAMERAS * ((c2w[:, :3, 3] - centre).abs() / half).max())
+        count = min(max(math.ceil(math.log2(max(float(reach), 1.0))) + 1, 2), MAX_BOXES)
+        cameras = c2w[:: -(-len(c2w) // _MAX_CAMERAS)]
+        offset = points[:, None] - cameras[:, :3, 3]
+        depth = (offset * -cameras[:, :3, 2]).sum(dim=-1)
+        depth = depth[depth > _IN_VIEW * offset.norm(dim=-1)]
+        near = _NEAR_OF_NEAREST * float(torch.quantile(depth, _OUTLIERS)) if len(depth) else 0.0
+    return NestedBoxes((tuple(low.tolist()), tuple(high.tolist())), count, near=near)
