@@ -98,7 +98,7 @@ def save_model(
             sees is lost, so they should be those of the training images.
 
     Raises:
-        ValueError: ``quality`` is none of the choices.
+        ValueError: ``quality`` is not one of these.
         OSError: The file cannot be written.
     """
     check_choice("quality", quality, tuple(_ROUNDING))
