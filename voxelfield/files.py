@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,6 +54,12 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     """Returns the content of a regular file; arguments and errors are those of :func:`open_regular`."""
     with open_regular(path) as file:
         return file.read()
+
+
+def check_suffix(name: str, path: Path, suffixes: Sequence[str]) -> None:
+    """Raises ValueError unless a path, which the message calls ``name``, ends in one of some suffixes."""
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(f"{name} must be a file *{', *'.join(suffixes)}, got {path}")
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from voxelfield.devices import choose_device
-from voxelfield.export.model_file import parts_of, read_model
-from voxelfield.training.state.checkpoint import checkpoints
+from voxelfield.export.model_file import ModelFileError, read_model
+from voxelfield.training.state.checkpoint import checkpoints, contents_of
 from voxelfield.training.state.run_directory import MODEL_FILE
 from voxelfield.training.trained_model import TrainedModel, load_trained_model, restore_trained_model
 
@@ -37,5 +37,5 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
     if path.suffix != ".safetensors":
         return load_trained_model(path, device)
     parts = read_model(path, device)
-    with parts_of(path):
+    with contents_of(path, ModelFileError):
         return restore_trained_model(*parts, device)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor
 
-from voxelfield.export.model_file import _checksum, _with_checksum, save_model
+from voxelfield.export.model_file import save_model, with_checksum
 from voxelfield.training.config import preset
 from voxelfield.training.state.checkpoint import save_checkpoint
 from voxelfield.training.trained_model import TrainedModel, restore_trained_model
@@ -61,9 +61,7 @@ def model_description(content: bytes) -> dict[str, Any]:
 def model_with(description: Any, tensors: dict[str, Tensor] | None = None) -> bytes:
     """A model file with another description, or other tensors too, whose checksums are right."""
     tensors = load(model_bytes()) if tensors is None else tensors
-    if isinstance(description, dict) and "checksums" in description:
-        description = description | {"checksums": {name: _checksum(x) for name, x in tensors.items()}}
-    return save(tensors, metadata={KEY: _with_checksum(json.dumps(description))})
+    return save(tensors, metadata={KEY: with_checksum(json.dumps(description), tensors)})
 
 
 @cache

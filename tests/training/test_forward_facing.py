@@ -16,7 +16,7 @@ import voxelfield
 from voxelfield.cli.command import main
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export import save_model
-from voxelfield.export.region import Region
+from voxelfield.export.lattice import Region
 from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.rendering.cameras import Cameras, reference_camera
 from voxelfield.rendering.paths import spiral

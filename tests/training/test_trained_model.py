@@ -162,7 +162,7 @@ def test_a_run_draws_a_path_and_goes_on_as_a_model_file(train, scene, device, tm
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path} holds no checkpoint"):
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} contains no checkpoint"):
         load_trained_model(tmp_path, torch.device("cpu"))
 
 
