@@ -16,7 +16,7 @@ from PIL import Image
 import voxelfield
 from voxelfield.captures.capture import read_capture
 from voxelfield.datasets.colmap import read_reconstruction
-from voxelfield.datasets.colmap_models import is_colmap
+from voxelfield.datasets.colmap_files import is_colmap
 
 pycolmap = pytest.importorskip("pycolmap")
 

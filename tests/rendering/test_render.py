@@ -524,17 +524,3 @@ def test_view_shows_things_where_they_are(device):
     color = torch.tensor([0.2, 0.5, 0.9], device=device)
     opacity = view.opacity[..., None]
     torch.testing.assert_close(view.rgb, opacity * color + (1 - opacity) * background)
-
-
-def test_view_of_each_camera(device):
-    near, far = camera_at(3.0, 9, 9, device), camera_at(8.0, 9, 9, device)
-    both = Cameras(torch.cat((near.c2w, far.c2w)), torch.cat((near.intrinsics, far.intrinsics)), 9, 9)
-    field, background = uniform_field(device), torch.zeros(3, device=device)
-    depths = [
-        render_view(field, both, i, everywhere(device), RenderSettings(STEP), background, 100).depth[4, 4]
-        for i in (0, 1)
-    ]
-    # Mean depth of a uniform medium of length 2, behind 2 and behind 7.
-    mean = 1 / SIGMA - 2 * math.exp(-2 * SIGMA) / (1 - math.exp(-2 * SIGMA))
-    for depth, front in zip(depths, (2.0, 7.0), strict=True):
-        assert depth.item() == pytest.approx(front + mean, abs=2e-3)

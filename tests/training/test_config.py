@@ -34,6 +34,8 @@ from voxelfield.training.config import (
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SCHEMAS = {"trainer": TrainerConfig, "optimizer": OptimizerConfig, "camera": CameraConfig}
 
+GROUPS = (*SCHEMAS, "logger")
+
 
 def names(group: str) -> list[str]:
     return sorted(file.stem for file in (CONFIGS / group).glob("*.yaml"))
@@ -141,22 +143,16 @@ def test_every_setting_is_composed_whether_a_file_states_it_or_not(name):
         compare(config, parse(RunConfig, config))
 
 
-def test_a_file_states_nothing_that_is_the_default_anyway():
-    def same(stated: dict, default: dict, prefix: str) -> list[str]:
-        found = []
-        for key, value in stated.items():
-            if isinstance(value, dict):
-                found += same(value, default[key], f"{prefix}.{key}")
-            elif value == default[key]:
-                found.append(f"{prefix}.{key}")
-        return found
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group in GROUPS for name in names(group)])
+def test_a_file_states_nothing_that_is_the_default_anyway(group, name):
+    def restated(stated: dict, default: dict) -> list[str]:
+        pairs = [(key, value, default[key]) for key, value in stated.items()]
+        return [key for key, *two in pairs if (restated(*two) if isinstance(two[0], dict) else two[0] == two[1])]
 
-    for group, schema in (("trainer", TrainerConfig), ("optimizer", OptimizerConfig)):
-        for name in ("default", "cpu", "adamw", "pyramid", "sh"):
-            path = CONFIGS / group / f"{name}.yaml"
-            stated = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
-            if "defaults" not in stated:
-                assert same(stated, dataclasses.asdict(schema()), group) == []
+    stated = OmegaConf.to_container(OmegaConf.load(CONFIGS / group / f"{name}.yaml"))
+    bases = [base for base in stated.pop("defaults", ()) if base != "_self_"]
+    default = composed(f"{group}={bases[0]}")[group] if bases else dataclasses.asdict(RunConfig())[group]
+    assert restated(stated, OmegaConf.to_container(OmegaConf.create(default))) == []
 
 
 def test_a_setting_that_no_file_mentions_can_be_set():

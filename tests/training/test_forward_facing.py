@@ -27,10 +27,9 @@ from voxelfield.training.config import CameraConfig, presets
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
 from voxelfield.training.state.run_paths import depth_bounds, seen_point, usual_path
-from voxelfield.viewer.drawing.look import Look
-from voxelfield.viewer.drawing.maps import depth_map
-from voxelfield.viewer.drawing.painter import Painter
-from voxelfield.viewer.drawing.viewpoint import viewpoint_of
+from voxelfield.viewer.display import Display, viewpoint_of
+from voxelfield.viewer.maps import depth_map
+from voxelfield.viewer.painter import Painter
 from voxelfield.warps.choice import WarpConfig, choose_warp
 from voxelfield.warps.ndc_box import NdcBox
 from voxelfield.warps.nested_boxes import NestedBoxes
@@ -345,7 +344,7 @@ def test_a_capture_is_trained_and_rendered_along_its_usual_path(scene, tmp_path,
 
 def test_the_viewer_tells_depths_from_the_near_plane_on_apart(scene, trained, warp):
     cameras = cameras_at(torch.tensor([0.0]), torch.tensor([0.0]))
-    picture = Painter(trained.result()).picture(viewpoint_of(cameras, 0), Look("depth"), SIZE, SIZE)
+    picture = Painter(trained.result()).picture(viewpoint_of(cameras, 0), Display("depth"), SIZE, SIZE)
     view = trained.result().render(cameras)
     expected = depth_map(view.depth, view.opacity, warp.near, float("inf"))
     assert (picture.float() / 255 - expected).abs().mean() < 0.02

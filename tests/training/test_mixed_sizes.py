@@ -94,7 +94,7 @@ def test_training_and_evaluation_read_images_alone(folder, device, tmp_path):
         session = Session.from_config(Scene(scene.name, scene.aabb, splits), settings)
         session.fit()
         found = session.evaluate(images=tmp_path / str(filler), progress=False)
-        states.append(torch.tensor([*found.psnr_per_view, session.occupancy.fraction()]))
+        states.append(torch.tensor([*found.scores["psnr"], session.occupancy.fraction()]))
     # On CUDA sums have another order in every run.
     torch.testing.assert_close(states[1], states[0], atol=0 if device.type == "cpu" else 1e-2, rtol=0)
     sizes = [Image.open(tmp_path / "0" / f"{name}.png").size for name in scene.test.names]
@@ -119,9 +119,9 @@ def test_metrics_compare_each_view_at_its_own_size(folder):
         width, height = cameras.size(index)
         return View(truths[index] * 0.9, torch.ones(height, width), torch.ones(height, width))
 
-    found = evaluate_split(rendered, split, white, None, progress=False)
+    found = evaluate_split(rendered, split, white, progress=False)
     expected = [float(psnr(truth * 0.9, truth)) for truth in truths]
-    assert found.psnr_per_view == pytest.approx(expected)
+    assert found.scores["psnr"] == pytest.approx(expected)
 
 
 def test_images_that_would_mostly_be_empty_room_are_refused(folder, tmp_path):

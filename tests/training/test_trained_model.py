@@ -212,7 +212,7 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
         assert row["pixel_averaging"] == "linear_light"
         assert row["steps_trained"] == 6
         renderer = load_trained_model(trainer.output, device).renderer(row["backend"])
-        expected = evaluate_split(renderer.view, split, trainer.background, None, progress=False)
+        expected = evaluate_split(renderer.view, split, trainer.background, progress=False)
         assert row["psnr"] == pytest.approx(expected.psnr, abs=1e-3)
         assert row["ssim"] == pytest.approx(expected.ssim, abs=1e-4)
         # One grid is straight where a sum of grids bends: these are drawn from one.

@@ -176,7 +176,7 @@ def test_a_run_is_refused_before_it_touches_the_gpu(monkeypatch, tmp_path, caplo
     for module in (configured, session):
         monkeypatch.setattr(module, "choose_device", lambda requested: torch.device("cuda"))
         monkeypatch.setattr(module._library, "ensure_loaded", lambda device_type: True)
-    monkeypatch.setattr(configured, "warm_up", lambda *_: None)
+    monkeypatch.setattr(configured, "_warm_up", lambda *_: None)
     say_free(monkeypatch, GIB // 2)
     caplog.set_level("INFO")
     stages = "trainer.stages=[{step: 0, resolution: 400}]"

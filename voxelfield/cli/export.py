@@ -17,7 +17,7 @@ from voxelfield.export.geometry.mesh import check_mesh_path, save_mesh
 from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions, surface_of
 from voxelfield.export.points import check_points_path, save_points
 from voxelfield.export.volume import check_volume_path, save_volume
-from voxelfield.training.logs.densities import is_empty
+from voxelfield.rendering.occupied_density import is_empty
 from voxelfield.training.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> None:
     if options.mesh is not None or options.points is not None:
         _export_surface(options, trained, wanted, shape)
     if options.volume is not None:
-        if is_empty(trained.model):
+        if is_empty(trained.field, trained.occupancy):
             logger.warning("the field is empty: %s contains no visible density", options.volume)
         save_volume(options.volume, trained.field, trained.occupancy, resolution=options.resolution, box=options.box)
         logger.info("wrote %s", options.volume)

@@ -16,25 +16,24 @@ from typing import Any, NoReturn
 import hydra
 from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException, MissingConfigException
+from hydra.errors import CompactHydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from hydra.utils import get_original_cwd
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from voxelfield.cli.running import exit_status, one_line_records
 from voxelfield.cli.stopping import INTERRUPTED
-from voxelfield.config.parsing import parse, unknown_key
+from voxelfield.config.parsing import parse
 from voxelfield.datasets.locate import configured_scenes, is_path
-from voxelfield.datasets.registry import format_of, why_no_folder
+from voxelfield.datasets.registry import formats_of, why_no_folder
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import DEVICES
 from voxelfield.installed import config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.runs.configured import Watcher, train_as_configured
 from voxelfield.training.config import LoggerConfig, RunConfig, config_name, trainer_for
-from voxelfield.training.config.defaults import offer_defaults
+from voxelfield.training.config.presets import composition_error, offer_defaults
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.occupied_space import EmptyFieldError
 from voxelfield.training.state.run_directory import RunDirectoryLock, check_results
@@ -203,7 +202,7 @@ def scene_folder(scene: str) -> Path | None:
             f"scene must be a folder without ${{ in its path, which stands for another setting in a configuration, got "
             f"{clipped(str(whole))!r}: rename it, or load it with voxelfield.load_scene"
         )
-    format_of(folder)
+    formats_of(folder)
     return whole
 
 
@@ -293,15 +292,3 @@ def fail(error: Exception, status: int) -> NoReturn:
             handler.setStream(sys.stderr)
     logger.error("%s", clipped(str(error), LONGEST_MESSAGE))
     sys.exit(status)
-
-
-def composition_error(error: CompactHydraException) -> str:
-    """Returns an error of composing in one line; for an unknown key, suggests the closest match."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, name = error.missing_cfg_file.partition("/")
-        folder = "a folder, or " if group == "scene" else ""
-        return f"{group} must be {folder}one of {', '.join(error.options)}, got {clipped(name)!r}"
-    cause = error.__cause__
-    if isinstance(cause, OmegaConfBaseException) and cause.full_key and isinstance(cause.parent_node, DictConfig):
-        return unknown_key(cause.full_key, [str(key) for key in cause.parent_node])
-    return " ".join(str(error).split())

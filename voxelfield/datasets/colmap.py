@@ -19,8 +19,15 @@ import numpy as np
 import torch
 
 from voxelfield.datasets.assembly import load_capture
-from voxelfield.datasets.colmap_layout import check_binary_model, is_binary, names_in_text
-from voxelfield.datasets.colmap_models import Location, find_model, image_paths, images_without_pose
+from voxelfield.datasets.colmap_files import (
+    Location,
+    check_binary_model,
+    find_model,
+    image_paths,
+    images_without_pose,
+    is_binary,
+    names_in_text,
+)
 from voxelfield.datasets.image_paths import mask_path
 from voxelfield.datasets.lenses import CAMERA_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
@@ -38,11 +45,11 @@ FORMAT = "COLMAP"
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """A COLMAP model with the images that it is of.
+    """A COLMAP model with its images.
 
     Attributes:
-        location: Where they lie.
-        photos: The images that have a pose, whether their files are there or not.
+        location: Their folders.
+        photos: The images that have a pose, whether or not their files exist.
         points: (M, 3) float64 sparse points, world frame.
         without_pose: The image files that have no pose in this model.
     """
@@ -54,7 +61,7 @@ class Reconstruction:
 
 
 def load_colmap(folder: Path, options: LoadOptions) -> Scene:
-    """Loads a capture; see :class:`voxelfield.datasets.registry.Loader`.
+    """Loads a capture; see :class:`voxelfield.datasets.registry.Format`.
 
     Raises:
         MissingPackageError: pycolmap is not installed.
@@ -87,7 +94,7 @@ def read_reconstruction(folder: Path, number: int | None = None) -> Reconstructi
     """Reads the model of a capture, but not its images.
 
     Args:
-        folder: A folder that :func:`voxelfield.datasets.colmap_models.is_colmap` recognises.
+        folder: A folder that :func:`voxelfield.datasets.colmap_files.is_colmap` recognises.
         number: Which of several models; None: the one with the most images.
 
     Raises:

@@ -52,12 +52,9 @@ from voxelfield.training.config import (
 from voxelfield.training.fields import untrained_field, untrained_model
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
-from voxelfield.training.logs.densities import log_densities
-from voxelfield.training.logs.failsafe_logger import FailsafeLogger
-from voxelfield.training.logs.logging import NullLogger, RunLogger
-from voxelfield.training.logs.previews import log_preview
+from voxelfield.training.logs.logging import FailsafeLogger, NullLogger, RunLogger
 from voxelfield.training.logs.progress import Progress
-from voxelfield.training.logs.records import has_diverged, mean_losses, rates_of_steps
+from voxelfield.training.logs.records import has_diverged, log_preview, mean_losses, rates_of_steps
 from voxelfield.training.losses import STRUCTURE, grid_terms, grid_weight
 from voxelfield.training.memory import (
     MemoryEstimate,
@@ -87,9 +84,6 @@ logger = logging.getLogger(__name__)
 # this many of them along the shorter side of the training images.
 _MIN_WEIGHT_WITH_DETAIL = 0.02
 _PIXELS_LOOKED_AT = 160
-
-# Approximate number of density histograms that a run records.
-_HISTOGRAMS = 20
 
 # Settings that a run may change when it is resumed, which is worth a warning.
 _RESUMED = ("optimizer.", "trainer.", "camera.", "seed")
@@ -266,7 +260,7 @@ class Session:
             config.trainer = config.camera.schedule(config.trainer)
         check_visible(scene.train)
         if warp is None:
-            check_cameras_see("cameras of the training images", scene.train.cameras, scene.aabb)
+            check_cameras_see(scene.train.cameras, scene.aabb)
         mistake = likely_mistake(scene.train.cameras.c2w)
         if mistake is not None:
             logger.warning("%s", mistake)
@@ -500,9 +494,6 @@ class Session:
                         elapsed = self._now() - started - pause.seconds
                         self._log_scalars(before + elapsed, elapsed - logged)
                         logged = elapsed
-                        if self._histogram_is_due():
-                            with pause:
-                                self._log_densities()
                     if _due(self.step, config.preview_every):
                         with pause:
                             self.preview()
@@ -866,17 +857,6 @@ class Session:
             values["gpu/allocated_GiB"] = torch.cuda.memory_allocated(self.device) / 2**30
             values["gpu/peak_GiB"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         self._records.scalars(self.step, values)
-
-    def _histogram_is_due(self) -> bool:
-        """Returns whether a histogram is due with this record; histograms are evenly spread over training."""
-        config = self.config.trainer
-        records = max(1, round(config.steps / _HISTOGRAMS / config.log_every))
-        return self.step % (records * config.log_every) == 0 or self.step == config.steps
-
-    def _log_densities(self) -> None:
-        densities = log_densities(self.model, self.step)
-        if len(densities) > 0:
-            self._records.histogram(self.step, "density/log10", densities)
 
     def _stop_not_finite(self, losses: dict[str, float]) -> NoReturn:
         """Saves the state for inspection and stops training."""

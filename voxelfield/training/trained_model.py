@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +13,14 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.scene import Split
-from voxelfield.evaluation.evaluation import Evaluation, OnView, evaluate_split, evenly_spaced
+from voxelfield.evaluation.evaluation import (
+    Evaluation,
+    OnView,
+    check_pictures,
+    evaluate_split,
+    evenly_spaced,
+    save_images,
+)
 from voxelfield.evaluation.lpips import Lpips
 from voxelfield.fields.field import RadianceField
 from voxelfield.media.png import PngWriter
@@ -134,7 +142,6 @@ class TrainedModel:
         images: Path | str | None = None,
         lpips: bool | None = None,
         on_view: OnView | None = None,
-        writer: PngWriter | None = None,
         progress: bool = True,
     ) -> Evaluation:
         """Compares the field with photographs, as the run's own evaluation does.
@@ -146,8 +153,7 @@ class TrainedModel:
             views: Number of views to evaluate, spread evenly; None for all.
             images: Folder to which the rendered views are written as PNG; None writes none.
             lpips: Whether to compute LPIPS too; None for the value of ``trainer.evaluation.lpips``.
-            on_view: As for :func:`voxelfield.evaluation.evaluation.evaluate_split`.
-            writer: As for :func:`voxelfield.evaluation.evaluation.evaluate_split`.
+            on_view: Called with each view (:data:`voxelfield.evaluation.evaluation.OnView`).
             progress: Show a progress bar if the standard error stream is a terminal.
 
         Raises:
@@ -167,18 +173,21 @@ class TrainedModel:
         chosen = evenly_spaced(len(split) if views is None else views, len(split))
         device = self.field.aabb.device
         wanted = self.trainer.evaluation.lpips if lpips is None else lpips
-        return evaluate_split(
-            self._default_renderer.view,
-            split,
-            self.model.background,
-            None if images is None else Path(images),
-            views=chosen,
-            lpips=Lpips(device) if wanted else None,
-            fit_exposure=self.trainer.exposure != "none",
-            on_view=on_view,
-            writer=writer,
-            progress=progress,
-        )
+        callbacks = [] if on_view is None else [on_view]
+        with contextlib.ExitStack() as stack:
+            if images is not None:
+                check_pictures("images", Path(images), (split.names[index] for index in chosen))
+                callbacks.append(save_images(Path(images), stack.enter_context(PngWriter())))
+            return evaluate_split(
+                self._default_renderer.view,
+                split,
+                self.model.background,
+                views=chosen,
+                lpips=Lpips(device) if wanted else None,
+                fit_exposure=self.trainer.exposure != "none",
+                on_view=callbacks,
+                progress=progress,
+            )
 
     def _refined(self, split: Split) -> Split:
         """Refines the poses of views before they are evaluated, if ``camera.test_steps`` is positive."""

@@ -13,8 +13,7 @@ from voxelfield.grids.boxes import parse_box
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.training.config.camera import CameraConfig
-from voxelfield.training.config.optimizer import OptimizerConfig
-from voxelfield.training.config.trainer import TrainerConfig
+from voxelfield.training.config.trainer import OptimizerConfig, TrainerConfig
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
