@@ -229,6 +229,13 @@ class Counting(DenseModel):
     def after_step(self, step):
         self.steps += 1
 
+    def state_dict(self):
+        return super().state_dict() | {"counted": self.steps}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.steps.copy_(state["counted"])
+
     def param_groups(self):
         return {"first": ([next(self.field.decoder.parameters())], 1e-3)}
 
@@ -253,6 +260,7 @@ def test_a_model_of_ones_own_owns_its_training(scene, device, tmp_path):
     again = Session(scene, CountingConfig(), trainer=settings(), device=str(device))
     again.restore(load_checkpoint(tmp_path))
     assert torch.equal(again.field.grid.features, session.field.grid.features)
+    assert int(again.model.steps) == STEPS
 
 
 def test_a_part_without_a_state_is_resumed(scene, tmp_path):

@@ -403,10 +403,10 @@ class Model(Part):
         return replace(estimate, sparse=estimate.grids * self.count_sparse_features() // max(values, 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of the field and of the occupied cells."""
+        """Returns the states of the field and of the occupied cells; a subclass may add entries of its own."""
         return {"field": self.field.state_dict(), "occupancy": self.occupancy.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads a state that :meth:`state_dict` returned, among other entries."""
+        """Loads a state from the entries of a checkpoint, among which are those of :meth:`state_dict`."""
         self.field.load_state_dict(state["field"])
         self.occupancy.load_state_dict(state["occupancy"])

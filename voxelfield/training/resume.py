@@ -27,12 +27,12 @@ _CHANGEABLE = ("optimizer.", "trainer.", "camera.", "seed")
 _SETTINGS_OF_PARTS = {"cameras": ("camera.name", "refine"), "exposure": ("trainer.exposure", "affine")}
 
 
-def check_names(parts: Sequence[Part]) -> None:
+def check_names(model: Model, parts: Sequence[Part]) -> None:
     """Raises ValueError unless each part has a name of its own, which is no other entry of a checkpoint."""
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
         raise ValueError(f"parts must have names of their own, got {', '.join(map(repr, names))}")
-    taken = [name for name in names if name in _REQUIRED + _OPTIONAL]
+    taken = [name for name in names if name in {*_REQUIRED, *_OPTIONAL, *model.state_dict()}]
     if taken:
         raise ValueError(f"parts must not have the name of another entry of checkpoints, got {taken[0]!r}")
 
@@ -58,7 +58,7 @@ def check_resumable(
         raise ValueError(
             f"trainer.occupancy.resolution must be that of the checkpoint, {saved_cells[0]}, got {cells[0]}"
         )
-    _check_parts(checkpoint, parts)
+    _check_parts(checkpoint, model, parts)
     steps = checkpoint["step"]
     reached, wanted = (reached_resolution(config.trainer.stages, steps) for config in (saved, present))
     if reached != wanted:
@@ -89,10 +89,10 @@ def _check_box(saved: RunConfig, present: RunConfig) -> None:
         raise ValueError("scene.aabb must be that of the checkpoint, {}, got {}".format(*boxes))
 
 
-def _check_parts(checkpoint: Mapping[str, Any], parts: Sequence[Part]) -> None:
+def _check_parts(checkpoint: Mapping[str, Any], model: Model, parts: Sequence[Part]) -> None:
     """Rejects a checkpoint with the state of other parts than this session has."""
     own = {part.name: part for part in parts if part.state_dict()}
-    saved = [name for name in checkpoint if name not in _REQUIRED + _OPTIONAL]
+    saved = [name for name in checkpoint if name not in {*_REQUIRED, *_OPTIONAL, *model.state_dict()}]
     for name in {**own, **dict.fromkeys(saved)}:
         if (name in saved) == (name in own):
             continue
@@ -103,5 +103,6 @@ def _check_parts(checkpoint: Mapping[str, Any], parts: Sequence[Part]) -> None:
         key, chosen = _SETTINGS_OF_PARTS[name]
         wanted, got = (chosen, "none") if name in saved else ("none", chosen)
         raise ValueError(f"{key} must be {wanted}, as in the checkpoint, got {got}")
+    model.check_state(checkpoint)
     for name, part in own.items():
         part.check_state(checkpoint[name])

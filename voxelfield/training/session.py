@@ -165,11 +165,12 @@ class Session:
         self._pause: Pause | None = None
         self.output = None if output is None else Path(output)
         self._on_step, self._on_stage, self._on_preview = on_step, on_stage, on_preview
-        self._writer = (
-            None if self.output is None else CheckpointWriter(self.output, config.trainer.keep_checkpoints, self._flush)
-        )
+        self._writer: CheckpointWriter | None = None
         self._writing = contextlib.ExitStack()
         if self.output is not None:
+            # The log is flushed first, because a run that is resumed does not log earlier steps again.
+            keep = config.trainer.keep_checkpoints
+            self._writer = CheckpointWriter(self.output, keep, lambda: self._records.flush())
             # Checkpoints need the fingerprint; it is computed in the background, so that they need not wait.
             with_images = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fingerprint")
             self._fingerprint = with_images.submit(fingerprint, scene.train)
@@ -196,7 +197,7 @@ class Session:
             on_host=self._images_on_host,
         )
         self.parts = [*configured_parts(config, self.scene, self.model, pixels), *parts]
-        check_names(self.parts)
+        check_names(self.model, self.parts)
         self._joined = [self.model, *self.parts]
         groups = {name: group for part in self._joined for name, group in part.param_groups().items()}
         copies = copies_dtype(trainer.precision, self.device)
@@ -496,10 +497,6 @@ class Session:
             return None
         finite = self._recorder.is_finite()
         return self._writer.save(self.step, self._state(), finite=finite, settled=settled, optional=optional)
-
-    def _flush(self) -> None:
-        """Flushes the log, because a run that is resumed from a checkpoint does not log earlier steps again."""
-        self._records.flush()
 
     def wait(self) -> None:
         """Waits until the last checkpoint is on disk.
