@@ -17,10 +17,9 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, march, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays, intersect_aabb
-from voxelfield.rendering.render import render, render_view
+from voxelfield.rendering.render import positions_on_rays, render, render_view
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.rigid import exp_se3
-from voxelfield.rendering.sample_positions import positions_on_rays
 from voxelfield.rendering.visible_cells import visible_cells
 from voxelfield.warps.ndc_box import NdcBox
 

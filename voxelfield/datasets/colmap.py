@@ -51,14 +51,12 @@ class Reconstruction:
         location: Their folders.
         photos: The images that have a pose, whether or not their files exist.
         points: (M, 3) float64 sparse points, world frame.
-        colors: (M, 3) uint8, their colours.
         without_pose: The image files that have no pose in this model.
     """
 
     location: Location
     photos: list[Photo]
     points: torch.Tensor
-    colors: torch.Tensor
     without_pose: list[Path]
 
 
@@ -116,14 +114,13 @@ def read_reconstruction(folder: Path, number: int | None = None) -> Reconstructi
         relative = path.relative_to(images if path.is_relative_to(images) else images.parent)
         mask = mask_path(masks, relative) if has_masks else None
         photos.append(_photo(source, path, mask, image, model.cameras[image.camera_id]))
-    points, colors = _points(source, list(model.points3D.values()))
-    return Reconstruction(location, photos, points, colors, images_without_pose(images, paths))
+    points = _points(source, list(model.points3D.values()))
+    return Reconstruction(location, photos, points, images_without_pose(images, paths))
 
 
-def _points(source: Path, points: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns positions and colours of those points that can lie in a scene, with a warning about the others."""
+def _points(source: Path, points: Sequence[Any]) -> torch.Tensor:
+    """Returns the positions of those points that can lie in a scene, with a warning about the others."""
     positions = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3)
-    colors = np.array([point.color for point in points], dtype=np.uint8).reshape(-1, 3)
     usable = (np.abs(positions) <= FARTHEST).all(axis=1)  # False for NaN
     if not usable.all():
         first = int(np.flatnonzero(~usable)[0])
@@ -132,7 +129,7 @@ def _points(source: Path, points: Sequence[Any]) -> tuple[torch.Tensor, torch.Te
             "%s",
             *(source, int((~usable).sum()), len(points), FARTHEST, positions[first].tolist()),
         )
-    return torch.from_numpy(positions[usable]), torch.from_numpy(colors[usable])
+    return torch.from_numpy(positions[usable])
 
 
 def _read_model(source: Path) -> Any:

@@ -49,7 +49,7 @@ class PyramidImages(ImageBackend):
 
     @classmethod
     def prepare(cls, source: ImageSource) -> Draw:
-        """See :class:`ImageBackend`. Grid copies that training keeps in the kernel's dtype are reused."""
+        """See :class:`ImageBackend`. The working copies of training are reused if they have the kernel's dtype."""
         assert isinstance(source.field, RadianceField)
         pyramid, decoder = source.field.grid, source.field.decoder
         assert isinstance(pyramid, VoxelPyramid)
