@@ -250,7 +250,7 @@ def sample_grids(
     mode: str,
     with_gradient: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Checks what the public functions have in common, and samples ``grids`` of fitting shapes in any situation."""
+    """Runs the checks that the public functions share, and samples ``grids`` of fitting shapes in any situation."""
     first = grids[0]
     stencil = make_stencil(padding, align_corners, mode, add, with_gradient)
     _check_grids(names, grids, copied=stencil.nearest and not add)

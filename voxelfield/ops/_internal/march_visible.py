@@ -44,7 +44,7 @@ def march_visible(
     The result is that of :func:`march_rays`, :func:`sample_pyramid`, :func:`mlp` and :func:`select_samples` one after
     the other. On CUDA a single kernel computes it, which stops a ray once its transmittance falls below
     ``min_transmittance``: nothing behind a surface is evaluated (early ray termination, Levoy 1990), and no buffer
-    holds all the samples in occupied space. Density is
+    stores all the samples in occupied space. Density is
     :math:`\sigma_0 e^{x_0}` of the network's first output, :math:`x_0 \le 12`
     (:class:`voxelfield.fields.density.ExponentialDensity`). Not differentiable.
 
