@@ -22,9 +22,9 @@ from _bricks_surface import Samples, distances, modelled_surface, sample
 from _run_scene import load_run_scene
 
 import voxelfield
-from voxelfield.export.geometry.surface import half_absorbing_density
+from voxelfield.export.lattice import Region
 from voxelfield.export.mesh import SurfaceOptions, surface_of
-from voxelfield.export.region import Region
+from voxelfield.export.surfaces import half_absorbing_density
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.trained_model import TrainedModel
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from voxelfield.export.geometry.extraction import extract_surface
-from voxelfield.export.geometry.lattice import Lattice
-from voxelfield.export.geometry.occupied import OccupiedVertices
-from voxelfield.export.geometry.surface import DensitySurface, half_absorbing_density, surface_normals
+from voxelfield.export.extraction import extract_surface
+from voxelfield.export.lattice import Lattice
+from voxelfield.export.surfaces import DensitySurface, Surface, half_absorbing_density, surface_normals
 from voxelfield.fields.callbacks import CallbackField
 from voxelfield.rendering.occupancy import OccupancyGrid
 
@@ -159,7 +158,7 @@ def test_each_point_of_the_lattice_is_evaluated_once():
     assert sum(field.asked) == int(surface.vertices(LATTICE, 100).layers(0, LATTICE.shape[0]).sum())
 
 
-class HalfKnown:
+class HalfKnown(Surface):
     """A ball of which nothing is known beyond a plane."""
 
     elsewhere = float("nan")
@@ -168,13 +167,10 @@ class HalfKnown:
         value = 0.6 - (points - CENTRE).norm(dim=-1)
         return torch.where(points[:, 2] < 0.5, value, torch.nan)
 
-    def vertices(self, lattice: Lattice, chunk: int) -> OccupiedVertices:
-        return OccupiedVertices(CountingField(ball), OccupancyGrid(8, BOX), lattice, chunk)
-
 
 @pytest.mark.parametrize("slab", [3, 1000])
 def test_a_surface_ends_where_nothing_is_known(slab):
-    vertices, faces = extract_surface(HalfKnown(), LATTICE, slab=slab)
+    vertices, faces = extract_surface(HalfKnown(CountingField(ball), OccupancyGrid(8, BOX)), LATTICE, slab=slab)
     assert (vertices - CENTRE).norm(dim=-1).sub(0.6).abs().max() < 0.09 / 200
     assert 0.5 - 0.09 < float(vertices[:, 2].max()) < 0.5
     mesh = mesh_of(vertices, faces)

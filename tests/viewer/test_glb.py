@@ -7,7 +7,7 @@ import torch
 from chromium import chromium, eventually
 from free_ports import free_port
 
-from voxelfield.export.geometry.mesh import Mesh, Texture, save_mesh
+from voxelfield.export.mesh_file import Mesh, Texture, save_mesh
 
 # Chromium takes its time on a busy machine.
 pytestmark = [pytest.mark.long]

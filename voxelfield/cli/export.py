@@ -12,22 +12,17 @@ from pathlib import Path
 import voxelfield
 from voxelfield.cli.running import number
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of, scene_folder
-from voxelfield.export.camera_file import check_camera_path, save_cameras
-from voxelfield.export.geometry.mesh import check_mesh_path, save_mesh
+from voxelfield.export.camera_file import save_cameras
 from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions, surface_of
-from voxelfield.export.points import check_points_path, save_points
-from voxelfield.export.volume import check_volume_path, save_volume
-from voxelfield.training.logs.densities import is_empty
+from voxelfield.export.mesh_file import MESH_SUFFIXES, save_mesh, save_points
+from voxelfield.export.volume import save_volume
+from voxelfield.files import check_suffix
+from voxelfield.rendering.occupied_density import is_empty
 from voxelfield.training.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
 
-_CHECKS = {
-    "mesh": check_mesh_path,
-    "points": check_points_path,
-    "volume": check_volume_path,
-    "cameras": check_camera_path,
-}
+_SUFFIXES = {"mesh": MESH_SUFFIXES, "points": (".ply",), "volume": (".npz",), "cameras": (".json",)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,12 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes the requested files."""
-    paths = {name: getattr(options, name) for name in _CHECKS}
+    paths = {name: getattr(options, name) for name in _SUFFIXES}
     if not any(paths.values()):
         raise ValueError("export must be given at least one of --mesh, --points, --volume and --cameras, got none")
     for name, path in paths.items():
         if path is not None:
-            _CHECKS[name](f"--{name}", path)
+            check_suffix(f"--{name}", path, _SUFFIXES[name])
     if options.texture is not None and options.mesh is not None and options.mesh.suffix.lower() == ".ply":
         raise ValueError(f"--texture must be written to an obj or glb, got --mesh {options.mesh}")
     wanted = SurfaceOptions(options.surface, options.level, options.resolution, options.box)
@@ -94,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
     if options.mesh is not None or options.points is not None:
         _export_surface(options, trained, wanted, shape)
     if options.volume is not None:
-        if is_empty(trained.model):
+        if is_empty(trained.field, trained.occupancy):
             logger.warning("the field is empty: %s contains no visible density", options.volume)
         save_volume(options.volume, trained.field, trained.occupancy, resolution=options.resolution, box=options.box)
         logger.info("wrote %s", options.volume)

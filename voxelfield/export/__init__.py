@@ -1,5 +1,5 @@
 """Export of trained fields. The names exported here are those of the model file."""
 
-from voxelfield.export.model_file import ModelFileError, Rounding, save_model
+from voxelfield.export.model_file import ModelFileError, save_model
 
-__all__ = ["ModelFileError", "Rounding", "save_model"]
+__all__ = ["ModelFileError", "save_model"]

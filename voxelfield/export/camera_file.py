@@ -11,45 +11,31 @@ import torch
 from voxelfield.datasets.images import image_size
 from voxelfield.datasets.lenses import share_camera_model, transforms_lens
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.files import atomic_write
+from voxelfield.files import atomic_write, check_suffix
 
 
 def save_cameras(path: Path, scene: Scene, folder: Path) -> None:
-    """Writes the cameras of all loaded splits of a scene, for its image files as they are.
+    """Writes the cameras of all loaded splits of a scene, for its image files at their original size.
 
     Poses are camera to world, in the units and axes of the world, with OpenGL axes of the camera (x right, y up,
-    looking along -z). Intrinsics and sizes are those of the files, whatever size the images were loaded at.
+    looking along -z). Intrinsics and sizes are those of the files, whatever size was loaded.
     ``train_filenames`` and so on list the splits.
 
     Args:
         path: ``*.json``.
         scene: The scene; images must have been read from files.
-        folder: The scene's folder, to which paths of images are relative: there, the file is a scene.
+        folder: The scene's folder, to which paths of images are relative; stored there, the file makes it a scene.
 
     Raises:
-        ValueError: The path has another ending, or an image was read from no file or lies outside of the folder.
+        ValueError: The path has another suffix, or an image was not read from a file in the folder.
         OSError: An image or the file cannot be read or written.
     """
-    check_camera_path("path", path)
+    check_suffix("path", path, (".json",))
     frames = {name: _frames(split, folder) for name, split in scene.splits.items()}
     content = share_camera_model([frame for each in frames.values() for frame in each])
     content |= {f"{name}_filenames": [frame["file_path"] for frame in each] for name, each in frames.items()}
     with atomic_write(path) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
-
-
-def check_camera_path(name: str, path: Path) -> None:
-    """Raises unless a path ends in ``.json``.
-
-    Args:
-        name: What the caller calls the path, for the message.
-        path: The path.
-
-    Raises:
-        ValueError: It has another ending.
-    """
-    if path.suffix.lower() != ".json":
-        raise ValueError(f"{name} must be a file *.json, got {path}")
 
 
 def _frames(split: Split, folder: Path) -> list[dict[str, Any]]:
@@ -58,7 +44,7 @@ def _frames(split: Split, folder: Path) -> list[dict[str, Any]]:
     cameras, frames = split.cameras, []
     for index, path in enumerate(split.paths):
         if not path.is_relative_to(folder):
-            raise ValueError(f"folder must hold the images of the scene, got {folder}, which has no {path}")
+            raise ValueError(f"folder must contain the images of the scene, got {folder}, which has no {path}")
         size = image_size(path)
         scale = torch.tensor(size, dtype=torch.float64) / torch.tensor(cameras.size(index))
         fx, fy, cx, cy = (cameras.intrinsics[index].double() * scale.repeat(2)).tolist()

@@ -1,6 +1,8 @@
-"""How much each feature of a grid matters for the images that cameras take."""
+"""Which features of a grid rendering can read, and how much each matters for the images that cameras take."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,60 +26,97 @@ def feature_importance(
 ) -> list[Tensor]:
     r"""Estimates how much images change with each feature.
 
-    A feature's importance is the mean over the images' numbers of their squared derivative in the feature. If the
-    features' errors are small and independent, the sum of importance times squared error over all features is the
-    images' mean squared error.
+    A feature's importance is the mean, over the colour values of all images, of the squared derivative in the feature.
+    If the features' errors are small and independent, the sum of importance times squared error over all features is
+    the images' mean squared error.
 
-    Derivatives are taken of one random combination of a pixel's colour channels, over a random background; the mean of
-    its square is the sum of the channels' squares. The derivatives in the features that were interpolated at a ray's
-    samples are squared and then handed to the vertices around, as if samples were independent.
+    The derivatives are those of one random combination of a pixel's colour channels, over a random background; the mean
+    of its square is the sum of the channels' squares. They are taken in the features interpolated at a ray's samples,
+    squared, and distributed to the surrounding vertices, as if samples were independent.
 
     Args:
-        field: What is seen.
-        occupancy: Where there is something to sample, on the field's device.
-        settings: How rays are sampled.
-        cameras: Rays are cast through random points of their images.
-        rays: Number of rays, shared out evenly among the cameras, rounded up.
-        chunk: Rays at once, to bound memory.
+        field: The field.
+        occupancy: The occupied cells, on the field's device.
+        settings: Sampling settings.
+        cameras: Cameras among which the rays are divided evenly; their pixels are random.
+        rays: Number of rays.
+        chunk: Number of rays per chunk, to bound memory.
 
     Returns:
-        (X, Y, Z, C) float32 for each level of the grid, on the field's device; zero for levels that are off.
+        (X, Y, Z, C) float32 for each level of the grid, on the field's device; zero for inactive levels.
     """
     grid, device = field.grid, field.aabb.device
     cameras = cameras.to(device)
     numbers = torch.arange(len(cameras), device=device).repeat_interleave(-(-rays // max(len(cameras), 1)))
     sizes = cameras.all_sizes().to(device, torch.float32)
-    random = torch.Generator(device).manual_seed(0)  # files of the same run do not differ by chance
+    random = torch.Generator(device).manual_seed(0)  # the same run gives the same file
     sums = [torch.zeros(level.shape, device=device, requires_grad=True) for level in grid.levels]
-    one, reduce = (grid.grids[0], grid.reduce) if isinstance(grid, VoxelPyramid) else (grid, "concat")
-    sparse = grid.sparse_grids if isinstance(grid, VoxelPyramid) else []
-    dense = len(grid.levels) - len(sparse)
-    for some_of in numbers.split(chunk):
-        at = torch.rand(len(some_of), 2, generator=random, device=device) * sizes[some_of]
-        some = cameras.rays(some_of, at, field.aabb)
+    first, reduce, sparse = (
+        (grid.grids[0], grid.reduce, grid.sparse_grids) if isinstance(grid, VoxelPyramid) else (grid, "concat", [])
+    )
+    dense = len(sums) - len(sparse)
+    for chosen in numbers.split(chunk):
+        pixels = torch.rand(len(chosen), 2, generator=random, device=device) * sizes[chosen]
+        cast = cameras.rays(chosen, pixels, field.aabb)
         with torch.no_grad():
-            samples, _ = visible_samples(field, some, occupancy, settings)
+            samples, _ = visible_samples(field, cast, occupancy, settings)
             features = grid(samples.positions)
-            points = one.to_unit(samples.positions)
+            points = first.to_unit(samples.positions)
         features.requires_grad_()
         with torch.enable_grad():
-            density, rgb = field.decoder(features, some.directions, samples.ray_index)
-            seen = ops.composite(
-                density,
-                rgb,
-                samples.t,
-                samples.dt,
-                samples.ray_offsets,
-                min_transmittance=settings.min_transmittance,
-            )
-            behind = torch.rand(len(some), 3, generator=random, device=device)
+            density, rgb = field.decoder(features, cast.directions, samples.ray_index)
+            limit = settings.min_transmittance
+            seen = ops.composite(density, rgb, samples.t, samples.dt, samples.ray_offsets, min_transmittance=limit)
+            behind = torch.rand(len(cast), 3, generator=random, device=device)
             colour = seen.rgb + (1 - seen.opacity)[:, None] * behind
             mixed = (colour * torch.randn(colour.shape, generator=random, device=device)).sum()
             (slope,) = torch.autograd.grad(mixed, features)
             active = sums[: grid.active]
-            read = sample_levels(active, sparse[: len(active) - dense], points, reduce, one.padding)
+            read = sample_levels(active, sparse[: len(active) - dense], points, reduce, first.padding)
         squares = slope.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square()
         read.backward(squares[:, : read.shape[1]])
     for atlas, each in zip(sums[dense:], sparse, strict=True):
         each.share(atlas.grad)
     return [torch.zeros_like(x) if x.grad is None else x.grad / max(3 * len(numbers), 1) for x in sums]
+
+
+def reached_vertices(occupied: Tensor, occupied_box: Tensor, resolution: Sequence[int], aabb: Tensor) -> Tensor:
+    """Marks the vertices whose values contribute at some position in an occupied cell.
+
+    Args:
+        occupied: (X', Y', Z') bool, the cells in which rays are sampled.
+        occupied_box: (2, 3) the box of these cells, world units.
+        resolution: Vertices of the grid along x, y and z.
+        aabb: (2, 3) the grid's box, world units.
+
+    Returns:
+        (X, Y, Z) bool on the device of ``occupied``, the same on every device. Positions that rounding puts a little
+        outside of a cell count as inside.
+    """
+    reached = occupied
+    low, high = (corner.tolist() for corner in occupied_box.double())
+    begin, end = (corner.tolist() for corner in aabb.double())
+    # From the last axis to the first: the largest arrays are then copied in whole rows.
+    for axis, vertices in reversed([*enumerate(resolution)]):
+        cells = reached.shape[axis]
+        spacing = (end[axis] - begin[axis]) / max(vertices - 1, 1)
+        at = begin[axis] + spacing * torch.arange(vertices, dtype=torch.float64)
+        # A vertex contributes up to its neighbours. Beyond the faces, positions read the outermost vertices.
+        to_cells = cells / (high[axis] - low[axis])
+        first = ((at - spacing - low[axis]) * to_cells - 1e-3).floor().long()
+        stop = ((at + spacing - low[axis]) * to_cells + 1e-3).floor().long() + 1
+        first[0], stop[-1] = 0, cells
+        reached = _any_between(reached, axis, first.clamp(0, cells), stop.clamp(0, cells))
+    return reached
+
+
+def _any_between(cells: Tensor, axis: int, first: Tensor, stop: Tensor) -> Tensor:
+    """Returns, along an axis, whether any cell in [first, stop) is set."""
+    found = torch.zeros((), dtype=torch.bool, device=cells.device)
+    # Where there are many vertices, there are few cells between them, and the other way round: this reads each cell
+    # about twice, and makes nothing larger than its result.
+    for offset in range(int((stop - first).max())):
+        at = (first + offset).minimum(stop - 1).clamp(min=0)
+        found = cells.index_select(axis, at.to(cells.device)) | found
+    sizes = [-1 if each == axis else 1 for each in range(3)]
+    return found & (stop > first).view(sizes).to(cells.device)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from voxelfield.export.geometry.appearance import surface_colors
-from voxelfield.export.geometry.depth_maps import depth_maps
-from voxelfield.export.geometry.extraction import CHUNK, SLAB, extract_surface
-from voxelfield.export.geometry.fused_depth import FusedDepth
-from voxelfield.export.geometry.mesh import Mesh, vertex_normals
-from voxelfield.export.geometry.packages import mesh_package
-from voxelfield.export.geometry.repair import decimate, fill_holes, largest_component
-from voxelfield.export.geometry.surface import DensitySurface, Surface, half_absorbing_density, surface_normals
-from voxelfield.export.geometry.texture import RenderedColors, textured
-from voxelfield.export.region import Region
+from voxelfield.export.appearance import rendered_colors, surface_colors, textured
+from voxelfield.export.extraction import extract_surface
+from voxelfield.export.lattice import CHUNK, SLAB, Region
+from voxelfield.export.mesh_file import Mesh, PointCloud, mesh_package
+from voxelfield.export.surfaces import (
+    DensitySurface,
+    FusedDepth,
+    Surface,
+    depth_maps,
+    half_absorbing_density,
+    surface_normals,
+)
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
@@ -28,24 +30,22 @@ from voxelfield.training.trained_model import TrainedModel
 SurfaceKind = Literal["density", "tsdf"]
 
 TRUNCATION = 2.0
-"""Voxels from a surface within which a depth map counts for more than empty space."""
-
+"""Distance from a surface, in voxels, within which a depth map counts for more than empty space."""
 
 PAINTING_REACH = 1.5
-"""Voxels from a surface at which the rays begin that a texture is painted with."""
+"""Distance from a surface, in voxels, at which the rays that paint a texture begin."""
 
 
 @dataclass(frozen=True)
 class SurfaceOptions:
-    """Which surface of a field is meant, and how finely it is searched for.
+    """The surface of a field, and how finely it is sampled.
 
     Args:
         kind: ``density`` is where the density crosses a level, ``tsdf`` is fused from depth maps.
-        level: Density at the surface, per world unit, for ``density``; None: the one of which the length of a voxel
-            absorbs half of the light.
+        level: Density at the surface, per world unit, for ``density``; None: the density at which a voxel absorbs half
+            of the light.
         resolution: Cells along the longest edge of the box; None: as many as the field has voxels along it.
-        box: Number of the nested box that is searched, including all boxes inside it, with its voxel size; 1 is the
-            smallest.
+        box: Number of the nested box to export, including all boxes inside it, with its voxel size; 1 is the smallest.
         slab: Layers of cells at once, to bound memory.
         chunk: Evaluations of the field at once, to bound memory.
 
@@ -75,13 +75,13 @@ class SurfaceOptions:
 
 @dataclass(frozen=True)
 class MeshOptions:
-    """What is done to a mesh, in this order.
+    """Processing of a mesh, in this order.
 
     Args:
-        largest_component: Keep nothing but the connected part with the largest area.
+        largest_component: Remove all but the connected part with the largest area.
         fill_holes: Close holes by fans of triangles.
-        max_faces: Merge triangles until there are no more; None merges none.
-        texture: About the side, in pixels, of a picture that covers the mesh; None makes none.
+        max_faces: Largest number of triangles after merging; None merges none.
+        texture: Approximate side, in pixels, of a texture; None makes none.
 
     Raises:
         ValueError: A number is below 1.
@@ -99,30 +99,15 @@ class MeshOptions:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
 
-@dataclass(frozen=True, eq=False)
-class PointCloud:
-    """Points of a surface, uniform in area, on the CPU.
-
-    Attributes:
-        points: (M, 3) float32, world units.
-        normals: (M, 3) float32, unit vectors that point outwards.
-        colors: (M, 3) uint8, sRGB.
-    """
-
-    points: Tensor
-    normals: Tensor
-    colors: Tensor
-
-
 class FieldSurface:
-    """The surface of a field, found once; meshes and points are made of it.
+    """The surface of a field, extracted once, for meshes and points.
 
     Args:
         field: The field.
-        occupancy: Where rays are sampled, on the field's device.
-        settings: How they are sampled.
-        options: Which surface is meant.
-        cameras: Whose depth maps are fused, for ``tsdf``. Their lenses are left out: the maps are those of pinholes.
+        occupancy: The occupied cells, on the field's device.
+        settings: Sampling settings.
+        options: Definition of the surface.
+        cameras: Cameras whose depth maps are fused, for ``tsdf``, without their lenses.
 
     Attributes:
         vertices: (V, 3) float32, world units, on the CPU.
@@ -141,20 +126,23 @@ class FieldSurface:
         options: SurfaceOptions,
         cameras: Cameras | None = None,
     ) -> None:
-        # Before minutes go into finding the surface.
+        # Before the surface is extracted, which may take minutes.
         for package in ("skimage.measure", "trimesh", "scipy.spatial"):
             mesh_package(package)
         self._field, self._occupancy, self._settings, self._chunk = field, occupancy, settings, options.chunk
         region = Region.of(field, options.box)
         self._voxel = region.voxel
-        self._surface = self._fused(cameras) if options.kind == "tsdf" else self._level_set(options)
-        # One more point all around: outside of the field there is nothing, so its surface is closed there.
+        level = half_absorbing_density(self._voxel) if options.level is None else options.level
+        self._surface: Surface = DensitySurface(field, occupancy, level)
+        if options.kind == "tsdf":
+            self._surface = self._fused(cameras)
+        # With one more point on each side, the surface is closed at the field's box.
         lattice = region.lattice(options.resolution).enlarged()
         self.vertices, self.faces = extract_surface(self._surface, lattice, slab=options.slab, chunk=options.chunk)
         if not len(self.faces):
             if options.kind == "tsdf":
                 raise ValueError("cameras must see a surface for surface tsdf, got empty space in all of their pixels")
-            wrong = f"level must be a density that the field reaches, got {self._level(options):g}"
+            wrong = f"level must be a density that the field reaches, got {level:g}"
             if options.level is None:
                 wrong += ", at which a voxel absorbs half of the light"
             raise ValueError(f"{wrong}: the field is empty, or it needs a lower level or surface tsdf")
@@ -163,13 +151,13 @@ class FieldSurface:
     def mesh(self, options: MeshOptions | None = None) -> Mesh:
         """Returns the surface as triangles with normals and colours.
 
-        Normals are those of the field: the direction in which the density, or the fused distance, falls the fastest.
-        Where that is none, or points inwards, they are the triangles' own. Colours are :func:`surface_colors`. Both are
-        found before triangles are merged; a vertex that is left has those of the nearest one that was there. A texture
-        is painted with :class:`voxelfield.export.geometry.texture.RenderedColors`.
+        Normals are the directions in which the density, or the fused distance, decreases fastest, or the triangles' own
+        if that is undefined or inward. Colours are :func:`surface_colors`. Both are computed before triangles are
+        merged; each remaining vertex has those of the nearest earlier one. A texture is painted with
+        :func:`voxelfield.export.appearance.rendered_colors`.
 
         Args:
-            options: What is done to the mesh; None: nothing.
+            options: Processing of the mesh; None for none.
 
         Raises:
             MissingPackageError: A package of the extra ``mesh`` is not installed.
@@ -182,9 +170,10 @@ class FieldSurface:
         if options.largest_component:
             vertices, faces = largest_component(vertices, faces)
         if options.fill_holes:
-            vertices, faces = fill_holes(vertices, faces)
-        normals, colors = self._appearance(vertices, vertex_normals(vertices, faces))
-        if options.max_faces is not None:
+            faces = fill_holes(vertices, faces)
+        outwards = torch.from_numpy(_trimesh(vertices, faces).vertex_normals.copy()).float()
+        normals, colors = self._appearance(vertices, outwards)
+        if options.max_faces is not None and len(faces) > options.max_faces:
             merged, faces = decimate(vertices, faces, options.max_faces)
             if options.largest_component:  # merging breaks some triangles off
                 merged, faces = largest_component(merged, faces)
@@ -193,10 +182,13 @@ class FieldSurface:
         mesh = Mesh(vertices, faces, normals, colors)
         if options.texture is None:
             return mesh
-        painter = RenderedColors(
-            self._field, self._occupancy, self._settings, PAINTING_REACH * self._voxel, self._chunk
-        )
-        return textured(mesh, options.texture, painter, self._field.aabb.device, self._chunk)
+
+        def paint(points: Tensor, normals: Tensor) -> Tensor:
+            at, outwards = (each.to(self._field.aabb.device) for each in (points, normals))
+            reach = PAINTING_REACH * self._voxel
+            return rendered_colors(self._field, self._occupancy, self._settings, at, outwards, reach, self._chunk)
+
+        return textured(mesh, options.texture, paint, self._chunk)
 
     @torch.no_grad()
     def points(self, count: int, seed: int = 0) -> PointCloud:
@@ -211,25 +203,10 @@ class FieldSurface:
         """
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count}")
-        corners = self.vertices[self.faces]
-        across, along = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
-        outwards = torch.linalg.cross(across.double(), along.double())
-        area = outwards.norm(dim=-1).cumsum(0)
-        generator = torch.Generator().manual_seed(seed)
-        place = torch.rand(count, generator=generator, dtype=torch.float64) * area[-1]
-        face = torch.searchsorted(area, place).clamp(max=len(area) - 1)
-        u, v = torch.rand(2, count, 1, generator=generator).unbind()
-        beyond = u + v > 1
-        u, v = torch.where(beyond, 1 - u, u), torch.where(beyond, 1 - v, v)
-        points = corners[face, 0] + u * across[face] + v * along[face]
-        normals, colors = self._appearance(points, F.normalize(outwards[face], dim=-1).float())
-        return PointCloud(points, normals, colors)
-
-    def _level(self, options: SurfaceOptions) -> float:
-        return half_absorbing_density(self._voxel) if options.level is None else options.level
-
-    def _level_set(self, options: SurfaceOptions) -> Surface:
-        return DensitySurface(self._field, self._occupancy, self._level(options))
+        mesh = _trimesh(self.vertices, self.faces)
+        points, faces = mesh_package("trimesh.sample").sample_surface(mesh, count, seed=seed)
+        points, outwards = (torch.from_numpy(np.asarray(each)).float() for each in (points, mesh.face_normals[faces]))
+        return PointCloud(points, *self._appearance(points, outwards))
 
     def _fused(self, cameras: Cameras | None) -> Surface:
         if cameras is None or not len(cameras):
@@ -264,3 +241,35 @@ def surface_of(
         ValueError: The field has no such surface or box, or there are no cameras to fuse.
     """
     return FieldSurface(run.field, run.occupancy, run.model.settings, options or SurfaceOptions(), cameras)
+
+
+def _trimesh(vertices: Tensor, faces: Tensor) -> Any:
+    return mesh_package("trimesh").Trimesh(vertices.numpy(), faces.numpy(), process=False)
+
+
+def largest_component(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the connected part with the largest area of a mesh of vertices (V, 3) and faces (F, 3)."""
+    edges = torch.cat((faces[:, :2], faces[:, 1:]))
+    labels = mesh_package("trimesh.graph").connected_component_labels(edges.numpy(), node_count=len(vertices))
+    label = labels[faces[:, 0].numpy()]
+    largest = np.bincount(label, weights=_trimesh(vertices, faces).area_faces).argmax()
+    used, index = faces[torch.from_numpy(label == largest)].unique(return_inverse=True)
+    return vertices[used], index
+
+
+def fill_holes(vertices: Tensor, faces: Tensor) -> Tensor:
+    """Returns faces that also close the holes, each with a fan of triangles between the vertices of its rim.
+
+    A fan is flat where the rim is, and good where the rim is convex; a large hole of another shape gets folds. A hole
+    whose rim touches itself may stay open.
+    """
+    mesh = _trimesh(vertices, faces)
+    mesh_package("trimesh.repair").fill_holes(mesh, use_fan=True)
+    return torch.from_numpy(mesh.faces.copy()).long()
+
+
+def decimate(vertices: Tensor, faces: Tensor, max_faces: int) -> tuple[Tensor, Tensor]:
+    """Merges triangles down to ``max_faces`` by their quadric error (Garland and Heckbert 1997)."""
+    simplify = mesh_package("fast_simplification").simplify
+    points, triangles = simplify(vertices.numpy(), faces.int().numpy(), target_count=max_faces)
+    return torch.from_numpy(points).float(), torch.from_numpy(triangles).long()

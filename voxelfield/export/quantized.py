@@ -14,25 +14,21 @@ LARGEST_CODE = 127
 
 
 def steps_by_spread(levels: Sequence[Tensor], share: float) -> list[Tensor]:
-    """Chooses steps from how widely features are spread.
-
-    The finest level has most of the features, so that its steps make most of a file's size. A level with fewer vertices
-    has each of them read by more samples, for which its steps are finer.
+    """Chooses steps from the standard deviation of each channel.
 
     Args:
         levels: (N_l, C_l) finite features of each level.
         share: Step of the level with the most vertices, as a share of each channel's standard deviation. In a level of
-            n vertices, it is smaller by the square root of n's ratio to their number.
+            n vertices, it is smaller by the square root of n's ratio to their number, because more samples read each.
 
     Returns:
         The step of each level's channels (C_l,) float32, on the device of ``levels``.
     """
-    largest = max((len(values) for values in levels), default=0)
-    steps = []
-    for values in levels:
-        spread = values.float().std(dim=0, correction=0) if len(values) else values.new_zeros(values.shape[1]).float()
-        steps.append(spread * (share * (len(values) / max(largest, 1)) ** 0.5))
-    return steps
+    largest = max(len(values) for values in levels)
+    scales = [share * (len(values) / max(largest, 1)) ** 0.5 for values in levels]
+    # A level without values has steps of zero.
+    padded = [values.float() if len(values) else values.new_zeros(1, values.shape[1]).float() for values in levels]
+    return [scale * values.std(dim=0, correction=0) for scale, values in zip(scales, padded, strict=True)]
 
 
 def steps_by_importance(
@@ -45,19 +41,15 @@ def steps_by_importance(
 
     Args:
         levels: (N_l, C_l) finite features of each level.
-        importance: (N_l, C_l) of each level, how much a feature's error matters: the mean squared error of the images'
-            numbers is the sum over all features of their importance times their squared error.
+        importance: (N_l, C_l) of each level, see :func:`voxelfield.export.importance.feature_importance`.
         error: Root of the mean squared error that rounding may cause.
 
     Returns:
         Features like ``levels``, and the step of each level's channels (C_l,) float32, infinite where nothing matters.
     """
     allowed = error**2 / max(sum(values.numel() for values in levels), 1)
-    kept = [
-        torch.where(weight * values.float().square() < allowed, 0, values)
-        for values, weight in zip(levels, importance, strict=True)
-    ]
-    return kept, [(12 * allowed / weight.mean(dim=0).clamp(min=1e-30)).sqrt() for weight in importance]
+    rounded = [x.where(w * x.float().square() >= allowed, 0) for x, w in zip(levels, importance, strict=True)]
+    return rounded, [(12 * allowed / weight.mean(dim=0).clamp(min=1e-30)).sqrt() for weight in importance]
 
 
 def quantize(values: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,12 +62,7 @@ def quantize(values: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         codes (N, C) int8 and the steps (C,) float32, on the device of ``values``.
-
-    Raises:
-        ValueError: A feature is not finite.
     """
-    if not bool(values.isfinite().all()):
-        raise ValueError("values must be finite, got NaN or infinity")
     values = values.float()
     largest = values.abs().amax(dim=0) if len(values) else values.new_zeros(values.shape[1])
     # No step need be longer than the largest feature; infinite ones could not be stored.
@@ -86,16 +73,10 @@ def quantize(values: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack(values: Tensor) -> Tensor:
-    """Compresses a tensor's bytes without loss.
+    """Compresses a tensor's bytes without loss to (B,) uint8 on the CPU.
 
     DEFLATE with its search for repetitions limited to runs of one byte: neighbouring features hardly predict one
     another, apart from runs of zeros. It is smaller than the whole search, and takes a hundredth of the time.
-
-    Args:
-        values: What to compress, of any shape and on any device.
-
-    Returns:
-        (B,) uint8 on the CPU.
     """
     compressor = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_RLE)
     plain = values.cpu().contiguous().numpy().tobytes()
@@ -103,18 +84,14 @@ def pack(values: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, size: int) -> Tensor:
-    """Returns the bytes that :func:`pack` was given, (size,) uint8; takes no more memory, whatever the data say.
-
-    Args:
-        packed: (B,) uint8 on the CPU.
-        size: Number of bytes expected.
+    """Returns the ``size`` bytes that :func:`pack` was given, (size,) uint8, in bounded memory.
 
     Raises:
-        RuntimeError: The data are damaged, or hold another number of bytes.
+        RuntimeError: The data are damaged, or contain another number of bytes.
     """
     # DEFLATE makes at most 1032 bytes of one, so a larger size is rejected before memory is allocated.
     if size > 1032 * packed.numel():
-        raise RuntimeError(f"compressed data must be {size} bytes, but {packed.numel()} bytes cannot hold that many")
+        raise RuntimeError(f"compressed data must be {size} bytes, but {packed.numel()} bytes cannot contain that many")
     decompressor = zlib.decompressobj()
     try:
         plain = decompressor.decompress(packed.numpy().data, size + 1)

@@ -10,12 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.export.geometry.extraction import CHUNK
-from voxelfield.export.geometry.lattice import Lattice
-from voxelfield.export.geometry.occupied import OccupiedVertices, unravelled
-from voxelfield.export.region import Region
+from voxelfield.export.lattice import CHUNK, Lattice, OccupiedVertices, Region
 from voxelfield.fields.field import RadianceField
-from voxelfield.files import atomic_path
+from voxelfield.files import atomic_path, check_suffix
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 
@@ -29,7 +26,7 @@ def save_volume(
     box: int = 1,
     chunk: int = CHUNK,
 ) -> None:
-    """Writes a field's values on a lattice, as a compressed NumPy archive; never holds more than a layer of them.
+    """Writes a field's values on a lattice, as a compressed NumPy archive, layer by layer.
 
     The archive has ``density`` (X, Y, Z) float32, per world unit, ``rgb`` (X, Y, Z, 3) uint8, and ``aabb`` (2, 3)
     float32, the positions of the first and the last point, world units. Where rays are not sampled, density is 0 and
@@ -38,17 +35,17 @@ def save_volume(
     Args:
         path: ``*.npz``.
         field: The field.
-        occupancy: Where rays are sampled, on the field's device.
+        occupancy: The occupied cells, on the field's device.
         resolution: Cells along the longest edge of the box; None: as many as the field has voxels along it.
         box: Number of the nested box to write, with its voxel size; 1 is the smallest.
         chunk: Evaluations of the field at once, to bound memory.
 
     Raises:
-        ValueError: The path has another ending, a number is below 1, or there is no such box.
+        ValueError: The path has another suffix, a number is below 1, or there is no such box.
         FloatingPointError: A density or colour is not finite; no file is written.
         OSError: The file cannot be written.
     """
-    check_volume_path("path", path)
+    check_suffix("path", path, (".npz",))
     for name, value in (("resolution", resolution), ("chunk", chunk)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
@@ -91,17 +88,7 @@ def _write_layers(
     reached: OccupiedVertices,
     chunk: int,
 ) -> None:
-    """Writes an array (X, Y, Z, ...) into an archive, one layer after another.
-
-    Args:
-        file: The archive.
-        name: Name of the array.
-        values: Maps world positions (M, 3) to the array's values (M, ...).
-        empty: The value (...) where no point is reached.
-        lattice: The points.
-        reached: Which of them are evaluated.
-        chunk: Points at once.
-    """
+    """Writes an array of ``values`` (M, ...) at positions (M, 3), ``empty`` where none is evaluated, by layers."""
     head = {"descr": empty.numpy().dtype.str, "fortran_order": False, "shape": (*lattice.shape, *empty.shape)}
     with file.open(f"{name}.npy", "w", force_zip64=True) as array:
         np.lib.format.write_array_header_1_0(array, head)
@@ -109,19 +96,5 @@ def _write_layers(
             inside = reached.layers(first, first + 1).view(-1)
             layer = empty.to(inside.device).repeat(len(inside), *[1] * empty.dim())
             for part in inside.nonzero()[:, 0].split(chunk):
-                layer[part] = values(lattice.positions(unravelled(part, first, lattice)))
+                layer[part] = values(lattice.layer_positions(part, first))
             array.write(layer.cpu().numpy().tobytes())
-
-
-def check_volume_path(name: str, path: Path) -> None:
-    """Raises unless a path ends in ``.npz``.
-
-    Args:
-        name: What the caller calls the path, for the message.
-        path: The path.
-
-    Raises:
-        ValueError: It has another ending.
-    """
-    if path.suffix.lower() != ".npz":
-        raise ValueError(f"{name} must be a file *.npz, got {path}")

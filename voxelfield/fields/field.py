@@ -17,7 +17,6 @@ from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.ops import PackedSamples, _constants
 from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
 from voxelfield.ops._errors import shown
-from voxelfield.ops._internal.pyramid_field import MAX_NUMBERS
 from voxelfield.ops.ray_sums import spread
 from voxelfield.warps.warp import Warp
 
@@ -271,7 +270,7 @@ class RadianceField(nn.Module):
             and grid.reduce == "concat"
             and grid.active <= _constants.MAX_FIELD_LEVELS
             and all(level.padding == "border" and level.channels == _constants.LEVEL_CHANNELS for level in grid.grids)
-            and all(level.numel() < MAX_NUMBERS for level in grid.levels)
+            and all(level.numel() < 2**31 - 1 for level in grid.levels)  # the kernels count in 32 bits
             and all(x.dtype in (torch.float32, torch.float16) for x in (*grid.levels, *decoder.parameters()))
         )
 

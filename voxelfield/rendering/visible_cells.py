@@ -20,23 +20,19 @@ MAX_CELLS_PER_AXIS = 256
 
 @torch.no_grad()
 def visible_cells(
-    field: Field,
-    occupancy: OccupancyGrid,
-    settings: RenderSettings,
-    cameras: Cameras,
-    chunk: int = 1 << 17,
+    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, chunk: int = 1 << 17
 ) -> Tensor:
     """Marks the occupied cells, or parts of them, in which a pixel of some camera has a visible sample.
 
-    Cells are split into parts that are as small as the spacing of the pixels allows: the rays through the centres of
-    pixels must not miss a part that is visible between them. Where pixels are wider than cells, cells count that are
-    no farther than two pixels from such a sample.
+    Cells are split into parts as small as the spacing of the pixels allows: the rays through the centres of pixels must
+    not miss a part that is visible between them. Where pixels are wider than cells, cells up to two pixels from such a
+    sample are marked as well.
 
     Args:
         field: The field.
         occupancy: The occupied cells, on the field's device.
         settings: Sampling settings, including the visibility thresholds.
-        cameras: Cameras; one ray is cast through the centre of each of their pixels.
+        cameras: One ray is cast through the centre of each of their pixels.
         chunk: Number of rays per chunk, to bound memory.
 
     Returns:
@@ -48,8 +44,7 @@ def visible_cells(
         return torch.zeros_like(seen)
     aabb, warp = occupancy.aabb, warp_of(field)
     # The largest angle between the rays of neighbouring pixels of each camera, radians.
-    pinhole_angles = 1 / cameras.intrinsics[:, :2].amin(dim=-1)
-    angles = pinhole_angles if cameras.lens is None else cameras.pixel_angles()[:, 1]
+    angles = 1 / cameras.intrinsics[:, :2].amin(dim=-1) if cameras.lens is None else cameras.pixel_angles()[:, 1]
     origins, angles = cameras.c2w[:, :3, 3].to(aabb.device), angles.to(aabb.device)
     if warp is None:
         spacing = float(((origins - aabb.mean(dim=0)).norm(dim=-1) * angles).max())
@@ -62,7 +57,7 @@ def visible_cells(
         seen = seen.repeat_interleave(int(max(1, min(fit, MAX_CELLS_PER_AXIS // seen.shape[axis]))), axis)
     shown = (count_visible_samples(field, occupancy, settings, cameras, seen.shape, chunk=chunk) > 0)[None].float()
     if min(fits) < 1:
-        # What is visible of a cell may be narrower than a pixel and missed, while the rays beside it are not.
+        # The visible part of a cell may be narrower than a pixel and missed, while the rays beside it are not.
         for axis, (fit, cells) in enumerate(zip(fits, seen.shape, strict=True)):
             reach = [0, 0, 0]
             reach[axis] = min(2 * math.ceil(1 / fit) - 1, cells)
@@ -84,13 +79,13 @@ def count_visible_samples(
     """Counts the visible samples of the cameras' pixels in each cell.
 
     Args:
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
-        settings: Sampling settings, including the visibility thresholds.
-        cameras: Cameras; one ray is cast through the centre of each pixel that is used.
+        field: As for :func:`visible_cells`.
+        occupancy: As for :func:`visible_cells`.
+        settings: As for :func:`visible_cells`.
+        cameras: As for :func:`visible_cells`.
         shape: Number of cells along x, y and z of the occupancy's box.
         every: Stride between the pixels that are used, along each side of an image.
-        chunk: Number of rays per chunk, to bound memory.
+        chunk: As for :func:`visible_cells`.
 
     Returns:
         (X, Y, Z) int32, on the field's device.
@@ -107,8 +102,8 @@ def count_visible_samples(
         for pixels in torch.stack(grid[::-1], dim=-1).view(-1, 2).split(chunk):
             rays = cameras.rays(torch.full((len(pixels),), camera, device=device), pixels, field.aabb)
             positions = visible_samples(field, rays, occupancy, settings)[0].positions
-            numbers = ((positions - aabb[0]) / (aabb[1] - aabb[0]) * cells).long()
-            x, y, z = numbers.clamp(cells.new_zeros(3), cells - 1).unbind(-1)
-            index = (x * shape[1] + y) * shape[2] + z
-            counts.view(-1).scatter_add_(0, index, torch.ones_like(index, dtype=torch.int32))
+            index = ((positions - aabb[0]) / (aabb[1] - aabb[0]) * cells).long()
+            x, y, z = index.clamp(cells.new_zeros(3), cells - 1).unbind(-1)
+            flat = (x * shape[1] + y) * shape[2] + z
+            counts.view(-1).scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
     return counts

@@ -28,7 +28,7 @@ class PyramidImages(ImageBackend):
         """See :class:`ImageBackend`."""
         if not (isinstance(field, RadianceField) and field.has_pyramid_density):
             return False
-        if field.warp is not None and not field.warp.fits_image_kernels:
+        if field.warp is not None and not field.warp.op_arguments:
             return False
         decoder = field.decoder
         assert isinstance(decoder, FusedMLPDecoder)

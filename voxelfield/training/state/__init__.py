@@ -1,1 +1,1 @@
-"""What a run stores: checkpoints, their checks, and the run directory."""
+"""Checkpoints, their checks, and the run directory."""

@@ -45,14 +45,11 @@ def checkpoint_path(directory: Path, step: int) -> Path:
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """Resolves the value of ``resume=`` to a file.
+    """Resolves the value of ``resume=`` to an existing file.
 
     Args:
         path: A checkpoint, or a run directory. A directory stands for its ``checkpoint_<step>.pt`` with the largest
             step, or its ``last.pt`` if there is no numbered one.
-
-    Returns:
-        An existing file.
 
     Raises:
         FileNotFoundError: There is no checkpoint; the message lists the checkpoints in the folder.
@@ -64,7 +61,7 @@ def resolve_checkpoint(path: Path) -> Path:
     if path.is_dir():
         found = checkpoints(path)
         if not found:
-            raise FileNotFoundError(f"{path} holds no checkpoint: expected checkpoint_<step>.pt or {_LAST}")
+            raise FileNotFoundError(f"{path} contains no checkpoint: expected checkpoint_<step>.pt or {_LAST}")
         return found[-1]
     if path.exists():
         open_regular(path).close()  # raises an error that says what it is
@@ -154,22 +151,15 @@ def load_resolved(
                 raise
 
 
-def load_newest(directory: Path, device: torch.device | str = "cpu") -> tuple[Path, dict[str, Any]] | None:
-    """Loads the newest valid checkpoint of a run; logs a warning for each file that it skips.
+def load_newest(directory: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Returns the newest valid checkpoint of a run directory and its state; None if there is none.
 
-    Args:
-        directory: Run directory, which need not exist.
-        device: Device for the tensors.
-
-    Returns:
-        The file and its state as :func:`load_checkpoint` returns it, or None if there is no valid one.
-
-    Raises:
-        CheckpointVersionError: A checkpoint has another format. Skipping it would repeat training already done.
+    Logs a warning for each damaged file that it skips. Raises CheckpointVersionError for one of another format, because
+    skipping it would repeat training already done.
     """
     for path in reversed(checkpoints(directory) if directory.is_dir() else []):
         try:
-            return path, _read(path, device, None)
+            return path, _read(path, "cpu", None)
         except CheckpointVersionError:
             raise
         except CheckpointError as error:
@@ -179,12 +169,7 @@ def load_newest(directory: Path, device: torch.device | str = "cpu") -> tuple[Pa
 
 @contextlib.contextmanager
 def contents_of(path: Path, error_type: type[ValueError] = CheckpointError) -> Iterator[None]:
-    """Converts errors of a block that adopts the content of an undamaged file, such as missing or contradictory parts.
-
-    Args:
-        path: The file, which the message names.
-        error_type: Type of the error that is raised.
-    """
+    """Converts errors of a block that adopts the content of an undamaged file, whose parts may be contradictory."""
     try:
         yield
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError, AssertionError, RuntimeError) as error:
@@ -283,14 +268,8 @@ def checkpoint_step(path: Path) -> int:
 def check_whole(path: Path) -> None:
     """Compares the tensors and values in a checkpoint with the checksums (CRC-32) of its archive, without loading them.
 
-    torch.load ignores these checksums: a flipped bit would become a wrong weight.
-
-    Args:
-        path: The file.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        CheckpointError: It is truncated or damaged, or not a voxelfield checkpoint.
+    torch.load ignores these checksums: a flipped bit would become a wrong weight. Raises CheckpointError if they differ
+    or the file is something else.
     """
     with path.open("rb") as file:
         # After a power failure, some file systems show zeros where data had not been written.

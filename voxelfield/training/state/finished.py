@@ -38,12 +38,9 @@ def recorded_settings(settings: RunConfig) -> dict[str, Any]:
 def changed_settings(saved: Mapping[str, Any], settings: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Compares settings on which training depends with those of an earlier run.
 
-    Args:
-        saved: Settings of the earlier run, nested; settings that it lacks are not compared.
-        settings: The present settings.
-
     Returns:
-        The earlier and the present value by key, such as ``trainer.rates.grid``.
+        The earlier and the present value by key, such as ``trainer.rates.grid``; settings that were not saved are not
+        compared.
 
     Raises:
         TypeError: The saved settings are not plain values.
@@ -55,12 +52,8 @@ def changed_settings(saved: Mapping[str, Any], settings: RunConfig) -> dict[str,
 def finished_metrics(directory: Path, settings: RunConfig) -> dict[str, Any] | None:
     """Returns the metrics of a run that has done everything configured, or None if something is missing.
 
-    Args:
-        directory: Run directory, which need not exist.
-        settings: All settings of the run, as configured.
-
     Raises:
-        ValueError: The run that has finished there is another one; the message names the setting.
+        ValueError: The finished run in the directory has other settings; the message names the first.
     """
     metrics = _read_metrics(directory / METRICS)
     if metrics is None or metrics["steps"] < settings.trainer.steps:

@@ -67,11 +67,7 @@ class RunDirectoryLock:
 
     @classmethod
     def acquire(cls, directory: Path, name: str = "hydra.run.dir") -> RunDirectoryLock:
-        """Locks a run directory, and removes temporary files that a killed run left there.
-
-        Args:
-            directory: Run directory; created if needed.
-            name: What the caller calls the directory, for messages.
+        """Locks a run directory, created if needed, and removes temporary files that a killed run left there.
 
         Raises:
             DirectoryInUseError: Another process has locked it.
@@ -212,15 +208,7 @@ def check_ended(directory: Path) -> None:
 
 
 def check_results(directory: Path, name: str = "hydra.run.dir") -> None:
-    """Raises unless a directory can be a run directory: empty, or with the records of an earlier run.
-
-    Args:
-        directory: Run directory, which need not exist.
-        name: What the caller calls the directory, for messages.
-
-    Raises:
-        ValueError: The directory has images, or files or folders with the names of results, but no records of a run.
-    """
+    """Raises ValueError if a directory has images or files with the names of results, but no records of a run."""
     if not directory.is_dir() or (directory / HYDRA_RECORDS[0]).is_dir() or checkpoints(directory):
         return
     present = [result for result in RESULTS if (directory / result).exists()]
@@ -234,11 +222,7 @@ def check_results(directory: Path, name: str = "hydra.run.dir") -> None:
 
 
 def earlier_run(directory: Path) -> list[str]:
-    """Returns names of files that an earlier run left in a directory, at most one of each kind.
-
-    Args:
-        directory: Run directory, which need not exist.
-    """
+    """Returns names of files that an earlier run left in a directory, at most one of each kind."""
     found = checkpoints(directory)[-1:] if directory.is_dir() else []
     found += [path for path in (directory / METRICS, directory / MODEL_FILE) if path.is_file()]
     return [path.name for path in (*found, *sorted(directory.glob(EVENTS))[-1:])]

@@ -54,7 +54,8 @@ def put_back_zeros(state: Any, device: torch.device | str = "cpu") -> Any:
     """
 
     def restored(value: Any, _: str) -> Any:
-        value = _unpack(value) if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            return _unpack({key: x.to(device) if isinstance(x, Tensor) else x for key, x in value.items()})
         return value.to(device) if isinstance(value, Tensor) else value
 
     return _map(state, restored, "state")
@@ -110,9 +111,10 @@ def _unpack(packed: dict[str, Any]) -> Tensor:
         # Checked before memory is allocated: there is one bit per chunk.
         if len(bits) != -(-(size // _CHUNK) // 8) or rest.numel() != size % _CHUNK:
             raise ValueError(f"{len(bits)} bytes of bits do not describe {size} bytes")
-        flat = torch.zeros(size, dtype=torch.uint8)
+        flat = torch.zeros(size, dtype=torch.uint8, device=chunks.device)
         rows = flat[: size - rest.numel()].view(torch.int64).view(-1, _CHUNK // 8)
-        rows[torch.from_numpy(np.unpackbits(bits.numpy(), count=len(rows))).bool()] = chunks
+        stored = np.unpackbits(bits.cpu().numpy(), count=len(rows))
+        rows[torch.from_numpy(stored).bool().to(rows.device)] = chunks
         flat[size - rest.numel() :] = rest
         return flat.view(dtype).view(shape)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:

@@ -1,0 +1,125 @@
+"""Marching cubes, slab by slab, so that memory is bounded by a slab and not by the lattice."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from voxelfield.export.lattice import CHUNK, SLAB, Lattice
+from voxelfield.export.mesh_file import mesh_package
+from voxelfield.export.surfaces import Surface
+
+# A surface through a vertex of the lattice would make triangles without area, and vertices on no definite edge.
+_CLOSEST = 1e-2
+_BISECTIONS = 8
+
+
+@torch.no_grad()
+def extract_surface(
+    surface: Surface, lattice: Lattice, *, slab: int = SLAB, chunk: int = CHUNK
+) -> tuple[Tensor, Tensor]:
+    """Finds the triangles of a surface by marching cubes (Lewiner et al. 2003, by scikit-image).
+
+    Marching cubes finds the edges of the lattice that the surface crosses; bisection of the surface's function along
+    them finds the positions. So vertices lie on the surface to 1/256 of an edge, however steep the function is.
+
+    Args:
+        surface: The surface; its function is evaluated at the vertices that it names, on their device.
+        lattice: Points whose cells are searched.
+        slab: Layers of cells at once.
+        chunk: Evaluations at once.
+
+    Returns:
+        (V, 3) vertices, world units, float32, and (F, 3) triangles, int64, counterclockwise as seen from outside; on
+        the CPU. The same for any ``slab``, but for the order.
+
+    Raises:
+        MissingPackageError: scikit-image is not installed.
+    """
+    reached = surface.vertices(lattice, chunk)
+    edges, vertices, triangles, count = [], [], [], 0
+    last: Tensor | None = None
+    for first in range(0, lattice.shape[0] - 1, slab):
+        stop = min(first + slab, lattice.shape[0] - 1)
+        layers = _evaluate(surface, lattice, reached.layers(first + (last is not None), stop + 1), stop + 1, chunk)
+        values = layers if last is None else torch.cat((last, layers))
+        last = values[-1:]
+        steps, faces = _march(values.cpu())
+        edges.append(_edges(steps, lattice, first))
+        vertices.append(_refined(surface, lattice, steps, values, first, chunk))
+        triangles.append(faces + count)
+        count += len(steps)
+    # Neighbouring slabs have the vertices on the layer between them in common.
+    unique, index = torch.cat(edges).unique(return_inverse=True)
+    merged = torch.zeros(len(unique), 3)
+    merged[index] = torch.cat(vertices)
+    return merged, index[torch.cat(triangles)]
+
+
+def _evaluate(surface: Surface, lattice: Lattice, reached: Tensor, stop: int, chunk: int) -> Tensor:
+    """Returns the values (n, Y, Z) of the layers before ``stop``, evaluated where they are reached."""
+    values = torch.full(reached.shape, surface.elsewhere, device=reached.device)
+    flat, first = values.view(-1), stop - reached.shape[0]
+    for part in reached.view(-1).nonzero()[:, 0].split(chunk):
+        flat[part] = surface(lattice.layer_positions(part, first))
+    return torch.where(values.abs() < _CLOSEST, torch.where(values < 0, -_CLOSEST, _CLOSEST), values)
+
+
+def _march(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the vertices (V, 3), in steps from the first value, and triangles (F, 3) where values change their sign.
+
+    Cubes with a corner that is NaN are left out.
+    """
+    none = torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.int64)
+    if not (bool((values > 0).any()) and bool((values < 0).any())):
+        return none
+    known = values.isfinite()
+    mask = None
+    if not bool(known.all()):
+        # scikit-image reads the mask at each cube's corner farthest from the origin.
+        whole = known[:-1] & known[1:]
+        whole = whole[:, :-1] & whole[:, 1:]
+        mask = np.zeros(values.shape, dtype=bool)
+        mask[1:, 1:, 1:] = (whole[:, :, :-1] & whole[:, :, 1:]).numpy()
+    try:
+        found = mesh_package("skimage.measure").marching_cubes(
+            values.nan_to_num(-1.0).numpy(), 0.0, gradient_direction="ascent", mask=mask
+        )
+    except RuntimeError:  # every cube with a change of sign has an unknown corner
+        return none
+    steps, faces = (torch.from_numpy(np.ascontiguousarray(array)) for array in found[:2])
+    return steps, faces.long()
+
+
+def _edges(steps: Tensor, lattice: Lattice, first: int) -> Tensor:
+    """Returns a number (V,) for the edge of the lattice that each vertex lies on, or for its cube if it is inside."""
+    x, y, z = steps.long().unbind(-1)
+    fraction = steps - steps.floor() > 0
+    axis = torch.where(fraction.sum(dim=-1) == 1, fraction.byte().argmax(dim=-1), 3)
+    return (((x + first) * lattice.shape[1] + y) * lattice.shape[2] + z) * 4 + axis
+
+
+def _refined(surface: Surface, lattice: Lattice, steps: Tensor, values: Tensor, first: int, chunk: int) -> Tensor:
+    """Moves vertices along their edges to where the function changes its sign; returns world positions on the CPU.
+
+    ``steps`` (V, 3) are vertices, in steps from the first point of a slab that begins with layer ``first`` and has
+    ``values``. Vertices within a cube, of which there are few, stay in place.
+    """
+    device = values.device
+    shift = torch.tensor([first, 0, 0], device=device)
+    moved = [torch.zeros(0, 3)]
+    for part in steps.to(device).split(chunk):
+        low = part.floor().long()
+        along = (part - low > 0).float()
+        x, y, z = low.unbind(-1)
+        inside = values[x, y, z] > 0
+        begin, end = torch.zeros_like(along[:, 0]), torch.ones_like(along[:, 0])
+        for _ in range(_BISECTIONS):
+            middle = (begin + end) / 2
+            same = (surface(lattice.positions(low + shift + along * middle[:, None])) > 0) == inside
+            begin, end = torch.where(same, middle, begin), torch.where(same, end, middle)
+        on_edge = along.sum(dim=-1, keepdim=True) == 1
+        found = torch.where(on_edge, low + along * ((begin + end) / 2)[:, None], part)
+        moved.append(lattice.positions(found.double() + shift).cpu())
+    return torch.cat(moved)

@@ -1,0 +1,135 @@
+"""The exported part of space as a regular lattice of points, and which of its points are occupied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.fields.field import Field, RadianceField, warp_of
+from voxelfield.grids.boxes import Box, box_extent, cell_indices, parse_box
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.occupied_density import occupied_points
+
+SLAB = 16
+"""Layers of cells that are extracted at once."""
+
+CHUNK = 1 << 20
+"""Points that are evaluated at once."""
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Points at equal distances along each axis.
+
+    Args:
+        low: The first point, world units.
+        spacing: Distances between neighbours along x, y and z, world units.
+        shape: Numbers of points along x, y and z, each at least 2.
+    """
+
+    low: tuple[float, float, float]
+    spacing: tuple[float, float, float]
+    shape: tuple[int, int, int]
+
+    @classmethod
+    def over(cls, box: Box, spacing: Sequence[float]) -> Lattice:
+        """Returns a lattice whose outermost points lie on the faces of a box, with about the given ``spacing``."""
+        extent = [high - low for low, high in zip(*box, strict=True)]
+        cells = [max(1, round(length / step)) for length, step in zip(extent, spacing, strict=True)]
+        x, y, z = (length / count for length, count in zip(extent, cells, strict=True))
+        low = box[0]
+        return cls((low[0], low[1], low[2]), (x, y, z), (cells[0] + 1, cells[1] + 1, cells[2] + 1))
+
+    def enlarged(self) -> Lattice:
+        """Returns the lattice with one more point at both ends of each axis."""
+        x, y, z = (low - step for low, step in zip(self.low, self.spacing, strict=True))
+        return Lattice((x, y, z), self.spacing, (self.shape[0] + 2, self.shape[1] + 2, self.shape[2] + 2))
+
+    def positions(self, index: Tensor) -> Tensor:
+        """Returns the world positions (M, 3) of indices (M, 3) along x, y and z, float32; fractions lie in between.
+
+        Computed in float64, so that a position does not depend on which part of the lattice it is computed with.
+        """
+        low = torch.tensor(self.low, dtype=torch.float64, device=index.device)
+        spacing = torch.tensor(self.spacing, dtype=torch.float64, device=index.device)
+        return (low + spacing * index.double()).float()
+
+    def layer_positions(self, flat: Tensor, first: int) -> Tensor:
+        """Returns the world positions (M, 3) of points (M,), counted in order of memory from layer ``first`` on."""
+        x, y, z = cell_indices(flat, self.shape)
+        return self.positions(torch.stack((x + first, y, z), dim=-1))
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box of a field, and the edges of its voxels there along x, y and z, world units."""
+
+    box: Box
+    voxels: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, field: RadianceField, number: int = 1) -> Region:
+        """Returns a nested box of a field, 1 being the smallest, with the voxels of its finest level.
+
+        Raises:
+            ValueError: There is no such box; fields without nested boxes have one.
+        """
+        count = 1 if field.warp is None else field.warp.count
+        if not 1 <= number <= count:
+            raise ValueError(f"box must be 1 to {count}, as many as the field has, got {number}")
+        x, y, z = field.grid.voxel_size.tolist()
+        if field.warp is None:
+            return cls(parse_box(field.aabb), (x, y, z))
+        return cls(field.warp.world_box(number), field.warp.voxels_in_world((x, y, z), number))
+
+    @property
+    def voxel(self) -> float:
+        """The shortest edge of a voxel, world units."""
+        return min(self.voxels)
+
+    def lattice(self, resolution: int | None) -> Lattice:
+        """Returns a lattice with ``resolution`` cells along the box's longest edge; None: about one per voxel."""
+        spacing = self.voxels if resolution is None else (max(box_extent(self.box)) / resolution,) * 3
+        return Lattice.over(self.box, spacing)
+
+
+class OccupiedVertices:
+    """Tells which points of a lattice lie in occupied cells.
+
+    Args:
+        field: The field, in whose warp the cells are.
+        occupancy: The cells.
+        lattice: The points.
+        chunk: Points at once, to bound memory; only for a field with a warp.
+    """
+
+    def __init__(self, field: Field, occupancy: OccupancyGrid, lattice: Lattice, chunk: int) -> None:
+        self._field, self._occupancy, self._lattice, self._chunk = field, occupancy, lattice, chunk
+        if warp_of(field) is not None:
+            return
+        # Without a warp, the cell of a point is found for each axis separately. Points outside read an empty cell.
+        self._padded = F.pad(occupancy.occupied, (0, 1) * 3)
+        device, self._cells = occupancy.aabb.device, []
+        for axis, (low, high, cells) in enumerate(zip(*occupancy.aabb.tolist(), occupancy.occupied.shape, strict=True)):
+            index = torch.zeros(lattice.shape[axis], 3, device=device)
+            index[:, axis] = torch.arange(lattice.shape[axis], device=device)
+            unit = (lattice.positions(index)[:, axis] - low) / (high - low)
+            inside = (unit >= 0) & (unit <= 1)
+            self._cells.append(torch.where(inside, (unit * cells).long().clamp(0, cells - 1), cells))
+
+    def layers(self, first: int, stop: int) -> Tensor:
+        """Returns which points (stop - first, Y, Z) of the layers first to stop - 1 along x lie in occupied cells."""
+        if warp_of(self._field) is None:
+            x, y, z = self._cells
+            return self._padded[x[first:stop]][:, y][:, :, z]
+        found = torch.zeros(
+            stop - first, *self._lattice.shape[1:], dtype=torch.bool, device=self._occupancy.aabb.device
+        )
+        flat = found.view(-1)
+        for part in torch.arange(len(flat), device=flat.device).split(self._chunk):
+            flat[part] = occupied_points(self._field, self._occupancy, self._lattice.layer_positions(part, first))
+        return found

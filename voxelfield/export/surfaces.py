@@ -1,0 +1,199 @@
+"""Surfaces as functions of position: level sets of the density, and depth maps fused into a signed distance."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.export.lattice import Lattice, OccupiedVertices
+from voxelfield.fields.field import Field, warp_of
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.occupied_density import occupied_density
+from voxelfield.rendering.rays import Rays
+from voxelfield.rendering.render import render
+
+# Densities this many times e below or above the level are equivalent to zero or infinity.
+_REACH = 8.0
+
+
+class Surface:
+    """The zero set of a function of position.
+
+    Args:
+        field: The field.
+        occupancy: The cells, on the field's device, in which the function is evaluated.
+
+    Attributes:
+        elsewhere: The function's value in other cells: below 0 where space is empty, NaN where the function is unknown.
+            Surfaces have an open edge there.
+    """
+
+    elsewhere: float
+
+    def __init__(self, field: Field, occupancy: OccupancyGrid) -> None:
+        self._field, self._occupancy = field, occupancy
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """Maps world positions (M, 3) to values (M,), above 0 inside and below 0 outside; NaN where unknown."""
+        raise NotImplementedError
+
+    def vertices(self, lattice: Lattice, chunk: int) -> OccupiedVertices:
+        """Returns which points of a lattice need to be evaluated; ``chunk`` of them at once, to bound memory."""
+        return OccupiedVertices(self._field, self._occupancy, lattice, chunk)
+
+
+class DensitySurface(Surface):
+    """The level set of the density as rendered.
+
+    Values are logarithms of the density's ratio to the level, because a density may grow a thousandfold within a voxel.
+
+    Args:
+        field: The field.
+        occupancy: The occupied cells, on the field's device; elsewhere space is empty.
+        level: Density at the surface, per world unit.
+    """
+
+    elsewhere = -_REACH
+
+    def __init__(self, field: Field, occupancy: OccupancyGrid, level: float) -> None:
+        super().__init__(field, occupancy)
+        self._level = level
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """See :class:`Surface`."""
+        ratio = occupied_density(self._field, self._occupancy, points) / self._level
+        return ratio.log().clamp(-_REACH, _REACH)
+
+
+class FusedDepth(Surface):
+    """The zero set of the mean signed distance to the surfaces that views show (Curless and Levoy 1996).
+
+    Each view gives the signed distance of a point to the surface in its depth map. More than ``truncation`` in front of
+    the surface, the view only marks space as empty; more than ``truncation`` behind it, the view does not count. A
+    point for which no view counts is unknown, so surfaces end where views end.
+
+    The distance is a function of position, computed from the depth maps; no grid of distances is stored.
+
+    Args:
+        field: The field that the maps show.
+        occupancy: The occupied cells, on the field's device; only they and their neighbours are fused.
+        cameras: N pinhole cameras, on that device.
+        depths: (N, H, W) their :func:`depth_maps`.
+        truncation: Distance, world units.
+    """
+
+    elsewhere = float("nan")
+
+    def __init__(
+        self, field: Field, occupancy: OccupancyGrid, cameras: Cameras, depths: Tensor, truncation: float
+    ) -> None:
+        wide = OccupancyGrid(tuple(occupancy.occupied.shape), occupancy.aabb).to(occupancy.aabb.device)
+        wide.occupied.copy_(F.max_pool3d(occupancy.occupied[None].float(), 3, stride=1, padding=1)[0] > 0)
+        super().__init__(field, wide)
+        self._cameras, self._depths, self._truncation = cameras, depths, truncation
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """See :class:`Surface`: minus the mean distance, in units of the truncation, within [-1, 1]."""
+        total = torch.zeros(len(points), device=points.device)
+        count = torch.zeros_like(total)
+        for view in range(len(self._depths)):
+            distance, seen = self._distance(points, view)
+            total += torch.where(seen, distance, 0)
+            count += seen
+        return torch.where(count > 0, -total / count, torch.nan)
+
+    def _distance(self, points: Tensor, view: int) -> tuple[Tensor, Tensor]:
+        """Returns the truncated distance of points (M,) in front of a view's surface, and whether the view counts."""
+        pose = self._cameras.c2w[view]
+        arm = points - pose[:3, 3]
+        right, up, backward = (arm @ pose[:3, :3]).unbind(-1)
+        fx, fy, cx, cy = self._cameras.intrinsics[view]
+        column, row = cx - fx * right / backward, cy + fy * up / backward
+        width, height = self._cameras.size(view)
+        inside = (backward < 0) & (column >= 0) & (column < width) & (row >= 0) & (row < height)
+        shown = self._depth_at(view, torch.where(inside, column, 0), torch.where(inside, row, 0))
+        distance = (shown - arm.norm(dim=-1)) / self._truncation
+        return distance.clamp(max=1), inside & (distance >= -1)
+
+    def _depth_at(self, view: int, column: Tensor, row: Tensor) -> Tensor:
+        """Returns the depth (M,) at image points, interpolated only where the surrounding pixels show one surface."""
+        width, height = self._cameras.size(view)
+        depths = self._depths[view]
+        left, top = (column - 0.5).clamp(0, width - 1), (row - 0.5).clamp(0, height - 1)
+        x, y = left.long(), top.long()
+        u, v = left - x, top - y
+        xs, ys = (x, (x + 1).clamp(max=width - 1)), (y, (y + 1).clamp(max=height - 1))
+        corners = torch.stack([depths[y, x] for y in ys for x in xs])
+        weights = torch.stack(((1 - u) * (1 - v), u * (1 - v), (1 - u) * v, u * v))
+        one_surface = corners.amax(dim=0) - corners.amin(dim=0) < self._truncation
+        return torch.where(one_surface, (corners * weights).sum(dim=0), depths[row.long(), column.long()])
+
+
+@torch.no_grad()
+def depth_maps(
+    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, chunk: int
+) -> Tensor:
+    """Renders the median depth of every pixel of N cameras: where a ray has lost half of its light.
+
+    Unlike the mean, the median is never between two surfaces that a pixel shows. ``chunk`` rays are rendered at once.
+
+    Returns:
+        (N, H, W) distances along the rays, world units; infinite where more than half of the light comes through, and
+        outside of images that are smaller than H x W.
+    """
+    device = field.aabb.device
+    cameras = cameras.to(device)
+    maps = torch.full((len(cameras), cameras.height, cameras.width), torch.inf, device=device)
+    for camera, image in enumerate(maps):
+        rays, (width, height) = cameras.image_rays(camera, field.aabb), cameras.size(camera)
+        parts = [rays[first : first + chunk] for first in range(0, len(rays), chunk)]
+        depths = torch.cat([_median_depth(field, part, occupancy, settings) for part in parts])
+        image[:height, :width] = depths.view(height, width)
+    return maps
+
+
+def _median_depth(field: Field, rays: Rays, occupancy: OccupancyGrid, settings: RenderSettings) -> Tensor:
+    """Returns the depth (R,) of each ray, linear within the sample that takes the second half of its light."""
+    found = render(field, rays, occupancy, settings)
+    samples, weights = found.samples, found.weights.double()
+    if not len(weights):
+        return torch.full_like(rays.near, torch.inf)
+    warp = warp_of(field)
+    middle, length = samples.t, samples.dt
+    if warp is not None:
+        middle = warp.world_distances(samples, rays.origins, rays.directions)
+        length = warp.world_lengths(samples, rays.origins, rays.directions)
+    absorbed = weights.cumsum(0)
+    before = torch.cat((absorbed.new_zeros(1), absorbed))
+    start, stop = samples.ray_offsets[:-1], samples.ray_offsets[1:]
+    wanted = before[start] + 0.5
+    at = torch.searchsorted(absorbed, wanted)
+    reached = at < stop
+    at = at.clamp(max=len(weights) - 1)
+    share = ((wanted - before[at]) / weights[at]).clamp(0, 1)
+    return torch.where(reached, middle[at] + (share.float() - 0.5) * length[at], torch.inf)
+
+
+def half_absorbing_density(length: float) -> float:
+    """Returns the density, per world unit, at which a given length, in world units, absorbs half of the light."""
+    return math.log(2) / length
+
+
+def surface_normals(surface: Surface, points: Tensor, step: float, chunk: int) -> Tensor:
+    """Returns the directions (M, 3) in which a surface's function decreases fastest at ``points`` (M, 3) on it.
+
+    They are unit vectors, from central differences over a distance ``step`` with ``chunk`` evaluations at once; zero
+    where the function is constant or unknown.
+    """
+    offsets = torch.eye(3, device=points.device) * (step / 2)
+    found = [points.new_zeros(0, 3)]
+    for part in points.split(max(chunk // 6, 1)):
+        ends = torch.stack([part + sign * offset for offset in offsets for sign in (1, -1)])
+        values = surface(ends.view(-1, 3)).view(3, 2, -1)
+        found.append(F.normalize((values[:, 1] - values[:, 0]).nan_to_num(0.0), dim=0).T)
+    return torch.cat(found)
