@@ -239,12 +239,12 @@ def test_wrong_metrics_leave_the_previous_file(tmp_path, changed, error, message
 
 
 def _frames(height, width, count=6):
-    gradient = np.linspace(0, 255, width, dtype=np.uint8)[None, :, None]
-    return [np.broadcast_to(gradient, (height, width, 3)) // (index + 1) for index in range(count)]
+    gradient = torch.linspace(0, 1, width)[None, :, None]
+    return [gradient.expand(height, width, 3) / (index + 1) for index in range(count)]
 
 
 @pytest.mark.parametrize(("height", "width"), [(48, 64), (47, 63)])
-def test_video_holds_the_frames(tmp_path, height, width):
+def test_a_video_contains_the_frames(tmp_path, height, width):
     av = pytest.importorskip("av")
     path = tmp_path / "run" / "orbit.mp4"
     frames = _frames(height, width)
@@ -259,7 +259,7 @@ def test_video_holds_the_frames(tmp_path, height, width):
     assert len(decoded) == len(frames)
     for frame, expected in zip(decoded, frames, strict=True):
         assert frame.shape == (height + height % 2, width + width % 2, 3)
-        error = np.abs(frame[:height, :width].astype(int) - expected)
+        error = np.abs(frame[:height, :width] - 255 * expected.numpy())
         assert error.mean() < 4
 
 
@@ -267,14 +267,14 @@ def test_video_fails_whole(tmp_path):
     pytest.importorskip("av")
     path = tmp_path / "orbit.mp4"
     path.write_bytes(b"previous")
-    with pytest.raises(ValueError, match="at least one frame"):
+    with pytest.raises(ValueError, match="at least one image"):
         write_video(path, [])
-    with pytest.raises(TypeError, match=r"frames\[1\] must be uint8, got float32"):
-        write_video(path, [_frames(48, 64)[0], np.zeros((48, 64, 3), np.float32)])
-    with pytest.raises(ValueError, match=r"frames\[1\] must have shape \(48, 64, 3\), got \(48, 32, 3\)"):
+    with pytest.raises(TypeError, match=r"rgb must be floating point, got torch\.uint8"):
+        write_video(path, [_frames(48, 64)[0], torch.zeros(48, 64, 3, dtype=torch.uint8)])
+    with pytest.raises(ValueError, match=r"images\[1\] must have shape \(48, 64, 3\), got \(48, 32, 3\)"):
         write_video(path, [_frames(48, 64)[0], _frames(48, 32)[0]])
-    with pytest.raises(ValueError, match=r"frames\[0\] must have shape \(H, W, 3\)"):
-        write_video(path, [np.zeros((48, 64), np.uint8)])
+    with pytest.raises(ValueError, match=r"images\[0\] must have shape \(H, W, 3\)"):
+        write_video(path, [torch.zeros(48, 64)])
 
     def interrupted():
         yield _frames(48, 64)[0]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from file_limits import files_at_most
@@ -24,13 +23,14 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.media import png
 from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_video
+from voxelfield.models.training import MemoryEstimate
 from voxelfield.report import page
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.runs import results
 from voxelfield.runs.configured import build_logger, train_as_configured
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.logs.logging import FailsafeLogger, NullLogger, TensorBoardLogger
-from voxelfield.training.memory import MemoryEstimate, explain_shortage
+from voxelfield.training.memory import explain_shortage
 from voxelfield.training.session import Session
 from voxelfield.training.state import saving
 from voxelfield.training.state.checkpoint import load_checkpoint
@@ -74,7 +74,7 @@ def scene() -> Scene:
 def make_session(scene: Scene, tmp_path: Path) -> Callable[..., Session]:
     def make(*overrides: str, **options: Any) -> Session:
         settings = preset(*TINY, *overrides, device="cpu", name="train_cpu")
-        return Session.from_config(scene, settings, output=tmp_path / "run", **options)
+        return Session(scene, settings, output=tmp_path / "run", **options)
 
     return make
 
@@ -157,7 +157,7 @@ def test_a_picture_appears_whole_or_the_one_before_stays(tmp_path):
 
 def test_a_video_appears_whole_or_not_at_all(tmp_path):
     pytest.importorskip("av")
-    frames = np.random.default_rng(0).integers(0, 255, (40, 64, 64, 3), np.uint8)
+    frames = torch.rand(40, 64, 64, 3)
     write_video(tmp_path / "whole.mp4", frames)
     size = (tmp_path / "whole.mp4").stat().st_size
     for limit in (1000, size - 100):
@@ -272,13 +272,13 @@ def test_a_tensorboard_that_cannot_begin_does_not_end_training(tmp_path, caplog)
 
 def poison(session: Session, steps: set[int]) -> None:
     """Makes the loss of some steps, counted from 0, not finite."""
-    draw = session._pixels.draw
+    draw = session._step._pixels.draw
 
     def draw_some(*arguments: Any) -> Any:
         rays, rgba, numbers = draw(*arguments)
         return rays, torch.full_like(rgba, math.nan) if session.step in steps else rgba, numbers
 
-    session._pixels.draw = draw_some
+    session._step._pixels.draw = draw_some
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_state_written_out(make_session):
@@ -417,7 +417,7 @@ def test_a_scene_that_goes_away_after_it_was_read_changes_nothing(tmp_path, make
     shutil.copytree(FIXTURE, folder)
     aabb = torch.tensor([[-1.5] * 3, [1.5] * 3])
     settings = preset(*TINY, device="cpu", name="train_cpu")
-    session = Session.from_config(
+    session = Session(
         load_blender(folder, LoadOptions(downscale=4, aabb=aabb)),
         settings,
         output=tmp_path / "other",

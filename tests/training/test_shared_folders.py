@@ -38,7 +38,7 @@ def scene() -> Scene:
 def make_session(scene: Scene, tmp_path: Path) -> Callable[..., Session]:
     def make(*overrides: str, **options: Any) -> Session:
         settings = preset(*TINY, "trainer.steps=4", "trainer.checkpoint_every=2", *overrides, device="cpu")
-        return Session.from_config(scene, settings, output=tmp_path / "run", **options)
+        return Session(scene, settings, output=tmp_path / "run", **options)
 
     return make
 

@@ -26,16 +26,16 @@ from voxelfield.cli.command import INTERRUPTED
 from voxelfield.cli.running import exit_status, one_line_records
 from voxelfield.config.parsing import parse
 from voxelfield.datasets.locate import configured_scenes, is_path
-from voxelfield.datasets.registry import format_of, why_no_folder
+from voxelfield.datasets.registry import formats_of, why_no_folder
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import DEVICES
 from voxelfield.installed import config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
+from voxelfield.models.training import EmptyFieldError
 from voxelfield.runs.configured import Watcher, train_as_configured
 from voxelfield.training.config import LoggerConfig, RunConfig, config_name, trainer_for
 from voxelfield.training.config.presets import composition_error, offer_defaults
 from voxelfield.training.interrupt import Interrupt
-from voxelfield.training.occupied_space import EmptyFieldError
 from voxelfield.training.state.run_directory import RunDirectoryLock, check_results
 from voxelfield.warps.warp import Warp
 
@@ -202,7 +202,7 @@ def scene_folder(scene: str) -> Path | None:
             f"scene must be a folder without ${{ in its path, which stands for another setting in a configuration, got "
             f"{clipped(str(whole))!r}: rename it, or load it with voxelfield.load_scene"
         )
-    format_of(folder)
+    formats_of(folder)
     return whole
 
 

@@ -15,31 +15,13 @@ _POINTS = 16384
 
 
 def occupied_points(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:
-    """Returns which world positions lie in occupied cells.
-
-    Args:
-        field: The field; the cells are in its warp.
-        occupancy: The cells, on the points' device.
-        points: (M, 3) world positions.
-
-    Returns:
-        (M,) bool; False outside the box.
-    """
+    """Returns which world positions (M, 3) lie in occupied cells of the field's warp, (M,) bool; False outside."""
     warp = warp_of(field)
     return occupancy.contains(points if warp is None else warp.from_world(points)[0])
 
 
 def occupied_density(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:
-    """Evaluates the density as rendered.
-
-    Args:
-        field: The field.
-        occupancy: The cells in which rays are sampled, on the field's device.
-        points: (M, 3) world positions, on the field's device.
-
-    Returns:
-        (M,), per world unit, 0 in cells that are not occupied and outside the box; float32.
-    """
+    """Returns the density at world positions (M, 3), (M,) float32 per world unit, 0 where no cell is occupied."""
     return torch.where(occupied_points(field, occupancy, points), field.density(points), 0)
 
 

@@ -47,7 +47,10 @@ def visible_cells(
     if len(cameras) == 0:
         return torch.zeros_like(seen)
     aabb, warp = occupancy.aabb, warp_of(field)
-    origins, angles = cameras.c2w[:, :3, 3].to(aabb.device), _largest_pixel_angles(cameras).to(aabb.device)
+    # The largest angle between the rays of neighbouring pixels of each camera, radians.
+    pinhole_angles = 1 / cameras.intrinsics[:, :2].amin(dim=-1)
+    angles = pinhole_angles if cameras.lens is None else cameras.pixel_angles()[:, 1]
+    origins, angles = cameras.c2w[:, :3, 3].to(aabb.device), angles.to(aabb.device)
     if warp is None:
         spacing = float(((origins - aabb.mean(dim=0)).norm(dim=-1) * angles).max())
     else:
@@ -94,7 +97,7 @@ def count_visible_samples(
     """
     aabb, device = occupancy.aabb, occupancy.aabb.device
     cameras = cameras.to(device)
-    shown = torch.zeros(tuple(shape), dtype=torch.int32, device=device)
+    counts = torch.zeros(tuple(shape), dtype=torch.int32, device=device)
     cells = torch.tensor(list(shape), device=device)
     for camera in range(len(cameras)):
         width, height = cameras.size(camera)
@@ -106,13 +109,6 @@ def count_visible_samples(
             positions = visible_samples(field, rays, occupancy, settings)[0].positions
             numbers = ((positions - aabb[0]) / (aabb[1] - aabb[0]) * cells).long()
             x, y, z = numbers.clamp(cells.new_zeros(3), cells - 1).unbind(-1)
-            places = (x * shape[1] + y) * shape[2] + z
-            shown.view(-1).scatter_add_(0, places, torch.ones_like(places, dtype=torch.int32))
-    return shown
-
-
-def _largest_pixel_angles(cameras: Cameras) -> Tensor:
-    """Returns the largest angle (N,) between the rays of neighbouring pixels of each camera, radians."""
-    if cameras.lens is not None:
-        return cameras.pixel_angles()[:, 1]
-    return 1 / cameras.intrinsics[:, :2].amin(dim=-1)
+            index = (x * shape[1] + y) * shape[2] + z
+            counts.view(-1).scatter_add_(0, index, torch.ones_like(index, dtype=torch.int32))
+    return counts

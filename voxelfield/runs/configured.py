@@ -208,7 +208,7 @@ def _begin(
         check_pictures("hydra.run.dir", run_directory / evaluated, split.names)
     timing.end("load")
     on_step = None if watcher is None else watcher.after_step
-    session = Session.from_config(scene, settings, warp=warp, output=run_directory, on_step=on_step)
+    session = Session(scene, settings, warp=warp, output=run_directory, on_step=on_step)
     first_step = 0
     if resumed is not None:
         path, checkpoint = resumed

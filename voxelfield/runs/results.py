@@ -21,7 +21,7 @@ from voxelfield.evaluation.evaluation import Evaluation, picture_name, save_imag
 from voxelfield.export.model_file import save_model
 from voxelfield.installed import MissingPackageError
 from voxelfield.media.png import PngWriter
-from voxelfield.media.video import write_views
+from voxelfield.media.video import write_video
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, write_cameras
 from voxelfield.training.config import RunConfig
@@ -141,7 +141,7 @@ def _write_results(
     if options.video_frames > 0:
         with results.writing(VIDEO):
             around = usual_path(trained, cameras, options.video_frames)
-            write_views(directory / VIDEO, (view.rgb for view in trained.render_path(around)))
+            write_video(directory / VIDEO, (view.rgb for view in trained.render_path(around)))
     with results.writing(name):
         images.close()
     unsaved: OSError | None = None

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from voxelfield.export.geometry.packages import mesh_package
 from voxelfield.files import atomic_path
-from voxelfield.rendering.linear_light import linear_light
+from voxelfield.rendering.images import linear_light
 
 MESH_SUFFIXES = (".ply", ".obj", ".glb")
 """Endings of the files that meshes are written to."""

@@ -122,13 +122,6 @@ class RunConfig:
         self.model.check_resolution(max(self.trainer.resolutions), f"{prefix}model")
         if self.camera.refines:
             self.model.check_camera_refinement(max(self.trainer.resolutions), f"{prefix}model")
-        for term in ("tv_density", "tv_color"):
-            weight = getattr(self.trainer.loss, term)
-            if weight > 0 and term not in self.model.grid_terms:
-                raise ValueError(
-                    f"{prefix}trainer.loss.{term} must be 0 for model={self.model.kind}, which has no such term, "
-                    f"got {weight}"
-                )
 
     @property
     def recorded_warp(self) -> Warp | None:

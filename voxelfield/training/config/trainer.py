@@ -11,45 +11,12 @@ import torch
 from voxelfield.config.parsing import Range
 from voxelfield.config.types import BelowOne, Count, Natural, NotNegative, Positive, Resolution
 from voxelfield.evaluation.metrics import WINDOW
-from voxelfield.models.model import Sampling
-
-
-@dataclass
-class StageConfig:
-    """One stage of the coarse-to-fine schedule.
-
-    Attributes:
-        step: First step of the stage.
-        resolution: Cube root of the number of voxels; voxels are cubes, so a flat box gets fewer along its short axes.
-            A pyramid activates its levels up to this resolution.
-        crop: Crop the box to occupied space first.
-    """
-
-    step: Natural
-    resolution: Resolution
-    crop: bool = False
+from voxelfield.models.settings import LossConfig, OccupancyConfig, Sampling, StageConfig
 
 
 def default_stages() -> list[StageConfig]:
     """Returns the schedule up to a resolution of 400."""
     return [StageConfig(0, 64, crop=True), StageConfig(200, 128), StageConfig(600, 256), StageConfig(1200, 400)]
-
-
-@dataclass
-class OccupancyConfig:
-    """Skipping of empty space.
-
-    Attributes:
-        resolution: Number of cells along each axis.
-        start: Step of the first update; until then all cells count as occupied.
-        every: Number of steps between updates.
-        threshold: Opacity of a single sample above which a cell counts as occupied.
-    """
-
-    resolution: Count = 128
-    start: Natural = 100
-    every: Count = 50
-    threshold: Annotated[float, Range(0, 1, low_open=True, high_open=True)] = 0.01
 
 
 @dataclass
@@ -65,44 +32,6 @@ class RenderConfig:
     voxels_per_step: Positive = 0.8
     min_transmittance: BelowOne = 1e-4
     min_weight: BelowOne = 1e-4
-
-
-@dataclass
-class LossConfig:
-    """Weights of the loss terms, and the schedule of those on the grid; see :mod:`voxelfield.training.losses`.
-
-    Attributes:
-        structure: Squared error relative to the local variance of the photographs, for sharper texture of low contrast.
-            Where a photograph is flat, a weight of 9e-4 doubles the photometric loss; where it has contrast, it adds
-            less. ``trainer=many_photographs`` uses 2.5e-3; 0.0135 was too much on the same capture. Meant for opaque
-            photographs: transparent pixels count as black. Keeps one byte for each training pixel.
-        sample_rgb: Colour error of single samples.
-        ssim: 1 - SSIM of patches of pixels; requires patches (``trainer.patches``).
-        distortion: Distance, in world units, between the samples that contribute to a ray.
-        opacity_entropy: Binary entropy of the opacities of rays.
-        sparsity: Cauchy penalty on the densities of samples.
-        exposure: Squared deviation of the exposure corrections from the identity, with ``trainer.exposure=affine``.
-        tv_density: Total variation of the raw density.
-        tv_color: Total variation of the colour features.
-        tv_features: Squared differences between the features of neighbouring vertices, summed over the vertices that
-            are updated, in each active dense level by itself. A sum, not a mean, so that levels of all resolutions are
-            equally smooth. Only its gradient is computed, so it is not among the logged terms.
-        tv_every: Number of steps between applications of total variation (each weighted by this number).
-        tv_until: First step without total variation.
-    """
-
-    structure: NotNegative = 0.0
-    sample_rgb: NotNegative = 0.005
-    ssim: NotNegative = 0.0
-    distortion: NotNegative = 0.003
-    opacity_entropy: NotNegative = 0.0
-    sparsity: NotNegative = 0.0
-    exposure: NotNegative = 1e-3
-    tv_density: NotNegative = 0.0
-    tv_color: NotNegative = 0.0
-    tv_features: NotNegative = 0.0
-    tv_every: Count = 10
-    tv_until: Natural = 0
 
 
 @dataclass

@@ -93,7 +93,7 @@ def log_preview(
         view = renderer.view(split.cameras, index)
         truth = composite_background(split.image(index).to(view.rgb.device), background)
         scores.append(float(psnr(view.rgb.clamp(0, 1), truth, split.mask(index, truth.device))))
-        panel = comparison_panel(view.rgb, truth, view.depth, view.opacity)
+        panel = comparison_panel(view, truth)
         log.images(step, f"test/{split.names[index]}", panel)
     mean = math.fsum(scores) / len(scores)
     log.scalars(step, {"test/psnr": mean})
