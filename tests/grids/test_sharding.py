@@ -71,11 +71,16 @@ CHANGES = {
 }
 
 
+@pytest.mark.parametrize("lent", [False, True], ids=["sharded", "lent whole"])
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_sharded_grid_refuses_to_change(mesh, name):
+def test_a_sharded_grid_refuses_to_change(mesh, name, lent):
     model = Model()
     before = model.grid.features.detach().clone()
     fully_shard(model, mesh=mesh)
+    if lent:
+        with torch.no_grad():
+            model(torch.zeros(1, 3))
+        assert type(model.grid.features) is nn.Parameter, "fully_shard has not lent the root's parameters"
     with pytest.raises(ValueError, match=rf"^features must be whole for {name}, got those of a grid that fully_shard"):
         CHANGES[name](model.grid)
     assert torch.equal(whole(model.grid.features), before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,12 +61,24 @@ def _slabs(rows: int, row_elements: int, slab_elements: int) -> Iterator[slice]:
 
 
 def refuse_sharded(features: Tensor, operation: str) -> None:
-    """Raises if features are divided among processes, because an operation needs all of them."""
-    if is_divided(features):
+    """Raises if features are divided among processes, now or from the next resharding on.
+
+    Between a forward pass and that, ``fully_shard`` replaces parameters by whole ones, and changes to those are lost.
+    """
+    if is_divided(features) or _is_lent(features):
         raise ArgumentValueError(
             f"features must be whole for {operation}, got those of a grid that fully_shard manages: name them in its "
             "ignored_params, or change the grid before it"
         )
+
+
+def _is_lent(features: Tensor) -> bool:
+    # A parameter that fully_shard has made whole looks like any other, for example one of its ignored_params, and torch
+    # has no function to tell them apart. FSDP refers to it by this attribute.
+    if "torch.distributed.fsdp" not in sys.modules:
+        return False
+    referrers = (getattr(holder, "__dict__", holder) for holder in gc.get_referrers(features))
+    return any(isinstance(names, dict) and names.get("_unsharded_param") is features for names in referrers)
 
 
 def migratable_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:
