@@ -52,10 +52,12 @@ def compiled_parts() -> dict[str, Any]:
         )
         return {}
     builder = load_builder()
-    names, note = builder.choose_modules()
+    names, note = builder.compiling.choose_modules()
+    if note:
+        sys.stderr.write(f"voxelfield: {note}\n")
     return {
-        "ext_modules": builder.extensions(names, sources_relative_to=HERE),
-        "cmdclass": {"build_ext": builder.build_command(note, terminal=True)},
+        "ext_modules": builder.compiling.extensions(names, sources_relative_to=HERE),
+        "cmdclass": {"build_ext": builder.compiling.build_command()},
         "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
     }
 
@@ -81,6 +83,7 @@ setup(
     | {name: ["*.json", "*.png"] for name in SCENES}
     | {
         "voxelfield": ["py.typed"],
+        "voxelfield.captures": ["*.html"],
         "voxelfield.datasets": ["manifests/*.json"],
         "voxelfield.report": ["templates/*"],
     },

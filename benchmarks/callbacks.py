@@ -33,11 +33,10 @@ from torch.nn import functional as F
 from voxelfield.fields.callbacks import CallbackField
 from voxelfield.fields.field import Field, RadianceField
 from voxelfield.grids.adam import GridAdam
-from voxelfield.models.dense import DenseConfig
+from voxelfield.models.dense import DenseConfig, SoftplusDensityConfig
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pyramid import ExponentialDensityConfig, PyramidConfig
 from voxelfield.models.sh import SHConfig, SHDensityConfig
-from voxelfield.models.softplus import SoftplusDensityConfig
 from voxelfield.ops import PackedSamples
 from voxelfield.rendering.march import Capacity, RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid

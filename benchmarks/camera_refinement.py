@@ -38,13 +38,13 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.scene import Scene
+from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.alignment import align_cameras, pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, preset
-from voxelfield.training.occupied_space import EmptyFieldError
 from voxelfield.training.session import Session
 
 TRAININGS = ("true", "true, refined", "perturbed", "perturbed, refined")
@@ -82,7 +82,7 @@ def train(name: str, scene: Scene, noisy: Cameras, settings: RunConfig, options:
     given = noisy if name.startswith("perturbed") else truth
     config = replace(settings, camera=replace(settings.camera, name="refine" if "refined" in name else "none"))
     splits = {"train": replace(scene.train, cameras=given)}
-    session = Session.from_config(replace(scene, splits=splits), config)
+    session = Session(replace(scene, splits=splits), config)
     at_first = pose_errors(given, truth)
     try:
         session.fit()

@@ -135,7 +135,7 @@ def run(
     }
     rows: list[dict[str, Any]] = []
     first: list[Tensor] = []
-    backends = (fastest_backend(trained.field, trained.config.model.image_backends).name, "render_view")
+    backends = (fastest_backend(trained.field, trained.model.image_backends).name, "render_view")
     for backend in dict.fromkeys(backends):
         if only not in backend:
             continue

@@ -154,7 +154,7 @@ def train(settings: RunConfig, hold_out: int) -> dict[str, Any]:
     divided = replace(scene, splits={"train": learned, "held out": held_out})
     records = _Records()
     # No output folder, because the largest checkpoints would fill disks and are not needed.
-    session = Session.from_config(divided, settings, logger=records)
+    session = Session(divided, settings, logger=records)
     device = session.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -3,8 +3,8 @@
     python benchmarks/video.py RUN [--frames N] [--size WxH] [--codec NAME] [--device cpu|cuda] [--data-root DIR]
 
 The video is an orbit with one ray per pixel. "rendering" keeps the frames on their device; "encoding" gets existing
-frames; "both" is the procedure of ``voxelfield render``, in which the encoder has its own thread. If rendering and
-encoding do not slow each other down, both together take as long as the slower one, and the last column is 100 %.
+frames; "both" is the procedure of ``voxelfield render``. If rendering and encoding do not slow each other down, both
+together take as long as the slower one, and the last column is 100 %.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 import voxelfield
 from voxelfield.cli.render import path_of, size
-from voxelfield.media.video import CODECS, write_video, write_views
+from voxelfield.media.video import CODECS, video_format, write_video
 
 # A few frames are encoded repeatedly, because many would not fit in memory.
 _KEPT = 16
@@ -54,19 +54,20 @@ def main(arguments: list[str] | None = None) -> None:
     synchronise()
     rendering = time.perf_counter() - started
 
-    frames = [(255 * rgb.clamp(0, 1)).round().byte().cpu().numpy() for rgb in kept]
+    frames = [rgb.cpu() for rgb in kept]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "video.mp4")
+        layout = video_format("--codec", path, options.codec)
         started = time.perf_counter()
-        write_video(path, itertools.islice(itertools.cycle(frames), len(cameras)), fps, options.codec)
+        write_video(path, itertools.islice(itertools.cycle(frames), len(cameras)), fps, layout)
         encoding = time.perf_counter() - started
         started = time.perf_counter()
-        pace = write_views(path, (view.rgb for view in run.render_path(cameras, renderer)), fps, options.codec)
+        write_video(path, (view.rgb for view in run.render_path(cameras, renderer)), fps, layout)
         both = time.perf_counter() - started
 
     where = harness.machine(cameras.c2w.device)
     print(", ".join(f"{key} {value}" for key, value in where.items() if value is not None))
-    print(f"{len(cameras)} frames of {cameras.width}x{cameras.height}, {options.codec or 'h264'}; {pace}")
+    print(f"{len(cameras)} frames of {cameras.width}x{cameras.height}, {options.codec or 'h264'}")
     header = ["frames a second", "rendering", "encoding", "both", "of the slower one"]
     speeds = [len(cameras) / seconds for seconds in (rendering, encoding, both)]
     share = max(rendering, encoding) / both

@@ -43,8 +43,8 @@ INSPECT = """
 import json, torch, voxelfield
 from voxelfield import _build, _library
 _library.ensure_loaded("cpu")
-package = _build.package_directory()
-cuda = _library.modules_in(package, _build.CUDA_MODULE)
+package = _build.sources.package_directory()
+cuda = _library.modules_in(package, _build.sources.CUDA_MODULE)
 loads = bool(cuda) and torch.version.cuda is not None
 if loads:
     torch.ops.load_library(cuda[0])

@@ -11,7 +11,8 @@ import shutil
 import pytest
 from build_testing import REPO, environment, run_python, succeeded, without_binaries
 
-from voxelfield import _build, _library
+from voxelfield import _library
+from voxelfield._build import sources
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def installed(clone, tmp_path):
 def packaged(clone, monkeypatch):
     """Points this process's builder and loader at the clone, with nothing loaded and no other copy installed."""
     monkeypatch.setattr(_library.importlib.metadata, "distributions", lambda **_: [])
-    monkeypatch.setattr(_build.sources, "_PACKAGE", clone / "voxelfield")
+    monkeypatch.setattr(sources, "_PACKAGE", clone / "voxelfield")
     monkeypatch.setattr(_library, "_loaded", {})
     monkeypatch.setattr(_library, "_failed", {})
 
@@ -52,7 +53,7 @@ def cpu_half(clone, tmp_path_factory):
     done = run_python(*command, cwd=out.parent, env=env)
     module = out / "_C.abi3.so"
     assert f"built {module}" in succeeded(done).stderr
-    assert sorted(out.iterdir()) == [module, _build.digest_path(module)], "something else was left in the folder"
+    assert sorted(out.iterdir()) == [module, sources.digest_path(module)], "something else was left in the folder"
     assert not (out.parent / "cache").exists()
     return module
 

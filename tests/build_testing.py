@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from voxelfield import _build
+from voxelfield._build import sources
 
 REPO = Path(__file__).resolve().parents[1]
 NO_COMPILER = "/bin/false"
@@ -30,7 +30,6 @@ print("loaded", _library.loaded_modules()["_C"])
 """
 
 needs_posix = pytest.mark.skipif(os.name == "nt", reason="drives a POSIX shell as the compiler")
-needs_nvcc = pytest.mark.skipif(_build.find_cuda_home() is None, reason="needs nvcc")
 
 
 def without_binaries(folder: str, names: list[str]) -> list[str]:
@@ -131,7 +130,7 @@ def forge(path: Path, digest: str, cuda: int = 0, sm: str = "", ptx: str = "", v
     stamp = f"voxelfield-source-digest:{digest};sm:{sm};ptx:{ptx};variant:{variant};cuda:{cuda};"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"\x7fELF" + stamp.encode() + b"\0")
-    _build.write_digest(path)
+    sources.write_digest(path)
     return path
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from voxelfield import VoxelGrid, VoxelPyramid
 from voxelfield.grids.adam import GridAdam
 from voxelfield.models.dense import DenseConfig
-from voxelfield.models.model import Model
+from voxelfield.models.settings import Sampling
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
@@ -58,4 +58,4 @@ def somewhere(count: int, device: torch.device | str = "cpu") -> Tensor:
 def model_of(field, model=None):
     """A model of a field, with all of a few cells occupied."""
     occupancy = OccupancyGrid(4, field.aabb).to(field.aabb.device)
-    return Model(field, occupancy, DenseConfig() if model is None else model)
+    return (DenseConfig() if model is None else model).build_model(field, occupancy, Sampling())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from voxelfield.models.batch import Batch, Outputs
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering
-from voxelfield.training.batch import Batch, Outputs
 
 
 def rendered(

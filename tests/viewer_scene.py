@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from free_ports import free_port
 
 import voxelfield
@@ -17,7 +16,6 @@ from voxelfield.models.dense import DenseConfig
 from voxelfield.training.config import StageConfig, TrainerConfig, preset
 from voxelfield.training.session import Session
 from voxelfield.training.trained_model import TrainedModel
-from voxelfield.warps.choice import WarpConfig
 
 SIZE = 40
 
@@ -48,15 +46,6 @@ def session(steps: int = 40, **options) -> Session:
 
 
 @functools.cache
-def nested_run() -> TrainedModel:
-    """A run over nested boxes, of which training has seen next to nothing."""
-    model, warp = DenseConfig(features=3, width=16), WarpConfig(boxes=3, near=0.0)
-    done = Session(bricks(), model, trainer=short_trainer(2), warp=warp, device="cpu")
-    done.fit()
-    return done.result()
-
-
-@functools.cache
 def trained_run() -> TrainedModel:
     done = session()
     done.fit()
@@ -65,26 +54,13 @@ def trained_run() -> TrainedModel:
 
 @contextlib.contextmanager
 def served_page(host: str = "127.0.0.1", name: str = "RUN", live: Any = None) -> Iterator[Any]:
-    """The page of the trained run, as it is served by ``page.address``."""
-    from voxelfield.viewer.curves import Curves
-    from voxelfield.viewer.drawing.painter import content_boxes
-    from voxelfield.viewer.drawing.photographs import Photographs
-    from voxelfield.viewer.page.address import Address
-    from voxelfield.viewer.page.viewer_page import ViewerPage
-    from voxelfield.viewer.scheduling.source import FinishedRun
+    """The page of the trained run, served at ``page.address``."""
+    from voxelfield.viewer.address import Address
+    from voxelfield.viewer.page import ViewerPage
+    from voxelfield.viewer.photographs import Photographs
 
-    run = trained_run()
-    page = ViewerPage(
-        Address(host, free_port()),
-        "bricks",
-        name,
-        FinishedRun(run),
-        Photographs.of(bricks(), ("train", "test"), None),
-        content_boxes(run),
-        torch.ones(3),
-        Curves(),
-        live,
-    )
+    photographs = Photographs.of(bricks(), ("train", "test"), None)
+    page = ViewerPage(Address(host, free_port()), trained_run(), name, photographs, live)
     try:
         yield page
     finally:

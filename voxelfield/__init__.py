@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from voxelfield.grids.pyramid import VoxelPyramid as VoxelPyramid
     from voxelfield.grids.voxel_grid import VoxelGrid as VoxelGrid
     from voxelfield.loading import load as load
+    from voxelfield.models.model import Model as Model
     from voxelfield.rendering.cameras import Cameras as Cameras
     from voxelfield.rendering.lens import Lens as Lens
     from voxelfield.rendering.march import Capacity as Capacity
@@ -38,6 +39,7 @@ _HOMES = {
     "FieldRenderer": "rendering.renderer",
     "GridAdam": "grids.adam",
     "Lens": "rendering.lens",
+    "Model": "models.model",
     "OccupancyGrid": "rendering.occupancy",
     "RadianceField": "fields.field",
     "Rays": "rendering.rays",
@@ -52,28 +54,7 @@ _HOMES = {
     "scene_from_arrays": "datasets.arrays",
 }
 
-__all__ = [
-    "CallbackField",
-    "Cameras",
-    "Capacity",
-    "FieldRenderer",
-    "GridAdam",
-    "Lens",
-    "OccupancyGrid",
-    "RadianceField",
-    "Rays",
-    "RenderSettings",
-    "Scene",
-    "Session",
-    "VoxelGrid",
-    "VoxelPyramid",
-    "__version__",
-    "load",
-    "load_scene",
-    "ops",
-    "render",
-    "scene_from_arrays",
-]
+__all__ = ["__version__", "ops", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

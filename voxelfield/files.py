@@ -16,14 +16,14 @@ from typing import BinaryIO
 _READ_ONLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 MARK = "written by voxelfield"
-"""Text in the header of every rendered image, by which it is told from photographs."""
+"""Text in the header of every rendered image, which distinguishes it from photographs."""
 
 # The headers of PNG and EXR files, with the mark, are shorter.
 _HEADER = 4096
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp(\.[^.]*)?")
 # Most characters of a name and of its suffix that a temporary name repeats; a file system's limit is usually 255 bytes.
 _STEM, _SUFFIX = 40, 10
-# How file systems say that they cannot flush a file or a folder, for example some network and FUSE mounts.
+# Errors of file systems that cannot flush a file or a folder, such as some network and FUSE mounts.
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.EACCES}
 
 
@@ -66,8 +66,8 @@ def check_suffix(name: str, path: Path, suffixes: Sequence[str]) -> None:
 def atomic_path(path: str | os.PathLike[str], *, sync: bool = True) -> Iterator[Path]:
     """Yields a temporary path next to ``path``; moves it onto ``path`` if the block succeeds.
 
-    For writers that open the file themselves, such as OpenEXR. The temporary name is hidden (leading dot), keeps the
-    suffix of ``path`` and lies in the same directory, so the move is one atomic rename. If the block ends early for any
+    For writers that open the file themselves, such as OpenEXR. The temporary name is hidden (leading dot), has the
+    suffix of ``path`` and is in the same directory, so the move is one atomic rename. If the block ends early for any
     reason, including Ctrl-C, the previous ``path`` is left unchanged and the temporary file is removed. On POSIX the
     data and the rename are on disk when the block returns, so a later power failure cannot restore a truncated file;
     file systems that cannot flush a file or a folder give no such guarantee.
@@ -168,6 +168,6 @@ def _sync(path: Path) -> None:
 
 
 def _kind(mode: int) -> str:
-    """Returns what the mode of something that is no regular file says that it is."""
+    """Returns the kind of a file that is not regular, from its mode."""
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")

@@ -22,35 +22,20 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
         device: Device to load to, such as ``"cuda:1"``; ``"auto"`` is the GPU if there is one.
 
     Returns:
-        The run.
+        The run. A model file renders as before, but features that were left out are zero, and empty cells are not
+        distinguished.
 
     Raises:
         FileNotFoundError: There is no such file.
+        ModelFileError: A model file is truncated or damaged, not a voxelfield model, or from another version.
         ValueError: The file is damaged or of another kind, or its configuration is invalid; the message names it.
     """
     path = Path(path)
     device = choose_device(str(device))
     if path.is_dir() and not checkpoints(path) and (path / MODEL_FILE).is_file():
         path = path / MODEL_FILE
-    return load_model(path, device) if path.suffix == ".safetensors" else load_trained_model(path, device)
-
-
-def load_model(path: Path | str, device: torch.device | str) -> TrainedModel:
-    """Loads a model file; the files of its scene are not needed.
-
-    Args:
-        path: A file written by :func:`voxelfield.export.save_model`.
-        device: Device for field and occupancy, such as ``"cuda"``.
-
-    Returns:
-        The run. It renders as before, but features that were left out are zero, and empty cells are not distinguished.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ModelFileError: The file is truncated or damaged, not a voxelfield model, or from another version.
-        ValueError: Its configuration is invalid.
-    """
-    path, device = Path(path), torch.device(device)
+    if path.suffix != ".safetensors":
+        return load_trained_model(path, device)
     parts = read_model(path, device)
     with contents_of(path, ModelFileError):
         return restore_trained_model(*parts, device)

@@ -19,8 +19,8 @@ def clipped(text: str, longest: int = _LONGEST) -> str:
     """
     if len(text) <= longest:
         return text
-    kept = (longest - 3) // 2
-    return f"{text[:kept]}...{text[-kept:]}"
+    half = (longest - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"
 
 
 def printable(name: str) -> str:

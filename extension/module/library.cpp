@@ -178,7 +178,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "grid_adam_(Tensor(a!)[] params, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] grads, "
       "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] tiles, Tensor?[] tile_counts, "
       "Tensor?[] channel_rates, Tensor? grad_scale, Tensor? found_inf, float beta1, float beta2, float eps, "
-      "float decay, float l2, bool skip_untouched, bool clear_grad) -> ()");
+      "float weight_decay, float l2_penalty, bool skip_untouched, bool clear_grad) -> ()");
 
   // Adds the gradient of a grid's total variation to `grad`, at the same vertices; `weights` (3,) of the axes.
   m.def(

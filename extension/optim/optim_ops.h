@@ -15,8 +15,8 @@ struct AdamRule {
   float rise1, rise2;  // 1 - beta
   float beta2;
   float eps;
-  float decay;  // decoupled weight decay, as a fraction of the learning rate
-  float l2;     // weight decay that is added to the gradient
+  float weight_decay;  // decoupled weight decay, as a fraction of the learning rate
+  float l2_penalty;    // weight decay that is added to the gradient
   bool skip_untouched;
   bool clear_grad;
   const float* grad_scale;  // factor in all gradients, to be divided out; null for 1
@@ -38,7 +38,7 @@ struct AdamStep {
     const float bias1 = -expm1f(static_cast<float>(step * rule.log_beta1));
     const float bias2 = -expm1f(static_cast<float>(step * rule.log_beta2));
     const float unscale = rule.grad_scale == nullptr ? 1.0f : 1.0f / *rule.grad_scale;
-    return {lr / bias1, 1.0f / sqrtf(bias2), 1.0f - lr * rule.decay, unscale};
+    return {lr / bias1, 1.0f / sqrtf(bias2), 1.0f - lr * rule.weight_decay, unscale};
   }
 
   // Returns this step at a multiple of the learning rate, which also scales decay. A rate of one gives the same bits,
@@ -50,7 +50,7 @@ struct AdamStep {
 
 VOXELFIELD_HOST_DEVICE void adam_update(const AdamRule& rule, const AdamStep& step, float grad, float& param,
                                         float& exp_avg, float& exp_avg_sq) {
-  grad = grad * step.unscale + rule.l2 * param;
+  grad = grad * step.unscale + rule.l2_penalty * param;
   exp_avg += rule.rise1 * (grad - exp_avg);
   exp_avg_sq = rule.beta2 * exp_avg_sq + rule.rise2 * grad * grad;
   param = step.retain * param - step.size * exp_avg / (sqrtf(exp_avg_sq) * step.root + rule.eps);
@@ -158,8 +158,8 @@ struct OptimOps {
   static void grid_adam_(Tensors params, Tensors exp_avgs, Tensors exp_avg_sqs, Tensors grads, OptionalTensors working,
                          Tensors lrs, Tensors steps, OptionalTensors tiles, OptionalTensors tile_counts,
                          OptionalTensors channel_rates, const OptionalTensor& grad_scale,
-                         const OptionalTensor& found_inf, double beta1, double beta2, double eps, double decay,
-                         double l2, bool skip_untouched, bool clear_grad) {
+                         const OptionalTensor& found_inf, double beta1, double beta2, double eps, double weight_decay,
+                         double l2_penalty, bool skip_untouched, bool clear_grad) {
     const size_t count = params.size();
     for (const size_t length : {exp_avgs.size(), exp_avg_sqs.size(), grads.size(), working.size(), lrs.size(),
                                 steps.size(), tiles.size(), tile_counts.size(), channel_rates.size()}) {
@@ -209,8 +209,8 @@ struct OptimOps {
                         narrow(1 - beta2),
                         narrow(beta2),
                         narrow(eps),
-                        narrow(decay),
-                        narrow(l2),
+                        narrow(weight_decay),
+                        narrow(l2_penalty),
                         skip_untouched,
                         clear_grad,
                         number("grad_scale", grad_scale),

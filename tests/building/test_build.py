@@ -29,7 +29,7 @@ from build_testing import (
     times_compiled,
 )
 
-from voxelfield import _build
+from voxelfield._build import architectures, sources
 
 pytest_plugins = ["build_fixtures"]
 pytestmark = needs_posix
@@ -195,7 +195,12 @@ def test_a_build_compiles_its_own_sources_wherever_the_process_stands(installed,
 
 @pytest.mark.sweep
 def test_the_command_line_builds_one_half_into_a_folder(cpu_half, clone):
-    assert _build.read_stamp(cpu_half) == (digest_of(clone / "extension"), _build.Architectures(), "", 0)
+    assert sources.read_stamp(cpu_half) == (
+        digest_of(clone / "extension"),
+        architectures.Architectures(),
+        "",
+        0,
+    )
 
 
 @pytest.mark.sweep
@@ -215,7 +220,7 @@ def test_with_kept_objects_a_build_compiles_what_changed_and_the_stamp(cpu_half,
         succeeded(run_python(*command, cwd=tmp_path, env=env))
         assert len(compiled.read_text().splitlines()) == expected, changed
         assert times_compiled(tools, "stamp.cpp") == 1
-    assert _build.read_stamp(tmp_path / "out" / cpu_half.name).digest == digest_of(project / "extension")
+    assert sources.read_stamp(tmp_path / "out" / cpu_half.name).digest == digest_of(project / "extension")
 
 
 @pytest.mark.sweep
@@ -236,7 +241,7 @@ def test_the_command_line_without_nvcc_builds_the_cpu_half_for_first_use(clone, 
 
 @pytest.mark.sweep
 def test_a_clone_without_binaries_uses_those_of_an_install_with_the_same_sources(installed, cpu_half, clone, tmp_path):
-    for file in (cpu_half, _build.digest_path(cpu_half)):
+    for file in (cpu_half, sources.digest_path(cpu_half)):
         shutil.copy(file, installed / "voxelfield")
     information = installed / "voxelfield-0.1.0.dist-info"
     information.mkdir()

@@ -6,20 +6,25 @@ import logging
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from build_testing import forge, needs_nvcc, needs_posix, path_without_nvcc
+from build_testing import forge, needs_posix, path_without_nvcc
 
-from voxelfield import _build, _library
-from voxelfield._build import Architectures
-from voxelfield._build.bundles import LONG, bundles, write_bundles
+from voxelfield import _library
+from voxelfield._build import architectures, compiling, sources
+from voxelfield._build.architectures import Architectures
+from voxelfield._build.compiling import LONG, bundles, write_bundles
 from voxelfield.cli.command import main
 
 pytest_plugins = ["build_fixtures"]
 pytestmark = needs_posix
+
+
+def reasons(name: str) -> list[str]:
+    """Why modules do not fit."""
+    return [misfit.reason for misfit in _library._find(name)[1]]
 
 
 # --- which halves, and where the toolkit is -------------------------------------------------------------------------
@@ -34,10 +39,10 @@ def no_toolkit(monkeypatch):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Sets the GPUs that the driver seems to show, by compute capability."""
+    """Sets the GPUs that torch seems to see, by compute capability."""
 
     def show(*capabilities: tuple[int, int]) -> None:
-        monkeypatch.setattr(_build.compiling, "visible_capabilities", lambda: capabilities)
+        monkeypatch.setattr(compiling, "visible_capabilities", lambda: capabilities)
 
     show()
     return show
@@ -46,7 +51,7 @@ def gpus(monkeypatch):
 @pytest.mark.usefixtures("no_toolkit")
 def test_without_nvcc_the_cpu_half_alone_is_chosen_and_the_note_says_why(gpus):
     gpus((9, 0))
-    names, note = _build.choose_modules()
+    names, note = compiling.choose_modules()
     assert names == ["_C"]
     assert "no nvcc" in note
     assert "only the CPU half" in note
@@ -65,9 +70,9 @@ def toolkit(root: Path, says: str = "") -> Path:
 def test_with_a_toolkit_and_a_gpu_both_halves_are_chosen_unless_cuda_is_forbidden(monkeypatch, tmp_path, gpus):
     monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "toolkit")))
     gpus((8, 6))
-    assert _build.choose_modules() == (["_C", "_C_cuda"], "")
+    assert compiling.choose_modules() == (["_C", "_C_cuda"], "")
     monkeypatch.setenv("VOXELFIELD_CUDA", "0")
-    names, note = _build.choose_modules()
+    names, note = compiling.choose_modules()
     assert names == ["_C"]
     assert "VOXELFIELD_CUDA=0" in note
 
@@ -76,19 +81,26 @@ def test_with_a_toolkit_and_a_gpu_both_halves_are_chosen_unless_cuda_is_forbidde
 def test_without_a_gpu_the_cuda_half_waits_for_one_unless_it_is_demanded(monkeypatch, tmp_path, gpus):
     monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "toolkit")))
     gpus()
-    names, note = _build.choose_modules()
+    names, note = compiling.choose_modules()
     assert names == ["_C"]
     for words in ("no GPU is visible", "on first use on a machine with a GPU", "now with VOXELFIELD_CUDA=1"):
         assert words in note
     monkeypatch.setenv("VOXELFIELD_CUDA", "1")
-    assert _build.choose_modules() == (["_C", "_C_cuda"], "")
+    assert compiling.choose_modules() == (["_C", "_C_cuda"], "")
 
 
 @pytest.mark.usefixtures("no_toolkit")
-def test_cuda_demanded_without_a_toolkit_is_an_error(monkeypatch):
-    monkeypatch.setenv("VOXELFIELD_CUDA", "1")
-    with pytest.raises(FileNotFoundError, match=r"VOXELFIELD_CUDA=1 needs nvcc.*PATH.*CUDA_HOME"):
-        _build.choose_modules()
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ("1", FileNotFoundError, r"VOXELFIELD_CUDA=1 needs nvcc.*PATH.*CUDA_HOME"),
+        ("yes", ValueError, "must be 0, 1 or unset, got 'yes'"),
+    ],
+)
+def test_cuda_demanded_in_vain_is_an_error(monkeypatch, value, error, message):
+    monkeypatch.setenv("VOXELFIELD_CUDA", value)
+    with pytest.raises(error, match=message):
+        compiling.choose_modules()
 
 
 @pytest.mark.usefixtures("no_toolkit")
@@ -98,38 +110,25 @@ def test_a_variable_that_names_no_toolkit_is_passed_over(monkeypatch, tmp_path, 
     gpus((9, 0))
     monkeypatch.setenv(variable, str(gone))
     with caplog.at_level(logging.WARNING, logger="voxelfield.build"):
-        assert _build.choose_modules()[0] == ["_C"]
+        assert compiling.choose_modules()[0] == ["_C"]
     assert f"ignoring {variable}={gone}: there is no bin/nvcc in it" in caplog.text
     # One on the PATH is found all the same.
     there = toolkit(tmp_path / "toolkit", f"echo '#$ TOP={tmp_path}/toolkit' >&2")
     monkeypatch.setenv("PATH", f"{there / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    assert _build.find_cuda_home() == there
-    assert _build.choose_modules()[0] == ["_C", "_C_cuda"]
-
-
-def test_another_wish_than_0_or_1_is_an_error(monkeypatch):
-    monkeypatch.setenv("VOXELFIELD_CUDA", "yes")
-    with pytest.raises(ValueError, match="must be 0, 1 or unset, got 'yes'"):
-        _build.choose_modules()
+    assert architectures.find_cuda_home() == there
+    assert compiling.choose_modules()[0] == ["_C", "_C_cuda"]
 
 
 @pytest.mark.usefixtures("no_toolkit")
 def test_the_toolkit_is_where_nvcc_says_even_if_nvcc_is_a_wrapper(monkeypatch, tmp_path):
-    assert _build.find_cuda_home() is None
+    assert architectures.find_cuda_home() is None
     own = toolkit(tmp_path / "toolkit")
     wrapper = toolkit(tmp_path / "tools", f"echo '#$ _SPACE_= ' >&2\necho '#$ TOP={own}/bin/..' >&2")
     monkeypatch.setenv("PATH", f"{wrapper / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    assert _build.find_cuda_home() == own
+    assert architectures.find_cuda_home() == own
     for variable in ("CUDA_PATH", "CUDA_HOME"):
         monkeypatch.setenv(variable, str(toolkit(tmp_path / variable)))
-        assert _build.find_cuda_home() == tmp_path / variable
-
-
-@needs_nvcc
-def test_the_toolkit_found_holds_nvcc_and_its_headers():
-    home = _build.find_cuda_home()
-    assert (home / "bin" / "nvcc").is_file()
-    assert (home / "include" / "cuda_runtime.h").is_file()
+        assert architectures.find_cuda_home() == tmp_path / variable
 
 
 # --- stamps ---------------------------------------------------------------------------------------------------------
@@ -137,44 +136,35 @@ def test_the_toolkit_found_holds_nvcc_and_its_headers():
 
 def test_the_digest_follows_the_sources_and_nothing_else(clone, tmp_path, monkeypatch):
     shutil.copytree(clone / "extension", tmp_path / "extension")
-    monkeypatch.setattr(_build.sources, "_PACKAGE", tmp_path / "voxelfield")
-    before = _build.source_digest()
+    monkeypatch.setattr(sources, "_PACKAGE", tmp_path / "voxelfield")
+    before = sources.source_digest()
     (tmp_path / "extension" / "notes.txt").write_text("no source")
-    assert _build.source_digest() == before
+    assert sources.source_digest() == before
     header = tmp_path / "extension" / "stencil" / "trilinear.h"
     header.write_text(header.read_text() + "\n")
-    assert _build.source_digest() != before
+    assert sources.source_digest() != before
 
 
 def test_a_wheel_of_compiled_kernels_has_nothing_to_compile(tmp_path, monkeypatch, caplog):
     package = tmp_path / "site" / "voxelfield"
-    monkeypatch.setattr(_build.sources, "_PACKAGE", package)
-    assert not _build.has_sources()
+    monkeypatch.setattr(sources, "_PACKAGE", package)
+    assert not sources.has_sources()
     assert main(["build", "--only", "cpu"]) == 2
     assert "was installed from a wheel of compiled kernels" in caplog.text
 
 
 def test_a_stamp_is_read_without_loading(tmp_path):
     module = forge(tmp_path / "_C_cuda.abi3.so", "0123456789abcdef", 13, "75,90a", "120", "VOXELFIELD_X=1")
-    architectures = Architectures(("75", "90a"), ("120",))
-    assert _build.read_stamp(module) == ("0123456789abcdef", architectures, "VOXELFIELD_X=1", 13)
-    assert _build.read_stamp(forge(tmp_path / "_C.abi3.so", "0123456789abcdef")) == (
+    chosen = Architectures(("75", "90a"), ("120",))
+    assert sources.read_stamp(module) == ("0123456789abcdef", chosen, "VOXELFIELD_X=1", 13)
+    assert sources.read_stamp(forge(tmp_path / "_C.abi3.so", "0123456789abcdef")) == (
         "0123456789abcdef",
         Architectures(),
         "",
         0,
     )
     (tmp_path / "other.so").write_bytes(b"\x7fELF" + bytes(64))
-    assert _build.read_stamp(tmp_path / "other.so") is None
-
-
-def test_a_stamp_is_told_in_words():
-    architectures = Architectures(("75", "90"), ("90",))
-    stamp = _build.Stamp("0123ab", architectures, "VOXELFIELD_X=1", 13)
-    told = "CUDA 13 (driver version 580 or later); compute capability 7.5, 9.0 and PTX of 9.0; macros VOXELFIELD_X=1"
-    assert str(stamp) == f"sources 0123ab; {told}"
-    assert str(stamp._replace(variant="")).endswith("; no macros")
-    assert str(_build.Stamp("0123ab", Architectures(), "", 0)) == "sources 0123ab; no CUDA"
+    assert sources.read_stamp(tmp_path / "other.so") is None
 
 
 @pytest.mark.parametrize(
@@ -193,20 +183,20 @@ def test_a_variant_is_the_macros_of_voxelfield_that_the_environment_defines(monk
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert _build.requested_variant() == variant
+    assert sources.requested_variant() == variant
 
 
 @pytest.mark.usefixtures("packaged")
 def test_stale_and_foreign_modules_are_passed_over(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    folder = _build.module_directory("_C")
+    folder = compiling.module_directory("_C")
     forge(folder / "_C.abi3.so", "0123456789abcdef")
     (folder / "_C.so").write_bytes(b"\x7fELF" + bytes(64))
-    assert _library._find("_C") is None
-    for misfit, name in zip(_library._misfits("_C"), ("_C.abi3.so", "_C.so"), strict=True):
+    assert _library._find("_C")[0] is None
+    for misfit, name in zip(reasons("_C"), ("_C.abi3.so", "_C.so"), strict=True):
         assert misfit.startswith(f"{folder / name} was compiled from other sources than ")
-    fitting = forge(folder / "_C.abi3.so", _build.source_digest())
-    assert _library._find("_C") == fitting
+    fitting = forge(folder / "_C.abi3.so", sources.source_digest())
+    assert _library._find("_C")[0] == fitting
 
 
 # --- GPU architectures ----------------------------------------------------------------------------------------------
@@ -224,9 +214,9 @@ def test_stale_and_foreign_modules_are_passed_over(tmp_path, monkeypatch):
     ],
 )
 def test_a_binary_runs_on_the_gpus_that_cuda_promises(sm, ptx, runs, fails):
-    architectures = Architectures(sm, ptx)
-    assert all(architectures.run_on(capability) for capability in runs)
-    assert not any(architectures.run_on(capability) for capability in fails)
+    chosen = Architectures(sm, ptx)
+    assert all(chosen.run_on(capability) for capability in runs)
+    assert not any(chosen.run_on(capability) for capability in fails)
 
 
 @pytest.mark.parametrize(
@@ -240,16 +230,16 @@ def test_a_binary_runs_on_the_gpus_that_cuda_promises(sm, ptx, runs, fails):
 )
 def test_torchs_list_is_parsed_and_written(monkeypatch, text, sm, ptx):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
-    chosen = _build.architectures_for([(7, 5)], set())
+    chosen = architectures.architectures_for([(7, 5)], set())
     assert chosen == Architectures(sm, ptx)
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", chosen.torch_list())
-    assert _build.architectures_for([], set()) == chosen
+    assert architectures.architectures_for([], set()) == chosen
 
 
 def test_another_list_is_an_error_that_shows_one(monkeypatch):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;Hopper")
     with pytest.raises(ValueError, match=r"must list compute capabilities such as '8.6;9.0\+PTX', got 'Hopper'"):
-        _build.architectures_for([], {"80"})
+        architectures.architectures_for([], {"80"})
 
 
 NVCC_13 = {"75", "80", "86", "87", "88", "89", "90", "100", "103", "110", "120", "121"}
@@ -269,21 +259,15 @@ NVCC_13 = {"75", "80", "86", "87", "88", "89", "90", "100", "103", "110", "120",
 )
 def test_without_a_list_the_gpus_decide_and_without_gpus_the_common_ones(monkeypatch, capabilities, known, sm, ptx):
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
-    chosen = _build.architectures_for(capabilities, known)
+    chosen = architectures.architectures_for(capabilities, known)
     assert chosen == Architectures(sm, ptx)
-    assert all(chosen.run_on(capability) for capability in capabilities if capability >= _build.OLDEST)
+    assert all(chosen.run_on(capability) for capability in capabilities if capability >= architectures.OLDEST)
 
 
 def test_a_gpu_too_old_for_voxelfield_is_an_error(monkeypatch):
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
     with pytest.raises(ValueError, match=r"compute capability 7.5 or later, got 6.1"):
-        _build.architectures_for([(6, 1)], NVCC_13)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_driver_shows_the_same_gpus_as_torch():
-    seen = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
-    assert list(_build.visible_capabilities()) == seen
+        architectures.architectures_for([(6, 1)], NVCC_13)
 
 
 # --- which CUDA module is taken -------------------------------------------------------------------------------------
@@ -301,7 +285,7 @@ esac"""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
     for name in ("TORCH_CUDA_ARCH_LIST", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(_build.architectures, "driver_cuda", lambda: (13, 0))
+    monkeypatch.setattr(architectures, "driver_cuda", lambda: (13, 0))
     monkeypatch.setattr(_library, "_loaded", {"_C": Path("already")})
 
     def show(*capabilities: tuple[int, int]) -> None:
@@ -311,29 +295,25 @@ esac"""
 
 
 def test_two_machines_on_one_home_each_take_and_build_their_own(machine):
-    digest = _build.source_digest()
+    digest = sources.source_digest()
     machine((8, 6))
-    first = _build.module_directory("_C_cuda", [(8, 6)])
+    first = compiling.module_directory("_C_cuda", [(8, 6)])
     ada = forge(first / "_C_cuda.abi3.so", digest, 13, "86", "86")
-    assert _library._find("_C_cuda") == ada
+    assert _library._find("_C_cuda")[0] == ada
     machine((8, 0))
-    assert _library._find("_C_cuda") is None
-    (misfit,) = _library._misfits("_C_cuda")
+    assert _library._find("_C_cuda")[0] is None
+    (misfit,) = reasons("_C_cuda")
     assert misfit == (
         f"{ada} was compiled for compute capability 8.6 and PTX of 8.6, but a GPU here has compute capability 8.0"
     )
-    second = _build.module_directory("_C_cuda", [(8, 0)])
+    second = compiling.module_directory("_C_cuda", [(8, 0)])
     assert second != first
     ampere = forge(second / "_C_cuda.abi3.so", digest, 13, "80", "80")
-    assert _library._find("_C_cuda") == ampere
+    assert _library._find("_C_cuda")[0] == ampere
     machine((8, 6), (8, 0))
-    assert _library._find("_C_cuda") == ampere, "machine code for 8.0 runs on 8.6"
-
-
-def test_a_module_must_serve_every_gpu_of_the_machine(machine):
-    machine((9, 0), (8, 0))
-    forge(_build.module_directory("_C_cuda", [(9, 0)]) / "_C_cuda.abi3.so", _build.source_digest(), 13, "90", "90")
-    assert _library._find("_C_cuda") is None
+    assert _library._find("_C_cuda")[0] == ampere, "machine code for 8.0 runs on 8.6"
+    machine((8, 0), (7, 5))
+    assert _library._find("_C_cuda")[0] is None, "a module must serve every GPU"
 
 
 @pytest.mark.parametrize(
@@ -354,8 +334,8 @@ def test_a_prebuilt_module_that_fits_not_is_rebuilt_or_the_error_says_why(
     machine, clone, installed, monkeypatch, caplog, stamp, reason
 ):
     machine((9, 0))
-    monkeypatch.setattr(_build.sources, "_PACKAGE", installed / "voxelfield")
-    wheel = forge(installed / "voxelfield" / "_C_cuda.abi3.so", _build.source_digest(), **stamp)
+    monkeypatch.setattr(sources, "_PACKAGE", installed / "voxelfield")
+    wheel = forge(installed / "voxelfield" / "_C_cuda.abi3.so", sources.source_digest(), **stamp)
     for _ in range(2):  # nothing is compiled a second time
         with (
             caplog.at_level(logging.WARNING, logger="voxelfield"),
@@ -375,8 +355,8 @@ def test_without_nvcc_the_error_names_it_and_the_prebuilt_module_that_lacks_the_
     machine((9, 0))
     monkeypatch.delenv("CUDA_HOME")
     monkeypatch.setenv("PATH", path_without_nvcc())
-    monkeypatch.setattr(_build.sources, "_PACKAGE", installed / "voxelfield")
-    wheel = forge(installed / "voxelfield" / "_C_cuda.abi3.so", _build.source_digest(), 13, "80")
+    monkeypatch.setattr(sources, "_PACKAGE", installed / "voxelfield")
+    wheel = forge(installed / "voxelfield" / "_C_cuda.abi3.so", sources.source_digest(), 13, "80")
     with pytest.raises(RuntimeError, match="needs nvcc: put it on the PATH or set CUDA_HOME") as caught:
         _library.ensure_loaded("cuda")
     assert f"{wheel} was compiled for compute capability 8.0, but a GPU here" in str(caught.value)
@@ -384,9 +364,9 @@ def test_without_nvcc_the_error_names_it_and_the_prebuilt_module_that_lacks_the_
 
 def test_nothing_is_compiled_by_an_nvcc_that_is_newer_than_the_driver(machine, monkeypatch, caplog):
     machine((9, 0))
-    monkeypatch.setattr(_build.architectures, "driver_cuda", lambda: (12, 8))
+    monkeypatch.setattr(architectures, "driver_cuda", lambda: (12, 8))
     expected = (
-        r"nvcc compiles needs a driver for CUDA 13 \(version 580 or later\), but this machine's driver "
+        r"nvcc needs a driver for CUDA 13 \(version 580 or later\), but this machine's driver "
         r"serves CUDA 12\.8 at most: update the driver, or set CUDA_HOME"
     )
     with pytest.raises(_library.KernelsUnavailableError, match=expected):
@@ -416,7 +396,7 @@ def wheel(machine, tmp_path, monkeypatch):
     """The folder of a package without sources, on a machine that has an nvcc and must not call it."""
     package = tmp_path / "site" / "voxelfield"
     package.mkdir(parents=True)
-    monkeypatch.setattr(_build.sources, "_PACKAGE", package)
+    monkeypatch.setattr(sources, "_PACKAGE", package)
     monkeypatch.setattr(_library.subprocess, "run", lambda *_, **__: pytest.fail("a wheel started a process"))
     return package
 
@@ -424,7 +404,7 @@ def wheel(machine, tmp_path, monkeypatch):
 def test_a_wheel_serves_every_torch_without_its_sources(wheel, machine):
     machine((8, 9), (12, 1), (13, 0))
     module = forge(wheel / "_C_cuda.abi3.so", "0123ab", 13, "86,120", "90")
-    assert _library._find("_C_cuda") == module
+    assert _library._find("_C_cuda")[0] == module
 
 
 @pytest.mark.parametrize(
@@ -476,7 +456,7 @@ def test_a_wheel_that_does_not_fit_says_so_in_one_line_and_compiles_nothing(
     wheel, machine, monkeypatch, half, stamp, gpu, driver, reason
 ):
     machine(gpu)
-    monkeypatch.setattr(_build.architectures, "driver_cuda", lambda: driver)
+    monkeypatch.setattr(architectures, "driver_cuda", lambda: driver)
     if half == "cpu":
         monkeypatch.setattr(_library, "_loaded", {})
     if stamp is not None:
@@ -517,7 +497,7 @@ def test_registrations_wait_for_the_schemas_and_run_at_once_after_them(monkeypat
     monkeypatch.setattr(_library, "_loaded", {})
     _library.when_loaded(lambda: calls.append("before"))
     assert calls == []
-    monkeypatch.setattr(_library, "_find", lambda name: Path("module"))
+    monkeypatch.setattr(_library, "_find", lambda name: (Path("module"), []))
     monkeypatch.setattr(torch.ops, "load_library", lambda path: None)
     _library.ensure_loaded("cpu")
     assert calls == ["before"]
@@ -531,12 +511,12 @@ def test_a_device_without_kernels_is_named():
 
 
 def test_every_cuda_source_is_compiled_once(tmp_path):
-    root = _build.source_root()
-    sources = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.cu"))
-    assert set(LONG) <= set(sources)
+    root = sources.source_root()
+    found = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.cu"))
+    assert set(LONG) <= set(found)
     units = bundles(root)
-    assert sorted(source for unit in units.values() for source in unit) == sources
-    assert len(units) < len(sources)
+    assert sorted(source for unit in units.values() for source in unit) == found
+    assert len(units) < len(found)
     written = write_bundles(root, tmp_path)
     assert [path.stem.partition("_")[2] for path in written] == list(units)
     assert written == sorted(written), "setuptools sorts sources"
@@ -550,16 +530,16 @@ def test_every_cuda_source_is_compiled_once(tmp_path):
 @pytest.mark.usefixtures("packaged")
 def test_a_module_that_differs_from_its_digest_is_passed_over(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    module = forge(_build.module_directory("_C") / "_C.abi3.so", _build.source_digest())
-    assert _library._find("_C") == module
+    module = forge(compiling.module_directory("_C") / "_C.abi3.so", sources.source_digest())
+    assert _library._find("_C")[0] == module
     content = module.read_bytes()
     module.write_bytes(content + b"\0")
-    assert _library._find("_C") is None
+    assert _library._find("_C")[0] is None
     digest = f"{module.name}.digest"
-    assert _library._misfits("_C") == [f"{module} is damaged, or was changed: {digest} does not match"]
+    assert reasons("_C") == [f"{module} is damaged, or was changed: {digest} does not match"]
     module.write_bytes(content)
-    _build.digest_path(module).unlink()
-    assert _library._misfits("_C") == [f"{module} has no digest beside it ({digest}) to be checked against"]
+    sources.digest_path(module).unlink()
+    assert reasons("_C") == [f"{module} has no digest beside it ({digest}) to be checked against"]
 
 
 @pytest.mark.usefixtures("packaged")
@@ -572,14 +552,3 @@ def test_a_cache_in_which_nothing_can_be_locked_is_named(tmp_path, monkeypatch, 
     monkeypatch.setattr(_library.FileLock, "acquire", refuse)
     with pytest.raises(_library.KernelsUnavailableError, match=rf"{error.strerror}.*; set TORCH_EXTENSIONS_DIR to a"):
         _library.ensure_loaded("cpu")
-
-
-def test_folders_of_killed_builds_are_removed_and_those_at_work_are_not(tmp_path):
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    start = _build.compiling._SCRATCH
-    kept = [tmp_path / name for name in (f"{start}{os.getppid()}-x", f"{start}{os.getpid()}-x", "build-elsewhere-1-x")]
-    for folder in (*kept, tmp_path / f"{start}{ended.pid}-x"):
-        (folder / "objects").mkdir(parents=True)
-    _build.compiling._remove_abandoned(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted(kept)

@@ -54,7 +54,6 @@ def good() -> Capture:
         sizes=((120, 80),) * COUNT,
         aabb=torch.tensor([[-1.0, -1, -1], [1, 1, 1]]).double(),
         points=torch.zeros(0, 3).double(),
-        colors=torch.zeros(0, 3).byte(),
         sharpness=tuple(100.0 + index for index in range(COUNT)),
         fingerprints=np.random.default_rng(0).uniform(0, 255, (COUNT, 32, 32)).astype(np.float32),
         thumbnails=(Image.new("RGB", (120, 80)),) * COUNT,

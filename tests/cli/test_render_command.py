@@ -57,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the small scene in tests/fixtures, of a few steps."""
     folder = tmp_path_factory.mktemp("render") / "run"
     settings = preset("scene=lego", "model=dense", *TINY, device="cpu")
-    Session.from_config(scene(), settings, output=folder).fit()
+    Session(scene(), settings, output=folder).fit()
     return folder
 
 
@@ -118,7 +118,7 @@ def test_frames_are_numbered_continued_and_divided(run, tmp_path, caplog):
         assert image.size == (32, 20)
         assert image.getpixel((0, 0)) == (0, 255, 0), "nothing is in the corner but the background"
     assert render(run, *common[:-1], 2) == 2
-    assert f"{out} holds frames of another run, path or size; see its frames.json" in caplog.messages
+    assert f"{out} contains frames of another run, path or size; see its frames.json" in caplog.messages
 
 
 def test_frames_of_a_run_that_was_trained_again_are_not_kept(run, tmp_path, caplog):
@@ -129,9 +129,9 @@ def test_frames_of_a_run_that_was_trained_again_are_not_kept(run, tmp_path, capl
     assert render(tmp_path / "run", *common) == 0
     before = (out / "0000.png").read_bytes()
     settings = preset("scene=lego", "model=dense", *TINY, "seed=1", device="cpu")
-    Session.from_config(scene(), settings, output=tmp_path / "run").fit()
+    Session(scene(), settings, output=tmp_path / "run").fit()
     assert render(tmp_path / "run", *common) == 2
-    assert caplog.messages[-1] == f"{out} holds frames of another run, path or size; see its frames.json"
+    assert caplog.messages[-1] == f"{out} contains frames of another run, path or size; see its frames.json"
     assert (out / "0000.png").read_bytes() == before
     assert render(tmp_path / "run", *common, "--overwrite") == 0
     assert (out / "0000.png").read_bytes() != before
@@ -158,7 +158,6 @@ def test_a_camera_path_is_followed(run, tmp_path, caplog):
     path.write_text(json.dumps(content))
     assert render(run, "--path", path, "--out", tmp_path / "a.mp4") == 0
     assert f"wrote 3 frames of 30x20 to {tmp_path / 'a.mp4'}" in caplog.messages
-    assert "frames rendered and" in caplog.messages[-1]
     av = pytest.importorskip("av")
     with av.open(str(tmp_path / "a.mp4")) as container:
         assert container.streams.video[0].average_rate == 12

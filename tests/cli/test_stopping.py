@@ -1,4 +1,4 @@
-"""Ctrl-C on the command line, at the moments at which Python turns it into a traceback or does not see it at all."""
+"""Ctrl-C on the command line while modules are imported, which may catch the exception that it raises."""
 
 from __future__ import annotations
 
@@ -24,34 +24,6 @@ sys.argv = {argv}
 runpy.{run}
 """
 
-# Ctrl-C arrives in a call of a second thread's making, while the main thread is in compiled code for hours.
-IN_COMPILED_CODE = """
-import hashlib, os, signal, threading
-from voxelfield.cli import stopping
-
-stopping._PATIENCE = 0.2
-with stopping.when_possible():
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    hashlib.pbkdf2_hmac("sha256", b"word", b"salt", 2**31 - 1)
-"""
-
-# It arrives while the main thread runs Python, whose cleaning up takes longer than compiled code is waited for.
-IN_PYTHON = """
-import os, signal, sys, time
-from voxelfield.cli import stopping
-
-stopping._PATIENCE = 0.1
-try:
-    with stopping.when_possible():
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-        finally:
-            time.sleep(0.4)
-            print("cleaned up")
-except KeyboardInterrupt:
-    sys.exit(7)
-"""
-
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 
 
@@ -70,11 +42,3 @@ def run(program: str) -> tuple[int, str, str]:
 )
 def test_while_modules_are_imported(argv, start):
     assert run(WHILE_IMPORTING.format(argv=argv, run=start)) == (130, "", "stopped\n")
-
-
-def test_while_compiled_code_does_not_return():
-    assert run(IN_COMPILED_CODE) == (130, "", "stopped\n")
-
-
-def test_python_is_given_time_to_clean_up():
-    assert run(IN_PYTHON) == (7, "cleaned up\n", "")

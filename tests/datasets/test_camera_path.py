@@ -76,15 +76,15 @@ def frame(**changes: Any) -> list[dict[str, Any]]:
         ),
         (
             {"camera_path": frame(camera_to_world=[0.0] * 15 + [1.0])},
-            r"camera_path\[0\]: 'camera_to_world' must be a rotation with a translation, got axes that are 1 from",
+            r"camera_path\[0\]: 'camera_to_world' must be a rotation with a translation, with orthonormal axes",
         ),
         (
             {"camera_path": frame(camera_to_world=[2 * value for value in IDENTITY[:12]] + [0, 0, 0, 1])},
-            r"camera_path\[0\]: 'camera_to_world' must be a rotation with a translation, got axes that are 3 from",
+            r"camera_path\[0\]: 'camera_to_world' must be a rotation with a translation, with orthonormal axes",
         ),
         (
             {"camera_path": frame(camera_to_world=[-1.0, *IDENTITY[1:]])},
-            r"camera_path\[0\]: 'camera_to_world' must be a rotation with a translation, got a mirror image",
+            r"camera_path\[0\]: 'camera_to_world' must be a rotation with a translation, not a mirror image",
         ),
         (
             {"camera_path": frame(camera_to_world=[*IDENTITY[:12], 0, 0, 0, 2])},

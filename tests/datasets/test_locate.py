@@ -8,7 +8,7 @@ import pytest
 
 from voxelfield import installed
 from voxelfield.datasets import download
-from voxelfield.datasets.catalogue import downloadable_scenes
+from voxelfield.datasets.download import downloadable_scenes
 from voxelfield.datasets.locate import SceneNotFoundError, find_scene
 from voxelfield.installed import bundled_scene
 

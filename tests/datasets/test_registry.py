@@ -54,12 +54,12 @@ def make_pictures(folder: Path) -> Path:
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_any_split_of_the_blender_layout_is_recognised(tmp_path, split):
     (tmp_path / f"transforms_{split}.json").touch()
-    assert registry.format_of(tmp_path).name == "blender"
+    assert registry.formats_of(tmp_path)[0].name == "blender"
 
 
 def test_a_single_transforms_file_is_another_format(tmp_path):
     (tmp_path / "transforms.json").touch()
-    assert registry.format_of(tmp_path).name == "nerfstudio or instant-ngp"
+    assert registry.formats_of(tmp_path)[0].name == "nerfstudio or instant-ngp"
 
 
 def test_a_folder_is_loaded_by_the_format_that_recognises_it(tmp_path, pictures):
@@ -85,7 +85,7 @@ def test_a_scene_of_any_format_is_found_by_name_and_given_a_box(tmp_path, pictur
 def test_the_first_format_that_recognises_a_folder_has_it(tmp_path, pictures):
     folder = make_pictures(tmp_path / "both")
     (folder / "transforms_train.json").touch()
-    assert registry.format_of(folder).name == "blender"
+    assert registry.formats_of(folder)[0].name == "blender"
 
 
 @pytest.mark.parametrize("as_text", [True, False])

@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
+from voxelfield.datasets.assembly import choose_splits
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo
-from voxelfield.datasets.splits import choose_splits
 from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.config import preset
 

@@ -142,22 +142,6 @@ def test_the_same_cells_are_occupied(device):
     assert torch.equal(grids[0].occupied, grids[1].occupied)
 
 
-def test_a_density_that_peaks_anywhere_stays_occupied(device):
-    """A shell thinner than a cell: no vertex of any grid would tell."""
-    shell = CallbackField(
-        lambda points: 50.0 * torch.exp(-(((points.norm(dim=-1) - 0.66) / 0.02) ** 2)),
-        lambda points, directions: torch.ones_like(points),
-        BOX,
-        device=device,
-    )
-    occupancy = everywhere(device)
-    for _ in range(60):
-        occupancy.update_from_samples(shell.density, SETTINGS.step, 0.01, decay=1.0)
-    on_it = 0.66 * nn.functional.normalize(torch.randn(2000, 3, device=device), dim=-1)
-    assert occupancy.contains(on_it).float().mean() > 0.97
-    assert occupancy.fraction() < 0.6
-
-
 @pytest.mark.parametrize("room", [Capacity(4096, 2048), Capacity(1 << 14, 1 << 14)], ids=["some", "all"])
 def test_unused_rows_of_a_fixed_capacity_teach_nothing(device, room):
     net = network(device)

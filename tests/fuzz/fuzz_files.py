@@ -22,7 +22,7 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 with atheris.instrument_imports(
-    include=["voxelfield.datasets", "voxelfield.export", "voxelfield.training", "voxelfield.viewer.path", "PIL"]
+    include=["voxelfield.datasets", "voxelfield.export", "voxelfield.training", "voxelfield.viewer.camera_path", "PIL"]
 ):
     import fuzz_pictures
     import fuzz_scenes
@@ -32,7 +32,7 @@ with atheris.instrument_imports(
     from voxelfield.datasets.images import read_images
     from voxelfield.datasets.loading import load_scene
     from voxelfield.loading import load
-    from voxelfield.viewer.path.nerfstudio import read_path
+    from voxelfield.viewer.camera_path import read_path
 
 _OUT = Path("build", "fuzz")
 

@@ -24,10 +24,9 @@ from fuzz_messages import conversations
 from viewer_client import Client
 from viewer_scene import served_page
 
-from voxelfield.viewer.drawing.viewpoint import Viewpoint
-from voxelfield.viewer.path.nerfstudio import PathSettings, read_path, write_path
-from voxelfield.viewer.serving.controls import RefusedMessageError
-from voxelfield.viewer.serving.inbox import LARGEST_CANVAS, Inbox
+from voxelfield.viewer.camera_path import PathSettings, read_path, write_path
+from voxelfield.viewer.client_messages import LARGEST_CANVAS, RefusedMessageError, validated
+from voxelfield.viewer.display import Viewpoint
 
 # The page ignores it, and pytest restores the filters of warnings before each test.
 pytestmark = pytest.mark.filterwarnings("ignore:Queued a")
@@ -89,10 +88,9 @@ def test_messages_are_taken_in_range_or_refused(page, data):
     from viser._messages import Message
 
     controls = controls_of(page)
-    inbox = Inbox(controls.get)
     for sent in data.draw(conversations(controls)):
         try:
-            accepted = inbox.accept(sent)
+            accepted = validated(sent, controls.get)
         except RefusedMessageError as error:
             text = str(error)
             assert "\n" not in text

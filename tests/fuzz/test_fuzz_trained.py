@@ -20,8 +20,7 @@ from voxelfield.datasets.camera_path import LARGEST_SIDE, read_camera_path
 from voxelfield.export import save_model
 from voxelfield.rendering.cameras import overview
 from voxelfield.rendering.render import View
-from voxelfield.viewer.path.key_frames import between
-from voxelfield.viewer.path.nerfstudio import read_path
+from voxelfield.viewer.camera_path import interpolate, read_path
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +112,7 @@ def test_damaged_camera_paths_are_refused(folder, data):
         torch.testing.assert_close(rays.directions.norm(dim=-1), torch.ones(2))
     keys = attempt("key frames", lambda: read_path(content, path.name), (path.name,))
     if keys is not None:
-        between(keys[0], min(keys[1].frames, 10), closed=keys[1].closed)
+        interpolate(keys[0], min(keys[1].frames, 10), closed=keys[1].closed)
 
 
 @given(data=st.data())

@@ -123,27 +123,3 @@ def test_the_same_bits_in_every_run_when_asked(device):
         torch.use_deterministic_algorithms(False)
     for copies in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(copies, results[0], strict=True))
-
-
-def test_bad_input_is_named():
-    sums, values, points = make("cpu", torch.float32)
-    with pytest.raises(TypeError, match="sums must be a sequence"):
-        accumulate_trilinear_(sums[0], values, points)
-    with pytest.raises(ValueError, match="sums must be 1 to 16 tensors, got 0"):
-        accumulate_trilinear_([], values, points)
-    with pytest.raises(TypeError, match=r"sums\[0\] must be float32 for torch.float16 values, got float16"):
-        accumulate_trilinear_([sums[0].half()], values[:, :4].half(), points)
-    with pytest.raises(ValueError, match=r"sums\[0\] must be contiguous"):
-        accumulate_trilinear_([sums[0].transpose(0, 1)], values[:, :4], points)
-    with pytest.raises(ValueError, match=r"values must have shape \(N, 16\)"):
-        accumulate_trilinear_(sums, values[:, :5], points)
-    with pytest.raises(ValueError, match=r"points must have shape \(300, 3\)"):
-        accumulate_trilinear_(sums, values, points[:7])
-    with pytest.raises(ValueError, match="padding must be one of"):
-        accumulate_trilinear_(sums, values, points, padding="mirror")
-    with pytest.raises(ValueError, match="reduce must be one of"):
-        accumulate_trilinear_(sums, values, points, reduce="mean")
-    with pytest.raises(ValueError, match=r"values must have shape \(N, 4\)"):
-        accumulate_trilinear_(sums, values, points, reduce="sum")
-    with pytest.raises(ValueError, match=r'sums\[1\] must have 4 channels as sums\[0\] for "sum", got 3'):
-        accumulate_trilinear_(sums, values[:, :4], points, reduce="sum")

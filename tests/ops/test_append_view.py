@@ -75,15 +75,3 @@ def test_opcheck(device):
     op = torch.ops.voxelfield.append_view.default
     torch.library.opcheck(op, (geometry.requires_grad_(), directions, index, 2), test_utils="test_schema")
     torch.library.opcheck(op, (geometry, directions, index, 2), test_utils="test_faketensor")
-
-
-def test_bad_input_is_named():
-    geometry, directions, index = make("cpu", torch.float32)
-    with pytest.raises(ValueError, match=r"degree must lie in 0\.\.3, got 4"):
-        append_view(geometry, directions, index, 4)
-    with pytest.raises(TypeError, match="directions must be float32"):
-        append_view(geometry, directions.double(), index, 3)
-    with pytest.raises(TypeError, match="ray_index must be int64"):
-        append_view(geometry, directions, index.int(), 3)
-    with pytest.raises(ValueError, match=r"ray_index must have shape \(77\)"):
-        append_view(geometry, directions, index[:5], 3)

@@ -184,37 +184,3 @@ def test_opcheck(device):
     rays_kept = torch.tensor(100, device=device)
     torch.library.opcheck(op, (colors.requires_grad_(), truth, weights, index, 4, rays_kept))
     torch.library.opcheck(op, (colors, truth, None, None, 1, None))
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"sample_rgb": torch.zeros(8)}, ValueError, r"sample_rgb must have shape \(M, 3\), got \(8,\)"),
-        ({"sample_rgb": torch.zeros(8, 3).half()}, TypeError, "sample_rgb must be float32 or float64, got float16"),
-        ({"truth": torch.zeros(4, 4)}, ValueError, r"truth must have shape \(P, 3\), got \(4, 4\)"),
-        ({"truth": torch.zeros(4, 3).double()}, TypeError, "truth must be float32 as sample_rgb is, got float64"),
-        ({"weights": torch.zeros(7)}, ValueError, r"weights must have shape \(8\) as sample_rgb has rows, got \(7,\)"),
-        ({"ray_index": torch.zeros(8)}, TypeError, "ray_index must be int64, got float32"),
-        ({"rays_per_pixel": 0}, ValueError, "rays_per_pixel must be an int of at least 1, got 0"),
-        ({"rays_kept": torch.zeros(1)}, ValueError, r"rays_kept must have shape \(\), got \(1,\)"),
-        ({"rays_kept": torch.tensor(1.0)}, TypeError, "rays_kept must be int64, got float32"),
-        ({"weights": torch.zeros(8, device="meta")}, ValueError, "weights must be on the device of sample_rgb, cpu"),
-    ],
-)
-def test_bad_input_is_named(change, error, message):
-    given = {
-        "weights": torch.zeros(8),
-        "sample_rgb": torch.zeros(8, 3),
-        "ray_index": torch.zeros(8, dtype=torch.int64),
-        "truth": torch.zeros(4, 3),
-        "rays_per_pixel": 2,
-    }
-    with pytest.raises(error, match=message):
-        sample_color_error(**{**given, **change})
-
-
-def test_bad_pixels_are_named():
-    with pytest.raises(ValueError, match=r"truth must have shape \(4, 3\) as pixels has rows, got \(5, 3\)"):
-        pixel_color_error(torch.zeros(4, 3), torch.zeros(5, 3))
-    with pytest.raises(TypeError, match="pixels must be float32 or float64, got float16"):
-        pixel_color_error(torch.zeros(4, 3).half(), torch.zeros(4, 3).half())

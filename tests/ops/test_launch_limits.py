@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from voxelfield._build import source_root
+from voxelfield._build.sources import source_root
 from voxelfield.ops import mlp
 
 TESTS = Path(__file__).parents[1]

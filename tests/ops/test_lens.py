@@ -172,16 +172,3 @@ def test_no_points(device):
 def test_the_kernels_have_the_same_models():
     assert LENS_NUMBERS == _constants.LENS_NUMBERS == 2 + max(map(len, LENS_TERMS.values()))
     assert len(LENS_TERMS) == _constants.LENS_MODELS
-
-
-def test_bad_input_is_named():
-    row = torch.zeros(1, LENS_NUMBERS)
-    with pytest.raises(ValueError, match=r"points must have shape \(N, 2\), got \(4, 3\)"):
-        lens_rays(torch.zeros(4, 3), row)
-    with pytest.raises(ValueError, match=r"rays must have shape \(N, 3\), got \(4, 2\)"):
-        lens_points(torch.zeros(4, 2), row)
-    for shape in ((4, 4), (3, LENS_NUMBERS), (LENS_NUMBERS,)):
-        with pytest.raises(ValueError, match=r"lens must have shape \(4, 14\), got"):
-            lens_rays(torch.zeros(4, 2), torch.zeros(shape))
-    with pytest.raises(TypeError, match="lens must be float32, got float64"):
-        lens_rays(torch.zeros(4, 2), row.double())

@@ -218,31 +218,6 @@ def test_opcheck(device):
     torch.library.opcheck(op, (*leaves(rgb, opacity, background), 2, True))
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"rgb": torch.zeros(8)}, ValueError, r"rgb must have shape \(R, 3\), got \(8,\)"),
-        ({"rgb": torch.zeros(8, 3).half()}, TypeError, "rgb must be float32 or float64, got float16"),
-        ({"rays_per_pixel": 0}, ValueError, "rays_per_pixel must be an int of at least 1, got 0"),
-        ({"rays_per_pixel": 2.0}, ValueError, r"rays_per_pixel must be an int of at least 1, got 2\.0"),
-        ({"rays_per_pixel": 3}, ValueError, "rays_per_pixel must divide the number of rays, 8, got 3"),
-        (
-            {"opacity": torch.zeros(7)},
-            ValueError,
-            r"opacity must have shape \(8\) for rgb of shape \(8, 3\), got \(7,\)",
-        ),
-        ({"opacity": torch.zeros(8).double()}, TypeError, "opacity must be float32 as rgb is, got float64"),
-        ({"background": torch.zeros(4, 4)}, ValueError, r"background must have shape \(4, 3\) .* got \(4, 4\)"),
-        ({"background": torch.zeros(4)}, ValueError, r"background must have shape \(3\) .* got \(4,\)"),
-        ({"background": torch.zeros(3, device="meta")}, ValueError, "background must be on the device of rgb, cpu"),
-        (
-            {"pixel_averaging": "sRGB"},
-            ValueError,
-            r"pixel_averaging must be one of \['linear_light', 'encoded'\], got 'sRGB'",
-        ),
-    ],
-)
-def test_bad_input_is_named(change, error, message):
-    given = {"rgb": torch.zeros(8, 3), "opacity": torch.zeros(8), "background": torch.zeros(4, 3), "rays_per_pixel": 2}
-    with pytest.raises(error, match=message):
-        pixel_colors(**{**given, **change})
+def test_an_unknown_averaging_is_named():
+    with pytest.raises(ValueError, match=r"pixel_averaging must be one of \['linear_light', 'encoded'\], got 'sRGB'"):
+        pixel_colors(torch.zeros(8, 3), torch.zeros(8), torch.zeros(3), 2, pixel_averaging="sRGB")

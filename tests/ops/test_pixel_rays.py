@@ -103,24 +103,6 @@ def test_no_rays(device):
     assert [tuple(x.shape) for x in result] == [(0, 3), (0, 3), (0,), (0,), (0, 4)]
 
 
-def test_bad_input_is_named():
-    images, cameras, aabb = make("cpu")
-    index = torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(TypeError, match="images must be uint8, got float32"):
-        pixel_rays(images.float(), index, cameras.c2w, cameras.intrinsics, aabb)
-    with pytest.raises(ValueError, match="images must be contiguous"):
-        pixel_rays(images.transpose(1, 2), index, cameras.c2w, cameras.intrinsics, aabb)
-    with pytest.raises(TypeError, match="index must be int64"):
-        pixel_rays(images, index.int(), cameras.c2w, cameras.intrinsics, aabb)
-    with pytest.raises(ValueError, match=r"c2w must have shape \(5, 4, 4\)"):
-        pixel_rays(images, index, cameras.c2w[:2], cameras.intrinsics, aabb)
-    with pytest.raises(ValueError, match=r"lens must have shape \(5, 14\), got \(1, 14\)"):
-        pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, lens=torch.zeros(1, 14))
-    for side in (0, 1.5):
-        with pytest.raises(ValueError, match=rf"supersampling must be an int of at least 1, got {side}"):
-            pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, supersampling=side)
-
-
 def test_rays_that_no_memory_holds_are_refused():
     images, cameras, aabb = make("cpu")
     one = torch.zeros(1, dtype=torch.int64)

@@ -458,26 +458,6 @@ def test_a_density_of_its_own_is_refused_in_training():
         ops.render_grid(**scene, **settings(), density=torch.zeros(9, 8, 11))
 
 
-@pytest.mark.parametrize(("name", "value"), [("width", 0), ("height", 2.5)])
-def test_an_image_must_have_pixels(name, value):
-    scene, camera = make_scene(), make_camera("cpu")
-    field = _internal.PackedSHGrid.pack(scene["grid"], scene["aabb_grid"], 2)
-    size = {"width": 4, "height": 4, name: value}
-    with pytest.raises(ValueError, match=f"{name} must be an int of at least 1, got {value}"):
-        _internal.render_grid_image(
-            camera.c2w[0],
-            camera.intrinsics[0],
-            *size.values(),
-            torch.zeros(3),
-            scene["occupied"],
-            OCCUPANCY_BOX,
-            field,
-            step=STEP,
-            density_scale=1.0,
-            density_shift=0.0,
-        )
-
-
 @pytest.mark.parametrize("count", [0, 5])
 def test_opcheck(device, count):
     _library.ensure_loaded(device.type)

@@ -210,47 +210,6 @@ def test_a_large_image_matches_the_cpu():
 # --- errors and registration
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"background": torch.zeros(4)}, ValueError, r"background must have shape \(3\)"),
-        ({"aabb_occupancy": torch.zeros(2, 3).double()}, TypeError, "aabb_occupancy must be float32, got float64"),
-        ({"occupied": torch.zeros(4, 0, 4, dtype=torch.uint8)}, ValueError, "occupied must not be empty"),
-        ({"levels": [torch.zeros(4, 4, 4, 2)]}, ValueError, r"levels\[0\] must have shape \(X, Y, Z, 4\)"),
-        (
-            {"density_weights": make_weights(12, 64, 8)},
-            ValueError,
-            r"density_weights\[1\] must have shape \(16, 64\)",
-        ),
-        ({"color_weights": make_weights(32, 64, 4)}, ValueError, r"color_weights\[1\] must have shape \(3, 64\)"),
-        ({"color_weights": make_weights(20, 64, 3)}, ValueError, r"color_weights\[0\] must have shape \(out, 32\)"),
-        (
-            {"color_weights": make_weights(32, 8, 8, 8, 8, 3)},
-            ValueError,
-            "color_weights must be 2 to 4 tensors, got 5",
-        ),
-        ({"view_degree": 4}, ValueError, r"view_degree must be an int in 0\.\.3, got 4"),
-        ({"density_initial": -1.0}, ValueError, "density_initial must be positive and finite, got -1.0"),
-        ({"min_transmittance": 1.01}, ValueError, r"min_transmittance must lie in \[0, 1\], got 1.01"),
-    ],
-)
-def test_wrong_arguments_are_named(change, error, message):
-    scene = make_scene()
-    numbers = {name: change[name] for name in change if name not in scene}
-    with pytest.raises(error, match=message):
-        render({**scene, **{name: change[name] for name in change if name in scene}}, make_camera(), **numbers)
-
-
-@pytest.mark.parametrize(("name", "value"), [("width", 0), ("height", 2.5)])
-def test_an_image_must_have_pixels(name, value):
-    camera = make_camera()
-    size = {"width": 4, "height": 4, name: value}
-    with pytest.raises(ValueError, match=f"{name} must be an int of at least 1, got {value}"):
-        _internal.render_pyramid_image(
-            camera.c2w[0], camera.intrinsics[0], **size, **make_scene(), **SETTINGS, view_degree=3
-        )
-
-
 @pytest.mark.parametrize("boxes", [[], BOXES], ids=["one box", "nested boxes"])
 def test_opcheck(device, boxes):
     _library.ensure_loaded(device.type)

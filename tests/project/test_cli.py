@@ -230,8 +230,8 @@ def test_doctor_describes_this_machine(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["doctor"]) == 0
     told = capsys.readouterr().out
     assert torch.__version__ in told
-    assert str(_library.loaded_modules()[_build.CPU_MODULE]) in told
-    assert f"_C compiled from       sources {_build.source_digest()}; no CUDA\n" in told
+    assert str(_library.loaded_modules()[_build.sources.CPU_MODULE]) in told
+    assert f"_C compiled from       sources {_build.sources.source_digest()}; no CUDA\n" in told
     assert told.endswith("all checks passed\n")
 
 
@@ -276,7 +276,7 @@ def test_doctor_describes_gpus_and_their_kernels(capsys: pytest.CaptureFixture[s
     told = capsys.readouterr().out
     assert torch.cuda.get_device_name(0) in told
     assert "kernels on cuda:0" in told
-    stamp = _build.read_stamp(_library.loaded_modules()[_build.CUDA_MODULE])
+    stamp = _build.sources.read_stamp(_library.loaded_modules()[_build.sources.CUDA_MODULE])
     assert f"_C_cuda compiled from  {stamp}\n" in told
 
 

@@ -19,7 +19,7 @@ pytestmark = [
     needs_posix,
     pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake"),
     pytest.mark.skipif(
-        torch.version.cuda is not None and _build.find_cuda_home() is None,
+        torch.version.cuda is not None and _build.architectures.find_cuda_home() is None,
         reason="find_package(Torch) needs the CUDA toolkit beside a torch with CUDA",
     ),
 ]

@@ -103,7 +103,7 @@ from voxelfield.training.config import preset
 
 scene = voxelfield.load_scene("bricks", image_size=50)
 settings = preset("model=pyramid", "model.resolutions=[8]", "trainer=smoke", "trainer.steps=2", device="cpu")
-session = voxelfield.Session.from_config(scene, settings, output=sys.argv[1])
+session = voxelfield.Session(scene, settings, output=sys.argv[1])
 assert session.fit()
 session.restore(load_checkpoint(sys.argv[1]))
 session.evaluate(views=1)

@@ -126,7 +126,7 @@ def test_an_old_setuptools_is_named_before_it_stops_at_the_license(project, isol
 
 @pytest.mark.sweep
 def test_a_wheel_of_compiled_kernels_carries_both_halves_and_no_sources(project, tmp_path):
-    names = ["_C", "_C_cuda"] if _build.find_cuda_home() else ["_C"]
+    names = ["_C", "_C_cuda"] if _build.architectures.find_cuda_home() else ["_C"]
     # One CUDA source shows whether that half is packed; all of them take minutes.
     for source in (project / "extension").rglob("*.cu"):
         if source.name != "rays.cu":
@@ -150,9 +150,9 @@ def test_a_wheel_of_compiled_kernels_carries_both_halves_and_no_sources(project,
 
     cuda = site / "voxelfield" / "_C_cuda.abi3.so"
     if cuda.is_file():
-        stamp = _build.read_stamp(cuda)
+        stamp = _build.sources.read_stamp(cuda)
         assert stamp.digest == digest_of(project / "extension")
-        assert stamp.architectures == _build.Architectures(("90",), ())
+        assert stamp.architectures == _build.architectures.Architectures(("90",), ())
         assert stamp.cuda >= 12
         needed = subprocess.run(["readelf", "-d", str(cuda)], capture_output=True, text=True, check=True)
         # libtorch brings libtorch_cuda along, which holds the stream symbol; the linker must not drop it.

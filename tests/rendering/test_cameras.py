@@ -178,27 +178,6 @@ def test_rays_are_unit_and_start_at_the_camera(device):
     assert rays.origins.is_contiguous()
 
 
-def test_the_first_pixel_centre_is_half_a_pixel_in():
-    # 2x2 pixels, 90 degrees wide: the top left centre sees a quarter of the width left of and above the axis.
-    cameras = Cameras(torch.eye(4)[None], torch.tensor([[1.0, 1.0, 1.0, 1.0]]), 2, 2)
-    rays = cameras.image_rays(0, AABB)
-    expected = torch.tensor([[-0.5, 0.5, -1.0], [0.5, 0.5, -1.0], [-0.5, -0.5, -1.0], [0.5, -0.5, -1.0]])
-    torch.testing.assert_close(rays.directions, expected / 1.5**0.5)
-
-
-def test_near_and_far_bound_the_box(device):
-    cameras = make_cameras(device=device)
-    aabb = AABB.to(device) * 0.5
-    camera_index = torch.arange(6, device=device).repeat_interleave(300)
-    rays = cameras.rays(camera_index, torch.rand(1800, 2, device=device) * 48, aabb)
-    hit = rays.far > rays.near
-    assert hit.any()
-    assert not hit.all()
-    middle = rays.origins + rays.directions * (0.5 * (rays.near + rays.far))[:, None]
-    assert ((middle > aabb[0]) & (middle < aabb[1])).all(dim=-1)[hit].all()
-    assert not rays.far[~hit].any()
-
-
 def test_image_rays_go_row_by_row(device):
     cameras = make_cameras(device=device)
     rays = cameras.image_rays(2, AABB.to(device))
@@ -437,16 +416,6 @@ def test_orbit_stays_on_the_side_where_the_cameras_are():
     assert swing.min() < -0.9 * reach
     # No station is far from the one before, the first not from the last.
     assert (swing - swing.roll(1)).abs().max() < 0.2
-
-
-def test_cameras_are_chosen_by_numbers_or_by_a_mask():
-    cameras = make_cameras()
-    mask = [False] * len(cameras)
-    assert len(cameras[mask]) == len(cameras[[]]) == 0
-    mask[1] = True
-    for chosen in (mask, torch.tensor(mask), [1], torch.tensor([1]), slice(1, 2)):
-        assert torch.equal(cameras[chosen].c2w, cameras.c2w[1:2])
-    assert cameras[:0].pixel_angles().shape == (0, 2)
 
 
 def test_orbit_refuses_wrong_arguments():

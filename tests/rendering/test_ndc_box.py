@@ -1,4 +1,4 @@
-"""Normalised device coordinates: the projection against its matrix, and rays, samples and images in its warp."""
+"""Normalised device coordinates: the projection against its matrix; rays, samples and images in them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, march, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays, intersect_aabb
-from voxelfield.rendering.render import render, render_view
+from voxelfield.rendering.render import positions_on_rays, render, render_view
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.rigid import exp_se3
-from voxelfield.rendering.sample_positions import positions_on_rays
 from voxelfield.rendering.visible_cells import visible_cells
 from voxelfield.warps.ndc_box import NdcBox
 
@@ -76,13 +75,13 @@ def make_rays(count: int, device="cpu") -> Rays:
     return Rays(*(x.to(device) for x in (origins, directions, near, torch.maximum(far, near))))
 
 
-def test_places_are_those_of_the_projection_matrix():
+def test_warped_coordinates_are_those_of_the_projection_matrix():
     points = seen_points(2000)
-    places, unit = BOX.from_world(points)
-    torch.testing.assert_close(places.double(), projected(points), atol=2e-6, rtol=0)
+    warped, unit = BOX.from_world(points)
+    torch.testing.assert_close(warped.double(), projected(points), atol=2e-6, rtol=0)
     low, high = torch.tensor(BOX.warped_aabb)
-    assert ((places >= low) & (places <= high)).all()
-    assert torch.equal(BOX.from_world_near(points, places), places)
+    assert ((warped >= low) & (warped <= high)).all()
+    assert torch.equal(BOX.from_world_near(points, warped), warped)
     # The length of a unit is a derivative along the reference camera's optical axis.
     ahead = (points.double() - 1e-4 * POSE[:3, 2]).float().double()
     moved = (ahead - points.double()).norm(dim=-1)
@@ -90,10 +89,10 @@ def test_places_are_those_of_the_projection_matrix():
     torch.testing.assert_close(unit.double() * slope, torch.ones_like(slope), atol=1e-3, rtol=0)
 
 
-def test_the_world_is_found_again_from_places():
+def test_mapping_back_gives_world_positions():
     points = seen_points(2000)
-    places, _ = BOX.from_world(points)
-    world, box, used = BOX.to_world(places)
+    warped, _ = BOX.from_world(points)
+    world, box, used = BOX.to_world(warped)
     assert ((world - points).norm(dim=-1) / (points - POSE[:3, 3].float()).norm(dim=-1)).max() < 1e-4
     assert not box.any()
     assert used.all()
@@ -101,7 +100,7 @@ def test_the_world_is_found_again_from_places():
     assert not BOX.to_world(torch.tensor([[0.0, 0.0, -0.1], [1.01, 0.0, 0.1]]))[2].any()
 
 
-def test_where_the_frame_does_not_reach_places_are_infinite():
+def test_positions_that_are_not_covered_become_infinite():
     behind, before, beside = (
         POSE[:3, 3] + torch.tensor(at, dtype=torch.float64) @ POSE[:3, :3].T
         for at in (
@@ -110,8 +109,8 @@ def test_where_the_frame_does_not_reach_places_are_infinite():
             (3.0, 0.0, -4.0),
         )
     )
-    places, unit = BOX.from_world(torch.stack((behind, before, beside)).float())
-    assert places.isinf().all()
+    warped, unit = BOX.from_world(torch.stack((behind, before, beside)).float())
+    assert warped.isinf().all()
     assert unit.isfinite().all()
 
 
@@ -121,14 +120,14 @@ def test_all_that_is_covered_lies_in_the_outermost_box():
     assert ((points >= low) & (points <= high)).all()
 
 
-def test_rays_are_mapped_to_the_places_of_their_points():
+def test_rays_are_mapped_like_their_points():
     rays = make_rays(500)
     origins, directions, near, far = BOX.map_rays(rays.origins, rays.directions, rays.near, rays.far)
     assert (near == 0).all()
     torch.testing.assert_close(directions.norm(dim=-1), torch.ones(500))
     for share in (0.001, 0.3, 0.7, 0.999):
-        places = origins + share * far[:, None] * directions
-        world, _, _ = BOX.to_world(places)
+        warped = origins + share * far[:, None] * directions
+        world, _, _ = BOX.to_world(warped)
         away = world - rays.origins
         t = (away * rays.directions).sum(dim=-1)
         off = (away - t[:, None] * rays.directions).norm(dim=-1) / t
@@ -191,7 +190,7 @@ def test_samples_lie_on_their_rays_and_know_their_distances(device):
     assert (distances.diff()[rises] > 0).all()
 
 
-def test_a_field_may_not_call_anything_else_its_frame():
+def test_a_field_refuses_anything_else_as_its_warp():
     field, occupancy = make_field(torch.device("cpu"))
     field.warp = 3  # such as the number of a video's frame
     with pytest.raises(TypeError, match=r"RadianceField\.warp must be a Warp or None, got 3"):
@@ -259,7 +258,7 @@ class Fog(torch.nn.Module):
         return self.density(features), torch.ones(len(features), 3)
 
 
-def test_the_optical_depth_of_fog_is_its_length_in_the_frame():
+def test_the_optical_depth_of_fog_is_its_length_in_warped_coordinates():
     field = RadianceField(VoxelGrid(4, 1, BOX.warped_aabb), Fog(), BOX)
     occupancy = OccupancyGrid(4, BOX.warped_aabb)
     rays = make_rays(100)
@@ -358,7 +357,7 @@ def test_what_cannot_be_is_refused(changes, message):
         replace(BOX, **changes)
 
 
-def test_frames_that_differ_by_rounding_agree():
+def test_warps_that_differ_by_rounding_agree():
     assert BOX.agrees_with(replace(BOX, near=BOX.near * (1 + 1e-9), depth=BOX.depth * (1 - 1e-9)))
     assert not BOX.agrees_with(replace(BOX, depth=BOX.depth * 1.001))
     assert not BOX.agrees_with(None)

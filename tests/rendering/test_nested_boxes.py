@@ -55,18 +55,18 @@ def expected_stretch(boxes: NestedBoxes, rays: Rays) -> tuple[torch.Tensor, torc
 
 
 @boxes
-def test_places_and_positions_are_each_others_inverse(boxes):
+def test_mapping_to_warped_coordinates_and_back_are_inverse(boxes):
     low, high = torch.tensor(boxes.outermost)
     points = low + (high - low) * torch.rand(5000, 3)
     points[: len(points) // 2] = torch.tensor(boxes.aabb).mean(dim=0) + torch.randn(len(points) // 2, 3)
     inside = ((points > low) & (points < high)).all(dim=-1)
-    places, unit = boxes.from_world(points)
-    assert places[~inside].isinf().all()
-    back, number, used = boxes.to_world(places[inside])
+    warped, unit = boxes.from_world(points)
+    assert warped[~inside].isinf().all()
+    back, number, used = boxes.to_world(warped[inside])
     torch.testing.assert_close(back, points[inside], atol=1e-5, rtol=1e-5)
     assert used.all()
     torch.testing.assert_close(unit[inside], boxes.unit * boxes.ratio ** number.float())
-    # The smallest box that holds a point is the one that it has its place in.
+    # A point is mapped into the smallest box that contains it.
     centre, half = torch.tensor(boxes.aabb).mean(dim=0), torch.tensor(boxes.aabb).diff(dim=0)[0] / 2
     far = ((points[inside] - centre).abs() / half).amax(dim=-1)
     smallest = torch.stack([far <= boxes.ratio**k for k in range(boxes.count)]).int().argmax(dim=0)
@@ -74,17 +74,17 @@ def test_places_and_positions_are_each_others_inverse(boxes):
 
 
 @boxes
-def test_cells_in_use_hold_all_places(boxes):
+def test_cells_in_use_hold_all_positions(boxes):
     resolution = (37, 9, 11)
     cells = boxes.cells_in_use(resolution, torch.device("cpu"))
     low, high = torch.tensor(boxes.warped_aabb)
-    places = low + (high - low) * torch.rand(40000, 3)
-    used = boxes.to_world(places)[2]
-    index = ((places - low) / (high - low) * torch.tensor(resolution)).long()
+    warped = low + (high - low) * torch.rand(40000, 3)
+    used = boxes.to_world(warped)[2]
+    index = ((warped - low) / (high - low) * torch.tensor(resolution)).long()
     held = cells[index.unbind(-1)]
     assert (held | ~used).all()
     assert boxes.count == 1 or not cells.all()
-    # A cell is in use only if some place of it is; among so many places, each cell has a hundred.
+    # A cell is in use only if some position in it is; each cell has a hundred of so many positions.
     seen = torch.zeros_like(cells)
     seen[index[used].unbind(-1)] = True
     assert (seen != cells).float().mean() < 0.02
@@ -112,8 +112,8 @@ def test_pieces_are_the_ray(device, boxes):
         for share in (0.0, 0.5, 1.0):
             begin = torch.maximum(near[:, piece], passed)
             way = begin + share * (far[:, piece] - begin)
-            places = (origins[:, piece] + way[:, None] * directions[:, piece])[there].float()
-            world, number, used = boxes.to_world(places)
+            warped = (origins[:, piece] + way[:, None] * directions[:, piece])[there].float()
+            world, number, used = boxes.to_world(warped)
             if share == 0.5:
                 assert used.all(), "a piece leaves its box"
             offsets = world.double() - rays.origins[there].double()
@@ -200,8 +200,8 @@ def test_one_kernel_keeps_what_the_general_path_keeps(device, boxes):
     assert len(fused.t) > 500
     one, two = (
         {
-            (ray, round(t, 4)): place
-            for ray, t, place in zip(s.ray_index.tolist(), s.t.tolist(), s.positions.tolist(), strict=True)
+            (ray, round(t, 4)): position
+            for ray, t, position in zip(s.ray_index.tolist(), s.t.tolist(), s.positions.tolist(), strict=True)
         }
         for s in (fused, steps)
     )
@@ -298,10 +298,10 @@ def test_ops_refuse_numbers_that_are_no_boxes():
     _library.ensure_loaded("cpu")
     with pytest.raises(RuntimeError, match="boxes must be 10 numbers, got 2"):
         torch.ops.voxelfield.cut_rays(*walk, [1.0, 2.0], 0.1)
-    for place, number in ((7, 40.0), (6, 1.0), (3, 0.0), (0, math.nan)):
+    for position, number in ((7, 40.0), (6, 1.0), (3, 0.0), (0, math.nan)):
         numbers = list(CUBE.op_arguments)
-        numbers[place] = number
-        if place == 3:
+        numbers[position] = number
+        if position == 3:
             numbers[4] = numbers[5] = 0.0
         with pytest.raises(RuntimeError, match="boxes must"):
             torch.ops.voxelfield.cut_rays(*walk, numbers, 0.1)

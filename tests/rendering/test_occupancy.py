@@ -245,66 +245,6 @@ def test_observe_looks_once_into_every_possible_cell(device):
     assert not torch.isclose(torch.cat(looked), first).all(dim=-1).any(), "other points each time"
 
 
-@pytest.mark.parametrize("count", [1, 201])
-def test_observe_draws_half_of_the_cells_from_the_occupied_ones(device, count):
-    shape = (6, 5, 7)
-    grid = OccupancyGrid(shape, BOX).to(device)
-    possible = torch.rand(shape, device=device) < 0.6
-    grid.restrict(possible, BOX.to(device))
-    for occupied in (torch.zeros_like(possible), possible & (torch.rand(shape, device=device) < 0.1)):
-        looked = []
-
-        def density(points, looked=looked):
-            looked.append((cells_of(points, shape), torch.rand_like(points[:, 0])))
-            return looked[-1][1]
-
-        grid.occupied.copy_(occupied)
-        grid.update_from_samples(density, STEP, THRESHOLD, cells=count, chunk=50, decay=0.0)
-        cells, seen = (torch.cat(column).cpu() for column in zip(*looked, strict=True))
-        assert len(cells) == count
-        assert possible.cpu()[tuple(cells.T)].all()
-        eligible = occupied.cpu() if occupied.any() else possible.cpu()
-        drawn = cells[count - count // 2 :]
-        assert eligible[tuple(drawn.T)].all()
-        assert len(drawn.unique(dim=0)) >= min(len(drawn), int(eligible.sum())) / 2
-        expected = torch.zeros(shape)
-        for cell, value in zip(cells.tolist(), seen.tolist(), strict=True):  # several values of one cell: the highest
-            expected[tuple(cell)] = max(expected[tuple(cell)], value)
-        assert torch.equal(grid.density_ema_max.cpu(), expected)
-
-
-def test_observe_finds_by_and_by_what_it_finds_at_once(device):
-    """Warm-up, then a quarter of the cells at random and as many of the occupied ones, while the matter moves."""
-    grid = OccupancyGrid(8, BOX).to(device)
-    middle = BOX[:, 0].mean().item()
-
-    def left(points):
-        return torch.where(points[:, 0] < middle, 2 * DENSITY_AT_THRESHOLD, 0.0)
-
-    grid.update_from_samples(lambda points: left(2 * middle - points), STEP, THRESHOLD)
-    assert not grid.occupied[:4].any()
-    for _ in range(60):
-        grid.update_from_samples(left, STEP, THRESHOLD, cells=256, decay=0.9)
-    assert grid.occupied[:4].float().mean() > 0.95
-    assert not grid.occupied[4:].any()
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_drawn_cells_recover_from_densities_that_are_not_finite(device, value):
-    grid = OccupancyGrid(2, BOX).to(device)
-    grid.update_from_samples(constant(value), STEP, THRESHOLD, cells=100)
-    assert grid.occupied.all()
-    grid.update_from_samples(constant(0.0), STEP, THRESHOLD, cells=100)
-    assert not grid.occupied.any()
-
-
-def test_nothing_is_drawn_where_nothing_is_possible(device):
-    grid = OccupancyGrid(3, BOX).to(device)
-    grid.restrict(torch.zeros(3, 3, 3, dtype=torch.bool, device=device), BOX.to(device))
-    grid.update_from_samples(constant(100.0), STEP, THRESHOLD, cells=10)
-    assert not grid.occupied.any()
-
-
 def test_observe_forgets(device):
     grid = OccupancyGrid(3, BOX).to(device)
     grid.update_from_samples(constant(4.04 * DENSITY_AT_THRESHOLD), STEP, THRESHOLD, decay=0.5)
@@ -349,8 +289,6 @@ def test_observe_refuses_wrong_arguments():
         grid.update_from_samples(constant(1.0), STEP, THRESHOLD, decay=1.5)
     with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
         grid.update_from_samples(constant(1.0), STEP, THRESHOLD, chunk=0)
-    with pytest.raises(ValueError, match="cells must be at least 1, got 0"):
-        grid.update_from_samples(constant(1.0), STEP, THRESHOLD, cells=0)
 
 
 # --- reading it

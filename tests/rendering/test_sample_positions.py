@@ -18,9 +18,8 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, march
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays, intersect_aabb
-from voxelfield.rendering.render import render
+from voxelfield.rendering.render import positions_on_rays, render
 from voxelfield.rendering.rigid import compose, exp_se3
-from voxelfield.rendering.sample_positions import positions_on_rays
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from voxelfield.report.charts import HEIGHT, MOST_SERIES, WIDTH, histogram, line_chart, short
+from voxelfield.report.charts import HEIGHT, MOST_SERIES, WIDTH, line_chart, short
 
 
 def drawn(chart) -> list[list[tuple[float, float]]]:
@@ -66,18 +66,6 @@ def test_no_more_curves_are_drawn_than_there_are_colours():
     assert len(drawn(chart)) == len(chart.legend) == MOST_SERIES
     assert set(re.findall(r"--s\d", chart.svg)) == {f"--s{index}" for index in range(MOST_SERIES)}
     assert not re.search(r"#[0-9a-f]{6}", chart.svg), "all colours are those of the style sheet"
-
-
-def test_every_value_is_counted_once():
-    values = [19.61, 20.0, 20.49, 20.5, 22.0, 22.1, 22.2, 23.85]
-    chart = histogram("PSNR", "dB", values)
-    # What is written after the axes stands on the bars.
-    counts = re.findall(r">(\d+)</text>", chart.svg.rpartition("var(--line)")[2])
-    assert sum(map(int, counts)) == len(values)
-    assert len(counts) <= len(re.findall(r'style="fill: var\(--s0\)', chart.svg))
-    assert chart.summary == "PSNR: 8 views from 19.61 to 23.85 dB, mean 21.34 dB."
-    same = histogram("PSNR", "dB", [30.0, 30.0])
-    assert "2" in labels(same)
 
 
 def test_a_summary_is_text_whatever_the_names_are():

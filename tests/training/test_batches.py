@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.scene import Split
+from voxelfield.models.batch import background_for
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.training.batch import background_for
 from voxelfield.training.batches import PixelSampler
 
 COUNT, HEIGHT, WIDTH = 3, 5, 7

@@ -28,7 +28,7 @@ from voxelfield.rendering.rigid import exp_se3
 from voxelfield.runs.configured import train_as_configured
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras import lost_cameras
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses
+from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.cameras.exposure import AffineExposure
 from voxelfield.training.cameras.lost_cameras import LostCameras, shrunk
 from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, RefinedCameras, write_cameras
@@ -98,7 +98,7 @@ def session_of(scene: Scene, output: Path | None, *overrides: str, seed: int = 0
     if "model" in given:
         base = [text for text in base if not text.startswith("model.")]
     settings = preset(*base, *overrides, f"seed={seed}", device="cpu")
-    return Session.from_config(scene, settings, output=output, **hooks)
+    return Session(scene, settings, output=output, **hooks)
 
 
 # ------------------------------------------------------------------------------------------------------- the module
@@ -114,7 +114,7 @@ def test_cameras_are_the_given_ones_at_first(device):
     refinement = refinement_of(cameras, focal_lr=0.1)
     torch.testing.assert_close(refinement.refined().c2w, cameras.c2w, rtol=0, atol=1e-6)
     assert torch.equal(refinement.refined().intrinsics, cameras.intrinsics)
-    assert torch.equal(refinement.given().c2w, cameras.c2w)
+    assert torch.equal(refinement.given.c2w, cameras.c2w)
 
 
 def test_motions_turn_about_the_centre_and_focal_lengths_change_together():
@@ -141,10 +141,10 @@ def test_rates_rise_then_decay_and_steps_go_downhill(device):
     seen, factors = [], []
     for number in (0, 4, 9, 50, 100):
         before = refinement.twists.detach().clone()
-        refinement().c2w.square().sum().backward()
-        (-refinement().intrinsics[:, 0].sum()).backward()
+        refinement.cameras().c2w.square().sum().backward()
+        (-refinement.cameras().intrinsics[:, 0].sum()).backward()
         slope = refinement.twists.grad.clone()
-        refinement.step(torch.tensor(number, device=device))
+        refinement.after_step(torch.tensor(number, device=device))
         assert refinement.twists.grad is None
         moved = refinement.twists.detach() - before
         seen.append(refinement.scalars()["lr/pose"])
@@ -163,8 +163,8 @@ def test_cameras_are_kept_before_the_rates_rise(device):
     numbers, seen = (0, 39, 40, 44, 70, 100), []
     for number in numbers:
         before = refinement.twists.detach().clone()
-        refinement().c2w.square().sum().backward()
-        refinement.step(torch.tensor(number, device=device))
+        refinement.cameras().c2w.square().sum().backward()
+        refinement.after_step(torch.tensor(number, device=device))
         assert torch.equal(refinement.twists.detach(), before) == (number < 40)
         seen.append(refinement.scalars()["lr/pose"])
     expected = [0.01 * min(1, (n - 39) / 10) * 0.01 ** ((n - 40) / 60) if n >= 40 else 0 for n in numbers]
@@ -186,9 +186,9 @@ def test_the_focal_length_of_a_lens_is_refused():
 
 
 def test_a_state_of_other_cameras_is_refused():
-    state = refinement_of(some_cameras()).state()
+    state = refinement_of(some_cameras()).state_dict()
     with pytest.raises(ValueError, match="resume must name a checkpoint of the same cameras"):
-        RefinedPoses(refinement_of(some_cameras())).check_state(state)
+        refinement_of(some_cameras()).check_state(state)
 
 
 @pytest.mark.parametrize("side", [1, 3])
@@ -315,7 +315,7 @@ def astray(refined):
 
 def search(session: Session, split, starts: int = 48, exposure=None):
     twists = session.refinement.twists.detach().clone()
-    found = LostCameras(split, session.config.trainer, starts).find(session.refinement, session.model, exposure)
+    found = LostCameras(session.refinement, session.model, split, session.config.trainer, starts, exposure).find()
     assert torch.equal(session.refinement.twists, twists)
     return found
 
@@ -329,10 +329,6 @@ def test_a_lost_camera_is_found_again(astray, scene, monkeypatch, side):
     astray.refinement.set_pose(found.index, found.twist)
     assert torch.equal(torch.get_rng_state(), state)
     assert found.name == scene.train.names[5]
-    assert re.fullmatch(
-        r"the camera of \S+ reproduces .* worse .*: a better pose was found \d\d degrees away \(\d+\.\d dB\)",
-        str(found),
-    )
     assert found.after < 0.25 * found.before
     assert math.degrees(found.turned) == pytest.approx(90, abs=10)
     after = astray.refinement.refined().c2w
@@ -352,7 +348,6 @@ def test_an_image_of_something_else_is_found_nowhere(refined, scene):
     images[3, ..., 3] = 255
     (lost,) = search(refined, replace(scene.train, images=images))
     assert (lost.index, lost.name, lost.after, lost.twist) == (3, scene.train.names[3], None, None)
-    assert str(lost).endswith("but no better pose was found")
     # Pixels that a mask rules out say nothing.
     masks = torch.ones(images.shape[:3], dtype=torch.bool)
     masks[3, :, 2:] = False
@@ -420,9 +415,9 @@ def test_copies_of_a_camera_keep_the_focal_length(device):
         assert torch.equal(copies.refined().intrinsics[copy], refinement.refined().intrinsics[2] / 2)
     intrinsics = copies.refined().intrinsics
     for number in range(3):
-        copies().c2w.square().sum().backward()
-        copies().intrinsics.sum().backward()
-        copies.step(torch.tensor(number, device=device))
+        copies.cameras().c2w.square().sum().backward()
+        copies.cameras().intrinsics.sum().backward()
+        copies.after_step(torch.tensor(number, device=device))
     assert torch.equal(copies.refined().intrinsics, intrinsics)
     assert not torch.equal(copies.twists, refinement.twists[[2, 2]])
 
@@ -439,17 +434,6 @@ def test_a_camera_can_be_brought_where_others_are(device, unit):
         torch.testing.assert_close(refinement.refined().c2w[2], place, rtol=0, atol=1e-5 * unit)
         copies = refinement.copies(2, twist[None], 1, steps=3, pose_lr=0.1, final_factor=0.5)
         assert torch.equal(copies.refined().c2w[0], refinement.refined().c2w[2])
-
-
-def test_translations_have_their_own_unit(device):
-    cameras = some_cameras().to(device)
-    refinement = refinement_of(cameras, unit=40.0)
-    with torch.no_grad():
-        refinement.twists[:, 3:] = torch.tensor([0.5, -0.25, 0.125])
-    moved = refinement.refined().c2w - cameras.c2w
-    expected = torch.tensor([20.0, -10.0, 5.0], device=device).expand(4, 3)
-    torch.testing.assert_close(moved[:, :3, 3], expected, rtol=0, atol=1e-4)
-    torch.testing.assert_close(refinement.scalars()["camera/moved"], float(expected[0].norm()))
 
 
 def test_the_unit_of_motions_is_the_depth_of_a_scene_that_all_cameras_face():

@@ -11,8 +11,17 @@ import torch
 from PIL import Image
 
 from voxelfield.datasets.scene import Split
-from voxelfield.evaluation.evaluation import Evaluation, View, evaluate_split, write_metrics, write_table
+from voxelfield.evaluation.evaluation import (
+    Evaluation,
+    View,
+    check_pictures,
+    evaluate_split,
+    save_images,
+    write_metrics,
+    write_table,
+)
 from voxelfield.evaluation.metrics import psnr, ssim
+from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_video
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import composite_background
@@ -47,29 +56,31 @@ def _renderer(split, device="cpu", offsets=(0.1, 0.01, 0.02), background=WHITE):
 
 
 def test_means_are_over_the_views(split, device):
-    result = evaluate_split(_renderer(split, device), split, WHITE, None, progress=False)
+    result = evaluate_split(_renderer(split, device), split, WHITE, progress=False)
     assert result.names == split.names
     expected = [-20 * math.log10(offset) for offset in (0.1, 0.01, 0.02)]
-    assert result.psnr_per_view == pytest.approx(expected, abs=1e-3)
+    assert result.scores["psnr"] == pytest.approx(expected, abs=1e-3)
     assert result.psnr == pytest.approx(sum(expected) / 3, abs=1e-3)
     truth = composite_background(split.images[1], WHITE)
     rgb = _renderer(split)(split.cameras, 1).rgb
-    assert result.ssim_per_view[1] == pytest.approx(ssim(rgb, truth).item(), abs=1e-6)
-    assert result.ssim == pytest.approx(sum(result.ssim_per_view) / 3)
+    assert result.scores["ssim"][1] == pytest.approx(ssim(rgb, truth).item(), abs=1e-6)
+    assert result.ssim == pytest.approx(sum(result.scores["ssim"]) / 3)
 
 
 def test_the_background_is_part_of_the_truth(split):
     background = torch.tensor([0.2, 0.0, 0.7])
-    same = evaluate_split(_renderer(split, background=background), split, background, None, progress=False)
-    assert same.psnr_per_view[0] == pytest.approx(20, abs=1e-3)
-    other = evaluate_split(_renderer(split, background=background), split, WHITE, None, progress=False)
-    assert other.psnr_per_view[0] < 15
+    same = evaluate_split(_renderer(split, background=background), split, background, progress=False)
+    assert same.scores["psnr"][0] == pytest.approx(20, abs=1e-3)
+    other = evaluate_split(_renderer(split, background=background), split, WHITE, progress=False)
+    assert other.scores["psnr"][0] < 15
 
 
 def test_views_are_chosen_and_named(split, tmp_path):
-    result = evaluate_split(_renderer(split), split, WHITE, tmp_path, views=[2, 0], progress=False)
+    with PngWriter() as writer:
+        save = save_images(tmp_path, writer)
+        result = evaluate_split(_renderer(split), split, WHITE, views=[2, 0], on_view=[save], progress=False)
     assert result.names == ("test/r_2", "r_0")
-    assert result.psnr_per_view == pytest.approx([-20 * math.log10(0.02), 20], abs=1e-3)
+    assert result.scores["psnr"] == pytest.approx([-20 * math.log10(0.02), 20], abs=1e-3)
     written = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*.png")}
     assert written == {"test/r_2.png", "r_0.png"}
 
@@ -82,8 +93,9 @@ def test_pictures_are_rounded_and_metrics_are_not(split, tmp_path):
 
     split.images[..., :3].clamp_(max=250)
     split.images[..., 3] = 255
-    result = evaluate_split(render, split, WHITE, tmp_path, progress=False)
-    assert result.psnr_per_view == pytest.approx([-20 * math.log10(0.3 / 255)] * 3, abs=0.01)
+    with PngWriter() as writer:
+        result = evaluate_split(render, split, WHITE, on_view=[save_images(tmp_path, writer)], progress=False)
+    assert result.scores["psnr"] == pytest.approx([-20 * math.log10(0.3 / 255)] * 3, abs=0.01)
     with Image.open(tmp_path / "r_1.5.png") as image:
         assert np.array_equal(np.asarray(image), split.images[1, ..., :3].numpy())
 
@@ -96,9 +108,9 @@ def test_renders_are_clamped_before_they_are_judged(split):
         rgb[0] = 0.9
         return View(rgb=rgb, opacity=rgb[..., 0], depth=rgb[..., 0])
 
-    result = evaluate_split(render, split, WHITE, None, progress=False)
+    result = evaluate_split(render, split, WHITE, progress=False)
     clamped = render(None, 0).rgb.clamp(max=1)
-    assert result.psnr_per_view[0] == pytest.approx(psnr(clamped, torch.ones(12, 16, 3)).item())
+    assert result.scores["psnr"][0] == pytest.approx(psnr(clamped, torch.ones(12, 16, 3)).item())
 
 
 def test_errors_of_masked_pixels_count_in_no_figure(split, device):
@@ -111,19 +123,19 @@ def test_errors_of_masked_pixels_count_in_no_figure(split, device):
         view.rgb[~masks[index].to(device)] = 0.5
         return view
 
-    clean = evaluate_split(render, split, WHITE, None, progress=False)
-    found = evaluate_split(spoiled, replace(split, masks=masks), WHITE, None, progress=False)
-    assert found.psnr_per_view == pytest.approx(clean.psnr_per_view, abs=1e-3)
+    clean = evaluate_split(render, split, WHITE, progress=False)
+    found = evaluate_split(spoiled, replace(split, masks=masks), WHITE, progress=False)
+    assert found.scores["psnr"] == pytest.approx(clean.scores["psnr"], abs=1e-3)
     truth = composite_background(split.images[1], WHITE)
     shown = torch.where(masks[1, ..., None], render(split.cameras, 1).rgb.cpu(), truth)
-    assert found.ssim_per_view[1] == pytest.approx(ssim(shown, truth).item(), abs=1e-5)
-    assert found.ssim_per_view[::2] == pytest.approx(clean.ssim_per_view[::2], abs=1e-6)
+    assert found.scores["ssim"][1] == pytest.approx(ssim(shown, truth).item(), abs=1e-5)
+    assert found.scores["ssim"][::2] == pytest.approx(clean.scores["ssim"][::2], abs=1e-6)
 
 
 def test_lpips_is_measured_where_it_is_asked_for(split, device):
     masks = torch.ones(3, 12, 16, dtype=torch.bool)
     masks[1, :, :8] = False
-    plain = evaluate_split(_renderer(split, device), split, WHITE, None, progress=False)
+    plain = evaluate_split(_renderer(split, device), split, WHITE, progress=False)
     assert plain.lpips is None
     assert plain.means() == {"psnr": plain.psnr, "ssim": plain.ssim}
     assert str(plain) == f"PSNR {plain.psnr:.2f} dB, SSIM {plain.ssim:.4f}"
@@ -133,9 +145,9 @@ def test_lpips_is_measured_where_it_is_asked_for(split, device):
         return (prediction - truth)[:, :8].abs().amax()
 
     found = evaluate_split(
-        _renderer(split, device), replace(split, masks=masks), WHITE, None, lpips=largest_error, progress=False
+        _renderer(split, device), replace(split, masks=masks), WHITE, lpips=largest_error, progress=False
     )
-    assert found.lpips_per_view == pytest.approx([0.1, 0, 0.02], abs=1e-6)
+    assert found.scores["lpips"] == pytest.approx([0.1, 0, 0.02], abs=1e-6)
     assert found.means() == {"psnr": found.psnr, "ssim": found.ssim, "lpips": pytest.approx(0.04, rel=1e-5)}
     assert str(found).endswith(", LPIPS 0.0400")
     assert list(found.per_view()[2]) == ["name", "psnr", "ssim", "lpips"]
@@ -150,17 +162,15 @@ def test_a_view_that_is_not_finite_is_named_with_lpips_too(split):
         assert prediction.isfinite().all()
         return prediction.mean()
 
-    with pytest.raises(FloatingPointError, match="'r_0' holds 192 pixels"):
-        evaluate_split(diverged, split, WHITE, None, lpips=compare, progress=False)
+    with pytest.raises(FloatingPointError, match="'r_0' has 192 pixels"):
+        evaluate_split(diverged, split, WHITE, lpips=compare, progress=False)
 
 
 def test_the_table_has_a_row_for_each_view(tmp_path):
-    evaluation = Evaluation(("a, b", "c"), (30.5, 31.25), (0.5, 0.75), (0.25, 0.125))
+    evaluation = Evaluation(("a, b", "c"), {"psnr": (30.5, 31.25), "ssim": (0.5, 0.75), "lpips": (0.25, 0.125)})
     path = tmp_path / "run" / "per_view.csv"
     write_table(path, evaluation)
     assert path.read_bytes() == b'name,psnr,ssim,lpips\n"a, b",30.5,0.5,0.25\nc,31.25,0.75,0.125\n'
-    write_table(path, replace(evaluation, lpips_per_view=None))
-    assert path.read_bytes().splitlines()[0] == b"name,psnr,ssim"
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -172,21 +182,18 @@ def test_no_gradient_is_recorded(split):
         assert not rgb.requires_grad
         return View(rgb=rgb, opacity=rgb[..., 0], depth=rgb[..., 0])
 
-    evaluate_split(render, split, WHITE, None, progress=False)
+    evaluate_split(render, split, WHITE, progress=False)
 
 
 def test_failures_are_named(split, tmp_path):
     with pytest.raises(ValueError, match="views must name at least one view, got none"):
-        evaluate_split(_renderer(split), split, WHITE, None, views=[])
-    for index in (3, -1):
-        with pytest.raises(ValueError, match=rf"\[0, 3\), got {index}"):
-            evaluate_split(_renderer(split), split, WHITE, None, views=[index])
+        evaluate_split(_renderer(split), split, WHITE, views=[])
 
     def wrong_size(cameras, index):
         return View(torch.zeros(16, 12, 3), torch.zeros(16, 12), torch.zeros(16, 12))
 
     with pytest.raises(ValueError, match=r"'r_0' must have shape \(12, 16, 3\), got \(16, 12, 3\)"):
-        evaluate_split(wrong_size, split, WHITE, None, progress=False)
+        evaluate_split(wrong_size, split, WHITE, progress=False)
 
     def diverged(cameras, index):
         rgb = torch.zeros(12, 16, 3)
@@ -194,20 +201,14 @@ def test_failures_are_named(split, tmp_path):
         rgb[0, 1, 2] = math.inf
         return View(rgb, rgb[..., 0], rgb[..., 0])
 
-    with pytest.raises(FloatingPointError, match="'r_0' holds 2 pixels"):
-        evaluate_split(diverged, split, WHITE, None, progress=False)
+    with pytest.raises(FloatingPointError, match="'r_0' has 2 pixels"):
+        evaluate_split(diverged, split, WHITE, progress=False)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "./a", "a//b"])
-def test_pictures_stay_in_the_folder(split, tmp_path, name):
-    hostile = Split(images=split.images[:1], cameras=split.cameras[:1], names=(name,))
-
-    def render(cameras, index):
-        return View(torch.zeros(12, 16, 3), torch.zeros(12, 16), torch.zeros(12, 16))
-
+def test_pictures_stay_in_the_folder(tmp_path, name):
     with pytest.raises(ValueError, match="relative path"):
-        evaluate_split(render, hostile, WHITE, tmp_path / "pictures", progress=False)
-    assert list(tmp_path.rglob("*.png")) == []
+        check_pictures("images", tmp_path, [name])
 
 
 def test_metrics_file_is_sorted_json(tmp_path):
@@ -221,24 +222,10 @@ def test_metrics_file_is_sorted_json(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("key", sorted(METRICS))
-def test_every_required_metric_is_required(tmp_path, key):
-    incomplete = {name: value for name, value in METRICS.items() if name != key}
-    with pytest.raises(ValueError, match=rf"metrics must have the keys .*, got none of \['{key}'\]"):
-        write_metrics(tmp_path / "metrics.json", incomplete)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"psnr": "31"}, TypeError, "'psnr'.* must be int or float"),
-        ({"psnr": torch.tensor(31.0)}, TypeError, "'psnr'"),
-        ({"steps": 1.5}, TypeError, "'steps'.* must be int"),
-        ({"views": True}, TypeError, "'views'"),
-        ({"device": torch.device("cpu")}, TypeError, "'device'.* must be str"),
-        ({"psnr": math.inf}, ValueError, "'psnr'.* must be finite"),
-        ({"extra": math.nan}, ValueError, "'extra'.* must be finite"),
+        ({"psnr": math.inf}, ValueError, "(?i)json"),
         ({"extra": [math.nan]}, ValueError, "(?i)json"),
         ({"extra": torch.tensor(1)}, TypeError, "Tensor"),
     ],
@@ -252,12 +239,12 @@ def test_wrong_metrics_leave_the_previous_file(tmp_path, changed, error, message
 
 
 def _frames(height, width, count=6):
-    gradient = np.linspace(0, 255, width, dtype=np.uint8)[None, :, None]
-    return [np.broadcast_to(gradient, (height, width, 3)) // (index + 1) for index in range(count)]
+    gradient = torch.linspace(0, 1, width)[None, :, None]
+    return [gradient.expand(height, width, 3) / (index + 1) for index in range(count)]
 
 
 @pytest.mark.parametrize(("height", "width"), [(48, 64), (47, 63)])
-def test_video_holds_the_frames(tmp_path, height, width):
+def test_a_video_contains_the_frames(tmp_path, height, width):
     av = pytest.importorskip("av")
     path = tmp_path / "run" / "orbit.mp4"
     frames = _frames(height, width)
@@ -272,7 +259,7 @@ def test_video_holds_the_frames(tmp_path, height, width):
     assert len(decoded) == len(frames)
     for frame, expected in zip(decoded, frames, strict=True):
         assert frame.shape == (height + height % 2, width + width % 2, 3)
-        error = np.abs(frame[:height, :width].astype(int) - expected)
+        error = np.abs(frame[:height, :width] - 255 * expected.numpy())
         assert error.mean() < 4
 
 
@@ -280,14 +267,14 @@ def test_video_fails_whole(tmp_path):
     pytest.importorskip("av")
     path = tmp_path / "orbit.mp4"
     path.write_bytes(b"previous")
-    with pytest.raises(ValueError, match="at least one frame"):
+    with pytest.raises(ValueError, match="at least one image"):
         write_video(path, [])
-    with pytest.raises(TypeError, match=r"frames\[1\] must be uint8, got float32"):
-        write_video(path, [_frames(48, 64)[0], np.zeros((48, 64, 3), np.float32)])
-    with pytest.raises(ValueError, match=r"frames\[1\] must have shape \(48, 64, 3\), got \(48, 32, 3\)"):
+    with pytest.raises(TypeError, match=r"rgb must be floating point, got torch\.uint8"):
+        write_video(path, [_frames(48, 64)[0], torch.zeros(48, 64, 3, dtype=torch.uint8)])
+    with pytest.raises(ValueError, match=r"images\[1\] must have shape \(48, 64, 3\), got \(48, 32, 3\)"):
         write_video(path, [_frames(48, 64)[0], _frames(48, 32)[0]])
-    with pytest.raises(ValueError, match=r"frames\[0\] must have shape \(H, W, 3\)"):
-        write_video(path, [np.zeros((48, 64), np.uint8)])
+    with pytest.raises(ValueError, match=r"images\[0\] must have shape \(H, W, 3\)"):
+        write_video(path, [torch.zeros(48, 64)])
 
     def interrupted():
         yield _frames(48, 64)[0]

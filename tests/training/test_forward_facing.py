@@ -27,10 +27,9 @@ from voxelfield.training.config import CameraConfig, presets
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
 from voxelfield.training.state.run_paths import depth_bounds, seen_point, usual_path
-from voxelfield.viewer.drawing.look import Look
-from voxelfield.viewer.drawing.maps import depth_map
-from voxelfield.viewer.drawing.painter import Painter
-from voxelfield.viewer.drawing.viewpoint import viewpoint_of
+from voxelfield.viewer.display import Display, viewpoint_of
+from voxelfield.viewer.maps import depth_map
+from voxelfield.viewer.painter import Painter
 from voxelfield.warps.choice import WarpConfig, choose_warp
 from voxelfield.warps.ndc_box import NdcBox
 from voxelfield.warps.nested_boxes import NestedBoxes
@@ -94,7 +93,7 @@ def warp(scene) -> NdcBox:
 
 @pytest.fixture(scope="module")
 def trained(scene, tmp_path_factory) -> Session:
-    session = Session.from_config(scene, settings("trainer.steps=160"), output=tmp_path_factory.mktemp("run"))
+    session = Session(scene, settings("trainer.steps=160"), output=tmp_path_factory.mktemp("run"))
     session.fit()
     return session
 
@@ -113,7 +112,7 @@ def test_sparse_levels_add_detail_in_these_coordinates(scene, tmp_path):
         *("trainer.steps=60", "trainer.sparse_resolutions=[56]"),
         "trainer.stages=[{step:0,resolution:16},{step:20,resolution:32},{step:40,resolution:56}]",
     )
-    session = Session.from_config(scene, fine, output=tmp_path)
+    session = Session(scene, fine, output=tmp_path)
     assert session.fit()
     (sparse,) = session.field.grid.sparse_grids
     assert 0 < sparse.count < sparse.exists.numel()
@@ -127,7 +126,7 @@ def test_the_preset_for_these_captures_learns_them(scene, camera):
     loss = preset("model=pyramid", "trainer=forward_facing", device="cpu", name="train").trainer.loss
     weights = [f"trainer.loss.{name}={value}" for name, value in vars(loss).items() if name != "tv_until"]
     steps = ("trainer.steps=160", "trainer.loss.tv_until=160", "camera.stages=[{start: 0.0, resolution: 16}]")
-    session = Session.from_config(scene, settings(camera, *steps[: 3 if "refine" in camera else 2], *weights))
+    session = Session(scene, settings(camera, *steps[: 3 if "refine" in camera else 2], *weights))
     assert session.fit()
     assert session.evaluate(progress=False).psnr > 24
 
@@ -165,7 +164,7 @@ def test_the_trainer_follows_from_the_scene(scene, monkeypatch, warp):
 def test_right_cameras_stay_where_they_are(scene):
     """Fog would contract them towards their mean, and turn them, which test views do not follow."""
     refine = ("camera=refine", "camera.stages=[{start: 0.0, resolution: 16}]")
-    session = Session.from_config(scene, settings("trainer.steps=250", *refine))
+    session = Session(scene, settings("trainer.steps=250", *refine))
     assert session.fit()
     assert session.cameras.similarity.scale == pytest.approx(1, abs=0.15)
     assert session.cameras.changes()["turned_degrees"] < 1
@@ -175,7 +174,7 @@ def test_right_cameras_stay_where_they_are(scene):
 @pytest.mark.sweep
 def test_nested_boxes_with_as_many_voxels_show_less(scene, trained):
     boxes = NestedBoxes(((-2.0, -2.0, -6.0), (2.0, 2.0, -2.0)), 4, near=1.0)
-    nested = Session.from_config(scene, settings("trainer.steps=160"), warp=boxes)
+    nested = Session(scene, settings("trainer.steps=160"), warp=boxes)
     nested.fit()
     vertices = [session.field.grid.levels[-1][..., 0].numel() for session in (trained, nested)]
     assert vertices[0] < 1.3 * vertices[1]
@@ -200,36 +199,18 @@ def test_a_run_and_its_model_file_show_the_same(scene, trained, tmp_path, warp):
     assert (smaller.render(scene.test.cameras, 1).rgb - expected.rgb).abs().mean() < 0.01
 
 
-def test_a_resumed_training_ends_the_same(scene, tmp_path):
-    whole = Session.from_config(scene, settings("trainer.steps=60"), output=tmp_path / "whole")
-    whole.fit()
-    half = Session.from_config(
-        scene,
-        settings("trainer.steps=60"),
-        output=tmp_path / "half",
-        on_step=lambda s: s.save() if s.step == 30 else None,
-    )
-    half.fit()
-    half.wait()
-    again = Session.from_config(scene, settings("trainer.steps=60"))
-    again.restore(load_checkpoint(tmp_path / "half"))
-    again.fit()
-    for one, two in zip(whole.field.parameters(), again.field.parameters(), strict=True):
-        assert torch.equal(one, two)
-
-
 def test_a_training_in_other_coordinates_is_not_resumed(scene, trained, warp):
-    session = Session.from_config(scene, settings("trainer.steps=160"), warp=replace(warp, near=1.0))
+    session = Session(scene, settings("trainer.steps=160"), warp=replace(warp, near=1.0))
     with pytest.raises(ValueError, match=r"scene\.aabb and the settings of warp must be those of the checkpoint"):
         session.restore(load_checkpoint(trained.output))
     boxes = NestedBoxes(((-2.0, -2.0, -6.0), (2.0, 2.0, -2.0)), 4, near=1.0)
     with pytest.raises(ValueError, match=r"must be those of the checkpoint .*: set warp\.ndc=true$"):
-        Session.from_config(scene, settings("trainer.steps=160"), warp=boxes).restore(load_checkpoint(trained.output))
+        Session(scene, settings("trainer.steps=160"), warp=boxes).restore(load_checkpoint(trained.output))
 
 
 def test_a_frame_that_differs_by_rounding_is_resumed(scene, trained, warp):
     other = replace(warp, near=warp.near * (1 + 1e-9))
-    session = Session.from_config(scene, settings("trainer.steps=160"), warp=other)
+    session = Session(scene, settings("trainer.steps=160"), warp=other)
     session.restore(load_checkpoint(trained.output))
     assert session.step == 160
 
@@ -237,7 +218,7 @@ def test_a_frame_that_differs_by_rounding_is_resumed(scene, trained, warp):
 def test_it_trains_on_every_device(scene, device):
     config = settings("trainer.steps=60", f"trainer.precision={'float16' if device.type == 'cuda' else 'float32'}")
     config.device = str(device)
-    session = Session.from_config(scene, config)
+    session = Session(scene, config)
     before = session.evaluate(progress=False).psnr
     assert session.fit()
     assert session.evaluate(progress=False).psnr > before + 3
@@ -245,7 +226,7 @@ def test_it_trains_on_every_device(scene, device):
 
 def test_cells_that_one_image_shows_stay_empty(scene, warp):
     fine = settings("trainer.steps=1", "trainer.occupancy.resolution=32")
-    session = Session.from_config(scene, fine)
+    session = Session(scene, fine)
     session.fit()
     grid = session.occupancy
     # At the near plane, the outermost images lie beside one another.
@@ -288,7 +269,7 @@ def test_cameras_are_refined_in_these_coordinates_too(scene):
         *("camera=refine", "camera.stages=[{start: 0.0, resolution: 16}]"),
         *("camera.pose_lr=3e-3", "camera.warm_up=0.1", "camera.final_factor=0.2"),
     )
-    refined, kept = (Session.from_config(moved, settings(steps, *some)) for some in (refine, ()))
+    refined, kept = (Session(moved, settings(steps, *some)) for some in (refine, ()))
     psnr = []
     for session in (refined, kept):
         assert session.fit()
@@ -331,7 +312,7 @@ def test_a_capture_is_trained_and_rendered_along_its_usual_path(scene, tmp_path,
     np.save(folder / "poses_bounds.npy", np.array(rows))
     config = settings("trainer.steps=40", "scene=folder", "scene.name=ball", f"data.root={tmp_path}")
     loaded = load_configured_scene(config, tmp_path)
-    Session.from_config(loaded, config, output=tmp_path / "run").fit()
+    Session(loaded, config, output=tmp_path / "run").fit()
     command = [str(tmp_path / "run"), "--device", "cpu", "--frames", "3", "--supersampling", "1", "--depth"]
     assert main(["render", *command, "--out", str(tmp_path / "frames")]) == 0
     assert "show nothing but the background" not in caplog.text
@@ -345,7 +326,7 @@ def test_a_capture_is_trained_and_rendered_along_its_usual_path(scene, tmp_path,
 
 def test_the_viewer_tells_depths_from_the_near_plane_on_apart(scene, trained, warp):
     cameras = cameras_at(torch.tensor([0.0]), torch.tensor([0.0]))
-    picture = Painter(trained.result()).picture(viewpoint_of(cameras, 0), Look("depth"), SIZE, SIZE)
+    picture = Painter(trained.result()).picture(viewpoint_of(cameras, 0), Display("depth"), SIZE, SIZE)
     view = trained.result().render(cameras)
     expected = depth_map(view.depth, view.opacity, warp.near, float("inf"))
     assert (picture.float() / 255 - expected).abs().mean() < 0.02

@@ -11,7 +11,7 @@ import torch
 from file_limits import files_at_most
 from PIL import Image
 
-from voxelfield.media.frame_folder import DESCRIPTION, FrameFolder, FrameKind, farthest
+from voxelfield.media.frame_folder import DESCRIPTION, FrameFolder, farthest
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import turbo
 from voxelfield.rendering.lens import Lens
@@ -31,15 +31,15 @@ def view() -> View:
     return View(rgb, opacity, 1 + torch.rand(6, 8, generator=generator))
 
 
-PNG = FrameKind()
+PNG, DEPTH, EXR = ("png", False), ("png", True), ("exr", False)
 
 
 def open_folder(path, wanted=PNG, path_of=None, **options):
-    return FrameFolder(path, path_of or cameras(), wanted, 4.0, {"run": "a", "steps": 7}, **options)
+    return FrameFolder(path, path_of or cameras(), *wanted, 4.0, {"run": "a", "steps": 7}, **options)
 
 
 def test_a_depth_lies_beside_each_image_with_its_unit_noted(tmp_path):
-    with open_folder(tmp_path, FrameKind(depth=True)) as folder:
+    with open_folder(tmp_path, DEPTH) as folder:
         folder.save(1, view())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0001.png", "0001_depth.png", DESCRIPTION]
     unit = json.loads((tmp_path / DESCRIPTION).read_text())["depth_unit"]
@@ -51,9 +51,9 @@ def test_a_depth_lies_beside_each_image_with_its_unit_noted(tmp_path):
     np.testing.assert_allclose(steps[solid] * unit, view().depth.numpy()[solid], atol=0.5 * unit + 1e-6)
 
 
-def test_an_exr_holds_light_opacity_and_depth(tmp_path):
+def test_an_exr_contains_light_opacity_and_depth(tmp_path):
     exr = pytest.importorskip("OpenEXR")
-    with open_folder(tmp_path, FrameKind("exr")) as folder:
+    with open_folder(tmp_path, EXR) as folder:
         folder.save(0, view())
     with exr.File(str(tmp_path / "0000.exr"), separate_channels=True) as file:
         channels = {name: channel.pixels for name, channel in file.channels().items()}
@@ -65,27 +65,27 @@ def test_an_exr_holds_light_opacity_and_depth(tmp_path):
         np.testing.assert_allclose(channels[name], expected[..., index], atol=1e-6)
 
 
-def test_frames_that_are_there_are_kept(tmp_path):
+def test_existing_frames_remain(tmp_path):
     with open_folder(tmp_path) as folder:
         assert not folder.has(0)
         folder.save(0, view())
     with open_folder(tmp_path) as folder:
         assert folder.has(0)
         assert not folder.has(1)
-    with open_folder(tmp_path / "deep", FrameKind(depth=True)) as folder:
+    with open_folder(tmp_path / "deep", DEPTH) as folder:
         folder.save(0, view())
     (tmp_path / "deep" / "0000_depth.png").unlink()
-    assert not open_folder(tmp_path / "deep", FrameKind(depth=True)).has(0), "both files make a frame"
+    assert not open_folder(tmp_path / "deep", DEPTH).has(0), "both files make a frame"
 
 
 @pytest.mark.parametrize(
     ("wanted", "path"),
-    [(PNG, cameras(shift=0.5)), (PNG, cameras(4)), (FrameKind(depth=True), cameras())],
+    [(PNG, cameras(shift=0.5)), (PNG, cameras(4)), (DEPTH, cameras())],
 )
-def test_frames_of_something_else_are_neither_kept_nor_lost(tmp_path, wanted, path):
+def test_frames_of_another_path_are_refused_and_deleted_only_on_demand(tmp_path, wanted, path):
     with open_folder(tmp_path) as folder:
         folder.save(0, view())
-    with pytest.raises(ValueError, match=f"^{tmp_path} holds frames of another run, path or size"):
+    with pytest.raises(ValueError, match=f"^{tmp_path} contains frames of another run, path or size"):
         open_folder(tmp_path, wanted, path)
     assert (tmp_path / "0000.png").is_file()
     with open_folder(tmp_path, wanted, path, overwrite=True) as folder:
@@ -99,7 +99,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path, name, overwrite):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     (tmp_path / ".DS_Store").touch()
-    expected = f"must be empty or have a frames.json, got {tmp_path}, which holds {name.partition('/')[0]}: choose"
+    expected = f"must be empty or have a frames.json, got {tmp_path}, which contains {name.partition('/')[0]}: choose"
     with pytest.raises(FileExistsError, match=expected):
         open_folder(tmp_path, overwrite=overwrite)
     (tmp_path / name).unlink()
@@ -119,7 +119,7 @@ def test_a_description_of_something_else_is_refused(tmp_path, content):
 
 
 def test_only_frames_are_deleted(tmp_path):
-    with open_folder(tmp_path, FrameKind(depth=True)) as folder:
+    with open_folder(tmp_path, DEPTH) as folder:
         folder.save(0, view())
         folder.save(2, view())
     mine = ["2024.txt", "0000_notes.png", "12.jpg", "7", "0003.png", "00001.png", "0000.exr", "frames.mp4"]
@@ -127,42 +127,33 @@ def test_only_frames_are_deleted(tmp_path):
         (tmp_path / name).write_text("mine")
     open_folder(tmp_path, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([DESCRIPTION, *mine])
-    with pytest.raises(FileExistsError, match=rf"^{tmp_path}/0003\.png is in the place of a frame"):
+    with pytest.raises(FileExistsError, match=rf"^{tmp_path}/0003\.png has the name of a frame"):
         open_folder(tmp_path, path_of=cameras(4), overwrite=True)
     for name in mine:
         assert (tmp_path / name).read_text() == "mine"
 
 
-def test_a_picture_in_the_place_of_a_frame_is_not_taken_for_one(tmp_path):
+def test_a_foreign_picture_with_the_name_of_a_frame_is_refused(tmp_path):
     with open_folder(tmp_path) as folder:
         folder.save(0, view())
     Image.new("RGB", (8, 6)).save(tmp_path / "0001.png")
     for overwrite in (False, True):
-        with pytest.raises(FileExistsError, match=r"0001\.png is in the place of a frame"):
-            open_folder(tmp_path, FrameKind(depth=True), overwrite=overwrite)
-        with pytest.raises(FileExistsError, match=r"0001\.png is in the place of a frame"):
+        with pytest.raises(FileExistsError, match=r"0001\.png has the name of a frame"):
+            open_folder(tmp_path, DEPTH, overwrite=overwrite)
+        with pytest.raises(FileExistsError, match=r"0001\.png has the name of a frame"):
             open_folder(tmp_path)
     assert (tmp_path / "0000.png").is_file()
-
-
-def test_a_description_of_countless_frames_takes_no_time(tmp_path):
-    with open_folder(tmp_path) as folder:
-        folder.save(0, view())
-    description = json.loads((tmp_path / DESCRIPTION).read_text())
-    (tmp_path / DESCRIPTION).write_text(json.dumps(description | {"frames": 10**18}))
-    open_folder(tmp_path, overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == [DESCRIPTION]
 
 
 def test_lenses_belong_to_a_path(tmp_path):
     lens = Lens("perspective", torch.full((3, 6), 0.1))
     with open_folder(tmp_path, path_of=dataclasses.replace(cameras(), lens=lens)):
         pass
-    with pytest.raises(ValueError, match="holds frames of another run, path or size"):
+    with pytest.raises(ValueError, match="contains frames of another run, path or size"):
         open_folder(tmp_path)
 
 
-@pytest.mark.parametrize("wanted", [FrameKind("exr"), FrameKind(depth=True)])
+@pytest.mark.parametrize("wanted", [EXR, DEPTH])
 def test_a_full_disk_is_told_and_leaves_whole_frames(tmp_path, wanted):
     pytest.importorskip("OpenEXR")
 
@@ -172,7 +163,7 @@ def test_a_full_disk_is_told_and_leaves_whole_frames(tmp_path, wanted):
 
     render(0)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    size = (tmp_path / f"0000.{wanted.kind}").stat().st_size
+    size = (tmp_path / f"0000.{wanted[0]}").stat().st_size
     for limit in (100, size // 2, size - 1):
         with files_at_most(limit), pytest.raises(OSError, match=r"0001\S*\.(exr|png)"):
             render(1)

@@ -9,7 +9,6 @@ from voxelfield.training.logs.logging import (
     NullLogger,
     RunLogger,
     TensorBoardLogger,
-    flatten_config,
 )
 
 
@@ -45,9 +44,9 @@ def test_scalars_text_and_pictures_arrive(tmp_path, device):
 
 def test_hyperparameters_are_one_run_with_its_final_metrics(tmp_path):
     plugin_data_pb2 = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
-    logger = TensorBoardLogger(tmp_path, chosen={"lr", "lr.kind"})
+    logger = TensorBoardLogger(tmp_path)
     logger.scalars(300, {"test/psnr": 29.0})
-    config = {"lr": 0.1, "scene": {"name": "lego"}, "sizes": [16, 31], "tv": True}
+    config = {"lr": 0.1, "scene": {"name": "lego"}, "sizes": [16, 31], "tv": True, "views": None}
     logger.hyperparameters(config, {"psnr": 30.5, "ssim": 0.9})
     logger.close()
 
@@ -58,36 +57,13 @@ def test_hyperparameters_are_one_run_with_its_final_metrics(tmp_path):
     parsed = {tag: plugin_data_pb2.HParamsPluginData.FromString(value) for tag, value in content.items()}
     experiment = parsed["_hparams_/experiment"].experiment
     assert [info.name.tag for info in experiment.metric_infos] == ["final/psnr", "final/ssim"]
-    assert {info.name for info in experiment.hparam_infos if info.differs} == {"lr"}
     columns = parsed["_hparams_/session_start_info"].session_start_info.hparams
     assert columns["lr"].number_value == 0.1
     assert columns["scene.name"].string_value == "lego"
     assert columns["sizes"].string_value == "[16, 31]"
     assert columns["tv"].string_value == "true"
+    assert columns["views"].string_value == "null"
     assert "_hparams_/session_end_info" in parsed
-
-
-def test_custom_charts_are_laid_out(tmp_path):
-    layout_pb2 = pytest.importorskip("tensorboard.plugins.custom_scalar.layout_pb2")
-    TensorBoardLogger(tmp_path).close()
-    (event,) = _events(tmp_path).Tensors("custom_scalars__config__")
-    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
-    charts = {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
-    assert list(charts.items()) == [
-        ("PSNR", ["train/psnr", "test/psnr"]),
-        ("loss terms", ["loss/.*"]),
-        ("rays per second", ["train/rays_per_second"]),
-    ]
-
-
-def test_histograms_arrive_without_what_is_not_finite(tmp_path, device):
-    logger: RunLogger = TensorBoardLogger(tmp_path)
-    logger.histogram(10, "density", torch.tensor([0.5, 1.5, 1.6, float("nan"), float("inf")], device=device))
-    logger.histogram(20, "density", torch.full((3,), float("nan"), device=device))
-    logger.close()
-    (event,) = _events(tmp_path).Histograms("density")
-    counted = event.histogram_value
-    assert (event.step, counted.num, counted.min, counted.max) == (10, 3, 0.5, pytest.approx(1.6))
 
 
 @pytest.mark.parametrize(
@@ -130,20 +106,7 @@ def test_null_logger_takes_every_call(tmp_path, monkeypatch):
     logger: RunLogger = NullLogger()
     logger.scalars(1, {"loss/rgb": 1.0})
     logger.images(1, "panel", torch.zeros(1, 1, 3))
-    logger.histogram(1, "density", torch.zeros(1))
     logger.text("config", "")
     logger.hyperparameters({}, {})
     logger.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_flatten_config():
-    nested = {"a": {"b": {"c": 1}, "d": [1, {"e": 2}]}, "f": None, "g": False, "h": 0.5, "i": "text", "j": {}}
-    assert flatten_config(nested) == {
-        "a.b.c": 1,
-        "a.d": "[1, {'e': 2}]",
-        "f": "null",
-        "g": False,
-        "h": 0.5,
-        "i": "text",
-    }

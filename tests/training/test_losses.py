@@ -7,22 +7,16 @@ import math
 
 import pytest
 import torch
-from grid_models import model_of
 from rendered_batch import rendered
 
-from voxelfield import VoxelGrid
 from voxelfield.evaluation.metrics import ssim
-from voxelfield.fields.decoders import ColorMLPDecoder
-from voxelfield.fields.density import DensityActivation
-from voxelfield.fields.field import RadianceField
-from voxelfield.models.dense import DenseConfig
-from voxelfield.models.pyramid import PyramidConfig
+from voxelfield.models import losses
+from voxelfield.models.batch import Batch, Outputs
 from voxelfield.ops import PackedSamples
 from voxelfield.rendering.render import Rendering
-from voxelfield.training import losses
-from voxelfield.training.batch import Batch, Outputs
 from voxelfield.training.config import LossConfig
-from voxelfield.training.structure import structure_weights
+from voxelfield.training.step import backpropagate
+from voxelfield.training.structure import structure_weights, variance_weighted_mse
 
 
 def make_rendering(
@@ -125,7 +119,7 @@ def test_structure_is_the_dissimilarity_of_an_image_with_small_errors(device):
     truth = ((0.5 + contrast * torch.randn(64, 64, 3, device=device)).clamp(0, 1) * 255).round() / 255
     pixels = truth + 0.005 * torch.randn(64, 64, 3, device=device)
     rgba = torch.cat((truth, torch.ones_like(truth[..., :1])), dim=-1)
-    weights = structure_weights((rgba * 255).round().to(torch.uint8)[None], device)[0].float() / 255
+    weights = structure_weights((rgba * 255).round().to(torch.uint8)[None])[0].float().to(device) / 255
     inner = slice(5, -5)
     batch = rendered(
         make_rendering(opacity=(1.0,) * 54**2, device=device),
@@ -133,18 +127,18 @@ def test_structure_is_the_dissimilarity_of_an_image_with_small_errors(device):
         truth[inner, inner].flatten(0, 1),
         structure=weights[inner, inner].flatten(),
     )
-    loss = losses.rendering_terms(make_config(structure=3.0), *batch)["structure"]
+    loss = 3 * variance_weighted_mse(*batch)
     assert loss.item() == pytest.approx(3 * (1 - ssim(pixels, truth).item()), rel=0.1)
 
 
 def test_structure_counts_a_constant_offset_in_full_where_the_photograph_is_flat(device):
     truth = torch.full((12, 12, 3), 102 / 255, device=device)
     rgba = torch.cat((truth, torch.ones_like(truth[..., :1])), dim=-1)
-    weights = structure_weights((rgba * 255).round().to(torch.uint8)[None], device)[0].float() / 255
+    weights = structure_weights((rgba * 255).round().to(torch.uint8)[None])[0].float().to(device) / 255
     rendering = make_rendering(opacity=(1.0,) * 144, device=device)
     pixels = truth + 0.01
     batch = rendered(rendering, pixels.flatten(0, 1), truth.flatten(0, 1), structure=weights.flatten())
-    assert losses.structure(*batch).item() == pytest.approx(0.01**2 / 0.03**2, rel=1e-4)
+    assert variance_weighted_mse(*batch).item() == pytest.approx(0.01**2 / 0.03**2, rel=1e-4)
     assert 1 - ssim(pixels, truth).item() < 1e-3
 
 
@@ -154,17 +148,12 @@ def test_structure_is_a_weighted_mean_over_pixels_all_of_whose_rays_count(device
     pixels.requires_grad_()
     for rays_kept, count in ((20, 5), (19, 4), (8, 2), (3, 0)):
         rendering = make_rendering(opacity=(1.0,) * 20, rays_kept=rays_kept, device=device)
-        loss = losses.structure(*rendered(rendering, pixels, truth, structure=weights))
+        loss = variance_weighted_mse(*rendered(rendering, pixels, truth, structure=weights))
         errors = weights[:count, None] * (pixels - truth)[:count].square() / 0.03**2
         expected = errors.mean() if count > 0 else 0 * errors.sum()
         torch.testing.assert_close(loss, expected)
         found, wanted = (torch.autograd.grad(value, pixels)[0] for value in (loss, expected))
         torch.testing.assert_close(found, wanted)
-
-
-def test_structure_needs_weights():
-    with pytest.raises(KeyError, match="structure"):
-        losses.rendering_terms(make_config(structure=1.0), *batch_of(make_rendering()))
 
 
 def test_sample_rgb_is_weighted_by_sample_and_averaged_over_rays(device):
@@ -321,54 +310,9 @@ def test_no_ray_taken_is_no_loss(device):
     assert len(terms) == 4
 
 
-def ramp(device="cpu") -> RadianceField:
-    """Density rises by 1 per vertex along x, the two colour features by 3 per vertex along z."""
-    grid = VoxelGrid(2, 3, ((0, 0, 0), (1, 1, 1)), device=device)
-    steps = torch.arange(2.0, device=device)
-    with torch.no_grad():
-        grid.features[..., 0] = steps[:, None, None]
-        grid.features[..., 1:] = 3 * steps[None, None, :, None]
-    return RadianceField(grid, ColorMLPDecoder(2, 4, 1, 0, DensityActivation(1.0, 1.0)).to(device))
-
-
-def test_total_variation_is_kept_apart_for_density_and_colour(device):
-    field = ramp(device)
-    terms = losses.grid_terms(make_config(tv_density=0.5, tv_color=0.1), model_of(field, DenseConfig()), step=0)
-    assert {name: value.item() for name, value in terms.items()} == pytest.approx({"tv_density": 0.5, "tv_color": 0.9})
-    (gradient,) = torch.autograd.grad(terms["tv_density"], field.grid.levels)
-    # mean over the 4 pairs along x: 2 * (difference 1) / 4, times the weight
-    sign = torch.tensor([-1.0, 1.0], device=device)[:, None, None].expand(2, 2, 2)
-    torch.testing.assert_close(gradient[..., 0], 0.25 * sign)
-    assert not gradient[..., 1:].any()
-
-
-def test_total_variation_applied_seldom_weighs_as_much_in_total():
-    field = ramp()
-    config = make_config(tv_density=0.5, tv_every=4, tv_until=9)
-    due = {step: losses.grid_terms(config, model_of(field, DenseConfig()), step) for step in range(13)}
-    assert [step for step, terms in due.items() if terms] == [0, 4, 8]
-    assert due[4]["tv_density"].item() == pytest.approx(4 * 0.5)
-    assert set(due[4]) == {"tv_density"}
-
-
-def test_total_variation_can_be_switched_off():
-    assert losses.grid_terms(make_config(tv_density=1.0, tv_until=0), model_of(ramp(), DenseConfig()), 0) == {}
-    assert losses.grid_terms(make_config(), model_of(ramp(), DenseConfig()), 0) == {}
-
-
-def test_kinds_of_field_without_the_terms_have_none():
-    field = PyramidConfig(resolutions=[2, 4]).build(torch.tensor([[0.0] * 3, [1.0] * 3]), [4], "cpu")
-    assert losses.grid_terms(make_config(), model_of(field, PyramidConfig()), 0) == {}
-
-
-def test_a_weight_on_the_grid_follows_its_schedule():
-    config = make_config(tv_features=0.5, tv_every=3, tv_until=7)
-    assert [losses.grid_weight(config, "tv_features", step) for step in range(8)] == [1.5, 0, 0, 1.5, 0, 0, 1.5, 0]
-
-
 def test_gradients_are_those_of_the_sum_times_the_factor(device):
     x = torch.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
-    losses.backpropagate([x.square().sum(), 3 * x[0], x[2] * x[1]], torch.tensor(8.0, device=device))
+    backpropagate([x.square().sum(), 3 * x[0], x[2] * x[1]], torch.tensor(8.0, device=device))
     torch.testing.assert_close(x.grad, 8 * torch.tensor([2 + 3.0, 4 + 3.0, 6 + 2.0], device=device))
-    losses.backpropagate([x[1]], torch.tensor(2.0, device=device))  # adds to what is there
+    backpropagate([x[1]], torch.tensor(2.0, device=device))  # adds to what is there
     assert x.grad[1] == 8 * 7 + 2

@@ -62,7 +62,7 @@ def test_weights_that_are_not_there_are_named_with_the_command_that_fetches_them
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"features.0.weight": torch.zeros(3)}, "must hold the weights of VGG16, got others"),
+        ({"features.0.weight": torch.zeros(3)}, "must have the weights of VGG16, got others"),
         (None, "unreadable weights"),
     ],
 )

@@ -44,7 +44,7 @@ def test_masked_pixels_change_neither_the_field_nor_its_psnr(device):
     for color in (0, 200):
         scene = Scene("lego", lego.aabb, {name: painted(split, color) for name, split in lego.splits.items()})
         scores = Scores()
-        session = Session.from_config(scene, settings, logger=scores)
+        session = Session(scene, settings, logger=scores)
         session.fit()
         evaluated = session.evaluate(views=1, progress=False).psnr
         results.append(torch.tensor([*scores.psnr, evaluated, session.occupancy.fraction()]))

@@ -91,10 +91,10 @@ def test_training_and_evaluation_read_images_alone(folder, device, tmp_path):
                 width, height = split.cameras.size(index)
                 images[index, :height, :width] = split.image(index)
             splits[name] = replace(split, images=images)
-        session = Session.from_config(Scene(scene.name, scene.aabb, splits), settings)
+        session = Session(Scene(scene.name, scene.aabb, splits), settings)
         session.fit()
         found = session.evaluate(images=tmp_path / str(filler), progress=False)
-        states.append(torch.tensor([*found.psnr_per_view, session.occupancy.fraction()]))
+        states.append(torch.tensor([*found.scores["psnr"], session.occupancy.fraction()]))
     # On CUDA sums have another order in every run.
     torch.testing.assert_close(states[1], states[0], atol=0 if device.type == "cpu" else 1e-2, rtol=0)
     sizes = [Image.open(tmp_path / "0" / f"{name}.png").size for name in scene.test.names]
@@ -105,7 +105,7 @@ def test_cameras_are_refined_and_lost_ones_looked_for(folder, device):
     scene = load(folder, holdout=4)
     changes = ("trainer.steps=6", "trainer.preview_every=0", "camera=refine", "camera.search_poses=4")
     changes += ("camera.stages=[{start: 0, resolution: 12}, {start: 0.4, resolution: 16}]",)
-    session = Session.from_config(scene, preset("model=dense", "trainer=smoke", *changes, device=str(device)))
+    session = Session(scene, preset("model=dense", "trainer=smoke", *changes, device=str(device)))
     session.fit()
     assert session.cameras.refined.sizes.tolist() == scene.train.cameras.sizes.tolist()
 
@@ -119,9 +119,9 @@ def test_metrics_compare_each_view_at_its_own_size(folder):
         width, height = cameras.size(index)
         return View(truths[index] * 0.9, torch.ones(height, width), torch.ones(height, width))
 
-    found = evaluate_split(rendered, split, white, None, progress=False)
+    found = evaluate_split(rendered, split, white, progress=False)
     expected = [float(psnr(truth * 0.9, truth)) for truth in truths]
-    assert found.psnr_per_view == pytest.approx(expected)
+    assert found.scores["psnr"] == pytest.approx(expected)
 
 
 def test_images_that_would_mostly_be_empty_room_are_refused(folder, tmp_path):

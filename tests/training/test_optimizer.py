@@ -179,8 +179,8 @@ def test_large_grids_are_updated_where_space_is_occupied(device):
     occupancy = OccupancyGrid(8, BOX).to(device)
     occupancy.occupied.zero_()
     occupancy.occupied[0, 0, 0] = True
-    optimizers = Optimizers(model_of(field), make_config(), RATES)
-    optimizers.attach(torch.float32, occupancy)
+    optimizers = Optimizers(model_of(field).around(occupancy=occupancy), make_config(), RATES)
+    optimizers.attach()
     features = field.grid.features
 
     def step():
@@ -193,7 +193,7 @@ def test_large_grids_are_updated_where_space_is_occupied(device):
     # What waited outside must not count when space there becomes occupied.
     assert features.grad[16:].any()
     occupancy.occupied.fill_(True)
-    optimizers.restrict(occupancy)
+    optimizers.restrict()
     assert not features.grad.any()
     step()
     assert (features != 0).all()
@@ -203,8 +203,8 @@ def test_small_grids_are_updated_whole(device):
     field = make_field("sh", device)
     occupancy = OccupancyGrid(8, BOX).to(device)
     occupancy.occupied.zero_()
-    optimizers = Optimizers(model_of(field), make_config(), RATES)
-    optimizers.attach(torch.float32, occupancy)
+    optimizers = Optimizers(model_of(field).around(occupancy=occupancy), make_config(), RATES)
+    optimizers.attach()
     before = field.grid.features.detach().clone()
     field.grid.features.grad += 1
     optimizers.step()
@@ -213,8 +213,8 @@ def test_small_grids_are_updated_whole(device):
 
 def test_copies_follow_the_grid(device):
     field = make_field("sh", device)
-    optimizers = Optimizers(model_of(field), make_config(), RATES)
-    optimizers.attach(torch.float16, OccupancyGrid(8, BOX).to(device))
+    optimizers = Optimizers(model_of(field), make_config(), RATES, copies=torch.float16)
+    optimizers.attach()
     points = torch.rand(20, 3, device=device)
     assert field.grid(points).dtype == torch.float16
     before = field.grid(points)
@@ -227,11 +227,13 @@ def test_total_variation_is_added_where_large_levels_are_updated(device, monkeyp
     monkeypatch.setattr(optimizer_module, "_WORTH_LISTING", 0)
     pyramid = VoxelPyramid((24,), 2, ((0, 0, 0), (1, 1, 1)), init_range=1.0, device=device)
     decoder = ColorMLPDecoder(1, 8, 1, 1, DensityActivation(200.0, 0.1))
-    optimizers = Optimizers(model_of(RadianceField(pyramid, decoder).to(device)), make_config(), RATES)
     occupancy = OccupancyGrid(4, ((0, 0, 0), (1, 1, 1))).to(device)
     occupancy.occupied.zero_()
     occupancy.occupied[0, 0, 0] = True
-    optimizers.attach(torch.float16 if device.type == "cuda" else torch.float32, occupancy)
+    model = model_of(RadianceField(pyramid, decoder).to(device)).around(occupancy=occupancy)
+    copies = torch.float16 if device.type == "cuda" else torch.float32
+    optimizers = Optimizers(model, make_config(), RATES, copies=copies)
+    optimizers.attach()
     (level,) = pyramid.levels
     loss = sum(level.diff(dim=axis).square().sum() for axis in range(3))
     (expected,) = torch.autograd.grad(loss, level)

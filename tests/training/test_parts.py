@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,11 @@ from torch import nn
 from voxelfield import Scene, Session
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
+from voxelfield.models.dense import DenseConfig, DenseModel
+from voxelfield.models.part import Part
 from voxelfield.rendering.march import visible_samples
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import preset
-from voxelfield.training.part import Part
 from voxelfield.training.state.checkpoint import load_checkpoint
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "lego"
@@ -42,8 +43,8 @@ class Tint(Part):
         self.calls: list[str] = []
 
     def before_step(self, step):
+        assert isinstance(step, int)
         self.calls.append("before")
-        self.number = step.clone()
 
     def prepare(self, batch):
         assert len(batch.images) == len(batch.pixels)
@@ -58,6 +59,7 @@ class Tint(Part):
         return {"tint": 0.01 * self.color.square().sum()}
 
     def after_backward(self, step):
+        self.number = step.clone()
         self.calls.append("backward" if self.color.grad is not None else "no gradient")
 
     def after_step(self, step):
@@ -132,7 +134,7 @@ def test_the_state_of_a_part_is_resumed_to_the_bit(scene, tmp_path):
 def test_parts_have_names_of_their_own(scene):
     with pytest.raises(ValueError, match="parts must have names of their own, got 'tint', 'tint'"):
         Session(scene, "dense", trainer=settings(), parts=[Tint(), Tint()], device="cpu")
-    with pytest.raises(TypeError, match=r"parts\[0\] must be a voxelfield\.training\.part\.Part, got 'tint'"):
+    with pytest.raises(TypeError, match=r"parts\[0\] must be a voxelfield\.models\.Part, got 'tint'"):
         Session(scene, "dense", trainer=settings(), parts=["tint"], device="cpu")
     with pytest.raises(TypeError, match=r"losses\['mine'\] must be a function of outputs and batch, got 0\.5"):
         Session(scene, "dense", trainer=settings(), losses={"mine": 0.5}, device="cpu")
@@ -208,6 +210,84 @@ def test_a_loop_of_ones_own_trains_as_fit_does(scene):
         assert torch.equal(other.field.grid.features, fitted.field.grid.features)
     with pytest.raises(ValueError, match=rf"session\.step must be below trainer\.steps, {STEPS}, got {STEPS}"):
         stepped.train_step()
+
+
+class Counting(DenseModel):
+    """Counts its steps and has a loss of its own, a parameter group and a hook between steps."""
+
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        self.steps, self.between = torch.zeros((), dtype=torch.int64, device=self.device), []
+
+    def before_step(self, step):
+        super().before_step(step)
+        self.between.append(step)
+
+    def losses(self, outputs, batch):
+        return {**super().losses(outputs, batch), "mine": 0.1 * outputs.mean_over_rays(outputs.rendering.opacity)}
+
+    def after_step(self, step):
+        self.steps += 1
+
+    def state_dict(self):
+        return super().state_dict() | {"counted": self.steps}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.steps.copy_(state["counted"])
+
+    def param_groups(self):
+        return {"first": ([next(self.field.decoder.parameters())], 1e-3)}
+
+
+@dataclass
+class CountingConfig(DenseConfig):
+    def build_model(self, field, occupancy, sampling):
+        return Counting(field, occupancy, sampling)
+
+
+def test_a_model_of_ones_own_owns_its_training(scene, device, tmp_path):
+    session = Session(scene, CountingConfig(), trainer=settings(), device=str(device), output=tmp_path)
+    rates = []
+    session.log.scalars = lambda step, values: rates.append(values)
+    session.fit()
+    assert isinstance(session.model, Counting)
+    assert session.model.between == list(range(STEPS))
+    assert int(session.model.steps) == STEPS
+    assert {"loss/mine", "loss/photometric", "lr/first", "lr/network"} <= {name for each in rates for name in each}
+    network = session.optimizers.network.param_groups[0]["params"]
+    assert all(parameter is not next(session.field.decoder.parameters()) for parameter in network)
+    again = Session(scene, CountingConfig(), trainer=settings(), device=str(device))
+    again.restore(load_checkpoint(tmp_path))
+    assert torch.equal(again.field.grid.features, session.field.grid.features)
+    assert int(again.model.steps) == STEPS
+
+
+def test_a_part_without_a_state_is_resumed(scene, tmp_path):
+    class Stateless(Tint):
+        def state_dict(self):
+            return {}
+
+    train(scene, torch.device("cpu"), Stateless(), tmp_path).fit()
+    train(scene, torch.device("cpu"), Stateless()).restore(load_checkpoint(tmp_path))
+    plain = Session(scene, "dense", trainer=settings(), device="cpu", output=tmp_path / "plain")
+    plain.train_step()
+    plain.save()
+    train(scene, torch.device("cpu"), Stateless()).restore(load_checkpoint(tmp_path / "plain"))
+
+
+@pytest.mark.parametrize("name", ["field", "step", "optimizer", "average"])
+def test_a_part_with_the_name_of_another_entry_is_refused(scene, name):
+    part = Tint()
+    part.name = name
+    with pytest.raises(ValueError, match=f"parts must not have the name of another entry of checkpoints, got '{name}'"):
+        Session(scene, "dense", trainer=settings(), parts=[part], device="cpu")
+
+
+def test_the_settings_of_a_whole_run_leave_no_others(scene):
+    config = preset("model=dense", "trainer=smoke", device="cpu")
+    with pytest.raises(TypeError, match="seed must be None with the settings of a whole run, got 3"):
+        Session(scene, config, seed=3)
 
 
 def test_leaving_the_loop_early_saves(scene, tmp_path):

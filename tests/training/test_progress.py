@@ -59,7 +59,7 @@ def test_progress_does_not_count_pauses(caplog):
     progress.update(50, psnr=_unread, rays=1_000_000)
     clock.now += 5
     progress.update(100, rays=2_000_000)
-    assert [record.getMessage() for record in caplog.records] == ["step 100/200 (50 %), 300.0k rays/s, ETA 00:10"]
+    assert [record.getMessage() for record in caplog.records] == ["step 100/200 (50 %), 300k rays/s, ETA 00:10"]
 
 
 def test_progress_draws_a_bar_on_a_terminal(caplog):
@@ -71,7 +71,7 @@ def test_progress_draws_a_bar_on_a_terminal(caplog):
     assert len(stream.getvalue()) == before
     clock.now += 1
     progress.update(40, psnr=lambda: 31.0, rays=3_000_000)
-    assert "40/100, PSNR 31.00 dB, 3.0M rays/s, ETA 00:02" in stream.getvalue()
+    assert "40/100, PSNR 31.00 dB, 3.00M rays/s, ETA 00:02" in stream.getvalue()
     with progress.paused():
         pass
     progress.update(55)

@@ -1,26 +1,14 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
 
 from voxelfield.grids.voxel_grid import cubic_voxels
+from voxelfield.models.settings import stage_at
 from voxelfield.training.config import StageConfig
-from voxelfield.training.schedules import exponential_decay, stage_at
-
-
-def test_exponential_decay_runs_from_one_to_the_final_share():
-    assert exponential_decay(0, 100, 0.1) == 1.0
-    assert exponential_decay(100, 100, 0.1) == pytest.approx(0.1)
-    assert exponential_decay(50, 100, 0.1) == pytest.approx(math.sqrt(0.1))
-
-
-def test_exponential_decay_loses_the_same_share_in_every_step():
-    factors = [exponential_decay(step, 7, 0.3) for step in range(8)]
-    ratios = [later / earlier for earlier, later in pairwise(factors)]
-    assert ratios == pytest.approx([0.3 ** (1 / 7)] * 7)
+from voxelfield.training.optimizer import exponential_decay
 
 
 def test_exponential_decay_of_a_step_on_a_device_stays_there(device):
@@ -31,19 +19,10 @@ def test_exponential_decay_of_a_step_on_a_device_stays_there(device):
     assert torch.stack(factors).tolist() == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_final_share_of_one_means_constant_rates():
-    assert {exponential_decay(step, 10, 1.0) for step in range(11)} == {1.0}
-
-
 def test_a_stage_lasts_until_the_next_one_starts():
     stages = [StageConfig(0, 8), StageConfig(3, 16), StageConfig(4, 32)]
     assert [stage_at(stages, step) for step in range(7)] == [0, 0, 0, 1, 2, 2, 2]
     assert [stage_at(stages[:1], step) for step in (0, 1000)] == [0, 0]
-
-
-@pytest.mark.parametrize("resolution", [2, 48, 320])
-def test_a_cube_gets_the_same_number_along_each_axis(resolution):
-    assert cubic_voxels(torch.tensor([[-1.5] * 3, [1.5] * 3]), resolution) == (resolution,) * 3
 
 
 @pytest.mark.parametrize("resolution", [32, 100, 256])

@@ -6,8 +6,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,26 +14,22 @@ from typing import Any
 import pytest
 import torch
 from quick_presets import preset
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield import VoxelGrid
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.fields.field import RadianceField
-from voxelfield.models.model_config import ModelConfig
+from voxelfield.models import losses
+from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.render import render_view
-from voxelfield.training import graph, losses
-from voxelfield.training.batch import Batch, Outputs
-from voxelfield.training.batches import PixelSampler
+from voxelfield.training import graph
 from voxelfield.training.config import LossConfig, OptimizerConfig, TrainerConfig
 from voxelfield.training.logs.logging import NullLogger
-from voxelfield.training.occupied_space import EmptyFieldError
 from voxelfield.training.session import Hook, Session
 from voxelfield.training.state import saving
 from voxelfield.training.state.checkpoint import load_checkpoint, resolve_checkpoint
-from voxelfield.training.step import TrainingStep
 from voxelfield.training.structure import structure_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,14 +53,13 @@ PYRAMID = ("model=pyramid", "model.resolutions=[4,8,12]", "model.width=16", "tra
 SUM = ("model=sh", "model.resolutions=[3,6,12]")
 MLP = ("model=dense",)
 # Total variation in every step; of a single grid.
-VARIATION = tuple(f"trainer.loss.{s}" for s in ("tv_density=1e-3", "tv_color=1e-3", "tv_every=1", "tv_until=8"))
-VARIATION_OF_FEATURES = ("trainer.loss.tv_features=1e-4", *VARIATION[2:])
+VARIATION = ("trainer.loss.tv_features=1e-4", "trainer.loss.tv_every=1", "trainer.loss.tv_until=8")
 MODELS = pytest.mark.parametrize("model", [MLP, SUM, PYRAMID], ids=["dense", "sh", "pyramid"])
 
 
 def variation_of(model: tuple[str, ...]) -> tuple[str, ...]:
     """The settings with which a model's grids are kept smooth."""
-    return {MLP: VARIATION, PYRAMID: VARIATION_OF_FEATURES}.get(model, ())
+    return {MLP: VARIATION, PYRAMID: VARIATION}.get(model, ())
 
 
 class Recorder(NullLogger):
@@ -115,7 +109,7 @@ def make_session(scene, tmp_path):
     ) -> Session:
         settings = preset("model=dense", "trainer=cpu", *TINY, *overrides, f"device={device}", f"seed={seed}")
         split_scene = Scene("lego", scene.aabb, {"train": split})
-        return Session.from_config(split_scene, settings, output=tmp_path / folder, logger=Recorder(), **hooks)
+        return Session(split_scene, settings, output=tmp_path / folder, logger=Recorder(), **hooks)
 
     return make
 
@@ -245,19 +239,15 @@ def test_learning_rates_decay_to_the_configured_share(make_session):
 
 def test_every_weighted_term_is_logged_and_the_rest_is_not(make_session):
     weights = ("structure=1e-3", "sample_rgb=0.1", "opacity_entropy=0.1", "sparsity=0.1")
-    weights += ("tv_density=0.1", "tv_color=0.1", "tv_until=4")
-    session = make_session(*(f"trainer.loss.{weight}" for weight in weights), "trainer.loss.tv_every=2")
+    session = make_session(*(f"trainer.loss.{weight}" for weight in weights))
     session.fit()
     rendered = {"loss/photometric", "loss/structure", "loss/sample_rgb", "loss/opacity_entropy", "loss/sparsity"}
-    grid = {"loss/tv_density", "loss/tv_color"}
     logged = {
         step: {tag for tag in values if tag.startswith("loss/")}
         for step, values in session.log.records
         if "train/psnr" in values
     }
-    assert logged == dict.fromkeys(range(1, 11), rendered | grid)
-    # total variation is due at steps 0 and 2, whose records are those of the updates 1 and 3
-    assert {k for k, value in session.log.series("loss/tv_color") if value > 0} == {1, 3}
+    assert logged == dict.fromkeys(range(1, 11), rendered)
 
 
 def test_each_pixel_of_a_step_has_its_own_structure_weight(make_session, scene, monkeypatch):
@@ -268,23 +258,14 @@ def test_each_pixel_of_a_step_has_its_own_structure_weight(make_session, scene, 
         seen.append((batch.pixels, batch["structure"]))
         return weigh(config, outputs, batch)
 
-    monkeypatch.setattr("voxelfield.training.step.rendering_terms", record_weights)
+    monkeypatch.setattr("voxelfield.models.model.rendering_terms", record_weights)
     patches = ("trainer.patches=2", "trainer.patch_size=3", "trainer.supersampling=2")
     make_session("trainer.loss.structure=1e-3", *patches, "trainer.steps=3").fit()
-    weights = structure_weights(scene.train.images, torch.device("cpu")).flatten()
+    weights = structure_weights(scene.train.images).flatten()
     assert len(seen) == 3
     for pixels, found in seen:
         assert len(pixels) >= 18
         assert torch.equal(found, weights[pixels])
-
-
-def test_a_step_needs_the_weights_of_its_loss(make_session, scene):
-    session = make_session()
-    pixels = PixelSampler(scene.train, torch.device("cpu"))
-    config = replace(session.config.trainer, loss=replace(session.config.trainer.loss, structure=0.5))
-    step = TrainingStep(session.model, pixels, session.optimizers, config)
-    with pytest.raises(KeyError, match="the training images carry no 'structure', but colours"):
-        step.run(session.settings)
 
 
 def test_total_variation_keeps_the_features_of_a_pyramid_smooth(make_session, device):
@@ -432,7 +413,7 @@ def test_a_stage_refines_the_grid_and_the_optimizer_follows(make_session, device
         assert coarse.any()
     assert float(new["step"]) == float(old["step"]) == 3
     assert float(moments(session)["step"]) == 4
-    assert session.settings.step == pytest.approx(0.5 * 3 / 11), "the step between samples follows the voxels"
+    assert session.model.settings.step == pytest.approx(0.5 * 3 / 11), "the step between samples follows the voxels"
 
 
 def test_a_stage_switches_levels_on_and_crops_a_pyramid(make_session, device):
@@ -459,7 +440,7 @@ def test_a_stage_switches_levels_on_and_crops_a_pyramid(make_session, device):
     assert torch.equal(aabb, session.occupancy.aabb)
     x, y, z = session.field.grid.resolution
     assert x < y == z, "voxels stay cubes"
-    assert session.settings.step == pytest.approx(0.5 * float(session.field.grid.voxel_size.min()))
+    assert session.model.settings.step == pytest.approx(0.5 * float(session.field.grid.voxel_size.min()))
     assert all(session.optimizers.grid.state[level]["exp_avg"].any() for level in session.field.grid.levels)
 
 
@@ -574,18 +555,6 @@ def test_resuming_changes_nothing(make_session, model, listed):
         assert set(actual["optimizer"]) == {"grid", "network"}
         split_losses = first.log.series("loss/photometric") + second.log.series("loss/photometric")
         assert split_losses == whole.log.series("loss/photometric"), folder
-
-
-def test_differences_are_seen(make_session):
-    """Guards the test above: another seed must show."""
-    runs = []
-    for seed in (0, 1):
-        session = make_session("trainer.steps=2", folder=str(seed), seed=seed)
-        session.fit()
-        runs.append(load_checkpoint(session.output))
-    found = differences(*runs)
-    assert "state.field.grid.features" in found
-    assert "state.rng" in found
 
 
 UNTOUCHED = (
@@ -816,16 +785,6 @@ def test_falling_resolutions_lift_the_tiles_of_a_grid_too_small_for_them(make_se
     assert listed == [True, True, True, False, False]
 
 
-def test_signals_find_their_handlers_after_an_error(make_session):
-    handler = signal.getsignal(signal.SIGINT)
-    session = make_session("trainer.occupancy.start=0")
-    with torch.no_grad():
-        session.field.grid.features[..., 0] = -30.0
-    with pytest.raises(RuntimeError, match="empty"):
-        session.fit()
-    assert signal.getsignal(signal.SIGINT) is handler
-
-
 # --------------------------------------------------------------------------------------------------------- views
 
 
@@ -838,17 +797,6 @@ def test_a_view_is_rendered_over_the_evaluation_background(make_session, scene, 
         assert view.rgb.shape == (25, 25, 3)
         assert not view.rgb.requires_grad
         torch.testing.assert_close(view.rgb, torch.full_like(view.rgb, value), atol=1e-3, rtol=0)
-
-
-def test_a_view_does_not_depend_on_the_chunk(make_session, scene):
-    session = make_session()
-    session.fit()
-    views = []
-    for chunk in (7, 10**6):
-        session.config.trainer.chunk = chunk
-        views.append(session.renderer().view(scene.test.cameras, 0).rgb)
-    torch.testing.assert_close(views[0], views[1], atol=1e-5, rtol=0)
-    assert views[0].std() > 0.01
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
@@ -867,27 +815,12 @@ def test_views_are_those_of_the_field_as_training_reads_it(make_session, scene, 
     view = renderer.view(scene.test.cameras, 1)
     with session.model.autocast():
         cameras = scene.test.cameras.to(device)
-        settings = (session.occupancy, session.settings, session.background, 10**6)
+        settings = (session.occupancy, session.model.settings, session.model.background, 10**6)
         expected = render_view(session.field, cameras, 1, *settings)
     assert expected.rgb.std() > 0.01
     off = (view.rgb - expected.rgb).abs()
     assert off.mean() < 1e-3
     assert (off.amax(-1) > 1e-2).double().mean() < 0.02
-
-
-def test_supersampling_is_as_configured(make_session, scene, device):
-    session = make_session(*SUM, device=device)
-    session.fit()
-    views = []
-    for supersampling in (1, 2):
-        session.model.sampling = replace(session.model.sampling, supersampling=supersampling)
-        views.append(session.renderer().view(scene.test.cameras, 0).rgb)
-    assert views[0].shape == views[1].shape
-    assert 1e-4 < (views[0] - views[1]).abs().mean() < 0.1
-    session.model.sampling = replace(session.model.sampling, pixel_averaging="encoded")
-    linear = session.renderer().view(scene.test.cameras, 0).rgb
-    # Light is more than its encoding says of a mean.
-    assert 0 < (views[1] - linear).mean() < 0.05
 
 
 def test_a_field_that_is_not_finite_replaces_no_checkpoint(make_session):
@@ -911,39 +844,6 @@ def test_a_checkpoint_that_cannot_be_removed_does_not_end_training(make_session,
     monkeypatch.setattr(Path, "unlink", refuse)
     assert session.fit()
     assert "held by another process; earlier checkpoints are not removed" in caplog.text
-
-
-class PlainDecoder(nn.Module):
-    """A user's own: the least that a field takes."""
-
-    channels = 4
-
-    def density(self, features: Tensor) -> Tensor:
-        return 20 * F.softplus(features[..., 0].float() - 4)
-
-    def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
-        return self.density(features), torch.sigmoid(features[:, 1:].float())
-
-
-@dataclass
-class PlainConfig(ModelConfig):
-    """A model that no package announces."""
-
-    kind: str = "plain"
-
-    def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
-        return RadianceField(VoxelGrid(12, 4, aabb), PlainDecoder()).to(device)
-
-
-def test_a_decoder_of_a_users_own_trains(scene, device):
-    tiny = preset("model=dense", "trainer=cpu", *TINY, "trainer.steps=60", "trainer.occupancy.start=20").trainer
-    optimizer_config = OptimizerConfig(grid_lr=0.2, network_lr=1e-3, grid_weight_decay=0.0, skip_untouched=False)
-    log = Recorder()
-    session = Session(scene, PlainConfig(), trainer=tiny, optimizer=optimizer_config, device=device, logger=log)
-    assert session.fit()
-    losses = [loss for _, loss in log.series("loss/photometric")]
-    assert fmean(losses[-5:]) < 0.5 * fmean(losses[:5])
-    assert session.renderer().view(scene.test.cameras, 0).rgb.isfinite().all()
 
 
 # ----------------------------------------------------------------------------------------------- from plain Python
@@ -973,7 +873,7 @@ def test_the_same_session_from_arguments_and_from_a_configuration(make_session, 
 def test_without_an_output_folder_nothing_is_written(make_session, scene, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = make_session("trainer.checkpoint_every=4", "trainer.preview_every=3").config
-    session = Session.from_config(scene, config)
+    session = Session(scene, config)
     assert session.fit()
     assert session.save() is None
     assert list(tmp_path.iterdir()) == []
@@ -1001,23 +901,11 @@ def test_previews_are_logged_where_there_are_test_views(make_session, scene):
     pictures = []
     log = Recorder()
     log.images = lambda step, tag, image: pictures.append((step, tag, tuple(image.shape)))
-    Session.from_config(scene, config, logger=log).fit()
+    Session(scene, config, logger=log).fit()
     height, width = scene.test.images.shape[1:3]
     names = [f"test/{scene.test.names[index]}" for index in (0, len(scene.test) // 2)]
     assert pictures == [(step, name, (height, 4 * width, 3)) for step in (5, 10) for name in names]
     assert [step for step, _ in log.series("test/psnr")] == [5, 10]
-
-
-def test_a_session_judges_and_draws_its_field(make_session, scene):
-    session = Session.from_config(scene, make_session("trainer.steps=40", "trainer.occupancy.start=20").config)
-    before = session.evaluate(views=2, progress=False)
-    session.fit()
-    after = session.evaluate(views=2, progress=False)
-    assert after.names == before.names
-    assert len(after.names) == 2
-    assert after.psnr > before.psnr + 3
-    drawn = session.result().render(scene.test.cameras, 0)
-    assert torch.equal(drawn.rgb, session.renderer().view(scene.test.cameras, 0).rgb)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from short_runs import ROOT, TINY
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.evaluation.evaluation import evaluate_split
+from voxelfield.evaluation.evaluation import check_pictures, evaluate_split, save_images
+from voxelfield.media.png import PngWriter
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.runs.configured import train_as_configured
@@ -37,7 +38,7 @@ def scene() -> Scene:
 def make_session(scene: Scene, tmp_path: Path) -> Callable[..., Session]:
     def make(*overrides: str, **options: Any) -> Session:
         settings = preset(*TINY, "trainer.steps=4", "trainer.checkpoint_every=2", *overrides, device="cpu")
-        return Session.from_config(scene, settings, output=tmp_path / "run", **options)
+        return Session(scene, settings, output=tmp_path / "run", **options)
 
     return make
 
@@ -126,16 +127,24 @@ def grey(cameras: Cameras, index: int) -> View:
     return View(torch.full((12, 12, 3), 0.5), torch.ones(12, 12), torch.ones(12, 12))
 
 
+def evaluate(split: Split, folder: Path, views: tuple[str, ...], render=grey) -> None:
+    check_pictures("images", folder, views)
+    with PngWriter() as writer:
+        indices = [split.names.index(name) for name in views]
+        evaluate_split(
+            render, split, torch.ones(3), views=indices, on_view=[save_images(folder, writer)], progress=False
+        )
+
+
 def test_evaluated_views_replace_no_files_of_others(tmp_path):
     before = photograph(tmp_path / "b.png")
     with pytest.raises(
         FileExistsError, match=rf"^images must be .*, got {tmp_path}: voxelfield has not written b\.png"
     ):
-        evaluate_split(grey, split_of("a", "b"), torch.ones(3), tmp_path, progress=False)
+        evaluate(split_of("a", "b"), tmp_path, ("a", "b"))
     assert (tmp_path / "b.png").read_bytes() == before
     assert not (tmp_path / "a.png").exists()
-    evaluate_split(grey, split_of("a", "b"), torch.ones(3), tmp_path, views=[0], progress=False)
-    evaluate_split(grey, split_of("a"), torch.ones(3), tmp_path, progress=False)
+    evaluate(split_of("a", "b"), tmp_path, ("a",))
     assert (tmp_path / "b.png").read_bytes() == before
 
 
@@ -143,13 +152,11 @@ def test_evaluated_views_replace_no_files_of_others(tmp_path):
 def test_long_names_of_views_are_written_or_refused_at_once(tmp_path, length, works):
     split = split_of("x" * length)
     if works:
-        evaluate_split(grey, split, torch.ones(3), tmp_path, progress=False)
+        evaluate(split, tmp_path, split.names)
         assert [path.stem for path in tmp_path.iterdir()] == ["x" * length]
         return
-    with pytest.raises(
-        ValueError, match=r"^name of a view must give a file in images, got 'xxx.*\(File name too long\)"
-    ):
-        evaluate_split(lambda *_: pytest.fail("rendered"), split, torch.ones(3), tmp_path, progress=False)
+    with pytest.raises(OSError, match="File name too long"):
+        evaluate(split, tmp_path, split.names, lambda *_: pytest.fail("rendered"))
 
 
 def write_scene(folder: Path, name: str) -> None:

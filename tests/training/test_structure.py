@@ -11,7 +11,7 @@ import torch
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.batches import PixelSampler, opaque_where_masked
-from voxelfield.training.structure import structure_weights
+from voxelfield.training.structure import VarianceWeightedError, structure_weights
 
 HEIGHT, WIDTH = 9, 20
 BOX = torch.tensor([[-2.0, -2.0, -2.0], [2.0, 2.0, 2.0]])
@@ -49,8 +49,8 @@ def split_of(images: torch.Tensor) -> Split:
 
 def test_weights_are_high_where_a_photograph_has_little_contrast(device):
     images = photographs()
-    weights = structure_weights(images, device)
-    assert weights.device == images.device
+    weights = structure_weights(images.to(device))
+    assert weights.device.type == "cpu"
     assert weights.dtype == torch.uint8
     for image, found in zip(images, weights, strict=True):
         torch.testing.assert_close(found.float(), (255 * reference(image)).float(), atol=0.51, rtol=0)
@@ -61,9 +61,8 @@ def test_weights_are_high_where_a_photograph_has_little_contrast(device):
 @pytest.mark.cuda
 def test_weights_do_not_depend_on_the_device_of_the_images():
     device, images = torch.device("cuda"), photographs()
-    weights = structure_weights(images.to(device), device)
-    assert weights.device.type == "cuda"
-    assert torch.equal(weights.cpu(), structure_weights(images, device))
+    weights = structure_weights(images.to(device))
+    assert torch.equal(weights, structure_weights(images))
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -74,13 +73,13 @@ def test_a_sampler_returns_the_weights_of_the_pixels_that_it_draws(device, maske
         # Excluded pixels count as opaque, also for the weights of their neighbours.
         split = replace(split, masks=torch.rand(2, HEIGHT, WIDTH) < 0.5)
         seen[..., 3][~split.masks] = 255
-        assert not torch.equal(structure_weights(seen, device), structure_weights(images, device))
+        assert not torch.equal(structure_weights(seen), structure_weights(images))
     assert torch.equal(opaque_where_masked(split), seen)
     sampler = PixelSampler(split, device)
-    sampler.carry("structure", structure_weights(seen, device))
+    VarianceWeightedError(sampler, 1.0)
     batch = sampler.batch(200, BOX.to(device), "black")
     rgba, index = batch.rgba, batch.pixels
-    assert torch.equal(batch["structure"].cpu(), structure_weights(seen, device).view(-1)[index.cpu()].cpu())
+    assert torch.equal(batch["structure"].cpu(), structure_weights(seen).view(-1)[index.cpu()])
     assert torch.equal((rgba[:, 0] * 255).round().to(torch.uint8).cpu(), images.view(-1, 4)[index.cpu(), 0])
 
 
@@ -90,6 +89,6 @@ def test_weights_on_the_host_are_the_same():
     split, index = split_of(photographs()), torch.arange(2 * HEIGHT * WIDTH, device=device)
     samplers = [PixelSampler(split, device, on_host=on_host) for on_host in (False, True)]
     for sampler in samplers:
-        sampler.carry("structure", structure_weights(split.images, device))
+        VarianceWeightedError(sampler, 1.0)
     on_device, on_host = (sampler.look_up("structure", index) for sampler in samplers)
     assert torch.equal(on_device, on_host)

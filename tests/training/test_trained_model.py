@@ -13,10 +13,8 @@ from PIL import Image
 from quick_presets import preset
 
 import voxelfield
-from voxelfield.datasets import registry
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.registry import Format
 from voxelfield.datasets.scene import Scene
 from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.export import save_model
@@ -66,7 +64,7 @@ def train(scene, tmp_path):
 
     def make(backend: str, device: torch.device, *overrides: str) -> Session:
         settings = preset("model=dense", "trainer=cpu", *TINY, *MODELS[backend], *overrides, f"device={device}")
-        session = Session.from_config(scene, settings, output=tmp_path / "run")
+        session = Session(scene, settings, output=tmp_path / "run")
         assert session.fit()
         return session
 
@@ -212,7 +210,7 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
         assert row["pixel_averaging"] == "linear_light"
         assert row["steps_trained"] == 6
         renderer = load_trained_model(trainer.output, device).renderer(row["backend"])
-        expected = evaluate_split(renderer.view, split, trainer.background, None, progress=False)
+        expected = evaluate_split(renderer.view, split, trainer.model.background, progress=False)
         assert row["psnr"] == pytest.approx(expected.psnr, abs=1e-3)
         assert row["ssim"] == pytest.approx(expected.ssim, abs=1e-4)
         # One grid is straight where a sum of grids bends: these are drawn from one.
@@ -224,41 +222,6 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
     output = capsys.readouterr().out
     assert "lego, test: 3 frames of 50 x 50" in output
     assert (f"{backend}, a frame" in output) == bool(rows[0]["profile"])
-
-
-def test_settings_of_the_command_line_come_first(train, render_benchmark, tmp_path):
-    trainer = train("render_grid_image", torch.device("cpu"))
-    options = ["--data-root", str(FIXTURE.parent), "--split", "train", "--views", "2", "--only", "grid"]
-    changes = ["--supersampling", "1", "--min-weight", "0.01", "--device", "cpu"]
-    render_benchmark([str(trainer.output), *options, *changes, "--json", str(tmp_path / "render.json")])
-    (row,) = json.loads((tmp_path / "render.json").read_text())["rows"]
-    assert row["backend"] == "render_grid_image"
-    assert list(row["ms_per_view"]) == ["r_0", "r_50"]
-    assert row["supersampling"] == 1
-    assert row["render"]["min_weight"] == 0.01
-
-
-def test_frames_are_judged_against_a_scene_of_any_format(train, render_benchmark, tmp_path, monkeypatch):
-    folder = tmp_path / "data" / "lego"
-    folder.mkdir(parents=True)
-    (folder / "pictures.txt").touch()
-    asked = []
-
-    def load(folder: Path, options: LoadOptions) -> Scene:
-        asked.append((folder, options))
-        return load_blender(FIXTURE, options)
-
-    added = Format("pictures", "pictures.txt", lambda folder: (folder / "pictures.txt").is_file(), load)
-    monkeypatch.setattr(registry, "FORMATS", (*registry.FORMATS, added))
-    trainer = train("render_grid_image", torch.device("cpu"), f"data.root={tmp_path}", "trainer.image_size=25")
-    options = ["--data-root", str(folder.parent), "--views", "1", "--only", "grid", "--device", "cpu"]
-    render_benchmark([str(trainer.output), *options, "--json", str(tmp_path / "render.json")])
-    ((loaded, asked_for),) = asked
-    assert loaded == folder
-    assert asked_for.splits == ("test",)
-    assert asked_for.image_size is None
-    (row,) = json.loads((tmp_path / "render.json").read_text())["rows"]
-    assert row["size"] == [100, 100]
 
 
 def test_missing_images_are_an_error_unless_configured(train, render_benchmark, incomplete):

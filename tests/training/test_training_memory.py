@@ -11,11 +11,13 @@ import torch
 from quick_presets import preset
 
 from voxelfield.datasets.blender import load_blender
+from voxelfield.models.training import MemoryEstimate
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
 from voxelfield.runs import configured
 from voxelfield.runs.configured import load_configured_scene, train_as_configured
 from voxelfield.training import session
-from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory, images_stay_on_host
+from voxelfield.training.fields import untrained_model
+from voxelfield.training.memory import check_memory, estimate_memory, images_stay_on_host
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -25,8 +27,7 @@ SMALL = ("scene=lego", "data.root=tests/fixtures", "trainer=smoke")
 def estimated(*overrides) -> MemoryEstimate:
     settings = preset(*SMALL, *overrides, name="train")
     scene = load_configured_scene(settings, ROOT)
-    field = settings.model.build(scene.aabb, settings.trainer.resolutions, "meta")
-    return estimate_memory(field, settings.model, settings.trainer, scene.train)
+    return estimate_memory(untrained_model(settings, "meta"), settings.trainer, scene.train)
 
 
 def say_free(monkeypatch, free: int) -> None:
@@ -74,8 +75,7 @@ def test_masks_cost_a_number_for_each_pixel_that_counts():
     settings = preset(*SMALL, name="train")
     train = load_configured_scene(settings, ROOT).train
     masks = torch.rand(train.images.shape[:3]) < 0.5
-    field = settings.model.build(torch.tensor([[-1.0] * 3, [1.0] * 3]), settings.trainer.resolutions, "meta")
-    estimate = estimate_memory(field, settings.model, settings.trainer, replace(train, masks=masks))
+    estimate = estimate_memory(untrained_model(settings, "meta"), settings.trainer, replace(train, masks=masks))
     assert estimate.images == train.images.numel() + 4 * int(masks.sum())
 
 
@@ -101,15 +101,12 @@ def test_levels_that_are_added_up_need_all_their_memory_but_samples_of_one_level
 def test_images_on_the_host_take_no_memory_of_the_device():
     settings = preset(*SMALL, name="train")
     train = load_configured_scene(settings, ROOT).train
-    field = settings.model.build(torch.tensor([[-1.0] * 3, [1.0] * 3]), [8], "meta")
-    here, there = (
-        estimate_memory(field, settings.model, settings.trainer, train, images_on_host=on_host)
-        for on_host in (False, True)
-    )
+    model = untrained_model(settings, "meta")
+    here, there = (estimate_memory(model, settings.trainer, train, images_on_host=on_host) for on_host in (False, True))
     assert here.images == train.images.numel()
     assert there == replace(here, images=0)
     weighted = replace(settings.trainer, loss=replace(settings.trainer.loss, structure=1e-3))
-    assert estimate_memory(field, settings.model, weighted, train, images_on_host=True) == there
+    assert estimate_memory(model, weighted, train, images_on_host=True) == there
 
 
 @pytest.mark.parametrize(
@@ -118,8 +115,8 @@ def test_images_on_the_host_take_no_memory_of_the_device():
 def test_images_stay_on_the_host_if_they_do_not_fit(monkeypatch, requested, free, on_host):
     say_free(monkeypatch, free * GIB)
     estimate = MemoryEstimate(GIB, 0, 0, 0, 0, 2 * GIB, 0)
-    assert images_stay_on_host(requested, estimate, torch.device("cuda")) == on_host
-    assert not images_stay_on_host(requested, estimate, torch.device("cpu"))
+    assert images_stay_on_host(estimate, requested, torch.device("cuda")) == on_host
+    assert not images_stay_on_host(estimate, requested, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["visible_samples", "candidate_samples"])
@@ -153,15 +150,9 @@ def test_what_fits_passes_and_a_cpu_is_not_asked(monkeypatch):
 @pytest.mark.parametrize(
     ("estimate", "advice"),
     [
-        (
-            MemoryEstimate(GIB, GIB, 2 * GIB, 0, 0, 0, GIB),
-            "trainer.finest_resolution (in Python, the last of trainer.stages)",
-        ),
-        (MemoryEstimate(GIB, GIB, 2 * GIB, 0, 0, 0, GIB, sparse=3 * GIB), "use a lower model.max_blocks"),
-        (
-            MemoryEstimate(GIB, 0, 0, 0, 0, 0, 4 * GIB),
-            "lower trainer.visible_samples, trainer.max_rays and trainer.candidate_samples",
-        ),
+        (MemoryEstimate(GIB, GIB, 2 * GIB, 0, 0, 0, GIB), "lower trainer.finest_resolution (in Python, the last"),
+        (MemoryEstimate(GIB, GIB, 2 * GIB, 0, 0, 0, GIB, sparse=3 * GIB), "lower model.max_blocks, "),
+        (MemoryEstimate(GIB, 0, 0, 0, 0, 0, 4 * GIB), "lower trainer.visible_samples (and candidate_samples), "),
     ],
 )
 def test_what_does_not_fit_is_refused_with_advice(monkeypatch, estimate, advice):
@@ -176,12 +167,12 @@ def test_a_run_is_refused_before_it_touches_the_gpu(monkeypatch, tmp_path, caplo
     for module in (configured, session):
         monkeypatch.setattr(module, "choose_device", lambda requested: torch.device("cuda"))
         monkeypatch.setattr(module._library, "ensure_loaded", lambda device_type: True)
-    monkeypatch.setattr(configured, "warm_up", lambda *_: None)
+    monkeypatch.setattr(configured, "_warm_up", lambda *_: None)
     say_free(monkeypatch, GIB // 2)
     caplog.set_level("INFO")
     stages = "trainer.stages=[{step: 0, resolution: 400}]"
     config = preset(*SMALL, "model=pyramid", "model.resolutions=[16,400]", stages, name="train")
-    with pytest.raises(ValueError, match=r"but 0\.50 GiB are free on cuda: use a lower trainer\.finest_resolution"):
+    with pytest.raises(ValueError, match=r"but 0\.50 GiB are free on cuda: lower trainer\.finest_resolution"):
         train_as_configured(config, tmp_path, ROOT)
     assert "training needs about 3." in caplog.text
     assert list(tmp_path.iterdir()) == []

@@ -73,9 +73,7 @@ def scene() -> Scene:
 
 @pytest.fixture(scope="module")
 def trained(scene, tmp_path_factory) -> Session:
-    session = Session.from_config(
-        scene, settings("trainer.steps=160"), warp=BOXES, output=tmp_path_factory.mktemp("run")
-    )
+    session = Session(scene, settings("trainer.steps=160"), warp=BOXES, output=tmp_path_factory.mktemp("run"))
     session.fit()
     return session
 
@@ -91,7 +89,7 @@ def test_the_background_is_seen_and_in_its_place(scene, trained):
 
 
 def test_one_box_cannot_show_it(scene):
-    session = Session.from_config(replace(scene, bounded=True), settings("trainer.steps=160"))
+    session = Session(replace(scene, bounded=True), settings("trainer.steps=160"))
     session.fit()
     assert session.evaluate(progress=False).psnr < 18
 
@@ -128,9 +126,9 @@ def test_a_smaller_model_file_shows_nearly_the_same(scene, trained, tmp_path):
 def test_what_cameras_see_is_found_in_every_box(scene, trained):
     run = trained.result()
     cameras = scene.train.cameras
-    seen = visible_cells(run.field, run.occupancy, trained.settings, cameras)
+    seen = visible_cells(run.field, run.occupancy, trained.model.settings, cameras)
     rays = cameras.image_rays(3, run.field.aabb)
-    samples, _ = visible_samples(run.field, rays, run.occupancy, trained.settings)
+    samples, _ = visible_samples(run.field, rays, run.occupancy, trained.model.settings)
     low, high = run.occupancy.aabb
     cells = ((samples.positions - low) / (high - low) * torch.tensor(seen.shape)).long()
     assert seen[cells.unbind(-1)].all()
@@ -148,14 +146,14 @@ def saved_in_passing(scene: Scene, config, output: Path, stop: int) -> tuple[Ses
             copy.parent.mkdir()
             shutil.copy(session.checkpoint, copy)
 
-    session = Session.from_config(scene, config, warp=BOXES, output=output, on_step=save)
+    session = Session(scene, config, warp=BOXES, output=output, on_step=save)
     session.fit()
     return session, copy
 
 
 def assert_continued_alike(scene: Scene, whole: Session, config, checkpoint: Path, stop: int) -> None:
     """Goes on from a checkpoint, and compares what comes of it with a training that was never interrupted."""
-    session = Session.from_config(scene, config, warp=BOXES)
+    session = Session(scene, config, warp=BOXES)
     session.restore(load_checkpoint(checkpoint))
     assert session.step == stop
     session.fit()
@@ -170,7 +168,7 @@ def test_a_resumed_training_ends_the_same(scene, tmp_path):
 
 
 def test_a_training_in_other_boxes_is_not_resumed(scene, trained):
-    session = Session.from_config(scene, settings("trainer.steps=160"), warp=replace(BOXES, count=4))
+    session = Session(scene, settings("trainer.steps=160"), warp=replace(BOXES, count=4))
     with pytest.raises(ValueError, match=r"the settings of warp must be those of the checkpoint"):
         session.restore(load_checkpoint(trained.output))
 
@@ -188,7 +186,7 @@ def test_nothing_is_put_beside_cameras_nor_where_one_image_looks(scene):
     images = torch.cat((scene.train.images, scene.train.images[:1]))
     train = Split(images, Cameras(c2w, intrinsics, SIZE, SIZE), names)
     fine = settings("trainer.steps=1", "trainer.occupancy.resolution=64")
-    session = Session.from_config(replace(scene, splits={"train": train}), fine, warp=boxes)
+    session = Session(replace(scene, splits={"train": train}), fine, warp=boxes)
     session.fit()
     grid = session.occupancy
     places, _ = boxes.from_world(cameras.c2w[:, :3, 3])
@@ -243,7 +241,7 @@ def test_cameras_are_refined_in_nested_boxes_too(scene):
     given = replace(split, cameras=replace(split.cameras, c2w=compose(motion, split.cameras.c2w)))
     slowly = ("camera.pose_lr=1e-3", "camera.warm_up=0.3", "camera.final_factor=0.2", "trainer.steps=200")
     refine = ("camera=refine", "camera.stages=[{start: 0.0, resolution: 16}]", *slowly)
-    session = Session.from_config(replace(scene, splits={"train": given}), settings(*refine), warp=BOXES)
+    session = Session(replace(scene, splits={"train": given}), settings(*refine), warp=BOXES)
     assert session.fit()
     before, _ = pose_errors(given.cameras, split.cameras)
     after, _ = pose_errors(session.cameras.refined, split.cameras)

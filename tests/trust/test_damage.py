@@ -90,13 +90,13 @@ def try_models(trained: Path, folder: Path, flips: int, cuts: int) -> int:
 
 def try_modules(folder: Path, flips: int, cuts: int) -> int:
     """Refuses damaged copies of the compiled module before they are loaded."""
-    module = _library.loaded_modules()[_build.CPU_MODULE]
+    module = _library.loaded_modules()[_build.sources.CPU_MODULE]
     copy = folder / module.name
-    shutil.copy(_build.digest_path(module), _build.digest_path(copy))
+    shutil.copy(_build.sources.digest_path(module), _build.sources.digest_path(copy))
     tried = 0
     for what, content in damages(module.read_bytes(), flips, cuts, seed=4):
         copy.write_bytes(content)
-        misfit = _library._misfit(_build.CPU_MODULE, copy)
+        misfit = _library._misfit(_build.sources.CPU_MODULE, copy)
         assert misfit is not None, what
         reason = misfit.reason
         # Damage to the stamp itself makes it one of other sources.
@@ -104,7 +104,7 @@ def try_modules(folder: Path, flips: int, cuts: int) -> int:
         assert "\n" not in reason
         tried += 1
     copy.write_bytes(module.read_bytes())
-    assert _library._misfit(_build.CPU_MODULE, copy) is None, "the whole one must be taken"
+    assert _library._misfit(_build.sources.CPU_MODULE, copy) is None, "the whole one must be taken"
     return tried
 
 
@@ -144,7 +144,7 @@ print(sample_trilinear(torch.arange(8.0).reshape(2, 2, 2, 1), torch.full((1, 3),
 def test_a_process_says_in_one_line_that_its_module_is_damaged(tmp_path, damage):
     """Loading such a module would end the process with SIGBUS, or compute something else."""
     _library.ensure_loaded("cpu")
-    module = _library.loaded_modules()[_build.CPU_MODULE]
+    module = _library.loaded_modules()[_build.sources.CPU_MODULE]
     shutil.copytree(
         ROOT / "voxelfield", tmp_path / "voxelfield", ignore=shutil.ignore_patterns("_C*", "__pycache__", "build-*")
     )
@@ -152,7 +152,7 @@ def test_a_process_says_in_one_line_that_its_module_is_damaged(tmp_path, damage)
     copy = tmp_path / "voxelfield" / module.name
     shutil.copy(module, copy)
     if damage != "without its digest":
-        shutil.copy(_build.digest_path(module), _build.digest_path(copy))
+        shutil.copy(_build.sources.digest_path(module), _build.sources.digest_path(copy))
     if damage == "cut":
         os.truncate(copy, copy.stat().st_size - 5000)
     elif damage == "flip":

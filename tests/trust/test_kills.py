@@ -144,9 +144,9 @@ def test_a_run_that_is_killed_ends_as_if_it_never_was(tmp_path):
 AT_THE_REPORT = """
 import os, signal
 from voxelfield.cli.train import main
-from voxelfield.runs import configured
+from voxelfield.report import page
 
-configured._report = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+page.write_report = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 main()
 """
 

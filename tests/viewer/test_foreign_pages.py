@@ -85,8 +85,9 @@ def test_a_runs_name_is_text(browser):
     with served_page(name=name) as page:
         browser.open(page.address.url)
         browser.tab("Path")
-        eventually(lambda: browser.find("//code[contains(., 'voxelfield render')]"), "the command")
-        assert shlex.quote(name) in browser.find("//code[contains(., 'voxelfield render')]")[0].text
+        shown = "//input[contains(@value, 'voxelfield render')]"
+        eventually(lambda: browser.find(shown), "the command")
+        assert shlex.quote(name) in browser.find(shown)[0].get_attribute("value")
         assert browser.driver.find_elements("css selector", "iframe, img[src='x']") == []
         assert browser.driver.title != "owned"
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from voxelfield.rendering.cameras import Cameras, orbit
-from voxelfield.viewer.drawing.viewpoint import Viewpoint
-from voxelfield.viewer.path.key_frames import between
-from voxelfield.viewer.path.nerfstudio import PathSettings, read_path, write_path
+from voxelfield.viewer.camera_path import PathSettings, interpolate, read_path, write_path
+from voxelfield.viewer.display import Viewpoint
 
 
 def around(count: int) -> list[Viewpoint]:
@@ -26,7 +25,7 @@ def around(count: int) -> list[Viewpoint]:
 def test_a_path_passes_its_key_frames(count, closed):
     keys = around(count)
     frames = 10 * count if closed else 10 * (count - 1) + 1
-    path = between(keys, frames, closed=closed)
+    path = interpolate(keys, frames, closed=closed)
     assert len(path) == frames
     for index, key in enumerate(keys):
         torch.testing.assert_close(path[10 * index].matrix, key.matrix, atol=1e-5, rtol=0)
@@ -34,7 +33,7 @@ def test_a_path_passes_its_key_frames(count, closed):
 
 
 def test_poses_between_are_rigid_and_smooth():
-    path = between(around(8), 400, closed=True)
+    path = interpolate(around(8), 400, closed=True)
     poses = torch.stack([station.matrix for station in path]).double()
     identity = torch.eye(3, dtype=torch.float64).expand(400, 3, 3)
     torch.testing.assert_close(poses[:, :3, :3] @ poses[:, :3, :3].mT, identity, atol=1e-5, rtol=0)
@@ -45,7 +44,7 @@ def test_poses_between_are_rigid_and_smooth():
 
 def test_opposite_directions_are_no_special_case():
     first, second = around(2)
-    middle = between([first, second], 3)[1].matrix
+    middle = interpolate([first, second], 3)[1].matrix
     assert torch.isfinite(middle).all()
     torch.testing.assert_close(middle[:3, :3] @ middle[:3, :3].mT, torch.eye(3), atol=1e-5, rtol=0)
 
@@ -88,8 +87,7 @@ def test_a_file_gives_back_its_key_frames():
         ({"render_height": 8.5}, r"'render_height' must be a whole number from 16 to 8192, got 8\.5"),
         ({"is_cycle": "no"}, r"'is_cycle' must be true or false, got 'no'"),
         ({"matrix": [0.0] * 16}, r"keyframes\[0\]: 'matrix' must be a rotation with a translation"),
-        ({"matrix": "[1, 2]"}, r"keyframes\[0\]: 'matrix' must be 16 finite numbers, row by row, got \[1, 2\]"),
-        ({"matrix": "[" * 9999}, r"keyframes\[0\]: 'matrix' must be 16 finite numbers, got '\["),
+        ({"matrix": "[1, 2]"}, r"keyframes\[0\]: 'matrix' must be 16 finite numbers, row by row, got '\[1, 2\]'"),
         ({"fov": 180}, r"keyframes\[0\]: 'fov' must be a number from 0\.01 to 179, got 180"),
     ],
 )
@@ -101,15 +99,6 @@ def test_what_is_wrong_with_a_file_is_named(changes, message):
         read_path(json.dumps(content).encode(), "notes.json")
 
 
-def test_key_frames_of_older_versions_are_texts_with_columns_side_by_side():
-    keys = around(2)
-    content = json.loads(write_path(keys, PathSettings()))
-    for key, frame in zip(keys, content["keyframes"], strict=True):
-        frame["matrix"] = json.dumps(key.matrix.mT.flatten().tolist())
-    for mine, given in zip(read_path(json.dumps(content).encode(), "path.json")[0], keys, strict=True):
-        torch.testing.assert_close(mine.matrix, given.matrix)
-
-
 @pytest.mark.parametrize("content", [b"", b"[]", b"[" * 100_000, b"\xff\xfe\x00"])
 def test_other_files_are_refused_by_name(content):
     with pytest.raises(ValueError, match=r"^notes\.json: (not valid JSON|must hold a JSON object)"):
@@ -118,4 +107,4 @@ def test_other_files_are_refused_by_name(content):
 
 def test_a_path_needs_a_key_frame():
     with pytest.raises(ValueError, match="keys must be at least one key frame, got none"):
-        between([], 10)
+        interpolate([], 10)

@@ -1,76 +1,69 @@
-"""The page without a browser: what is said of an empty field, and how far crop box and slice go."""
+"""The page without a browser: its first view, crop box and empty views."""
 
 from __future__ import annotations
 
-import copy
 from argparse import ArgumentParser
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from free_ports import free_port
-from viewer_scene import nested_run, trained_run
+from viewer_scene import served_page, trained_run
 
 from voxelfield.cli import view
 from voxelfield.export import save_model
-from voxelfield.grids.boxes import parse_box
-from voxelfield.training.trained_model import TrainedModel
-from voxelfield.viewer.curves import Curves
-from voxelfield.viewer.drawing.look import Slice
-from voxelfield.viewer.drawing.painter import content_boxes
-from voxelfield.viewer.drawing.photographs import Photographs
-from voxelfield.viewer.page.address import Address
-from voxelfield.viewer.scheduling.source import FinishedRun
+from voxelfield.viewer.state import ViewerState
+from voxelfield.warps.ndc_box import NdcBox
 
 pytest.importorskip("viser")
 
 
-def served(run: TrainedModel, path: Path) -> None:
-    """Does what ``voxelfield view`` does with a model file, and ends."""
-    save_model(path, run)
+def test_a_model_file_is_served_without_its_scene(tmp_path):
+    path = tmp_path / "bricks.safetensors"
+    save_model(path, trained_run())
+    shown = []
     parser = ArgumentParser()
     view.add_arguments(parser)
     options = parser.parse_args([str(path), "--device", "cpu", "--port", str(free_port())])
-    view.run(options, wait=lambda _: None)
+    view.run(options, wait=lambda page: shown.append(page.state.box))
+    low, high = trained_run().occupancy.bounds()
+    torch.testing.assert_close(shown[0], torch.stack((low, high)))
 
 
-def test_an_empty_field_is_told_before_anybody_looks(tmp_path, caplog):
-    empty = copy.deepcopy(trained_run())
-    empty.occupancy.occupied.fill_(False)
-    served(empty, tmp_path / "empty.safetensors")
-    said = f"first view of {tmp_path / 'empty.safetensors'}: the field is empty, so every picture shows only"
-    assert [message for message in caplog.messages if message.startswith(said)] != []
-    caplog.clear()
-    served(trained_run(), tmp_path / "bricks.safetensors")
-    assert "first view" not in caplog.text
+def test_the_first_view_without_photographs():
+    box, background = ((-1.0, -1.0, -3.0), (1.0, 1.0, -2.0)), torch.ones(3)
+    rows = ((1.0, 0.0, 0.0, 0.5), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0))
+    warp = NdcBox(box, rows, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 1.0)
+    facing = SimpleNamespace(model=SimpleNamespace(warp=warp, background=background))
+    state = ViewerState(None, None, facing, ())
+    assert torch.equal(state.home.matrix[:3], torch.tensor(rows))
+    assert torch.equal(state.up, torch.tensor([0.0, 1.0, 0.0]))
+    state = ViewerState(None, None, trained_run(), ())
+    towards = state.box.mean(dim=0) - state.home.matrix[:3, 3]
+    torch.testing.assert_close(towards / towards.norm(), -state.home.matrix[:3, 2])
+    assert torch.equal(state.up, torch.tensor([0.0, 0.0, 1.0]))
 
 
-@pytest.fixture
-def page():
-    from voxelfield.viewer.page.viewer_page import ViewerPage
+def test_the_crop_box_follows_its_sliders():
+    with served_page() as page:
+        region, worker = page.region, page.worker
+        low, high = page.state.crop_limits
+        region.crop.value = True
+        assert worker.display.crop == (low, high)
+        region.sides[0].value = (0.0, 0.0)
+        cropped = worker.display.crop
+        assert cropped[0][0] == 0.0
+        assert 0.0 < cropped[1][0] < 0.01
+        assert cropped[1][1:] == high[1:]
+        region.crop.value = False
+        assert worker.display.crop is None
 
-    run = nested_run()
-    address = Address("127.0.0.1", free_port())
-    opened = ViewerPage(
-        address, "bricks", "RUN", FinishedRun(run), Photographs({}), content_boxes(run), torch.ones(3), Curves()
-    )
-    yield opened
-    opened.close()
 
-
-def test_crop_box_and_slice_reach_as_far_as_the_chosen_box(page):
-    region, worker = page.region, page.worker
-    small, _, large = map(parse_box, content_boxes(nested_run()))
-    region.crop.value = region.cut.value = True
-    torch.testing.assert_close(worker.look.crop, small)
-    assert worker.look.cut == Slice(2, (small[0][2] + small[1][2]) / 2, small)
-    region.reach.value = "3"
-    assert [side.max for side in region.sides] == pytest.approx(large[1])
-    torch.testing.assert_close(worker.look.crop, large)
-    assert worker.look.cut.within == large
-    region.position.value = large[1][2]
-    assert worker.look.cut.position == large[1][2]
-    region.reach.value = "1"
-    torch.testing.assert_close(worker.look.crop, small)
-    assert (region.position.min, region.position.max) == (small[0][2], small[1][2])
-    assert small[0][2] < worker.look.cut.position < small[1][2]
+def test_an_empty_view_is_explained():
+    with served_page() as page:
+        empty = SimpleNamespace(pixels=torch.full((4, 6, 3), 255), sharp=True, seconds=0.1)
+        page.view.show_status(empty)
+        assert page.view.status.content.startswith("6 x 4 in 100 ms (at rest)\n\n**Only the background is visible")
+        empty.pixels[0, 0, 0] = 0
+        page.view.show_status(empty)
+        assert page.view.status.content == "6 x 4 in 100 ms (at rest)"

@@ -1,13 +1,18 @@
-"""GPU architectures: which ones to compile for, and whether a binary runs on a GPU."""
+"""GPUs, the CUDA driver and the CUDA toolkit: which architectures to compile for, and which binaries run where."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
+import logging
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+logger = logging.getLogger("voxelfield.build")
 
 # Machine code for these, where nvcc knows them. It runs on later GPUs of the same major version: 8.9 (Ada) runs that of
 # 8.6, 12.1 that of 12.0.
@@ -34,16 +39,16 @@ def _dotted(architecture: str) -> str:
 
 
 class Architectures(NamedTuple):
-    """What a CUDA binary holds: machine code and PTX, each for architectures as nvcc names them, such as ``"86"``."""
+    """Machine code and PTX of a CUDA binary, each for architectures as nvcc names them, such as ``"86"``."""
 
     sm: tuple[str, ...] = ()
     ptx: tuple[str, ...] = ()
 
     def run_on(self, capability: Capability) -> bool:
-        """Tells whether a GPU of this compute capability has code here, as it is or through the driver's compiler.
+        """Returns whether a GPU of this compute capability can run the binary, possibly through the driver's compiler.
 
         Machine code runs on the same major version from its own minor version on; PTX on everything as new or newer.
-        What is specific to an architecture (``90a``) runs on that one alone.
+        Code specific to an architecture (``90a``) runs on that one alone.
         """
 
         def serves(architecture: str, ptx: bool) -> bool:
@@ -68,12 +73,8 @@ class Architectures(NamedTuple):
         names = [*self.sm, *(a for a in self.ptx if a not in self.sm)]
         return ";".join(_dotted(a) + ("+PTX" if a in self.ptx else "") for a in names)
 
-    def folder(self) -> str:
-        """Returns a name for a folder of such binaries, such as ``"sm86_sm90_ptx90"``."""
-        return "_".join([f"sm{a}" for a in self.sm] + [f"ptx{a}" for a in self.ptx])
-
     def __str__(self) -> str:
-        """Returns words for messages, such as ``"compute capability 8.6, 9.0 and PTX of 9.0"``."""
+        """Returns text for messages, such as ``"compute capability 8.6, 9.0 and PTX of 9.0"``."""
         parts = [", ".join(_dotted(a) for a in self.sm)] if self.sm else []
         if self.ptx:
             parts.append("PTX of " + ", ".join(_dotted(a) for a in self.ptx))
@@ -86,18 +87,16 @@ def parse_torch_list(text: str) -> Architectures:
     Raises:
         ValueError: An entry is not a compute capability.
     """
-    sm: list[str] = []
-    ptx: list[str] = []
+    sm: set[str] = set()
+    ptx: set[str] = set()
     for entry in re.split(r"[;,\s]+", text.strip()):
         found = re.fullmatch(r"(\d+)\.(\d[af]?)(\+PTX)?", entry)
         if found is None:
             raise ValueError(
                 f"TORCH_CUDA_ARCH_LIST must list compute capabilities such as '8.6;9.0+PTX', got {entry!r} in {text!r}"
             )
-        sm.append(found[1] + found[2])
-        if found[3]:
-            ptx.append(found[1] + found[2])
-    return Architectures(*(tuple(sorted(set(names), key=_capability)) for names in (sm, ptx)))
+        (ptx if found[3] else sm).add(found[1] + found[2])
+    return Architectures(*(tuple(sorted(names, key=_capability)) for names in (sm | ptx, ptx)))
 
 
 def architectures_for(capabilities: Sequence[Capability], known: Collection[str]) -> Architectures:
@@ -111,7 +110,7 @@ def architectures_for(capabilities: Sequence[Capability], known: Collection[str]
         The architectures. A GPU newer than nvcc gets PTX of the newest architecture that nvcc knows.
 
     Raises:
-        ValueError: ``TORCH_CUDA_ARCH_LIST`` is malformed, or nvcc compiles for none of the GPUs.
+        ValueError: ``TORCH_CUDA_ARCH_LIST`` is malformed, or nvcc supports no GPU.
     """
     requested = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if requested and requested != "native":
@@ -130,33 +129,28 @@ def architectures_for(capabilities: Sequence[Capability], known: Collection[str]
     return Architectures(tuple(sorted(exact, key=_capability)), (newest,))
 
 
-@functools.cache
 def visible_capabilities() -> tuple[Capability, ...]:
-    """Returns the compute capabilities of the GPUs that CUDA's driver shows to this process, one for each.
+    """Returns the compute capabilities of the GPUs that torch sees; none for a build of torch without CUDA."""
+    import torch
 
-    It asks the driver itself, so that it needs no CUDA build of torch and follows ``CUDA_VISIBLE_DEVICES``.
-    """
-    driver, count = _driver(), ctypes.c_int()
-    if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return ()
-    return tuple((_attribute(driver, device, 75), _attribute(driver, device, 76)) for device in range(count.value))
+    return tuple(torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count()))
 
 
 def driver_cuda() -> tuple[int, int]:
     """Returns the newest version of CUDA that the driver serves, such as (12, 8); (0, 0) without a driver."""
-    driver, version = _driver(), ctypes.c_int()
-    if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
+    version = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
         return 0, 0
+    driver.cuDriverGetVersion(ctypes.byref(version))
     return version.value // 1000, version.value % 1000 // 10
 
 
 def driver_complaint(cuda: int) -> str:
-    """Says that the driver is too old for binaries of a major version of CUDA, in words that follow their name.
+    """Returns why the driver cannot run binaries of a major version of CUDA, "" if it can.
 
     A binary links the CUDA runtime statically, so that the version of CUDA that torch runs on does not matter.
-
-    Returns:
-        The words; "" if the driver is new enough.
     """
     major, minor = driver_cuda()
     if major >= cuda:
@@ -170,19 +164,52 @@ def driver_for(cuda: int) -> str:
     return f"version {OLDEST_DRIVER[cuda]} or later" if cuda in OLDEST_DRIVER else f"that of CUDA {cuda} or later"
 
 
-def _driver() -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-    except OSError:
+def find_cuda_home() -> Path | None:
+    """Returns the root of the CUDA toolkit: ``$CUDA_HOME``, ``$CUDA_PATH``, or that of the nvcc on the PATH; else None.
+
+    A variable that names a folder without nvcc, such as one left behind by a removed toolkit, is ignored with a
+    warning.
+    """
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if value := os.environ.get(variable):
+            if shutil.which("nvcc", path=str(Path(value) / "bin")) is not None:
+                return Path(value)
+            logger.warning("ignoring %s=%s: there is no bin/nvcc in it", variable, value)
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
         return None
+    # The nvcc on the PATH may be a link or a wrapper script; only nvcc itself knows its toolkit.
+    plan = subprocess.run([nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True, check=False)
+    top = re.search(r"^#\$ TOP=(.+)$", plan.stderr, re.MULTILINE)
+    return Path(top[1].strip()).resolve() if top else Path(nvcc).resolve().parent.parent
 
 
-def _attribute(driver: ctypes.CDLL, ordinal: int, attribute: int) -> int:
-    """Reads CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR (75) or _MINOR (76)."""
-    device, value = ctypes.c_int(), ctypes.c_int()
-    if (
-        driver.cuDeviceGet(ctypes.byref(device), ordinal) != 0
-        or driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device) != 0
-    ):
-        raise RuntimeError(f"the CUDA driver does not report the compute capability of GPU {ordinal}")
-    return value.value
+def require_cuda_home() -> Path:
+    """Returns the root of the CUDA toolkit.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    home = find_cuda_home()
+    if home is None:
+        raise FileNotFoundError("compiling the CUDA half needs nvcc: put it on the PATH or set CUDA_HOME")
+    return home
+
+
+def known_architectures(home: Path) -> set[str]:
+    """Returns the architectures that a toolkit's nvcc compiles for, such as ``{"75", "80"}``."""
+    listed = _ask_nvcc(home, "--list-gpu-arch")
+    return {found[1] for line in listed.split() if (found := re.fullmatch(r"compute_(\d+)", line))}
+
+
+def cuda_major(home: Path) -> int:
+    """Returns the major version of a toolkit."""
+    found = re.search(r"release (\d+)\.", _ask_nvcc(home, "--version"))
+    if found is None:
+        raise RuntimeError(f"{home / 'bin' / 'nvcc'} --version reports no release")
+    return int(found[1])
+
+
+def _ask_nvcc(home: Path, option: str) -> str:
+    nvcc = home / "bin" / "nvcc"
+    return subprocess.run([nvcc, option], capture_output=True, text=True, check=True).stdout

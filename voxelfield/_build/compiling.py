@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import logging
 import os
+import re
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .architectures import Architectures, Capability, architectures_for, visible_capabilities
-from .bundles import write_bundles, write_if_changed
-from .digests import digest_path, write_digest
-from .sources import CPU_MODULE, CUDA_MODULE, source_digest, source_root
-from .stamps import requested_variant, stamp_source
-from .toolkit import cuda_major, find_cuda_home, known_architectures, require_cuda_home
+from .architectures import (
+    Architectures,
+    Capability,
+    architectures_for,
+    cuda_major,
+    find_cuda_home,
+    known_architectures,
+    require_cuda_home,
+    visible_capabilities,
+)
+from .sources import (
+    CPU_MODULE,
+    CUDA_MODULE,
+    requested_variant,
+    source_digest,
+    source_root,
+    stamp_source,
+    write_digest,
+)
 
 logger = logging.getLogger("voxelfield.build")
 
@@ -28,16 +39,24 @@ _TORCH_TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 # Without -fno-math-errno no loop that takes a square root is vectorised. Hidden symbols: the modules call one another
 # through torch's dispatcher alone, and g++ warns where visible types have fields of torch's hidden ones.
 _UNIX_FLAGS = ("-O3", "-g0", "-fopenmp-simd", "-fno-math-errno", "-fvisibility=hidden", "-Wall")
-# MSVC's traditional preprocessor has no _Pragma, which VOXELFIELD_VECTORIZE is made of.
+# MSVC's traditional preprocessor has no _Pragma, which VOXELFIELD_VECTORIZE uses.
 _WINDOWS_FLAGS = ("/O2", "/openmp:experimental", "/Zc:preprocessor")
 # C++ defines how the omitted last members of an aggregate are initialised.
 _STRICT_FLAGS = ("-Wextra", "-Wno-missing-field-initializers", "-Werror")
 # The sources are C++17. Only strict builds insist, because a later torch may have headers that need more.
 _STRICT_STANDARD = "-std=c++17"
-# Of the folders in which builds take place, before the process's number. Several machines may share a home.
-_SCRATCH = f"build-{socket.gethostname()}-"
 # CPU seconds of a compilation, measured: for estimates of how long one takes.
 _CPU_HALF_SECONDS, _CUDA_FIXED_SECONDS, _CUDA_SECONDS_PER_ARCHITECTURE = 90, 77, 106
+
+# Sources that take long by themselves, the longest first: one that began last would leave the other cores idle.
+LONG = (
+    "mlp/backward.cu",
+    "stencil/gather.cu",
+    "stencil/splat_tiled.cu",
+    "fields/sh_render.cu",
+    "stencil/splat.cu",
+    "fields/pyramid_render.cu",
+)
 
 
 def choose_modules() -> tuple[list[str], str]:
@@ -47,7 +66,7 @@ def choose_modules() -> tuple[list[str], str]:
     machine without a GPU that builds for others, and ``VOXELFIELD_CUDA=0`` leaves it out.
 
     Returns:
-        The modules' names, and a sentence that says why the CUDA half is not among them ("" if it is).
+        The modules' names, and a sentence with the reason why the CUDA half is not among them ("" if it is).
 
     Raises:
         FileNotFoundError: ``VOXELFIELD_CUDA=1``, but there is no nvcc.
@@ -75,7 +94,7 @@ def cuda_architectures(capabilities: Sequence[Capability] | None = None) -> Arch
     """Chooses the architectures to compile for: ``TORCH_CUDA_ARCH_LIST``, else the GPUs at hand, else the common ones.
 
     Args:
-        capabilities: Compute capabilities of the GPUs; None: those that the driver shows.
+        capabilities: Compute capabilities of the GPUs; None: those that torch sees.
     """
     gpus = visible_capabilities() if capabilities is None else capabilities
     return architectures_for(gpus, known_architectures(require_cuda_home()))
@@ -104,7 +123,7 @@ def extensions(names: Iterable[str], sources_relative_to: Path | None = None, st
     system = [f"-isystem{folder}" for folder in headers]
     cxx = [_TORCH_TARGET, *_WINDOWS_FLAGS] if windows else [_TORCH_TARGET, *system, *host]
     # --no-as-needed keeps libtorch.so among the needed libraries: on a CUDA build of torch it brings libtorch_cuda,
-    # which holds the stream symbol that the CUDA module looks up. After the libraries the flag would do nothing. The
+    # which contains the stream symbol that the CUDA module looks up. After the libraries the flag would do nothing. The
     # linker of macOS, where there is no CUDA, does not know it.
     link = ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"] if sys.platform == "linux" else []
     described = []
@@ -141,9 +160,8 @@ def extensions(names: Iterable[str], sources_relative_to: Path | None = None, st
 
 
 def _announcement(name: str, sources: int) -> str:
-    """Says what is about to be compiled, how long that takes roughly and how to make it shorter."""
-    jobs = os.environ.get("MAX_JOBS", "")
-    cores = min(int(jobs), os.cpu_count() or 1) if jobs.isdigit() and int(jobs) else os.cpu_count() or 1
+    """Returns a line on the module, the approximate duration and the way to shorten it."""
+    cores = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
     if name == CPU_MODULE:
         half, seconds, remedy = "CPU half", _CPU_HALF_SECONDS, ""
     else:
@@ -156,33 +174,53 @@ def _announcement(name: str, sources: int) -> str:
     return f"voxelfield: compiling the {half}: {sources} files, about {minutes} min on {cores} cores{remedy}"
 
 
-def _tell(message: str, terminal: bool) -> None:
-    """Logs a message; with ``terminal``, shows it on the terminal too if stderr is captured, as pip does without -v."""
-    logger.warning(message)
-    if terminal and not sys.stderr.isatty():
-        with contextlib.suppress(OSError), Path("/dev/tty").open("w") as screen:
-            screen.write(f"\n{message}\n")
+def bundles(root: Path) -> dict[str, list[str]]:
+    """Groups the CUDA sources below the extension's folder into translation units, in the order to compile them.
 
-
-def build_command(note: str = "", terminal: bool = False) -> Any:
-    """Returns the setuptools ``build_ext`` class that compiles the extension (ninja, no torch_python).
-
-    Args:
-        note: A sentence to say before anything is compiled; "" for none.
-        terminal: Messages also go to the terminal where stderr is captured.
+    Every translation unit costs about two seconds of processor time for each GPU architecture, and four for host code,
+    to read the headers of torch and CUDA. A small source takes little more than that, so the small sources of a folder
+    are compiled together.
     """
+    sources = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.cu"))
+    units = {source.removesuffix(".cu").replace("/", "_"): [source] for source in LONG if source in sources}
+    for source in sources:
+        if source not in LONG:
+            units.setdefault(source.partition("/")[0], []).append(source)
+    return units
+
+
+def write_bundles(root: Path, folder: Path) -> list[Path]:
+    """Writes the translation units of :func:`bundles` to a folder. They sort in order, as setuptools sorts sources."""
+    return [
+        _write_if_changed(folder / f"{index:02}_{name}.cu", "".join(f'#include "{source}"\n' for source in sources))
+        for index, (name, sources) in enumerate(bundles(root).items())
+    ]
+
+
+def _write_stamp(name: str, folder: Path) -> Path:
+    """Writes the translation unit that stamps a module."""
+    if name == CPU_MODULE:
+        return _write_if_changed(folder / "stamp.cpp", stamp_source(Architectures(), ""))
+    return _write_if_changed(folder / "stamp.cu", stamp_source(cuda_architectures(), requested_variant()))
+
+
+def _write_if_changed(path: Path, content: str) -> Path:
+    """Writes a generated source unless it exists already, because ninja compares modification times."""
+    if not path.is_file() or path.read_text() != content:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return path
+
+
+def build_command() -> Any:
+    """Returns the setuptools ``build_ext`` class that compiles the extension (ninja, no torch_python)."""
     import torch
     from torch.utils.cpp_extension import BuildExtension
 
     class BuildModules(BuildExtension):
-        """Stamps each module and keeps its objects apart: ``gather.cpp`` and ``gather.cu`` lie in one folder."""
+        """Stamps each module and separates its objects: ``gather.cpp`` and ``gather.cu`` are in one folder."""
 
         build_temp: str
-
-        def run(self) -> None:
-            if note:
-                _tell(f"voxelfield: {note}", terminal)
-            super().run()
 
         def build_extension(self, ext: Any) -> None:
             shared = self.build_temp
@@ -198,7 +236,7 @@ def build_command(note: str = "", terminal: bool = False) -> Any:
                 # Not before: setuptools puts the sources that an extension lists into a source archive.
                 ext.sources = [str(path) for path in write_bundles(source_root(), objects / "bundles")]
             ext.sources = [*ext.sources, str(_write_stamp(name, objects))]
-            _tell(_announcement(name, len(ext.sources)), terminal)
+            logger.warning(_announcement(name, len(ext.sources)))
             try:
                 super().build_extension(ext)
             finally:
@@ -216,21 +254,14 @@ def build_command(note: str = "", terminal: bool = False) -> Any:
     return BuildModules.with_options(use_ninja=True, no_python_abi_suffix=False)
 
 
-def _write_stamp(name: str, folder: Path) -> Path:
-    """Writes the translation unit that stamps a module."""
-    if name == CPU_MODULE:
-        return write_if_changed(folder / "stamp.cpp", stamp_source(Architectures(), ""))
-    return write_if_changed(folder / "stamp.cu", stamp_source(cuda_architectures(), requested_variant()))
-
-
 def build(names: Iterable[str], directory: Path, objects: Path | None = None, strict: bool = False) -> list[Path]:
     """Compiles modules into a directory.
 
     Args:
         names: ``_C`` and/or ``_C_cuda``.
-        directory: Where the modules go; made if absent. A module already there is replaced in one step. What
-            killed builds of this machine left there is removed.
-        objects: Where object files stay, so that the next build compiles only what changed; a temporary folder if None.
+        directory: Folder for the modules; created if missing. A module already there is replaced in one step.
+        objects: Folder in which object files stay, so that the next build compiles only what changed; a temporary
+            folder if None.
         strict: Makes warnings errors, as CI does.
 
     Returns:
@@ -239,42 +270,26 @@ def build(names: Iterable[str], directory: Path, objects: Path | None = None, st
     from setuptools import Distribution
 
     directory.mkdir(parents=True, exist_ok=True)
-    built = []
-    _remove_abandoned(directory)
-    with tempfile.TemporaryDirectory(dir=directory, prefix=f"{_SCRATCH}{os.getpid()}-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="voxelfield-") as scratch:
         distribution = Distribution({"name": "voxelfield", "ext_modules": extensions(names, strict=strict)})
         command = build_command()(distribution)
         command.build_lib = scratch
         command.build_temp = str((objects or Path(scratch, "objects")).resolve())
         command.ensure_finalized()
         command.run()
-        made = sorted(Path(scratch, "voxelfield").iterdir())
-        modules = [path for path in made if digest_path(path) in made]
-        for module in modules:
-            digest_path(module).replace(digest_path(directory / module.name))
-            module.replace(directory / module.name)
-            built.append(directory / module.name)
+        built = []
+        for digest in sorted(Path(scratch, "voxelfield").glob("*.digest")):
+            for made in (digest, digest.with_suffix("")):
+                # The folder may be in another file system, where a move is not atomic.
+                temporary = directory / f".{made.name}.{os.getpid()}"
+                shutil.copy(made, temporary)
+                temporary.replace(directory / made.name)
+            built.append(directory / digest.stem)
     return built
 
 
-def _remove_abandoned(directory: Path) -> None:
-    """Removes the folders of builds on this machine whose process no longer exists; does nothing on Windows."""
-    if os.name == "nt":  # there, os.kill cannot ask whether a process exists: signal 0 is Ctrl-C
-        return
-    for folder in directory.glob(f"{glob.escape(_SCRATCH)}*"):
-        process = folder.name.removeprefix(_SCRATCH).partition("-")[0]
-        if not process.isdigit() or int(process) == os.getpid():
-            continue
-        try:
-            os.kill(int(process), 0)
-        except ProcessLookupError:
-            shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # the process belongs to another user
-            continue
-
-
 def cache_directory() -> Path:
-    """Returns where builds on first use of exactly these sources live (below ``$TORCH_EXTENSIONS_DIR`` if set)."""
+    """Returns the folder for builds of these sources on first use, below ``$TORCH_EXTENSIONS_DIR`` if set."""
     from torch.utils.cpp_extension import get_default_build_root
 
     base = os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()
@@ -282,12 +297,11 @@ def cache_directory() -> Path:
 
 
 def module_directory(name: str, capabilities: Sequence[Capability] | None = None) -> Path:
-    """Returns the folder in the cache for a module as this environment has it compiled.
+    """Returns the folder in the cache for a module with this environment's options.
 
     A home shared by several machines has one for each set of GPUs and each major version of CUDA.
     """
     if name == CPU_MODULE:
         return cache_directory() / "cpu"
-    variant = [requested_variant().replace(",", "_").replace("=", "-")] if requested_variant() else []
-    cuda = f"cuda{cuda_major(require_cuda_home())}"
-    return cache_directory() / "_".join([cuda, cuda_architectures(capabilities).folder(), *variant])
+    cuda, chosen = cuda_major(require_cuda_home()), cuda_architectures(capabilities)
+    return cache_directory() / re.sub(r"[;,]", "_", f"cuda{cuda}_{chosen.torch_list()}_{requested_variant()}")

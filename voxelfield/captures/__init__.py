@@ -1,1 +1,1 @@
-"""Captures before training: from photographs or a video to a scene with poses, and a look at what a scene holds."""
+"""Captures before training: estimation of poses for photographs or a video, and inspection of a scene."""

@@ -1,69 +1,70 @@
-"""Photographs for structure from motion: copies of given ones, frames of a video, and reduced copies."""
+"""Photographs for structure from motion: upright copies, frames of a video, and measures of sharpness and likeness."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps
 
-from voxelfield.captures.measures import sharpness
-from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, open_image
+from voxelfield.datasets.images import IMAGE_SUFFIXES, open_image
 from voxelfield.media.video import import_av
 
-REDUCTIONS = (2, 4, 8)
-"""Factors of the reduced copies, in the folders ``images_2``, ``images_4`` and ``images_8``."""
+SHARPNESS_SIZE = 512
+"""Longest side, in pixels, of the copies whose sharpness is measured; larger images are reduced to it."""
 
-# Formats that stay as they are, by suffix; COLMAP does not read WebP. Phones write MPO, a JPEG and more, as .jpg.
-_COPIED = {".png": ("PNG",), ".jpg": ("JPEG", "MPO"), ".jpeg": ("JPEG", "MPO")}
+# Formats and suffixes that COLMAP reads; other photographs become PNG. Phones write MPO, an extended JPEG, as .jpg.
+_READABLE, _READABLE_SUFFIXES = ("PNG", "JPEG", "MPO"), (".png", ".jpg", ".jpeg")
 _JPEG_QUALITY = 95
 
 
 def photographs_in(folder: Path) -> list[Path]:
-    """Lists the photographs of a folder, without those of its subfolders, in the order of their names."""
+    """Lists the photographs of a folder, without those of its subfolders, sorted by name."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
 
 
 def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -> None:
-    """Copies photographs, upright and shrunk where they are large.
+    """Copies photographs, upright and reduced where they are large.
 
     The EXIF orientation is applied to the pixels and removed, because later steps read pixels as they are stored. PNG
     and JPEG files that need no change are copied byte by byte; other formats become PNG.
 
     Args:
         photographs: At least one.
-        folder: Where the copies go; it is created.
-        max_size: Longest side in pixels above which a copy is shrunk.
+        folder: Destination; it is created.
+        max_size: Longest side in pixels above which a copy is reduced.
 
     Raises:
         ValueError: A photograph is one that :func:`voxelfield.datasets.images.open_image` refuses, or two copies would
             have one name.
         OSError: A copy cannot be written.
     """
-    names = [path.name if path.suffix.lower() in _COPIED else f"{path.stem}.png" for path in photographs]
-    first: dict[str, Path] = {}
-    for path, name in zip(photographs, names, strict=True):
-        if first.setdefault(name, path) != path:
-            raise ValueError(f"photographs must have different names, got {first[name]} and {path}")
+    targets: dict[str, Path] = {}
+    for path in photographs:
+        name = path.name if path.suffix.lower() in _READABLE_SUFFIXES else f"{path.stem}.png"
+        if targets.setdefault(name, path) != path:
+            raise ValueError(f"photographs must have different names, got {targets[name]} and {path}")
     folder.mkdir(parents=True)
 
-    def copy(index: int) -> None:
-        path, target = photographs[index], folder / names[index]
+    def copy(name: str) -> None:
+        path = targets[name]
         with open_image(path, upright=True) as image:
             image.load()
             turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
-            copied = image.format in _COPIED.get(path.suffix.lower(), ())
             upright = ImageOps.exif_transpose(image) if turned else image
-        if copied and not turned and max(upright.size) <= max_size:
-            shutil.copyfile(path, target)
+        if name == path.name and image.format in _READABLE and not turned and max(image.size) <= max_size:
+            shutil.copyfile(path, folder / name)
         else:
-            _save(_shrunk(upright, max_size), target)
+            _save(upright, folder / name, max_size)
 
-    _in_threads(copy, len(photographs))
+    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+        list(pool.map(copy, targets))
 
 
 def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None:
@@ -71,97 +72,95 @@ def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None
 
     Args:
         video: The file.
-        folder: Where the frames go, as JPEG; it is created.
+        folder: Destination of the frames, as JPEG; it is created.
         count: How many frames to write; all, if the video has fewer.
-        max_size: Longest side in pixels above which a frame is shrunk.
+        max_size: Longest side in pixels above which a frame is reduced.
 
     Raises:
         MissingPackageError: PyAV is not installed.
         ValueError: FFmpeg cannot read the file.
     """
-    import_av("read a video")
-    folder.mkdir(parents=True)
-    best: Image.Image | None = None
-    most, at = -1.0, 0
+    best: dict[int, tuple[float, Image.Image]] = {}
     for window, frame in _windows(video, count):
-        if window != at and best is not None:
-            _save(_shrunk(best, max_size), folder / f"frame_{at:05d}.jpg")
-            most = -1.0
-        found = sharpness(frame)
-        if found > most:
-            best, most, at = frame, found, window
-    if best is None:
-        raise ValueError(f"{video}: must be a video with at least one frame, got none")
-    _save(_shrunk(best, max_size), folder / f"frame_{at:05d}.jpg")
+        folder.mkdir(parents=True, exist_ok=True)
+        for finished in best.keys() - {window}:
+            _save(best.pop(finished)[1], folder / f"frame_{finished:05d}.jpg", max_size)
+        measured = sharpness(frame)
+        if window not in best or measured > best[window][0]:
+            best[window] = measured, frame
+    for window, (_, frame) in best.items():
+        _save(frame, folder / f"frame_{window:05d}.jpg", max_size)
 
 
 def _windows(video: Path, count: int) -> Iterator[tuple[int, Image.Image]]:
-    """Yields the frames of a video, upright, each with the number of the window that it lies in."""
+    """Yields the frames of a video, upright, each with the number of the window that contains it."""
     av = import_av("read a video")
     try:
         with av.open(str(video)) as container:
             total = sum(packet.size > 0 for packet in container.demux(video=0))
-        windows = max(1, min(count, total))
-        index = 0
+        if total == 0:
+            raise ValueError("it has no frame")
+        windows, index = min(count, total), 0
         with av.open(str(video)) as container:
             container.streams.video[0].thread_type = "AUTO"
             for packet in container.demux(video=0):
                 with contextlib.suppress(av.InvalidDataError):  # a damaged frame among others
                     for frame in packet.decode():
-                        # A damaged video may have more frames than were counted.
-                        window = min(index * windows // max(total, 1), windows - 1)
-                        # Telephones note how they were held.
-                        yield window, frame.to_image().rotate(frame.rotation, expand=True)
+                        # Phones record their orientation. A damaged video may have more frames than were counted.
+                        upright = frame.to_image().rotate(frame.rotation, expand=True)
+                        yield min(index * windows // total, windows - 1), upright
                         index += 1
     except (OSError, ValueError, IndexError, av.FFmpegError) as error:
         raise ValueError(f"{video}: must be a video that FFmpeg can read ({error})") from error
 
 
-def write_reductions(folder: Path) -> None:
-    """Writes reduced copies of ``folder/images`` into ``folder/images_2``, ``images_4`` and ``images_8``.
-
-    Args:
-        folder: Holds ``images``.
-    """
-    photographs = photographs_in(folder / "images")
-    for factor in REDUCTIONS:
-        (folder / f"images_{factor}").mkdir()
-
-    def reduce(index: int) -> None:
-        path = photographs[index]
-        with open_image(path) as image:
-            image.load()
-        for factor in REDUCTIONS:
-            size = (max(1, round(image.width / factor)), max(1, round(image.height / factor)))
-            _save(_resized(image, size), folder / f"images_{factor}" / path.name)
-
-    _in_threads(reduce, len(photographs))
-
-
-def _shrunk(image: Image.Image, max_size: int) -> Image.Image:
-    factor = max(image.size) / max_size
-    if factor <= 1:
-        return image
-    return _resized(image, (max(1, round(image.width / factor)), max(1, round(image.height / factor))))
-
-
-def _resized(image: Image.Image, size: Size) -> Image.Image:
-    # Pillow does not interpolate the colours of a palette.
-    return (image.convert("RGBA") if image.mode == "P" else image).resize(size, Image.Resampling.LANCZOS)
-
-
-def _save(image: Image.Image, path: Path) -> None:
+def _save(image: Image.Image, path: Path, max_size: int) -> None:
+    """Writes an image, reduced if its longest side is above ``max_size``."""
     # Structure from motion starts from the focal length in EXIF, which stays valid when the image is resized.
     exif = image.getexif()
     exif.pop(ExifTags.Base.Orientation, None)
+    if max(image.size) > max_size:
+        # Pillow does not interpolate the colours of a palette.
+        image = image.convert("RGBA") if image.mode == "P" else image
+        image = ImageOps.contain(image, (max_size, max_size), Image.Resampling.LANCZOS)
     if path.suffix.lower() == ".png":
         image.save(path, exif=exif)
     else:
         image.convert("RGB").save(path, quality=_JPEG_QUALITY, subsampling=0, exif=exif)
 
 
-def _in_threads(action: Callable[[int], None], count: int) -> None:
-    """Calls an action with each number below a count, in several threads at once."""
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(action, range(count)):
-            pass
+def sharpness(image: Image.Image) -> float:
+    """Returns the variance of the Laplacian: high for an image full of edges, near 0 for a blurred one.
+
+    Only images of one capture are comparable, since the value depends on their subject.
+
+    Args:
+        image: Any mode; transparent pixels count as white.
+
+    Returns:
+        The variance, in squared grey levels of 256; 0 for an image below 3 pixels.
+    """
+    grey = _grey(image)
+    if max(grey.size) > SHARPNESS_SIZE:
+        grey = ImageOps.contain(grey, (SHARPNESS_SIZE, SHARPNESS_SIZE), Image.Resampling.BOX)
+    if min(grey.size) < 3:
+        return 0.0
+    values = np.asarray(grey, dtype=np.float32)
+    around = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:]
+    return float((around - 4 * values[1:-1, 1:-1]).var())
+
+
+def fingerprint(image: Image.Image) -> npt.NDArray[np.float32]:
+    """Returns a small grey copy (32, 32), 0 to 255, by which equal images are found.
+
+    Args:
+        image: Any mode; transparent pixels count as white.
+    """
+    return np.asarray(_grey(image).resize((32, 32), Image.Resampling.BOX), dtype=np.float32)
+
+
+def _grey(image: Image.Image) -> Image.Image:
+    if "A" in image.getbands():
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("L")

@@ -1,132 +1,153 @@
-"""From a folder of photographs, or a video, to a scene that ``load_scene`` reads."""
+"""From a folder of photographs, or a video, to a scene with poses, which COLMAP finds through pycolmap."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
-from voxelfield.captures.photographs import (
-    REDUCTIONS,
-    copy_photographs,
-    extract_frames,
-    photographs_in,
-    write_reductions,
-)
-from voxelfield.captures.reconstruction import Matching, Report, check_camera_model, reconstruct
-from voxelfield.datasets.images import IMAGE_SUFFIXES
+import numpy as np
+
+from voxelfield.captures.photographs import copy_photographs, extract_frames, photographs_in
+from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, image_size
+from voxelfield.datasets.lenses import CAMERA_MODELS
+from voxelfield.installed import MissingPackageError
 
 logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
-"""File of the :class:`Report`, beside the images; it lists the scene's files, which alone a later call replaces."""
+"""Name of the file with the :class:`Report` and a list of the scene's files; a later call replaces only those."""
 
-OUTPUTS = ("images", *(f"images_{factor}" for factor in REDUCTIONS), "sparse", REPORT)
+OUTPUTS = ("images", "sparse", REPORT)
 """Names of the files and folders that :func:`process` writes."""
+
+_OLDEST_MAJOR = 4
+_NO_DIRECTION = 0.3  # length of a mean direction below which photographs disagree too much to have one
+
+Matching = Literal["exhaustive", "sequential"]
+"""Which pairs of photographs are compared: all, or those near one another in the order of their names."""
 
 
 @dataclass(frozen=True)
-class ProcessOptions:
-    """How a capture is made.
+class Report:
+    """Results of structure from motion.
 
     Attributes:
-        frames: Number of frames to take from a video.
-        matching: Which pairs to compare; None compares all photographs of a folder, and neighbouring frames of a video.
-        camera_model: COLMAP's name of the camera model.
-        camera_per_image: Whether every photograph has a camera of its own; else those of one size share one.
-        max_size: Longest side in pixels to which larger photographs are shrunk.
-        overwrite: Whether to replace the results of an earlier call.
-
-    Raises:
-        ValueError: A number makes no sense.
+        matching: Which pairs were compared.
+        photographs: Number of photographs given.
+        registered: Number of photographs with a pose.
+        unregistered: Names of the others.
+        points: Number of sparse points.
+        mean_reprojection_error: Mean distance, in pixels, between the projection of a point and its detection.
+        mean_track_length: Mean number of photographs in which a point was found.
+        other_models: Numbers of photographs of the smaller models that overlap too little with this one to join it.
+        cameras: Model, width, height and parameters, as COLMAP names them, of each camera.
     """
 
-    frames: int = 120
-    matching: Matching | None = None
-    camera_model: str = "OPENCV"
-    camera_per_image: bool = False
-    max_size: int = 1600
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in (("frames", 2), ("max_size", 64)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+    matching: Matching
+    photographs: int
+    registered: int
+    unregistered: tuple[str, ...]
+    points: int
+    mean_reprojection_error: float
+    mean_track_length: float
+    other_models: tuple[int, ...]
+    cameras: tuple[dict[str, Any], ...]
 
 
-def process(source: Path, folder: Path, options: ProcessOptions) -> Report:
-    """Makes a scene: images, reduced copies, a COLMAP model and a report of what was registered.
+def process(
+    source: Path,
+    folder: Path,
+    *,
+    frames: int = 120,
+    matching: Matching | None = None,
+    camera_model: str = "OPENCV",
+    camera_per_image: bool = False,
+    max_size: int = 1600,
+    overwrite: bool = False,
+) -> Report:
+    """Makes a scene: images, a COLMAP model and a report of the registration.
 
-    Everything is made in a temporary folder inside of ``folder`` and moved to its place at the end, so a failure leaves
-    what was there.
+    All files are made in a temporary folder inside of ``folder`` and moved in the end, so a failure leaves earlier
+    results unchanged.
 
     Args:
         source: A folder of photographs, or a video.
-        folder: Where the scene goes; it is created if need be.
-        options: How.
+        folder: Folder of the scene; created if needed.
+        frames: Number of frames to take from a video.
+        matching: Which pairs to compare; None compares all photographs of a folder, and neighbouring frames of a video.
+        camera_model: COLMAP's name of the camera model.
+        camera_per_image: Give every photograph a camera of its own; otherwise, photographs of one size share one.
+        max_size: Longest side in pixels to which larger photographs are reduced.
+        overwrite: Replace the results of an earlier call.
 
     Returns:
-        What was registered.
+        The report.
 
     Raises:
         MissingPackageError: pycolmap is not installed or too old, or PyAV is not installed for a video.
         FileNotFoundError: There is no such source.
-        FileExistsError: The folder contains results of an earlier call, or files of others where results go, which are
+        FileExistsError: The folder contains results of an earlier call, or other files with their names, which are
             never replaced.
-        ValueError: The source has fewer than two photographs, is unreadable, or no two photographs can be registered.
+        ValueError: A number is out of range, the source has fewer than two photographs or is unreadable, or no two
+            photographs can be registered.
     """
-    check_camera_model(options.camera_model)
+    for name, value, least in (("frames", frames, 2), ("max_size", max_size, 64)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    _check_camera_model(camera_model)
     photographs = _photographs_of(source)
-    _check_apart(source, photographs or [source], folder)
-    _check_replaceable(folder, options.overwrite)
+    for name in OUTPUTS:
+        if source.resolve().is_relative_to((folder / name).resolve()):
+            raise ValueError(f"the source must be outside of the results, got {source} in {name} of the scene {folder}")
+    _check_replaceable(folder, overwrite)
     folder.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".process_", dir=folder))
-    try:
-        report = _make_scene(source, photographs, work, options)
+    with tempfile.TemporaryDirectory(prefix=".process_", dir=folder) as temporary:
+        work = Path(temporary)
+        images = work / "images"
+        if photographs is None:
+            logger.info("choosing frames of %s ...", source)
+            extract_frames(source, images, frames, max_size)
+        else:
+            copy_photographs(photographs, images, max_size)
+        default: Matching = "sequential" if photographs is None else "exhaustive"
+        report = _reconstruct(work, camera_model, matching or default, camera_per_image)
         files = sorted(path.relative_to(work).as_posix() for path in _files_in(work, OUTPUTS))
         content = dataclasses.asdict(report) | {"files": files}
         (work / REPORT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        # Again, because much may have been put there in the meantime.
-        _check_replaceable(folder, options.overwrite)
+        # Again, because files may have been added in the meantime.
+        _check_replaceable(folder, overwrite)
         for name in OUTPUTS:
-            _remove(folder / name)
+            if (folder / name).is_dir() and not (folder / name).is_symlink():
+                shutil.rmtree(folder / name)
+            else:
+                (folder / name).unlink(missing_ok=True)
             (work / name).rename(folder / name)
-    finally:
-        shutil.rmtree(work)
     return report
 
 
-def _check_apart(source: Path, photographs: Sequence[Path], folder: Path) -> None:
-    """Raises ValueError if a photograph, or the source, lies where results go, followed through links."""
-    outputs = [(name, (folder / name).resolve()) for name in OUTPUTS]
-    for path in (source, *photographs):
-        whole = path.resolve()
-        for name, output in outputs:
-            if whole.is_relative_to(output):
-                raise ValueError(
-                    f"the folder of the scene must not contain the source where its {name} goes, got {folder} for "
-                    f"{path}: choose another folder"
-                )
-
-
 def _check_replaceable(folder: Path, overwrite: bool) -> None:
-    """Raises FileExistsError if results would replace something other than those of an earlier call."""
+    """Raises FileExistsError if results would replace other files than those of an earlier call."""
     present = [name for name in OUTPUTS if (folder / name).exists() or (folder / name).is_symlink()]
-    if not present:
-        return
-    others = sorted({path.relative_to(folder).as_posix() for path in _files_in(folder, present)} - _listed(folder))
+    listed = {REPORT}
+    try:
+        listed.update(json.loads((folder / REPORT).read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        listed = set()
+    others = sorted({path.relative_to(folder).as_posix() for path in _files_in(folder, present)} - listed)
     if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise FileExistsError(
-            f"the folder of the scene must not contain files of others where results go, got {folder}: voxelfield has "
-            f"not written {others[0]}{more}; choose another folder"
+            f"the folder of the scene must not contain other files where results go, got {folder}: voxelfield has not "
+            f"written {others[0]}{f' and {len(others) - 1} more' if len(others) > 1 else ''}; choose another folder"
         )
-    if not overwrite:
+    if present and not overwrite:
         raise FileExistsError(f"{folder} already contains {', '.join(present)}: --overwrite replaces them")
 
 
@@ -140,15 +161,6 @@ def _files_in(folder: Path, names: Iterable[str]) -> Iterator[Path]:
             yield path
 
 
-def _listed(folder: Path) -> set[str]:
-    """Returns the files that an earlier call has written to a folder; none if there is no list of them."""
-    path = folder / REPORT
-    try:
-        return {REPORT, *json.loads(path.read_text(encoding="utf-8"))["files"]} if path.is_file() else set()
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return set()
-
-
 def _photographs_of(source: Path) -> list[Path] | None:
     """Returns the photographs of a folder, at least two; None for a video."""
     if not source.exists():
@@ -160,36 +172,100 @@ def _photographs_of(source: Path) -> list[Path] | None:
     photographs = photographs_in(source)
     if len(photographs) < 2:
         known = ", ".join(IMAGE_SUFFIXES)
-        raise ValueError(f"{source}: must hold at least 2 photographs ({known}), got {len(photographs)}")
+        raise ValueError(f"{source}: must contain at least 2 photographs ({known}), got {len(photographs)}")
     return photographs
 
 
-def _make_scene(source: Path, photographs: list[Path] | None, work: Path, options: ProcessOptions) -> Report:
-    images = work / "images"
-    if photographs is None:
-        logger.info("choosing frames of %s ...", source)
-        extract_frames(source, images, options.frames, options.max_size)
-        taken = len(photographs_in(images))
-        if taken < 2:
-            raise ValueError(f"{source}: must be a video with at least 2 frames, got {taken}")
-    else:
-        copy_photographs(photographs, images, options.max_size)
-    colmap = work / "colmap"
-    colmap.mkdir()
-    report = reconstruct(
-        images,
-        colmap,
-        work / "sparse" / "0",
-        camera_model=options.camera_model,
-        matching=options.matching or ("sequential" if photographs is None else "exhaustive"),
-        camera_per_image=options.camera_per_image,
+def _check_camera_model(name: str) -> None:
+    """Raises unless pycolmap is installed and recent enough, and the loaders support a camera model."""
+    if importlib.util.find_spec("pycolmap") is None:
+        raise MissingPackageError('pycolmap must be installed to find poses: pip install "voxelfield[colmap]"')
+    import pycolmap
+
+    # Older versions would find poses with a camera model other than the requested one.
+    if int(pycolmap.__version__.partition(".")[0]) < _OLDEST_MAJOR:
+        raise MissingPackageError(
+            f"pycolmap must be {_OLDEST_MAJOR}.0 or later to find poses, got {pycolmap.__version__}: "
+            'pip install -U "voxelfield[colmap]"'
+        )
+    known = sorted(CAMERA_MODELS.keys() & pycolmap.CameraModelId.__members__.keys())
+    if name not in known:
+        raise ValueError(f"camera_model must be one of {', '.join(known)}, got {name!r}")
+
+
+def _reconstruct(folder: Path, camera_model: str, matching: Matching, camera_per_image: bool) -> Report:
+    """Finds the poses of ``images`` in a folder and writes the largest COLMAP model to ``sparse/0``, z up."""
+    import pycolmap
+
+    images, work, model = folder / "images", folder / "colmap", folder / "sparse" / "0"
+    names = [path.name for path in photographs_in(images)]
+    if len(names) < 2:
+        raise ValueError(f"at least 2 photographs or frames are needed to find poses, got {len(names)}")
+    sizes: dict[Size, list[str]] = {}
+    for name in names:
+        sizes.setdefault(image_size(images / name), []).append(name)
+    database = work / "database.db"
+    work.mkdir()
+    model.mkdir(parents=True)
+    mode = pycolmap.CameraMode.PER_IMAGE if camera_per_image else pycolmap.CameraMode.SINGLE
+    reader = pycolmap.ImageReaderOptions()
+    reader.camera_model = camera_model
+    pycolmap.set_random_seed(0)
+    # Otherwise, COLMAP logs a line for every photograph and pair.
+    pycolmap.logging.minloglevel = pycolmap.logging.ERROR.value
+    logger.info("finding features of %d photographs ...", len(names))
+    for group in sizes.values():
+        pycolmap.extract_features(database, images, group, mode, reader_options=reader)
+    logger.info("%s matching ...", matching)
+    (pycolmap.match_exhaustive if matching == "exhaustive" else pycolmap.match_sequential)(database)
+    logger.info("finding poses and points ...")
+    found = pycolmap.incremental_mapping(database, images, work)
+    models = sorted(found.values(), key=lambda each: each.num_reg_images(), reverse=True)
+    if not models:
+        raise ValueError(
+            f"photographs must overlap for poses to be found, got {len(names)} of which no two could be registered: "
+            "take more, closer together, sharp and of textured surfaces"
+        )
+    best = models[0]
+    _stand_upright(best)
+    best.write(model)
+    registered = {best.image(index).name for index in best.reg_image_ids()}
+    return Report(
+        matching=matching,
+        photographs=len(names),
+        registered=len(registered),
+        unregistered=tuple(name for name in names if name not in registered),
+        points=best.num_points3D(),
+        mean_reprojection_error=best.compute_mean_reprojection_error(),
+        mean_track_length=best.compute_mean_track_length(),
+        other_models=tuple(each.num_reg_images() for each in models[1:]),
+        cameras=tuple(
+            {
+                "model": camera.model.name,
+                "width": camera.width,
+                "height": camera.height,
+                **dict(zip(camera.params_info.replace(" ", "").split(","), camera.params.tolist(), strict=True)),
+            }
+            for camera in best.cameras.values()
+        ),
     )
-    write_reductions(work)
-    return report
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _stand_upright(model: Any) -> None:
+    """Rotates a model so that the images' mean up direction is z, and their horizontal direction of view is y.
+
+    Orbits go round z, and axis-aligned boxes contain less empty space where a capture is of one side.
+    """
+    import pycolmap
+
+    # Rows of a rotation from world to camera are the camera's axes; COLMAP's y points down and its z forwards.
+    rotations = [model.image(index).cam_from_world().rotation.matrix() for index in model.reg_image_ids()]
+    _, down, forward = np.mean(rotations, axis=0)
+    if np.linalg.norm(down) < _NO_DIRECTION:
+        return
+    up = -down / np.linalg.norm(down)
+    if np.linalg.norm(np.cross(forward, up)) < _NO_DIRECTION:
+        forward = np.eye(3)[np.abs(up).argmin()]
+    right = np.cross(forward, up) / np.linalg.norm(np.cross(forward, up))
+    turn = pycolmap.Rotation3d(np.stack((right, np.cross(up, right), up)))
+    model.transform(pycolmap.Sim3d(1.0, turn, np.zeros(3)))

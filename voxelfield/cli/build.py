@@ -12,7 +12,7 @@ from pathlib import Path
 
 from voxelfield import _build
 
-HALVES = {"cpu": _build.CPU_MODULE, "cuda": _build.CUDA_MODULE}
+HALVES = {"cpu": _build.sources.CPU_MODULE, "cuda": _build.sources.CUDA_MODULE}
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Compiles the modules."""
-    _build.source_root()  # raises FileNotFoundError if there are no sources
-    names, note = ([HALVES[options.only]], "") if options.only else _build.choose_modules()
+    _build.sources.source_root()  # raises FileNotFoundError if there are no sources
+    names, note = ([HALVES[options.only]], "") if options.only else _build.compiling.choose_modules()
     if note:
         logger.warning("voxelfield: %s", note)
     for name in names:
-        directory = options.out or _build.module_directory(name)
-        for path in _build.build([name], directory, options.objects, options.werror):
+        directory = options.out or _build.compiling.module_directory(name)
+        for path in _build.compiling.build([name], directory, options.objects, options.werror):
             logger.info("built %s", path)

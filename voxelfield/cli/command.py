@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
 import voxelfield
-from voxelfield.cli.stopping import INTERRUPTED, at_once, say_stopped, when_possible
 
 VERBS = {
     "train": "fit a field to a scene: a folder or a name, and overrides as of train.py, such as trainer=fast",
@@ -43,6 +46,9 @@ TRAINING_PACKAGES = {
     "tqdm": "tqdm",
 }
 """Packages that ``pip install "voxelfield[train]"`` installs: import names -> distributions."""
+
+INTERRUPTED = 130
+"""Exit status of a program that a signal has stopped."""
 
 HOW_TO_INSTALL = 'pip install "voxelfield[train]"'
 """The command that installs them."""
@@ -78,16 +84,14 @@ def run_verb(verb: str, arguments: Sequence[str] | None) -> int:
         arguments: The command line after the verb; None takes that of this process.
     """
     try:
-        with at_once():
-            module = _imported(f"voxelfield.cli.{_MODULES.get(verb, verb)}")
+        module = _imported(f"voxelfield.cli.{_MODULES.get(verb, verb)}")
         if verb == "train":
             # It handles signals itself: it stops after a step and saves a checkpoint.
             status: int = module.main(arguments)
             return status
         from voxelfield.cli.running import run
 
-        with when_possible():
-            return run(verb, module, arguments)
+        return run(verb, module, arguments)
     except ModuleNotFoundError as error:
         package = TRAINING_PACKAGES.get((error.name or "").partition(".")[0])
         if package is None:
@@ -95,16 +99,19 @@ def run_verb(verb: str, arguments: Sequence[str] | None) -> int:
         print(f"{package} must be installed for `voxelfield {verb}`: {HOW_TO_INSTALL}", file=sys.stderr)  # noqa: T201
         return 2
     except KeyboardInterrupt:
-        say_stopped()
+        print("stopped", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
 
 
 def _imported(name: str) -> ModuleType:
-    """Imports a module without garbage collection.
+    """Imports a module without garbage collection; Ctrl-C ends the process immediately.
 
     Importing torch creates about a million objects that are never freed. Scanning them in each garbage collection would
-    take a tenth of the start-up time.
+    take a tenth of the start-up time. Modules catch exceptions of their imports, and compiled ones turn them into
+    others, so KeyboardInterrupt would not end the program.
     """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda *_: _end()) if in_main_thread else None
     collects_garbage = gc.isenabled()
     gc.disable()
     try:
@@ -113,6 +120,13 @@ def _imported(name: str) -> ModuleType:
         gc.freeze()
         if collects_garbage:
             gc.enable()
+        if in_main_thread:
+            signal.signal(signal.SIGINT, handler)
+
+
+def _end() -> NoReturn:
+    print("stopped", file=sys.stderr, flush=True)  # noqa: T201
+    os._exit(INTERRUPTED)
 
 
 def _print_usage() -> None:

@@ -27,7 +27,7 @@ _BUILD_VARIABLES = (
 
 
 class DoctorError(RuntimeError):
-    """A required component does not work; the message says what to do."""
+    """A required component does not work; the message names the remedy."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints what is found; returns 1 if something fails that must work."""
+    """Prints the results of all checks; returns 1 after the first that fails."""
     for check in (versions, packaged_kernels, compilers, gpus, cpu_kernels, cuda_kernels, training):
         try:
             for name, found in check():
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 def versions() -> Iterator[tuple[str, str]]:
     """Names the software."""
-    yield "voxelfield", f"{__version__} in {_build.package_directory()}"
+    yield "voxelfield", f"{__version__} in {_build.sources.package_directory()}"
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     yield "torch", f"{torch.__version__}, {cuda}, {torch.get_num_threads()} threads"
@@ -61,19 +61,19 @@ def versions() -> Iterator[tuple[str, str]]:
 
 def packaged_kernels() -> Iterator[tuple[str, str]]:
     """Tells which halves came with the package, and what for."""
-    for name in (_build.CPU_MODULE, _build.CUDA_MODULE):
-        modules = _library.modules_in(_build.package_directory(), name)
-        yield f"{name} in the package", str(_build.read_stamp(modules[0])) if modules else "none"
+    for name in (_build.sources.CPU_MODULE, _build.sources.CUDA_MODULE):
+        modules = _library.modules_in(_build.sources.package_directory(), name)
+        yield f"{name} in the package", str(_build.sources.read_stamp(modules[0])) if modules else "none"
 
 
 def compilers() -> Iterator[tuple[str, str]]:
     """Finds the compilers; they are needed only where no compiled kernels fit."""
-    if not _build.has_sources():
+    if not _build.sources.has_sources():
         yield "compilers", "not used: this voxelfield was installed from a wheel of compiled kernels"
         return
     compiler = os.environ.get("CXX", "c++")
     yield "C++ compiler", shutil.which(compiler) or f"{compiler} is not on the PATH"
-    home = _build.find_cuda_home()
+    home = _build.architectures.find_cuda_home()
     yield "CUDA toolkit", str(home) if home else "none: nvcc is not on the PATH"
 
 
@@ -91,8 +91,8 @@ def gpus() -> Iterator[tuple[str, str]]:
             f"{device.name}, compute capability {device.major}.{device.minor}, {free / 2**30:.1f} of "
             f"{total / 2**30:.1f} GiB free, {shared} bytes of shared memory per block",
         )
-        if (device.major, device.minor) < _build.OLDEST:
-            major, minor = _build.OLDEST
+        if (device.major, device.minor) < _build.architectures.OLDEST:
+            major, minor = _build.architectures.OLDEST
             raise DoctorError(
                 f"GPU {index} must have compute capability {major}.{minor} or later, got {device.major}.{device.minor}"
             )
@@ -100,7 +100,7 @@ def gpus() -> Iterator[tuple[str, str]]:
 
 def cpu_kernels() -> Iterator[tuple[str, str]]:
     """Loads the CPU kernels, compiling them if need be, and samples a grid."""
-    yield from _kernels(_build.CPU_MODULE, "cpu")
+    yield from _kernels(_build.sources.CPU_MODULE, "cpu")
 
 
 def cuda_kernels() -> Iterator[tuple[str, str]]:
@@ -108,7 +108,7 @@ def cuda_kernels() -> Iterator[tuple[str, str]]:
     if not torch.cuda.is_available():
         yield "CUDA kernels", "not needed without a GPU"
         return
-    yield from _kernels(_build.CUDA_MODULE, *(f"cuda:{index}" for index in range(torch.cuda.device_count())))
+    yield from _kernels(_build.sources.CUDA_MODULE, *(f"cuda:{index}" for index in range(torch.cuda.device_count())))
 
 
 def _kernels(module: str, *devices: str) -> Iterator[tuple[str, str]]:
@@ -118,7 +118,7 @@ def _kernels(module: str, *devices: str) -> Iterator[tuple[str, str]]:
         yield f"kernels on {device}", str(_library.loaded_modules()[module])
         if middle.item() != 0.5:
             raise DoctorError(f"sampling between 0 and 1 on {device} must give 0.5, got {middle.item()}: run the tests")
-    yield f"{module} compiled from", str(_build.read_stamp(_library.loaded_modules()[module]))
+    yield f"{module} compiled from", str(_build.sources.read_stamp(_library.loaded_modules()[module]))
 
 
 def training() -> Iterator[tuple[str, str]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from voxelfield.datasets.catalogue import downloadable_scenes
-from voxelfield.datasets.download import download
+from voxelfield.datasets.download import download, downloadable_scenes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

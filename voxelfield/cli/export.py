@@ -17,7 +17,7 @@ from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions, su
 from voxelfield.export.mesh_file import MESH_SUFFIXES, save_mesh, save_points
 from voxelfield.export.volume import save_volume
 from voxelfield.files import check_suffix
-from voxelfield.training.logs.densities import is_empty
+from voxelfield.rendering.occupied_density import is_empty
 from voxelfield.training.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
     if options.mesh is not None or options.points is not None:
         _export_surface(options, trained, wanted, shape)
     if options.volume is not None:
-        if is_empty(trained.model):
+        if is_empty(trained.field, trained.occupancy):
             logger.warning("the field is empty: %s contains no visible density", options.volume)
         save_volume(options.volume, trained.field, trained.occupancy, resolution=options.resolution, box=options.box)
         logger.info("wrote %s", options.volume)

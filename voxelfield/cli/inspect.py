@@ -1,4 +1,4 @@
-"""Draw a scene's cameras, box, points and images into one picture and one page, and warn of common problems."""
+"""Draw a scene's cameras, box and points, show its images on a page, and warn of common problems."""
 
 from __future__ import annotations
 
@@ -28,16 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Inspects the scene; warnings do not change the exit status."""
     folder, out = folder_of(options.scene, options.data_root), options.out or Path()
-    loading = logging.getLogger("voxelfield.datasets.loading")
-    level = loading.level
-    # The loader would log the sizes of small copies, which would pass for those of the images.
-    loading.setLevel(logging.WARNING)
-    try:
-        found = inspect_scene(folder, out, configured_box(options.scene), options.model)
-    finally:
-        loading.setLevel(level)
-    for label, text in found.rows:
+    rows, findings = inspect_scene(folder, out, configured_box(options.scene), options.model)
+    for label, text in rows:
         logger.info("%-34s %s", label, text)
-    for finding in found.findings:
+    for finding in findings:
         logger.warning("warning: %s: %s", finding.title, finding.message)
     logger.info("wrote %s and %s", out / PICTURE, out / PAGE)

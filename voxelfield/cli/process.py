@@ -6,7 +6,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from voxelfield.captures.processing import REPORT, ProcessOptions, process
+from voxelfield.captures.processing import REPORT, process
 
 logger = logging.getLogger(__name__)
 
@@ -16,14 +16,13 @@ _FEW = 0.8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    defaults = ProcessOptions()
     parser.add_argument("source", type=Path, metavar="PHOTOS_OR_VIDEO", help="a folder of photographs, or a video")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="the scene's folder")
     parser.add_argument(
         "--frames",
         type=int,
-        default=defaults.frames,
-        help=f"number of frames to take from a video, the sharpest of each equal part (default: {defaults.frames})",
+        default=120,
+        help="number of frames to take from a video, the sharpest of each equal part (default: 120)",
     )
     parser.add_argument(
         "--matching",
@@ -32,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--camera-model",
-        default=defaults.camera_model,
-        help=f"camera model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (default: {defaults.camera_model})",
+        default="OPENCV",
+        help="camera model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (default: OPENCV)",
     )
     parser.add_argument(
         "--per-image-camera",
@@ -43,15 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-size",
         type=int,
-        default=defaults.max_size,
-        help=f"shrink photographs whose longest side has more pixels (default: {defaults.max_size})",
+        default=1600,
+        help="shrink photographs whose longest side has more pixels (default: 1600)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the results of an earlier call in FOLDER")
 
 
 def run(given: argparse.Namespace) -> None:
     """Finds the poses."""
-    options = ProcessOptions(
+    report = process(
+        given.source,
+        given.out,
         frames=given.frames,
         matching=given.matching,
         camera_model=given.camera_model,
@@ -59,7 +60,7 @@ def run(given: argparse.Namespace) -> None:
         max_size=given.max_size,
         overwrite=given.overwrite,
     )
-    report, folder = process(given.source, given.out, options), given.out
+    folder = given.out
     logger.info("registered %d of %d photographs", report.registered, report.photographs)
     logger.info(
         "%d points, on average seen in %.1f photographs, with a reprojection error of %.2f pixels",

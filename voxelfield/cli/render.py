@@ -9,6 +9,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,8 +19,8 @@ import voxelfield
 from voxelfield.cli.running import number
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of
 from voxelfield.datasets.camera_path import LARGEST_FPS, LARGEST_SIDE, read_camera_path
-from voxelfield.media.frame_folder import FrameFolder, FrameKind, farthest
-from voxelfield.media.video import CODECS, import_av, video_format, write_views
+from voxelfield.media.frame_folder import FrameFolder, farthest
+from voxelfield.media.video import CODECS, import_av, video_format, write_video
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import at_size, interpolate, spiral
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
@@ -170,9 +171,8 @@ def run(options: argparse.Namespace) -> None:
         views = _checked(trained.render_path(cameras, renderer), len(cameras), delay=AHEAD)
         shown = options.show or "rgb"
         depths = depth_range(renderer, cameras) if shown == "depth" else (0.5, 1.0)
-        pace = write_views(out, (picture(view, shown, depths) for view in views), fps, layout)
+        write_video(out, (picture(view, shown, depths) for view in views), fps, layout)
         logger.info("wrote %d frames of %dx%d to %s", len(cameras), cameras.width, cameras.height, out)
-        logger.info("%s", pace)
     else:
         _write_frames(trained, renderer, cameras, out, options)
 
@@ -224,13 +224,13 @@ def _write_frames(
     first, end = options.range or (0, len(cameras))
     if end > len(cameras):
         raise ValueError(f"--range must end at or below {len(cameras)}, the number of frames, got {first}:{end}")
-    wanted = FrameKind(options.format or "png", options.depth)
+    kind: Literal["png", "exr"] = options.format or "png"
     source = {"run": options.run.resolve().name, "steps": trained.steps}
     source |= {"weights": fingerprint_of_weights(trained.field, trained.occupancy)}
     source |= {"background": options.background or trained.model.background.tolist()}
     source |= {"supersampling": options.supersampling or trained.trainer.evaluation.supersampling}
     far = farthest(cameras, depth_bounds(trained.field))
-    with FrameFolder(out, cameras, wanted, far, source, overwrite=options.overwrite) as folder:
+    with FrameFolder(out, cameras, kind, options.depth, far, source, overwrite=options.overwrite) as folder:
         missing = [index for index in range(first, end) if not folder.has(index)]
         views = trained.render_path(cameras[missing], renderer)
         for index, view in zip(missing, _checked(views, len(missing)), strict=True):

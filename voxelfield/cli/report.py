@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
+from voxelfield.report.page import write_report
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.report.writing import write_report
 from voxelfield.training.state.run_directory import METRICS
 
 logger = logging.getLogger(__name__)

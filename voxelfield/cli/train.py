@@ -16,27 +16,26 @@ from typing import Any, NoReturn
 import hydra
 from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException, MissingConfigException
+from hydra.errors import CompactHydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from hydra.utils import get_original_cwd
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from voxelfield.cli.command import INTERRUPTED
 from voxelfield.cli.running import exit_status, one_line_records
-from voxelfield.cli.stopping import INTERRUPTED
-from voxelfield.config.parsing import parse, unknown_key
+from voxelfield.config.parsing import parse
 from voxelfield.datasets.locate import configured_scenes, is_path
-from voxelfield.datasets.registry import format_of, why_no_folder
+from voxelfield.datasets.registry import formats_of, why_no_folder
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import DEVICES
 from voxelfield.installed import config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
+from voxelfield.models.training import EmptyFieldError
 from voxelfield.runs.configured import Watcher, train_as_configured
 from voxelfield.training.config import LoggerConfig, RunConfig, config_name, trainer_for
-from voxelfield.training.config.defaults import offer_defaults
+from voxelfield.training.config.presets import composition_error, offer_defaults
 from voxelfield.training.interrupt import Interrupt
-from voxelfield.training.occupied_space import EmptyFieldError
 from voxelfield.training.state.run_directory import RunDirectoryLock, check_results
 from voxelfield.warps.warp import Warp
 
@@ -84,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with one_line_records(), without_tracebacks(), Interrupt(last=True) as interrupt, interrupt.at_once():
             hydra.version.setbase("1.3")
-            # What hydra.main calls, which has no parameter for a command line other than that of the process.
+            # hydra.main calls it, but has no parameter for a command line other than that of the process.
             _run_hydra(given, parser, train, str(config_folder()), configuration)
     except CompactHydraException as error:
         return _end(composition_error(error), 2)
@@ -106,8 +105,8 @@ def _end(message: str, status: int) -> int:
 class LockRunDirectory(Callback):
     """Locks ``hydra.run.dir`` before Hydra writes there, until the program ends.
 
-    Ends the program in one line if the directory is in use, holds files of something else, or is read-only. The runs of
-    a sweep lock their directories themselves, once Hydra has made them.
+    Ends the program in one line if the directory is in use, contains files of something else, or is read-only. The runs
+    of a sweep lock their directories themselves, once Hydra has made them.
     """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -153,7 +152,7 @@ def with_scene_folder(overrides: Sequence[str]) -> list[str]:
 
     Raises:
         ValueError: A scene is a path, but not that of a folder, or given twice.
-        FileNotFoundError: The folder holds no scene.
+        FileNotFoundError: The folder is not that of a scene.
     """
     scenes = {text: text.removeprefix("scene=") for text in overrides if text.startswith("scene=") or _is_alone(text)}
     if any(map(_is_alone, scenes)) and sum(text in scenes for text in overrides) > 1:
@@ -170,7 +169,7 @@ def with_scene_folder(overrides: Sequence[str]) -> list[str]:
 
 
 def _is_alone(argument: str) -> bool:
-    """Tells whether an argument can only be a scene, because it is not an override."""
+    """Returns whether an argument can only be a scene, because it is not an override."""
     key, equals, _ = argument.partition("=")
     # Hydra's keys may have slashes, and a folder's name an equals sign.
     is_override = equals != "" and not ("/" in key and Path(argument).is_dir())
@@ -182,7 +181,7 @@ def scene_folder(scene: str) -> Path | None:
 
     Raises:
         ValueError: It is a path, but not that of a folder; the message says why.
-        FileNotFoundError: The folder holds no scene.
+        FileNotFoundError: The folder is not that of a scene.
     """
     names = configured_scenes()
     if scene in ("", *names):
@@ -203,7 +202,7 @@ def scene_folder(scene: str) -> Path | None:
             f"scene must be a folder without ${{ in its path, which stands for another setting in a configuration, got "
             f"{clipped(str(whole))!r}: rename it, or load it with voxelfield.load_scene"
         )
-    format_of(folder)
+    formats_of(folder)
     return whole
 
 
@@ -219,7 +218,7 @@ def _given_device(overrides: Sequence[str]) -> str:
 
 
 def train(config: DictConfig) -> float | None:
-    """Runs what Hydra composed; returns the test PSNR, which Hydra's sweepers can optimise."""
+    """Trains with a composed configuration; returns the test PSNR, which Hydra's sweepers can optimise."""
     choices = HydraConfig.get().runtime.choices
     logger.info("scene=%s model=%s trainer=%s", choices["scene"], choices["model"], choices["trainer"])
     on_cpu = HydraConfig.get().job.config_name == "train_cpu"
@@ -293,15 +292,3 @@ def fail(error: Exception, status: int) -> NoReturn:
             handler.setStream(sys.stderr)
     logger.error("%s", clipped(str(error), LONGEST_MESSAGE))
     sys.exit(status)
-
-
-def composition_error(error: CompactHydraException) -> str:
-    """Returns an error of composing in one line; for an unknown key, suggests the closest match."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, name = error.missing_cfg_file.partition("/")
-        folder = "a folder, or " if group == "scene" else ""
-        return f"{group} must be {folder}one of {', '.join(error.options)}, got {clipped(name)!r}"
-    cause = error.__cause__
-    if isinstance(cause, OmegaConfBaseException) and cause.full_key and isinstance(cause.parent_node, DictConfig):
-        return unknown_key(cause.full_key, [str(key) for key in cause.parent_node])
-    return " ".join(str(error).split())

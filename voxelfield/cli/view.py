@@ -6,19 +6,14 @@ import argparse
 import logging
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import voxelfield
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of
 from voxelfield.installed import MissingPackageError
 from voxelfield.training.trained_model import TrainedModel
-from voxelfield.viewer.curves import Curves, read_curves
-from voxelfield.viewer.drawing.look import Look
-from voxelfield.viewer.drawing.painter import Painter, content_boxes, reference_of
-from voxelfield.viewer.drawing.photographs import Photographs
-from voxelfield.viewer.page.address import Address, import_viser
-from voxelfield.viewer.page.viewer_page import ViewerPage
-from voxelfield.viewer.scheduling.source import FinishedRun
+from voxelfield.viewer.address import Address, import_viser
+from voxelfield.viewer.page import ViewerPage
+from voxelfield.viewer.photographs import Photographs
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen on; 0.0.0.0 admits whoever has the printed address with its token (default: 127.0.0.1)",
+        help="address to listen on; 0.0.0.0 admits anyone who has the printed address with its token "
+        "(default: 127.0.0.1)",
     )
 
 
@@ -45,21 +41,8 @@ def run(options: argparse.Namespace, wait: Callable[[ViewerPage], None] | None =
     address = Address(options.host, options.port)
     address.check()
     trained = voxelfield.load(options.run, options.device)
-    page = ViewerPage(
-        address,
-        trained.config.scene.name,
-        str(options.run),
-        FinishedRun(trained),
-        _photographs(trained, options),
-        content_boxes(trained),
-        trained.model.background.cpu(),
-        _curves(options.run),
-        reference=reference_of(trained.field.warp),
-    )
-    address.tell()
-    absence = Painter(trained).absence(page.stage.home(), Look())
-    if absence:
-        logger.warning("first view of %s: %s", options.run, absence)
+    page = ViewerPage(address, trained, str(options.run), _photographs(trained, options))
+    address.log_urls()
     try:
         if wait is None:
             threading.Event().wait()
@@ -77,11 +60,3 @@ def _photographs(run: TrainedModel, options: argparse.Namespace) -> Photographs:
         logger.warning("the scene's cameras and photographs are not shown: %s", error)
         return Photographs({})
     return Photographs.of(scene, ("train", "val", "test"), run.cameras)
-
-
-def _curves(path: Path) -> Curves:
-    """Returns the curves that a run has logged, read in the background."""
-    curves = Curves()
-    folder = path if path.is_dir() else path.parent
-    threading.Thread(target=read_curves, args=(folder, curves), name="viewer curves", daemon=True).start()
-    return curves

@@ -67,7 +67,7 @@ class VoxelfieldMethod:
             config = _config(scene, self._overrides, background) if self._model is None else self._model.config
             self._folder = tempfile.TemporaryDirectory(prefix="voxelfield")
             warp = None if self._model is None else config.recorded_warp
-            self._session = Session.from_config(scene, config, warp=warp, output=self._folder.name)
+            self._session = Session(scene, config, warp=warp, output=self._folder.name)
             if checkpoint is not None:
                 self._session.restore(load_checkpoint(Path(checkpoint)))
             self._model = None

@@ -1,4 +1,4 @@
-"""Conversion of plain values to validated dataclasses; one-line errors name key, value and what is allowed."""
+"""Conversion of plain values to validated dataclasses; one-line errors name key, value and the allowed values."""
 
 from __future__ import annotations
 
@@ -80,15 +80,12 @@ _SCALARS: dict[Any, tuple[Any, str, str]] = {
     str: (StringNode, "text", "texts"),
 }
 
-# Of float32, in which settings are computed with.
-_LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
-
 # OmegaConf's marker for a missing value, which nodes of every type accept.
 _MISSING = "???"
 
 
 def parse(schema: type[Config], values: Any, name: str = "") -> Config:
-    """Validates values against a dataclass whose annotations define what is allowed.
+    """Validates values against a dataclass whose annotations define the allowed values.
 
     Annotations may be ``int``, ``float``, ``bool``, ``str``, ``Literal`` of texts, another dataclass, ``list``, a
     ``tuple`` of fixed length, or the union of any of these with None; each may be ``Annotated`` with a :class:`Range`
@@ -96,7 +93,7 @@ def parse(schema: type[Config], values: Any, name: str = "") -> Config:
     returns the subclass that the values select. Constraints between fields are checked by the dataclass's method
     ``check(name)``, if it has one. Missing keys get the dataclass's defaults.
 
-    Interpolations such as ``${oc.env:HOME}`` are resolved in what Hydra has composed, and nowhere else: in a mapping,
+    Interpolations such as ``${oc.env:HOME}`` are resolved only in Hydra's composed configurations: in a mapping,
     which may come from a stranger's file, they are plain text.
 
     Args:
@@ -145,7 +142,8 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
                 raise ValueError(f"{key} must {limit}{finite}, got {_shown(converted)}")
         return converted
     if origin in (Union, UnionType):
-        return _convert_or_null(value, arguments, key)
+        (other,) = (argument for argument in arguments if argument is not NoneType)
+        return None if value is None else _convert(value, other, key)
     if dataclasses.is_dataclass(hint):
         return _convert_dataclass(value, hint, key)
     if origin is Literal:
@@ -170,23 +168,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     # Larger integers fit neither in tensors nor in float.
     if hint is int and not -(2**63) <= converted < 2**64:
         raise ValueError(f"{key} must be an integer of at most 64 bits, got {clipped(str(value))}")
-    if hint is float and _LARGEST_FLOAT < abs(converted) < math.inf:
-        raise ValueError(f"{key} must be a number of at most {_LARGEST_FLOAT:.3g}, got {converted!r}")
     return converted
-
-
-def _convert_or_null(value: Any, hints: tuple[Any, ...], key: str) -> Any:
-    if value is None:
-        return None
-    (hint,) = (hint for hint in hints if hint is not NoneType)
-    try:
-        return _convert(value, hint, key)
-    except ValueError as error:
-        message = str(error)
-        if not message.startswith(f"{key} must "):
-            raise
-        reason, _, got = message.rpartition(", got ")
-        raise ValueError(f"{reason}, or null, got {got}") from error
 
 
 @functools.cache

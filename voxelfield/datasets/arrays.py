@@ -42,7 +42,7 @@ def scene_from_arrays(
         extras: Tensors per image or per pixel, as for :class:`voxelfield.datasets.scene.Split`.
         names: N different names of the views; None: their numbers.
         test: Indices of the test views; the others are for training. None: as ``holdout`` says.
-        holdout: Every ``holdout``-th view, beginning with the first, is a test view; 0 holds none out.
+        holdout: Every ``holdout``-th view, beginning with the first, is a test view; 0: no test views.
         points: (P, 3) points of the scene, as structure from motion finds them, world units; None if unknown.
         aabb: As for :func:`load_scene`.
         name: The scene's name.

@@ -16,13 +16,15 @@ from voxelfield.datasets.photos import Photo, cameras_of, present_photos, read_s
 from voxelfield.datasets.poses import OPENCV_AXES, inverted, turned_about
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
-from voxelfield.datasets.splits import choose_splits, in_order
 from voxelfield.datasets.transparency import shows_object, without_transparency
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.warps.bounds import box_of_cameras, box_of_points
 
 logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "val", "test")
+"""Names of splits."""
 
 # Number of silhouettes that are evaluated, and below which they may agree by chance, whatever the poses are.
 _SILHOUETTES = 128
@@ -40,7 +42,6 @@ def load_capture(
     listed: Mapping[str, Collection[Path]] | None = None,
     points: Tensor | None = None,
     stated_box: Tensor | None = None,
-    visible_box: Tensor | None = None,
 ) -> Scene:
     """Makes a scene of the photographs of a capture, whose format need not list splits.
 
@@ -49,27 +50,26 @@ def load_capture(
         source: The file that lists the photographs, for messages.
         photos: All of them. Those whose files are missing are left out, with a warning, unless the options forbid it.
             Shrunk images are used if each has one.
-        options: What to load, and how.
+        options: The loading options.
         listed: The paths of each split's photographs, if the format lists them.
-        points: As for :func:`assemble`, like the following two.
-        stated_box: See there.
-        visible_box: See there.
+        points: As for :func:`assemble`.
+        stated_box: As for :func:`assemble`.
 
     Returns:
-        The scene, on the CPU. :func:`voxelfield.datasets.splits.choose_splits` says which splits it has.
+        The scene, on the CPU. :func:`choose_splits` says which splits it has.
 
     Raises:
         FileNotFoundError: Images are missing.
         ValueError: There is no such split, an image is not as it must be, or as for :func:`assemble`.
     """
-    there = in_order(present_photos(folder, source, photos, options.missing_images or "skip"))
+    there = _in_order(present_photos(source, photos, options.missing_images or "skip"))
     lack = [photo.path for photo in there if photo.shrunk is None]
     if 0 < len(lack) < len(there):
         logger.info("%s: all images are downscaled from full size, as %s has no reduced copy", source, lack[0])
         there = [replace(photo, shrunk=None) for photo in there]
     splits = choose_splits(source, {"train": there} if listed is None else _as_listed(source, there, listed), options)
     loaded = {name: read_split(chosen, options) for name, chosen in splits.items()}
-    return scene_of_photos(folder, source, there, loaded, options, points, stated_box, visible_box)
+    return scene_of_photos(folder, source, there, loaded, options, points, stated_box)
 
 
 def _as_listed(source: Path, photos: Sequence[Photo], listed: Mapping[str, Collection[Path]]) -> dict[str, list[Photo]]:
@@ -86,6 +86,57 @@ def _as_listed(source: Path, photos: Sequence[Photo], listed: Mapping[str, Colle
     return splits
 
 
+def _in_order(photos: Sequence[Photo]) -> list[Photo]:
+    """Returns photographs sorted by path, so that the order in which a file lists them is of no consequence."""
+    return sorted(photos, key=lambda photo: photo.path.as_posix())
+
+
+def choose_splits(
+    source: Path, listed: Mapping[str, Sequence[Photo]], options: LoadOptions
+) -> dict[str, Sequence[Photo]]:
+    """Returns the photographs of each split to load.
+
+    Without photographs for the test, those of val stand in if the test split is asked for by name. Without either, some
+    are held out of the training split. With ``holdout=0``, none are, and the test split is left out.
+
+    Args:
+        source: The file that lists the photographs, for messages.
+        listed: The photographs of train, val and test; those of a split may be absent or none.
+        options: Which splits to load (None: all that have photographs), and how many photographs are held out.
+
+    Raises:
+        ValueError: A split has no photographs; the message says which have some, and what to do.
+    """
+    splits = {name: listed.get(name, ()) for name in SPLITS}
+    if not splits["test"] and not splits["val"] and splits["train"] and options.holdout > 0:
+        count = len(splits["train"])
+        logger.info("%s: one in %d photographs is held out for the test (data.holdout)", source, options.holdout)
+        ordered = _in_order(splits["train"])
+        test = ordered[:: options.holdout]
+        splits |= {"train": [photo for index, photo in enumerate(ordered) if index % options.holdout], "test": test}
+        if not splits["train"] and (options.splits is None or "train" in options.splits):
+            raise ValueError(
+                f"{source}: there must be at least two photographs if one is held out for the test, got {count}: set "
+                "data.holdout=0, or add photographs"
+            )
+    there = [name for name, photos in splits.items() if photos]
+    if options.splits is None:
+        return {name: splits[name] for name in there}
+    chosen = {}
+    for name in options.splits:
+        if splits.get(name):
+            chosen[name] = splits[name]
+        elif name == "test" and splits["val"]:
+            logger.info("%s: there are no test views; those of val stand in", source)
+            chosen[name] = splits["val"]
+        elif name == "test" and splits["train"]:
+            if "train" in options.splits:
+                logger.info("%s: there are no test views, so training views are evaluated", source)
+        else:
+            raise ValueError(f"splits must be among those of {source} ({', '.join(there)}), got {name}")
+    return chosen
+
+
 def scene_of_photos(
     folder: Path,
     source: Path,
@@ -94,19 +145,17 @@ def scene_of_photos(
     options: LoadOptions,
     points: Tensor | None = None,
     stated_box: Tensor | None = None,
-    visible_box: Tensor | None = None,
 ) -> Scene:
-    """Makes a scene of splits that were read from files; like :func:`load_capture`, whose arguments it shares.
+    """Makes a scene of splits that were read from files; the other arguments are those of :func:`assemble`.
 
     Args:
-        folder: The scene's folder.
-        source: The file that lists the photographs.
+        folder: The scene's folder; its name becomes the scene's.
+        source: The file that lists the photographs, for messages.
         photos: All photographs whose files exist, whether their split is loaded or not.
         splits: The loaded splits by name.
-        options: What was loaded, and how.
-        points: As for :func:`assemble`, like the following two.
-        stated_box: See there.
-        visible_box: See there.
+        options: As for :func:`assemble`.
+        points: As for :func:`assemble`.
+        stated_box: As for :func:`assemble`.
     """
     if not any(photo.mask is not None or photo.alpha is not None for photo in photos):
         for masks in (folder / "masks", folder / "mask"):
@@ -129,7 +178,7 @@ def scene_of_photos(
 
     poses = torch.stack([photo.c2w for photo in photos])
     name = folder.resolve().name
-    scene = assemble(name, source, splits, options, poses, silhouettes, points, stated_box, visible_box)
+    scene = assemble(name, source, splits, options, poses, silhouettes, points, stated_box)
     # Sizes of images that are not loaded must be read from their files.
     return scene if scene.bounded else replace(scene, all_cameras=cameras_of(photos, options))
 
@@ -143,7 +192,6 @@ def assemble(
     silhouettes: Silhouettes,
     points: Tensor | None = None,
     stated_box: Tensor | None = None,
-    visible_box: Tensor | None = None,
 ) -> Scene:
     """Makes a scene of loaded splits and determines its box.
 
@@ -154,14 +202,13 @@ def assemble(
 
     Args:
         name: The scene's name.
-        source: What lists the photographs, for messages.
+        source: The file that lists the photographs, for messages.
         splits: The loaded splits by name.
         options: The user's box, if any.
         poses: (N, 4, 4) poses of all photographs, whether their split is loaded or not.
         silhouettes: Called if the images show an object without a given box.
-        points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
+        points: (M, 3) points from structure from motion, or points that fill the visible space, world units.
         stated_box: The box (2, 3) around the subject that the format states, if any.
-        visible_box: The box (2, 3) around everything visible; None: it is estimated from the points or the cameras.
 
     Raises:
         ValueError: Silhouettes only agree if the poses have another convention, a photograph has no opaque pixels that
@@ -178,7 +225,7 @@ def assemble(
     elif cut_out:
         aabb = _box_of_object(source, splits, silhouettes)
     else:
-        aabb, estimated = _box_of_place(poses, points) if visible_box is None else visible_box, True
+        aabb, estimated = _box_of_place(poses, points), True
     box = box_tensor(parse_box(aabb), torch.device("cpu"))
     return Scene(name, box, dict(splits), cut_out or options.aabb is not None, estimated, points, poses)
 

@@ -12,18 +12,17 @@ import logging
 from pathlib import Path
 from typing import Literal
 
-from voxelfield.datasets.assembly import scene_of_photos
+from voxelfield.datasets.assembly import SPLITS, choose_splits, scene_of_photos
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, present_photos, read_split
 from voxelfield.datasets.scene import Scene
-from voxelfield.datasets.splits import SPLITS, choose_splits
 from voxelfield.datasets.transforms import read_transforms
 
 logger = logging.getLogger(__name__)
 
 
 def is_blender(folder: Path) -> bool:
-    """Tells whether a folder holds a ``transforms_<split>.json``; see :class:`voxelfield.datasets.registry.Format`."""
+    """Returns whether a folder has a ``transforms_<split>.json``; see :class:`voxelfield.datasets.registry.Format`."""
     return bool(available_splits(folder))
 
 
@@ -32,8 +31,8 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
 
     Args:
         folder: The scene's folder; its name becomes the scene's.
-        options: What to load, and how. Each split but the test split needs its ``transforms_<split>.json``
-            (:func:`voxelfield.datasets.splits.choose_splits`), and a missing image is an error unless the options say
+        options: The loading options. Each split but the test split needs its ``transforms_<split>.json``
+            (:func:`voxelfield.datasets.assembly.choose_splits`), and a missing image is an error unless the options say
             otherwise. :func:`voxelfield.datasets.assembly.assemble` determines the box.
 
     Returns:
@@ -57,7 +56,7 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
     missing = options.missing_images or "error"
     photos = {name: _read_photos(folder, name, missing) for name in available}
     loaded = {
-        name: read_split(present_photos(folder, folder, chosen, missing), options)
+        name: read_split(present_photos(folder, chosen, missing), options)
         for name, chosen in choose_splits(folder, photos, options).items()
     }
     # Of all splits, so that the warp does not depend on those asked for.
@@ -73,7 +72,7 @@ def available_splits(folder: Path | str) -> tuple[str, ...]:
 def _read_photos(folder: Path, name: str, missing_images: Literal["error", "skip"]) -> list[Photo]:
     """Returns the photographs of a split; none if its file lists none, or if all are missing and may be."""
     file = _split_file(folder, name)
-    photos = read_transforms(file, may_be_empty=name != "train")
+    photos, _ = read_transforms(file, may_be_empty=name != "train")
     if missing_images == "skip" and name != "train" and not any(photo.path.is_file() for photo in photos):
         if photos:
             logger.warning("%s: all %d images are missing; the split is left out", file, len(photos))

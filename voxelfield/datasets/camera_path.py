@@ -78,16 +78,7 @@ def read_camera_path(path: Path) -> CameraPath:
 
 
 def path_frames(name: str, content: Mapping[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
-    """Returns the frames that a camera path lists, each with its name for messages.
-
-    Args:
-        name: Name of the file, for messages.
-        content: The JSON object.
-        key: Key of the list.
-
-    Raises:
-        ValueError: It is not a list of at least one object.
-    """
+    """Returns the frames that a camera path lists under a key, each with its name for messages."""
     frames = content.get(key)
     if not isinstance(frames, list) or not frames:
         raise ValueError(f"{name}: '{key}' must be a list of at least one frame, got {shown(frames)}")
@@ -98,19 +89,7 @@ def path_frames(name: str, content: Mapping[str, Any], key: str) -> list[tuple[s
 
 
 def number(where: str, content: Mapping[str, Any], key: str, low: float, high: float, *, whole: bool = False) -> float:
-    """Returns a number of a camera path.
-
-    Args:
-        where: Name of the object, for messages.
-        content: The object.
-        key: Key of the number.
-        low: Smallest valid value.
-        high: Largest valid value.
-        whole: Whether it must be a whole number.
-
-    Raises:
-        ValueError: It is missing or not such a number.
-    """
+    """Returns a number between two limits from an object of a camera path; raises ValueError for anything else."""
     value: Any = content.get(key)
     if not _is_number(value) or not low <= value <= high or (whole and value != int(value)):
         kind = "a whole number" if whole else "a number"
@@ -119,15 +98,7 @@ def number(where: str, content: Mapping[str, Any], key: str, low: float, high: f
 
 
 def pose(name: str, values: object) -> Tensor:
-    """Returns a pose (4, 4) float32, from 16 numbers row by row.
-
-    Args:
-        name: Name of the pose, for messages.
-        values: The numbers, as they are in the file.
-
-    Raises:
-        ValueError: They are not those of a rotation with a translation.
-    """
+    """Returns a pose (4, 4) float32, from 16 numbers row by row; raises ValueError unless it is a rigid motion."""
     # Whole numbers of any length are valid JSON; larger ones than this are no float64.
     if not isinstance(values, list) or len(values) != 16 or not all(_is_number(x) and abs(x) < 1e300 for x in values):
         raise ValueError(f"{name} must be 16 finite numbers, row by row, got {shown(values)}")

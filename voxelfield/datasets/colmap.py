@@ -19,8 +19,15 @@ import numpy as np
 import torch
 
 from voxelfield.datasets.assembly import load_capture
-from voxelfield.datasets.colmap_layout import check_binary_model, is_binary, names_in_text
-from voxelfield.datasets.colmap_models import Location, find_model, image_paths, images_without_pose
+from voxelfield.datasets.colmap_files import (
+    Location,
+    check_binary_model,
+    find_model,
+    image_paths,
+    images_without_pose,
+    is_binary,
+    names_in_text,
+)
 from voxelfield.datasets.image_paths import mask_path
 from voxelfield.datasets.lenses import CAMERA_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
@@ -38,25 +45,23 @@ FORMAT = "COLMAP"
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """A COLMAP model with the images that it is of.
+    """A COLMAP model with its images.
 
     Attributes:
-        location: Where they lie.
-        photos: The images that have a pose, whether their files are there or not.
+        location: Their folders.
+        photos: The images that have a pose, whether or not their files exist.
         points: (M, 3) float64 sparse points, world frame.
-        colors: (M, 3) uint8, their colours.
         without_pose: The image files that have no pose in this model.
     """
 
     location: Location
     photos: list[Photo]
     points: torch.Tensor
-    colors: torch.Tensor
     without_pose: list[Path]
 
 
 def load_colmap(folder: Path, options: LoadOptions) -> Scene:
-    """Loads a capture; see :class:`voxelfield.datasets.registry.Loader`.
+    """Loads a capture; see :class:`voxelfield.datasets.registry.Format`.
 
     Raises:
         MissingPackageError: pycolmap is not installed.
@@ -89,7 +94,7 @@ def read_reconstruction(folder: Path, number: int | None = None) -> Reconstructi
     """Reads the model of a capture, but not its images.
 
     Args:
-        folder: A folder that :func:`voxelfield.datasets.colmap_models.is_colmap` recognises.
+        folder: A folder that :func:`voxelfield.datasets.colmap_files.is_colmap` recognises.
         number: Which of several models; None: the one with the most images.
 
     Raises:
@@ -109,14 +114,13 @@ def read_reconstruction(folder: Path, number: int | None = None) -> Reconstructi
         relative = path.relative_to(images if path.is_relative_to(images) else images.parent)
         mask = mask_path(masks, relative) if has_masks else None
         photos.append(_photo(source, path, mask, image, model.cameras[image.camera_id]))
-    points, colors = _points(source, list(model.points3D.values()))
-    return Reconstruction(location, photos, points, colors, images_without_pose(images, paths))
+    points = _points(source, list(model.points3D.values()))
+    return Reconstruction(location, photos, points, images_without_pose(images, paths))
 
 
-def _points(source: Path, points: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns positions and colours of those points that can lie in a scene, with a warning about the others."""
+def _points(source: Path, points: Sequence[Any]) -> torch.Tensor:
+    """Returns the positions of those points that can lie in a scene, with a warning about the others."""
     positions = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3)
-    colors = np.array([point.color for point in points], dtype=np.uint8).reshape(-1, 3)
     usable = (np.abs(positions) <= FARTHEST).all(axis=1)  # False for NaN
     if not usable.all():
         first = int(np.flatnonzero(~usable)[0])
@@ -125,7 +129,7 @@ def _points(source: Path, points: Sequence[Any]) -> tuple[torch.Tensor, torch.Te
             "%s",
             *(source, int((~usable).sum()), len(points), FARTHEST, positions[first].tolist()),
         )
-    return torch.from_numpy(positions[usable]), torch.from_numpy(colors[usable])
+    return torch.from_numpy(positions[usable])
 
 
 def _read_model(source: Path) -> Any:

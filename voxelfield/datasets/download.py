@@ -1,8 +1,8 @@
-"""Fetches public scenes: ``voxelfield download lego [--root data] [--url URL ...]``.
+"""Public scenes: ``voxelfield download lego [--root data] [--url URL ...]`` fetches one.
 
-Every file is checked against a SHA-256 from the scene's manifest. Files that are already there and right are kept, and
-when all are, nothing is fetched. The files that make a folder count as a scene are put in place last. Archives are not
-trusted: their size, and the size of what is taken from them, is limited.
+Every file is checked against a SHA-256 from the scene's manifest. Correct files that are already in place stay, and if
+all are, nothing is fetched. The files that make a folder count as a scene are put in place last. Archives are not
+trusted: their size is limited, and no more is unpacked than the scene has.
 """
 
 from __future__ import annotations
@@ -10,23 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
+import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from voxelfield.datasets.catalogue import downloadable_scenes, manifest_path
-
+_MANIFESTS = Path(__file__).parent / "manifests"
 _CHUNK = 1 << 20
+_MAX_ARCHIVE = 4 << 30  # bytes
 _SHOWN = 3
-
-# Largest number of bytes of an archive, and of a scene whose manifest states no size.
-_MAX_ARCHIVE = 4 << 30
-_MAX_SCENE = 4 << 30
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +33,7 @@ class DownloadError(OSError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a complete scene consists of and where it can be had.
+    """The files of a scene and where they can be fetched.
 
     Args:
         name: The scene's name, and its folder's.
@@ -45,7 +41,7 @@ class Manifest:
         credit: Whom to credit.
         archives: URLs of zip archives, in the order to try.
         files: Path inside the scene's folder -> SHA-256 in hexadecimal.
-        size: Number of bytes of all files; None if it is not known.
+        size: Number of bytes of all files.
     """
 
     name: str
@@ -53,11 +49,21 @@ class Manifest:
     credit: str
     archives: tuple[str, ...]
     files: Mapping[str, str]
-    size: int | None = None
+    size: int
+
+
+def manifest_path(name: str) -> Path:
+    """Returns where the manifest of a scene is, if it has one."""
+    return _MANIFESTS / f"{name}.json"
+
+
+def downloadable_scenes() -> tuple[str, ...]:
+    """Lists the scenes that can be fetched."""
+    return tuple(sorted(path.stem for path in _MANIFESTS.glob("*.json")))
 
 
 def load_manifest(name: str) -> Manifest:
-    """Reads the manifest of a scene that voxelfield can fetch.
+    """Reads the manifest of a scene.
 
     Raises:
         ValueError: There is none; the message lists those there are.
@@ -84,7 +90,7 @@ def download(
         name: The scene's name.
         root: Folder of scenes; created if missing.
         urls: Archives to try, in order, instead of the manifest's.
-        manifest: What to fetch, instead of the manifest that voxelfield has for ``name``.
+        manifest: Replaces the package's manifest for ``name``.
 
     Returns:
         The scene's folder, every file of the manifest verified.
@@ -126,7 +132,7 @@ def _complete_from(url: str, scratch: Path, folder: Path, manifest: Manifest, wa
     try:
         archive = _fetch(url, scratch)
         with zipfile.ZipFile(archive) as opened:
-            problems = _extract(opened, folder, manifest, wanted)
+            problems = _extract(opened, scratch, folder, manifest, wanted)
     except zipfile.BadZipFile as error:
         return f"not a zip archive ({error})"
     except (OSError, ValueError, NotImplementedError) as error:
@@ -157,11 +163,10 @@ class _LimitedFile:
     """A file that refuses to grow beyond a size, however much a server sends."""
 
     def __init__(self, file: IO[bytes], limit: int) -> None:
-        self._file, self._limit, self._size = file, limit, 0
+        self._file, self._limit = file, limit
 
     def write(self, data: bytes) -> int:
-        self._size += len(data)
-        if self._size > self._limit:
+        if self._file.tell() + len(data) > self._limit:
             raise ValueError(f"the archive must have at most {self._limit} bytes, but the server sends more")
         return self._file.write(data)
 
@@ -169,93 +174,67 @@ class _LimitedFile:
         self._file.flush()
 
 
-def _extract(archive: zipfile.ZipFile, folder: Path, manifest: Manifest, wanted: Sequence[str]) -> list[str]:
-    """Puts the wanted files in place that the archive has right; returns what is wrong with the others."""
-    members = set(archive.namelist())
+def _extract(
+    archive: zipfile.ZipFile, scratch: Path, folder: Path, manifest: Manifest, wanted: Sequence[str]
+) -> list[str]:
+    """Puts the wanted files in place that are correct in the archive; returns the problems of the others."""
+    members = {member.filename: member for member in archive.infolist()}
     prefix = _prefix(members, manifest)
-    images = [path for path in wanted if not path.endswith(".json")]
-    index = [path for path in wanted if path.endswith(".json")]
-    problems: list[str] = []
-    _check_size(archive, [prefix + path for path in wanted if prefix + path in members], manifest)
-    # Image by image, but the json files, which make the folder count as a scene, together and after all else.
-    for group in [*([path] for path in images), index]:
-        if group is index and problems:
-            break
-        staged: list[tuple[Path, Path]] = []
-        try:
-            for path in group:
-                target = folder / path
-                part = target.with_name(f".{target.name}.{os.getpid()}.part")
-                staged.append((part, target))
-                if problem := _stage(archive, prefix + path, members, part, manifest.files[path]):
-                    problems.append(f"{path}: {problem}")
-            if not (group is index and problems):
-                for part, target in staged:
-                    if part.exists():
-                        part.replace(target)
-        finally:
-            for part, _ in staged:
-                part.unlink(missing_ok=True)
+    found = {path: members[prefix + path] for path in wanted if prefix + path in members}
+    total = sum(member.file_size for member in found.values())
+    if total > manifest.size:
+        raise ValueError(f"the scene's files must have at most {manifest.size} bytes, got {total} in the archive")
+    problems = [f"{path}: not in the archive" for path in wanted if path not in found]
+    # The json files make the folder count as a scene, so they are moved together after all else.
+    index: list[tuple[Path, Path]] = []
+    for path, member in found.items():
+        part, target = scratch / path, folder / path
+        if problem := _unpack(archive, member, part, manifest.files[path]):
+            problems.append(f"{path}: {problem}")
+        elif path.endswith(".json"):
+            index.append((part, target))
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part.replace(target)
+    for part, target in index if not problems else ():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part.replace(target)
     return problems
 
 
-def _check_size(archive: zipfile.ZipFile, members: Sequence[str], manifest: Manifest) -> None:
-    """Raises ValueError if members are larger than the scene; no more than their stated size is ever read."""
-    allowed = _MAX_SCENE if manifest.size is None else manifest.size
-    total = sum(archive.getinfo(member).file_size for member in members)
-    if total > allowed:
-        raise ValueError(f"the scene's files must have at most {allowed} bytes in total, got {total} in the archive")
-
-
-def _stage(archive: zipfile.ZipFile, member: str, members: set[str], part: Path, expected: str) -> str:
-    """Writes one member to ``part`` if its hash is right; returns what is wrong, or an empty string."""
-    if member not in members:
-        return "not in the archive"
+def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, part: Path, expected: str) -> str:
+    """Writes one member to a file; returns an error, or an empty string."""
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
         with archive.open(member) as source, part.open("wb") as sink:
-            found = _sha256(source, sink)
+            shutil.copyfileobj(source, sink, _CHUNK)
+        found = _sha256(part)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         found = f"unreadable data ({error})"
-    if found == expected:
-        return ""
-    part.unlink()
-    return f"expected SHA-256 {expected}, found {found}"
+    return "" if found == expected else f"expected SHA-256 {expected}, found {found}"
 
 
-def _prefix(members: set[str], manifest: Manifest) -> str:
-    """Finds the folder inside the archive that holds most of the scene, preferring one of the scene's name."""
-    counts: dict[str, int] = {}
-    deepest = max((path.count("/") for path in manifest.files), default=0)
-    for member in members:
-        # From the end, because a name may have tens of thousands of folders.
-        parts = member.rsplit("/", deepest + 1)
-        for index in range(len(parts)):
-            path = "/".join(parts[index:])
-            if path in manifest.files:
-                prefix = member[: len(member) - len(path)]
-                counts[prefix] = counts.get(prefix, 0) + 1
-    named = f"/{manifest.name}/"
-    return max(counts, key=lambda prefix: (f"/{prefix}".endswith(named), counts[prefix], prefix), default="")
+def _prefix(members: Collection[str], manifest: Manifest) -> str:
+    """Finds the folder inside the archive that holds the scene, preferring one of the scene's name."""
+    for path in manifest.files:
+        prefixes = [member.removesuffix(path) for member in members if f"/{member}".endswith(f"/{path}")]
+        if prefixes:
+            return max(prefixes, key=lambda prefix: (f"/{prefix}".endswith(f"/{manifest.name}/"), -len(prefix)))
+    return ""
 
 
 def _unverified(folder: Path, files: Mapping[str, str]) -> list[str]:
-    return [path for path, expected in files.items() if not _matches(folder / path, expected)]
+    return [path for path, expected in files.items() if _sha256(folder / path) != expected]
 
 
-def _matches(path: Path, expected: str) -> bool:
+def _sha256(path: Path) -> str | None:
+    """Returns the hash of a file, or None if there is no such file."""
     if not path.is_file():
-        return False
-    with path.open("rb") as source:
-        return _sha256(source) == expected
-
-
-def _sha256(source: IO[bytes], sink: IO[bytes] | None = None) -> str:
+        return None
     digest = hashlib.sha256()
-    while chunk := source.read(_CHUNK):
-        digest.update(chunk)
-        if sink is not None:
-            sink.write(chunk)
+    with path.open("rb") as source:
+        while chunk := source.read(_CHUNK):
+            digest.update(chunk)
     return digest.hexdigest()
 
 

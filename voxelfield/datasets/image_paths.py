@@ -11,8 +11,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from voxelfield.datasets.images import IMAGE_SUFFIXES
@@ -27,111 +26,86 @@ _DRIVE = re.compile("[A-Za-z]:")
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}")
 
 
-class ImagePaths:
-    """Finds images by the names that a file has for them.
+def find_images(file: Path, names: Iterable[str], key: str) -> dict[str, Path]:
+    """Returns the path of each image that a file names.
+
+    A name is a path relative to the scene's folder. If there is no such file, it is looked for by the last parts of the
+    name (as many as possible), with any suffix and in upper or lower case; if several names would then mean the same
+    file, none of them does.
 
     Args:
-        file: The file. It lies in the scene's folder.
+        file: The file, which lies in the scene's folder.
+        names: As the file has them.
+        key: The key of the names in the file, for messages.
+
+    Returns:
+        The paths by name, all within the folder; that of a file that is found nowhere does not exist.
+
+    Raises:
+        ValueError: A name cannot be that of a file.
     """
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._folder = os.path.abspath(file.parent)  # noqa: PTH100 - links stay as they are, unlike with resolve
-
-    def find(self, names: Iterable[str], key: str) -> dict[str, Path]:
-        """Returns the path of each image.
-
-        A name is a path relative to the scene's folder. If there is no such file, it is looked for by the last parts of
-        the name (as many as possible), with any suffix and in upper or lower case; if several names would then mean the
-        same file, none of them does.
-
-        Args:
-            names: As the file has them.
-            key: What the file calls them, for messages.
-
-        Returns:
-            The paths by name. Those of files that are found nowhere are where they would be expected.
-
-        Raises:
-            ValueError: A name cannot be that of a file, or leads out of the folder to where nothing like it is inside.
-        """
-        names = list(dict.fromkeys(names))
-        found: dict[str, str] = {}
-        for name in names:
-            inside = self._inside(name, key)
-            exact = next((path for path in _with_suffixes(inside) if self._is_file(path)), None) if inside else None
-            if exact is not None:
-                found[name] = exact
-        taken = set(found.values())
-        elsewhere = {name: path for name in names if name not in found and (path := self._like(name)) is not None}
-        count = Counter(elsewhere.values())
-        elsewhere = {name: path for name, path in elsewhere.items() if path not in taken and count[path] == 1}
-        if elsewhere:
-            name, path = next(iter(elsewhere.items()))
+    folder, names = file.parent, list(dict.fromkeys(names))
+    found = {name: path for name in names if (path := _existing(folder, _inside(file, name, key))) is not None}
+    lost = [name for name in names if name not in found]
+    if lost:
+        index: dict[str, set[str]] = {}
+        for path in images_within(folder):
+            for form in (path.casefold(), _bare(path)):
+                index.setdefault(form, set()).add(path)
+        like = {name: path for name in lost if (path := _like(folder, index, name)) is not None}
+        count = Counter([*like.values(), *found.values()])
+        like = {name: path for name, path in like.items() if count[path] == 1}
+        if like:
+            name, path = next(iter(like.items()))
             logger.info(
                 "%s: there is no file of %d of %d names in its folder; %s, for example, is read from %s",
-                *(self._file, len(elsewhere), len(names), shown(name), path),
+                *(file, len(like), len(names), shown(name), path),
             )
-        found |= elsewhere
-        dropped = {prefix for name, path in elsewhere.items() if (prefix := _dropped(name, path)) is not None}
-        return {name: self._file.parent / (found.get(name) or self._expected(name, key, dropped)) for name in names}
+        found |= like
+    return {name: folder / (found.get(name) or _with_suffixes("/".join(_parts(name)))[0]) for name in names}
 
-    def _inside(self, name: str, key: str) -> str | None:
-        """Returns a name relative to the folder, or None if it leaves the folder.
 
-        Raises:
-            ValueError: No file can have the name.
-        """
-        # By its words, as links within the folder may well lead out of it.
-        inside = os.path.relpath(os.path.join(self._folder, name), self._folder)  # noqa: PTH118 - Path would clean
-        encoded = os.path.join(self._folder, inside).encode(errors="surrogatepass")  # noqa: PTH118
-        longest = max(map(len, encoded.split(os.sep.encode())))
-        if longest > _LONGEST_NAME or len(encoded) > _LONGEST_PATH or b"\0" in encoded:
-            raise ValueError(f"{self._file}: '{key}' must be a valid file path, got {shown(name)}")
-        return None if inside.split(os.sep, 1)[0] == os.pardir else inside
+def _inside(file: Path, name: str, key: str) -> str:
+    """Returns a name relative to the folder of a file.
 
-    def _is_file(self, path: str) -> bool:
-        return (self._file.parent / path).is_file()
+    Raises:
+        ValueError: No file can have the name.
+    """
+    # Of the text alone: links stay as they are, because links within the folder may lead out of it.
+    folder = os.path.abspath(file.parent)  # noqa: PTH100
+    inside = os.path.relpath(os.path.join(folder, name), folder)  # noqa: PTH118
+    encoded = os.path.join(folder, inside).encode(errors="surrogatepass")  # noqa: PTH118
+    longest = max(map(len, encoded.split(os.sep.encode())))
+    if longest > _LONGEST_NAME or len(encoded) > _LONGEST_PATH or b"\0" in encoded:
+        raise ValueError(f"{file}: '{key}' must be a valid file path, got {shown(name)}")
+    return inside
 
-    def _like(self, name: str) -> str | None:
-        """Returns the file within the folder that shares the most last parts with a name, if it is only one."""
-        parts = _parts(name)
-        tails = ["/".join(parts[first:]) for first in range(len(parts))]
-        for tail in tails:
-            exact = next((path for path in _with_suffixes(tail) if self._is_file(path)), None)
-            if exact is not None:
-                return exact
-        for tail in tails:
-            for form, files in self._files.items():
-                alike = files.get(form(tail), [])
-                if len(alike) == 1:
-                    return alike[0]
+
+def _existing(folder: Path, path: str) -> str | None:
+    """Returns the file within a folder that a relative path stands for, if there is one."""
+    if path.split(os.sep, 1)[0] == os.pardir:
         return None
+    return next((path for path in _with_suffixes(path) if (folder / path).is_file()), None)
 
-    @cached_property
-    def _files(self) -> Mapping[Callable[[str], str], dict[str, list[str]]]:
-        """The images in the folder by their paths, first with suffixes and then without, in lower case."""
-        files: dict[Callable[[str], str], dict[str, list[str]]] = {str.casefold: {}, _bare: {}}
-        for path in images_within(Path(self._folder)):
-            for form, known in files.items():
-                known.setdefault(form(path), []).append(path)
-        return files
 
-    def _expected(self, name: str, key: str, dropped: Iterable[tuple[str, ...]]) -> str:
-        """Returns where a file that is nowhere would be: without the folders that other names have in front, if any."""
-        parts = _parts(name)
-        for prefix in dropped:
-            if len(parts) > len(prefix) and tuple(parts[: len(prefix)]) == prefix:
-                return _with_suffixes("/".join(parts[len(prefix) :]))[0]
-        if self._inside(name.replace("\\", "/"), key) is None or _DRIVE.match(name):
-            raise ValueError(f"{self._file}: '{key}' must be inside the scene's folder, got {shown(name)}")
-        return _with_suffixes("/".join(parts))[0]
+def _like(folder: Path, index: Mapping[str, set[str]], name: str) -> str | None:
+    """Returns the file within a folder that shares the most last parts with a name, if it is only one."""
+    parts = _parts(name)
+    for first in range(len(parts)):
+        tail = "/".join(parts[first:])
+        exact = _existing(folder, tail)
+        if exact is not None:
+            return exact
+        for form in (tail.casefold(), _bare(tail)):
+            if len(alike := index.get(form, ())) == 1:
+                return next(iter(alike))
+    return None
 
 
 def images_within(folder: Path) -> Iterator[str]:
     """Yields the image files in a folder and its folders, by suffix, relative to it and with slashes.
 
-    Links to folders are not followed, and what begins with a dot is left out.
+    Links to folders are not followed, and names that begin with a dot are left out.
     """
     for place, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -140,41 +114,10 @@ def images_within(folder: Path) -> Iterator[str]:
                 yield Path(place, name).relative_to(folder).as_posix()
 
 
-def why_missing(folder: Path, missing: Sequence[Path]) -> str:
-    """Says, for a message, where the images of a scene may be that are all missing.
-
-    Args:
-        folder: The scene's folder.
-        missing: Where they were expected; at least one.
-    """
-    wanted = missing[0]
-    there = list(images_within(folder))
-    for form in (str.casefold, _bare):
-        alike = [path for path in there if form(Path(path).name) == form(wanted.name)]
-        if alike:
-            return f"; there is {folder / alike[0]}: were the images moved or renamed?"
-    others = sorted(path.name for path in wanted.parent.glob(f"{_escaped(wanted.stem)}.*") if path.is_file())
-    if others:
-        return f"; there is {wanted.with_name(others[0])}: convert such files to one of {', '.join(IMAGE_SUFFIXES)}"
-    if not there:
-        return f"; {folder} holds no images at all: were they copied along?"
-    return f"; {folder} holds {len(there)} images of other names, such as {there[0]}"
-
-
-def _escaped(name: str) -> str:
-    return re.sub(r"([*?[])", r"[\1]", name)
-
-
 def _parts(name: str) -> list[str]:
     """Returns the parts of a path of any system, without a drive and without dots."""
     parts = [part for part in posixpath.normpath(name.replace("\\", "/")).split("/") if part not in ("", ".", "..")]
     return parts[1:] if parts and _DRIVE.fullmatch(parts[0]) else parts
-
-
-def _dropped(name: str, path: str) -> tuple[str, ...] | None:
-    """Returns the parts of a name in front of those of the path that was found for it."""
-    parts, kept = _parts(name), path.count("/") + 1
-    return tuple(parts[:-kept]) if len(parts) > kept else None
 
 
 def _with_suffixes(path: str) -> list[str]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import torch
 from PIL import ExifTags, Image, TiffImagePlugin
 from torch import Tensor
 
-from voxelfield.datasets.transparency import CUT_OUT, mean_transparency
+from voxelfield.datasets.transparency import CUT_OUT
 from voxelfield.files import open_regular
 
 logger = logging.getLogger(__name__)
@@ -55,52 +55,45 @@ def read_images(
         largest height and width. A smaller image lies at the top left, with opaque black beside it.
 
     Raises:
-        ValueError: An image is unreadable, of another kind, has no alpha channel where others have transparent pixels,
-            or is so much larger than the others that most of the memory would be room beside these.
+        ValueError: An image is unreadable, of another kind, has no alpha channel although the others show an object
+            without its background, or is so large that most of the memory would be empty room beside the others.
     """
     # All headers come before the first pixels, so that a single huge image is refused before it takes memory.
-    headers = _in_threads(lambda index: _header(paths[index]), len(paths), "looked at")
-    for index, alpha in enumerate(alphas or ()):
-        headers[index] = headers[index]._replace(has_alpha=headers[index].has_alpha or alpha is not None)
-    sizes = [header.size for header in headers] if sizes is None else sizes
+    sizes = image_sizes(paths) if sizes is None else sizes
     room = _common_room(paths, sizes)
     images = np.empty((len(paths), room[1], room[0], 4), dtype=np.uint8)
 
-    def fill(index: int) -> None:
-        image, expected = _decode(paths[index]), headers[index].size
-        if image.size != expected:  # the file has changed meanwhile
-            found = f"{image.size[0]}x{image.size[1]}"
-            raise ValueError(f"{paths[index]}: size must be {expected[0]}x{expected[1]}, as it was before, got {found}")
+    def fill(index: int) -> bool:
+        image = _decode(paths[index])
         alpha = alphas[index] if alphas is not None else None
         if alpha is not None:
-            image.putalpha(_read_grey(alpha, expected))
+            image.putalpha(_read_grey(alpha, image.size))
+        has_alpha = image.mode == "RGBA"
         if sizes[index] != room:
             images[index] = (0, 0, 0, 255)
         # NumPy would have the pixels twice more in new memory, in which all threads wait for the system.
         target = Image.frombuffer("RGBA", room, images[index], "raw", "RGBA", 0, 1)
         target.readonly = 0
-        target.paste(image if image.size == sizes[index] else _area_resized(image, sizes[index]))
+        target.paste(image if image.size == sizes[index] else area_resized(image, sizes[index]))
+        return has_alpha
 
-    _in_threads(fill, len(paths), "read")
-    _check_alpha(paths, [header.has_alpha for header in headers], images, sizes)
+    has_alpha = _in_threads(fill, len(paths), "read")
+    if any(has_alpha) and not all(has_alpha):
+        alphas_read = [images[index, :h, :w, 3] for index, (w, h) in enumerate(sizes) if has_alpha[index]]
+        if np.mean([float(alpha.mean()) for alpha in alphas_read]) <= 255 * (1 - CUT_OUT):
+            raise ValueError(
+                f"{paths[has_alpha.index(False)]}: must have an alpha channel, as others have that show an object "
+                "without its background, got none: cut its background out too, or leave the image out"
+            )
     return torch.from_numpy(images)
 
 
 def from_opacity(
     paths: Sequence[Path], alphas: Sequence[Path | None], action: Callable[[npt.NDArray[np.uint8]], _T]
 ) -> list[_T]:
-    """Calls a function with the opacity of images at the size of their files, several at a time.
+    """Calls a function with the opacity (H, W) of N images at the size of their files, in several threads.
 
-    Args:
-        paths: N files that :func:`open_image` opens.
-        alphas: N files of grey images that replace the alpha channels; None for images that keep their own.
-        action: Is given the opacity (H, W) of an image; may run in several threads at once.
-
-    Returns:
-        What it returned, in the order of the images.
-
-    Raises:
-        ValueError: An image is unreadable, or its alpha has another size.
+    ``alphas`` are files of grey images that replace the alpha channels; None for images that keep their own.
     """
 
     def read(index: int) -> _T:
@@ -135,54 +128,21 @@ def _common_room(paths: Sequence[Path], sizes: Sequence[Size]) -> Size:
     width, height = (max(sides) for sides in zip(*sizes, strict=True))
     if 4 * sum(w * h for w, h in sizes) < len(sizes) * width * height:
         largest = max(range(len(sizes)), key=lambda index: sizes[index][0] * sizes[index][1])
-        typical = sorted(w * h for w, h in sizes)[len(sizes) // 2]
-        found = f"{sizes[largest][0]}x{sizes[largest][1]}"
         raise ValueError(
-            f"{paths[largest]}: size must be at most a few times that of the other images, of which half have up to "
-            f"{typical} pixels, because every image takes the room of the largest, got {found}: shrink it, or bound "
-            "the longest side of all images (trainer.image_size; in Python, image_size)"
+            f"{paths[largest]}: size must be at most a few times that of the other images, because each takes the "
+            f"memory of the largest, got {sizes[largest][0]}x{sizes[largest][1]}: shrink it, or limit the longest side "
+            "of all images (trainer.image_size; in Python, image_size)"
         )
     return width, height
 
 
-class _Header(NamedTuple):
-    """The header of an image file."""
-
-    size: Size
-    has_alpha: bool
-
-
-def _header(path: Path) -> _Header:
-    with open_image(path) as image:
-        return _Header(image.size, _has_alpha(image))
-
-
-def _check_alpha(
-    paths: Sequence[Path], has_alpha: Sequence[bool], images: npt.NDArray[np.uint8], sizes: Sequence[Size]
-) -> None:
-    """Refuses images without alpha among others (N, H, W, 4) that are transparent around their subject."""
-    if all(has_alpha) or not any(has_alpha):
-        return
-    shares = {
-        index: mean_transparency(images[index, :height, :width])
-        for index, (width, height) in enumerate(sizes)
-        if has_alpha[index]
-    }
-    if sum(shares.values()) >= CUT_OUT * len(shares):
-        raise ValueError(
-            f"{paths[has_alpha.index(False)]}: must have an alpha channel, as "
-            f"{paths[max(shares, key=shares.__getitem__)]} has one with transparent pixels, got none: cut its "
-            "background out too, or leave the image out"
-        )
-
-
 def read_masks(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size]) -> Tensor:
-    """Reads the masks of a split's images: black is what must be ignored.
+    """Reads the masks of a split's images: black pixels must be ignored.
 
     Args:
         paths: N image files; None where an image has no mask and all of its pixels count.
         sizes: The N sizes that they must have.
-        shown: The N sizes of the images that they are for. Of several pixels that are averaged into one all must count.
+        shown: The N sizes of their images. Of several pixels that are averaged into one all must count.
 
     Returns:
         (N, H, W) bool on the CPU: True where a pixel counts. H and W are the largest height and width; a smaller mask
@@ -212,11 +172,11 @@ def read_masks(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Seque
 
 
 def read_depths(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size]) -> Tensor:
-    """Reads the depth images of a split, as the whole numbers that they hold.
+    """Reads the depth images of a split, as the integers in the files.
 
     Args:
         paths: N grey images with 16 bits; None where an image has no depths.
-        sizes: The N sizes of the images that they are for. A depth image may be larger or smaller than its image.
+        sizes: The N sizes of their images. A depth image may be larger or smaller than its image.
         shown: The N sizes to which these images are resized. Each pixel has the depth of the nearest one in the file,
             because a mean over an edge would lie on neither side of it.
 
@@ -288,14 +248,7 @@ def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterat
 
 
 def image_size(path: Path) -> Size:
-    """Returns the size of an image, as it is stored, from the beginning of its file.
-
-    Args:
-        path: The image.
-
-    Raises:
-        ValueError: :func:`open_image` refuses it.
-    """
+    """Returns the size of an image, as it is stored, from the beginning of its file."""
     with open_image(path) as image:
         return image.size
 
@@ -306,41 +259,29 @@ def image_sizes(paths: Sequence[Path]) -> list[Size]:
 
 
 def exif_orientation(path: Path) -> int:
-    """Returns how EXIF says that an image is to be turned for display, which loaders leave undone.
+    """Returns the orientation of an image in EXIF, which loaders ignore, 1 to 8; 1 if unknown.
 
-    Args:
-        path: The image.
-
-    Returns:
-        1 to 8, as EXIF defines them: 1 as it is stored, or unknown; 5 to 8 with width and height swapped.
-
-    Raises:
-        ValueError: :func:`open_image` refuses the image.
+    From 5 on, width and height are swapped for display.
     """
     with open_image(path, upright=True) as image:
         found = image.getexif().get(ExifTags.Base.Orientation)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
-def area_resized(image: npt.NDArray[np.uint8], size: Size) -> npt.NDArray[np.uint8]:
-    """Shrinks an RGBA image by averaging the pixels that fall into each new one, weighting colours by their alpha.
+def area_resized(image: Image.Image, size: Size) -> Image.Image:
+    """Shrinks an image by averaging the pixels that fall into each new one, weighting colours by their alpha.
 
-    Transparent pixels have no say in a colour, so silhouettes get no dark or stray fringe. Averages are rounded to
+    Colours of transparent pixels do not count, so silhouettes get no dark or stray fringe. Averages are rounded to
     nearest. Those of opaque images may differ from the exact average by up to 1 of 255, unless both sides are divided
     by the same power of two.
 
     Args:
-        image: (H, W, 4) uint8 RGBA, straight alpha.
+        image: Mode RGB, or RGBA with straight alpha.
         size: The new width and height.
 
     Returns:
-        (height, width, 4) uint8, straight alpha; black where fully transparent.
+        The image, straight alpha, black where fully transparent; mode RGB if it is opaque.
     """
-    return np.asarray(_area_resized(Image.fromarray(image), size).convert("RGBA"))
-
-
-def _area_resized(image: Image.Image, size: Size) -> Image.Image:
-    """Shrinks an image of mode RGB or RGBA; an opaque one may become RGB."""
     if image.mode == "RGB" or image.getchannel("A").getextrema() == (255, 255):
         opaque = image if image.mode == "RGB" else image.convert("RGB")
         factors = image.width // size[0], image.height // size[1]
@@ -361,22 +302,19 @@ def _area_resized(image: Image.Image, size: Size) -> Image.Image:
 
 
 def _in_threads(action: Callable[[int], _T], count: int, done: str) -> list[_T]:
-    """Calls an action with each number below a count; returns what it returned, or raises the first error.
+    """Calls an action with each number below a count, in several threads; returns the results.
 
-    Args:
-        action: May run in several threads at once.
-        count: How often.
-        done: What has happened to an image then, for the log.
+    ``done`` is the verb for the log, such as ``read``.
     """
     results = []
-    told = time.monotonic()
+    logged = time.monotonic()
     # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
         try:
             for result in pool.map(action, range(count)):
                 results.append(result)
-                if time.monotonic() - told > _NEWS_EVERY:
-                    told = time.monotonic()
+                if time.monotonic() - logged > _NEWS_EVERY:
+                    logged = time.monotonic()
                     logger.info("%s %d of %d images", done, len(results), count)
         except BaseException:
             pool.shutdown(cancel_futures=True)

@@ -51,7 +51,7 @@ def photo_lens(name: str, model: LensModel, terms: Mapping[str, float]) -> Lens 
     """Returns the lens of one photograph, or None where it distorts nothing.
 
     Args:
-        name: What the terms belong to, for messages.
+        name: The owner of the terms, for messages.
         model: Model of the lens.
         terms: Coefficients of the model, by name; others are zero.
 

@@ -32,16 +32,16 @@ _SAMPLES = 8
 
 
 def is_llff(folder: Path) -> bool:
-    """Tells whether a folder holds a ``poses_bounds.npy``; see :class:`voxelfield.datasets.registry.Format`."""
+    """Returns whether a folder holds a ``poses_bounds.npy``; see :class:`voxelfield.datasets.registry.Format`."""
     return (folder / FILE).is_file()
 
 
 def load_llff(folder: Path, options: LoadOptions) -> Scene:
-    """Loads a scene; see :class:`voxelfield.datasets.registry.Loader`.
+    """Loads a scene; see :class:`voxelfield.datasets.registry.Format`.
 
     Images are those of the folder ``images``, which those in ``images_N`` stand in for if ``downscale`` is N. Without
     ``images``, those in ``images_N`` are the images, or else those of the smallest N, which ``downscale`` then shrinks.
-    The box contains all that the cameras see between the nearest and the farthest depths.
+    The points of the scene fill the space that the cameras see between the nearest and the farthest depths.
     """
     file = folder / FILE
     rows = _read_rows(file)
@@ -72,33 +72,11 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
     if len(shrunk) == len(photos):
         photos = [replace(photo, shrunk=path) for photo, path in zip(photos, shrunk, strict=True)]
     slopes = torch.stack((width, height), dim=-1) / (2 * focal[:, None])
-    frusta = (c2w, slopes, near, far)
-    points, box = points_of_frusta(*frusta), box_of_frusta(*frusta)
-    return load_capture(folder, file, photos, options, points=points, visible_box=box)
-
-
-def box_of_frusta(c2w: Tensor, slopes: Tensor, near: Tensor, far: Tensor) -> Tensor:
-    """Returns the smallest box around all that cameras see between two depths.
-
-    Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.
-        slopes: (N, 2) how far the images reach from their centres along x and y, at a depth of 1.
-        near: (N,) smaller depth along the optical axis, world units.
-        far: (N,) larger depth.
-
-    Returns:
-        (2, 3) world units; float64.
-    """
-    c2w = c2w.double()
-    signs = torch.tensor([[x, y] for x in (-1.0, 1.0) for y in (-1.0, 1.0)], dtype=torch.float64)
-    at_one = torch.cat((signs * slopes[:, None].double(), -torch.ones(len(c2w), 4, 1, dtype=torch.float64)), dim=-1)
-    corners = torch.cat([at_one * depth.double()[:, None, None] for depth in (near, far)], dim=1)
-    world = (corners @ c2w[:, :3, :3].mT + c2w[:, None, :3, 3]).view(-1, 3)
-    return torch.stack((world.amin(dim=0), world.amax(dim=0)))
+    return load_capture(folder, file, photos, options, points=points_of_frusta(c2w, slopes, near, far))
 
 
 def points_of_frusta(c2w: Tensor, slopes: Tensor, near: Tensor, far: Tensor) -> Tensor:
-    """Returns points that fill what cameras see between two depths, as densely as pixels see it.
+    """Returns points that fill the space that cameras see between two depths, in proportion to the pixels.
 
     Args:
         c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.

@@ -26,7 +26,7 @@ def load_scene(scene: Path | str, *, root: Path | str = "data", download: bool =
             in the working directory.
         root: Folder of scenes, where a name is looked for.
         download: Fetch a scene that is not there but public.
-        options: What to load, and how: the fields of :class:`voxelfield.datasets.options.LoadOptions`, such as
+        options: The loading options: the fields of :class:`voxelfield.datasets.options.LoadOptions`, such as
             ``splits``, ``image_size`` and ``aabb``.
 
     Returns:
@@ -80,7 +80,7 @@ def folder_of(scene: str, root: Path | str = "data", download: bool = False) -> 
     try:
         return find_scene(scene, root, download=download)
     except SceneNotFoundError:
-        # If the text can only mean this folder, the message is about what it lacks, not about where else it might be.
+        # If the text can only mean this folder, the error should name its missing files instead of other folders.
         if is_path(scene) or (not has_settings and folder.exists()):
             return folder
         raise

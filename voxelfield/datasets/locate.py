@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from voxelfield.datasets import download as downloads
-from voxelfield.datasets.catalogue import downloadable_scenes, manifest_path
+from voxelfield.datasets.download import downloadable_scenes, manifest_path
 from voxelfield.datasets.registry import recognised_format, wanted_files
 from voxelfield.installed import BUNDLED_SCENE, bundled_scene, config_folder
 
@@ -18,7 +18,7 @@ DATA_VARIABLE = "VOXELFIELD_DATA"
 
 
 class SceneNotFoundError(FileNotFoundError):
-    """A scene is in none of the places where scenes are looked for."""
+    """A scene is in none of the folders that are searched for it."""
 
 
 def configured_scenes() -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def configured_box(scene: str) -> Sequence[Sequence[float]] | None:
 
 
 def is_path(scene: str) -> bool:
-    """Tells whether a text that names a scene can only be a path: it has a folder in it, or begins like a path."""
+    """Returns whether a text that names a scene can only be a path: it has a folder in it, or begins like a path."""
     return len(Path(scene).parts) > 1 or "\\" in scene or scene.startswith((".", "~"))
 
 

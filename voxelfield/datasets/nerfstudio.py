@@ -8,13 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from voxelfield.datasets.assembly import load_capture
-from voxelfield.datasets.image_paths import ImagePaths
+from voxelfield.datasets.assembly import SPLITS, load_capture
+from voxelfield.datasets.image_paths import find_images
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, with_shrunk_images
 from voxelfield.datasets.scene import Scene
-from voxelfield.datasets.splits import SPLITS
-from voxelfield.datasets.text import json_object, read_text
 from voxelfield.datasets.transforms import read_transforms
 from voxelfield.ops._errors import shown
 
@@ -22,21 +20,21 @@ FILE = "transforms.json"
 
 
 def is_nerfstudio(folder: Path) -> bool:
-    """Tells whether a folder holds a ``transforms.json``; see :class:`voxelfield.datasets.registry.Format`."""
+    """Returns whether a folder holds a ``transforms.json``; see :class:`voxelfield.datasets.registry.Format`."""
     return (folder / FILE).is_file()
 
 
 def load_nerfstudio(folder: Path, options: LoadOptions) -> Scene:
-    """Loads a capture; see :class:`voxelfield.datasets.registry.Loader`."""
+    """Loads a capture; see :class:`voxelfield.datasets.registry.Format`."""
     file = folder / FILE
-    photos = with_shrunk_images(read_transforms(file), folder / "images", options.downscale)
-    listed = _listed_splits(file, json_object(str(file), read_text(file)), photos)
-    return load_capture(folder, file, photos, options, listed)
+    photos, meta = read_transforms(file)
+    photos = with_shrunk_images(photos, folder / "images", options.downscale)
+    return load_capture(folder, file, photos, options, _listed_splits(file, meta, photos))
 
 
 def _listed_splits(file: Path, meta: dict[str, Any], photos: list[Photo]) -> dict[str, set[Path]] | None:
     """Returns the paths of the images of each split, if a file lists them."""
-    known, images = {photo.path for photo in photos}, ImagePaths(file)
+    known = {photo.path for photo in photos}
     splits = {}
     for name in SPLITS:
         key = f"{name}_filenames"
@@ -45,7 +43,7 @@ def _listed_splits(file: Path, meta: dict[str, Any], photos: list[Photo]) -> dic
         paths = meta[key]
         if not (isinstance(paths, list) and all(isinstance(path, str) for path in paths)):
             raise ValueError(f"{file}: '{key}' must be a list of paths, got {shown(paths)}")
-        found = images.find(paths, key)
+        found = find_images(file, paths, key)
         unknown = [path for path in paths if found[path] not in known]
         if unknown:
             raise ValueError(f"{file}: '{key}' must name images of 'frames', got {shown(unknown[0])}")

@@ -8,10 +8,8 @@ et al., "Multiview Neural Surface Reconstruction", 2020; Wang et al., "NeuS", 20
 
 from __future__ import annotations
 
-import io
 import logging
 import re
-import zipfile
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -34,8 +32,7 @@ logger = logging.getLogger(__name__)
 FILES = ("cameras_sphere.npz", "cameras.npz")
 """Names of the file, of which the first is read. IDR's ``cameras.npz`` fits the sphere to the object less closely."""
 
-_MEMBER = re.compile(r"(world|scale)_mat_(\d{1,9})\.npy")
-_LARGEST = 1 << 12  # bytes of a matrix with its header
+_MEMBER = re.compile(r"(world|scale)_mat_(\d{1,9})")
 _SAME = 1e-3
 # Largest skew as a share of the focal length.
 _SKEW = 1e-3
@@ -45,12 +42,12 @@ Matrices = dict[int, npt.NDArray[np.float64]]
 
 
 def is_neus(folder: Path) -> bool:
-    """Tells whether a folder holds such a file and ``image``; see :class:`voxelfield.datasets.registry.Format`."""
+    """Returns whether a folder holds such a file and ``image``; see :class:`voxelfield.datasets.registry.Format`."""
     return (folder / "image").is_dir() and any((folder / name).is_file() for name in FILES)
 
 
 def load_neus(folder: Path, options: LoadOptions) -> Scene:
-    """Loads a scene; see :class:`voxelfield.datasets.registry.Loader`.
+    """Loads a scene; see :class:`voxelfield.datasets.registry.Format`.
 
     Its box is that of the unit sphere.
     """
@@ -78,14 +75,11 @@ def _read_matrices(file: Path) -> tuple[Matrices, Matrices]:
     """
     found: dict[str, Matrices] = {"world": {}, "scale": {}}
     try:
-        with open_regular(file) as opened, zipfile.ZipFile(opened) as archive:
-            for member in archive.infolist():
-                name = _MEMBER.fullmatch(member.filename)
+        with open_regular(file) as opened, np.load(opened, allow_pickle=False) as archive:
+            for member in archive.files:
+                name = _MEMBER.fullmatch(member)
                 if name is not None:
-                    if member.file_size > _LARGEST:
-                        raise ValueError(f"{member.filename} has {member.file_size} bytes, more than a matrix needs")
-                    matrix = np.load(io.BytesIO(archive.read(member)), allow_pickle=False)
-                    found[name[1]][int(name[2])] = _checked(member.filename, matrix)
+                    found[name[1]][int(name[2])] = _checked(member, archive[member])
     except Exception as error:  # damaged archives and headers of NumPy end in exceptions of any type
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{file}: must be a NumPy archive of matrices world_mat_0, ... ({reason})") from error
@@ -127,12 +121,7 @@ def _unit_sphere(file: Path, scale: Matrices, world: Collection[int]) -> npt.NDA
 
 
 def _numbered(file: Path, folder: Path, numbers: Collection[int]) -> dict[int, Path]:
-    """Returns the images in a folder by number: that in their names, or else their place in the order of names.
-
-    Args:
-        file: Holds the matrices.
-        folder: Folder of the images.
-        numbers: The numbers that images may have.
+    """Returns the images in a folder by number: that in their names, or else their rank among the sorted names.
 
     Raises:
         ValueError: Names have other numbers, and there are more or fewer images than numbers.

@@ -1,6 +1,6 @@
 """Loader of NSVF's layout: ``intrinsics.txt``, ``bbox.txt``, a folder ``rgb`` of images and a folder ``pose``.
 
-The first character of a file's name tells its split: 0 training, 1 validation, 2 test. Poses are camera to world with
+The first character of a file's name is its split: 0 training, 1 validation, 2 test. Poses are camera to world with
 OpenCV axes. Format: Liu et al., "Neural Sparse Voxel Fields", NeurIPS 2020; so are Synthetic-NSVF and that paper's
 versions of Tanks & Temples and BlendedMVS.
 """
@@ -21,7 +21,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import FARTHEST, check_poses, turned_about
 from voxelfield.datasets.scene import Scene
-from voxelfield.datasets.text import read_text
+from voxelfield.files import read_regular
 
 FILE = "intrinsics.txt"
 
@@ -29,12 +29,12 @@ _SPLITS = {"0": "train", "1": "val", "2": "test"}
 
 
 def is_nsvf(folder: Path) -> bool:
-    """Tells whether a folder has ``intrinsics.txt`` and ``pose``; see :class:`voxelfield.datasets.registry.Format`."""
+    """Tells if a folder has ``intrinsics.txt`` and ``pose``; see :class:`voxelfield.datasets.registry.Format`."""
     return (folder / FILE).is_file() and (folder / "pose").is_dir()
 
 
 def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
-    """Loads a scene; see :class:`voxelfield.datasets.registry.Loader`.
+    """Loads a scene; see :class:`voxelfield.datasets.registry.Format`.
 
     In Tanks & Temples and BlendedMVS no name begins with 2, and names with 1 are the test views. The
     box is that of ``bbox.txt``.
@@ -68,7 +68,7 @@ def _read_numbers(file: Path) -> list[float]:
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
     try:
-        numbers = [float(word) for word in read_text(file).split()]
+        numbers = [float(word) for word in read_regular(file).decode("utf-8-sig").split()]
     except ValueError as error:
         raise ValueError(f"{file}: must hold numbers only ({error})") from error
     if not all(map(math.isfinite, numbers)):
@@ -109,7 +109,7 @@ def _read_box(file: Path) -> Tensor:
     if len(numbers) not in (6, 7):
         raise ValueError(f"{file}: must hold the two corners of a box, and optionally a voxel size, got {len(numbers)}")
     box = torch.tensor(numbers[:6], dtype=torch.float64).view(2, 3)
-    # As float32, in which boxes are kept.
+    # As float32, like all boxes.
     low, high = box.float()
     if float((high - low).min()) < 1 / FARTHEST or float(box.abs().max()) > FARTHEST:
         raise ValueError(

@@ -19,10 +19,10 @@ class ImageOptions:
     Attributes:
         downscale: Images are shrunk by this factor N first, or taken from the folder ``images_N`` of a capture if that
             holds the same images.
-        holdout: Every ``holdout``-th training view, sorted by path, is held out for the test in a scene without test
-            or validation views; 0 holds none out.
+        holdout: Every ``holdout``-th training view, sorted by path, is a test view in a scene without test or
+            validation views; 0: no test views.
         missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;
-            None does what is usual for the format.
+            None: the usual choice for the format.
         lens_distortion: Whether to apply lens distortion. Without, photographs count as undistorted: those of a fisheye
             as equidistant, all others as those of a pinhole.
     """
@@ -35,13 +35,13 @@ class ImageOptions:
 
 @dataclass
 class LoadOptions(ImageOptions):
-    """What to load of a scene, and how; the keyword arguments of :func:`voxelfield.load_scene`.
+    """The loading options of a scene; the keyword arguments of :func:`voxelfield.load_scene`.
 
     Attributes:
         splits: Which of train, val and test; None: all that the scene has. Without views for the test, those of val
             stand in; without either, some are held out (``holdout``), or there is no test split.
-        image_size: Images with a side longer than this, in pixels, are shrunk until none is; None keeps them.
-        aabb: (2, 3) box outside of which nothing matters, world units. None: that of ``configs/scene`` if the scene is
+        image_size: Images with a side longer than this, in pixels, are shrunk to it; None leaves them unchanged.
+        aabb: (2, 3) box that contains the whole scene, world units. None: that of ``configs/scene`` if the scene is
             given by a name in it, never for a path; otherwise as :func:`voxelfield.datasets.assembly.assemble` says.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
 

@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.image_paths import why_missing
 from voxelfield.datasets.images import (
     IMAGE_SUFFIXES,
     Size,
@@ -48,14 +47,14 @@ class Photo:
         c2w: (4, 4) float64, camera to world, OpenGL axes.
         intrinsics: Returns the intrinsics for an image of a width and a height in pixels; may raise ValueError if the
             camera took images of another size.
-        lens: What distorts the image, for one camera, or None for a pinhole.
+        lens: The lens, for one camera; None for a pinhole.
         shrunk: A file of the same image, already shrunk by the requested factor; None if there is none.
         mask: An image of the same size that is black where pixels must be ignored; None if all of them count.
         alpha: An image of the same size that replaces the alpha channel, black where the background of an object is
             seen; None if the image keeps its own.
         time: When it was taken, in whatever unit the format has; None if that is not stated.
-        depth: A grey image with 16 bits of depths along the optical axis, 0 where none is known; None if there is none.
-        depth_unit: What one unit of ``depth`` measures, world units.
+        depth: A grey image with 16 bits of depths along the optical axis, 0 where unknown; None without depths.
+        depth_unit: Length of one unit of ``depth``, world units.
     """
 
     path: Path
@@ -70,14 +69,11 @@ class Photo:
     depth_unit: float = 1e-3
 
 
-def present_photos(
-    folder: Path, source: Path, photos: Sequence[Photo], missing_images: Literal["error", "skip"]
-) -> list[Photo]:
-    """Returns the photographs whose files are there.
+def present_photos(source: Path, photos: Sequence[Photo], missing_images: Literal["error", "skip"]) -> list[Photo]:
+    """Returns the photographs whose files exist.
 
     Args:
-        folder: The scene's folder, which is searched for the files if all are missing.
-        source: What lists them, for messages.
+        source: The file that lists them, for messages.
         photos: At least one.
         missing_images: ``error`` refuses a missing file, ``skip`` warns of it.
 
@@ -88,7 +84,7 @@ def present_photos(
     if missing:
         lack = f"{len(missing)} of {len(photos)} images are missing, the first is {missing[0]}"
         if len(missing) == len(photos):
-            raise FileNotFoundError(f"{source}: {lack}{why_missing(folder, missing)}")
+            raise FileNotFoundError(f"{source}: {lack}")
         if missing_images == "error":
             raise FileNotFoundError(f"{source}: {lack}: data.missing_images=skip leaves such views out")
         logger.warning("%s: %s; their frames are left out", source, lack)
@@ -127,7 +123,7 @@ def cameras_of(photos: Sequence[Photo], options: LoadOptions) -> Cameras:
     """Returns the cameras of photographs at the full size of their files, whatever size they are read at.
 
     Args:
-        photos: At least one; all files are there.
+        photos: At least one; all files exist.
         options: Whether lenses distort.
 
     Raises:
@@ -141,14 +137,14 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     """Reads the images of a split.
 
     Args:
-        photos: At least one; all files are there. Shrunk images are read in place of whole ones if all have one.
+        photos: At least one; all files exist. Shrunk images are read in place of whole ones if all have one.
         options: The size to which images are shrunk, and whether lenses distort.
 
     Raises:
         FileNotFoundError: A mask is missing.
-        ValueError: An image is unreadable, not of the size that its camera takes, or alone in having no alpha channel;
-            intrinsics are invalid; a mask is unreadable, of another size than its image, or black throughout; a depth
-            image is unreadable or of another shape than its image; or only some photographs have a time.
+        ValueError: An image is unreadable, or not of the size that its camera takes; intrinsics are invalid; a mask is
+            unreadable, of another size than its image, or black throughout; a depth image is unreadable or of another
+            shape than its image; or only some photographs have a time.
     """
     whole = [photo.path for photo in photos]
     shrunk = [photo.shrunk for photo in photos if photo.shrunk is not None]
@@ -223,12 +219,7 @@ def _cameras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size
 
 
 def centred(intrinsics: Intrinsics, width: int, height: int) -> Intrinsics:
-    """Returns intrinsics as they are, for an image of which no original size is known.
-
-    Args:
-        intrinsics: Intrinsics of an image.
-        width: Its width in pixels.
-        height: Its height in pixels.
+    """Returns intrinsics as they are, for an image whose original size is unknown.
 
     Raises:
         ValueError: The principal point is outside the image, as it is if the image was resized.
@@ -243,12 +234,7 @@ def centred(intrinsics: Intrinsics, width: int, height: int) -> Intrinsics:
 
 
 def _intrinsics(photos: Sequence[Photo], sizes: Sequence[Size]) -> torch.Tensor:
-    """Returns the intrinsics (N, 4), float64, for images of some sizes.
-
-    Raises:
-        ValueError: An image is of another shape than its camera's, or no camera can have such intrinsics: directions
-            through its pixels would overflow float32.
-    """
+    """Returns the intrinsics (N, 4), float64, for images of some sizes."""
     intrinsics = torch.tensor(
         [_intrinsics_of(photo, size) for photo, size in zip(photos, sizes, strict=True)], dtype=torch.float64
     )
@@ -260,7 +246,7 @@ def check_intrinsics(name: Callable[[int], str], intrinsics: Tensor) -> None:
     """Refuses intrinsics (N, 4) that no camera can have: directions through its pixels would overflow float32.
 
     Args:
-        name: Returns what a message calls a view, from its number.
+        name: Returns the name of a view in messages, from its index.
         intrinsics: ``fx, fy, cx, cy`` in pixels.
     """
     focal, center = intrinsics[:, :2], intrinsics[:, 2:]
@@ -281,7 +267,7 @@ def _intrinsics_of(photo: Photo, size: Size) -> Intrinsics:
 
 
 def _exif_hint(photo: Photo, size: Size) -> str:
-    """Returns what to add to a refused size if the camera belongs to the image as EXIF rotates it."""
+    """Returns a hint for a refused size if the camera belongs to the image as EXIF rotates it."""
     try:
         if exif_orientation(photo.path) < 5:
             return ""
@@ -292,11 +278,7 @@ def _exif_hint(photo: Photo, size: Size) -> str:
 
 
 def _checked_shrunk(path: Path, size: Size, whole: Size, downscale: int) -> Size:
-    """Returns the size of a shrunk image.
-
-    Raises:
-        ValueError: No rounding makes that size of the whole image's.
-    """
+    """Returns the size of a shrunk image, or raises ValueError if no rounding makes it of the whole image's size."""
     if any(abs(found - side / downscale) > 1 for found, side in zip(size, whole, strict=True)):
         exact = "x".join(f"{side / downscale:g}" for side in whole)
         raise ValueError(

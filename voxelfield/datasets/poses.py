@@ -38,37 +38,28 @@ def check_poses(name: Callable[[int], str], c2w: Tensor) -> None:
     """Refuses matrices that are not rotations with translations.
 
     Args:
-        name: Returns what a message calls a pose, from its number.
+        name: Returns the name of a pose in messages, from its index.
         c2w: (N, 4, 4) float64, camera to world.
 
     Raises:
         ValueError: A matrix is not finite, its axes are more than a thousandth from orthonormal or are a mirror image,
             its last row is not (0, 0, 0, 1), or the camera is farther than :data:`FARTHEST` from the origin.
     """
-    bad = _first(~c2w.isfinite().all(dim=(-2, -1)))
-    if bad is not None:
-        raise ValueError(f"{name(bad)} must be finite, got {c2w[bad].tolist()}")
-    rotations = c2w[:, :3, :3]
+    rotations, last = c2w[:, :3, :3], torch.tensor([0, 0, 0, 1], dtype=c2w.dtype)
     errors = (rotations @ rotations.mT - torch.eye(3, dtype=c2w.dtype)).abs().amax(dim=(-2, -1))
-    bad = _first(~(errors <= _FROM_ORTHONORMAL))
-    if bad is not None:
-        error = float(errors[bad])
-        raise ValueError(
-            f"{name(bad)} must be a rotation with a translation, got axes that are {error:.2g} from orthonormal"
-        )
-    bad = _first(torch.linalg.det(rotations) < 0)
-    if bad is not None:
-        raise ValueError(f"{name(bad)} must be a rotation with a translation, got a mirror image")
-    last = torch.tensor([0, 0, 0, 1], dtype=c2w.dtype)
-    bad = _first(((c2w[:, 3] - last).abs() > _FROM_ORTHONORMAL).any(dim=-1))
-    if bad is not None:
-        raise ValueError(f"{name(bad)} must have (0, 0, 0, 1) as its last row, got {c2w[bad, 3].tolist()}")
-    bad = _first((c2w[:, :3, 3].abs() > FARTHEST).any(dim=-1))
-    if bad is not None:
-        raise ValueError(
-            f"{name(bad)} must be within {FARTHEST:g} world units of the origin, got a camera at "
-            f"{c2w[bad, :3, 3].tolist()}: shift and scale the scene"
-        )
+    for good, wanted in (
+        (c2w.isfinite().all(dim=(-2, -1)), "be finite"),
+        (errors <= _FROM_ORTHONORMAL, "be a rotation with a translation, with orthonormal axes"),
+        (torch.linalg.det(rotations) > 0, "be a rotation with a translation, not a mirror image"),
+        (((c2w[:, 3] - last).abs() <= _FROM_ORTHONORMAL).all(dim=-1), "have (0, 0, 0, 1) as its last row"),
+        (
+            (c2w[:, :3, 3].abs() <= FARTHEST).all(dim=-1),
+            f"lie within {FARTHEST:g} world units of the origin (shift and scale the scene)",
+        ),
+    ):
+        if not bool(good.all()):
+            bad = int((~good).nonzero()[0])
+            raise ValueError(f"{name(bad)} must {wanted}, got {c2w[bad].tolist()}")
 
 
 def turned_about(c2w: Tensor) -> Tensor:
@@ -79,7 +70,7 @@ def turned_about(c2w: Tensor) -> Tensor:
 
 
 def sees_box(c2w: Tensor, intrinsics: Tensor, sizes: Tensor, aabb: Tensor) -> Tensor:
-    """Tells which cameras have a point of a lattice over a box within their images; lenses are left out of account.
+    """Returns which cameras see a point of a lattice over a box; lenses are ignored.
 
     Args:
         c2w: (N, 4, 4) camera to world, OpenGL axes.
@@ -100,31 +91,22 @@ def sees_box(c2w: Tensor, intrinsics: Tensor, sizes: Tensor, aabb: Tensor) -> Te
     return torch.tensor(seen)
 
 
-def look_outward(c2w: Tensor) -> bool:
-    """Tells whether most cameras look away from one another, as those within a room do, or those with OpenCV's axes.
-
-    Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes; of fewer than three nothing can be told.
-    """
-    if len(c2w) < 3:
-        return False
-    origins = c2w[:, :3, 3]
-    towards = F.normalize(origins.mean(dim=0) - origins, dim=-1)
-    return float((towards * -c2w[:, :3, 2]).sum(dim=-1).median()) <= _OUTWARD
-
-
 def likely_mistake(c2w: Tensor) -> str | None:
-    """Returns what is probably wrong with all poses of a capture, with the remedy; None if they look right.
+    """Returns the probable mistake in all poses of a capture, with its remedy; None if they look right.
 
     Cameras that look away from one another may stand in a room, or have OpenCV's axes.
 
     Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes; of fewer than three nothing can be told.
+        c2w: (N, 4, 4) camera to world, OpenGL axes; with fewer than three, nothing is recognised.
     """
     mistake = inverted(c2w)
-    if mistake is None and look_outward(c2w):
-        return f"most cameras look away from one another; unless they stood in a room, {OPENCV_AXES}"
-    return mistake
+    if mistake is not None or len(c2w) < 3:
+        return mistake
+    origins = c2w[:, :3, 3]
+    towards = F.normalize(origins.mean(dim=0) - origins, dim=-1)
+    if float((towards * -c2w[:, :3, 2]).sum(dim=-1).median()) > _OUTWARD:
+        return None
+    return f"most cameras look away from one another; unless they stood in a room, {OPENCV_AXES}"
 
 
 def inverted(c2w: Tensor) -> str | None:
@@ -133,7 +115,7 @@ def inverted(c2w: Tensor) -> str | None:
     They are if their inverses are poses of cameras that stand upright around a subject, and they themselves are not.
 
     Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes; of fewer than three nothing can be told.
+        c2w: (N, 4, 4) camera to world, OpenGL axes; with fewer than three, nothing is recognised.
     """
     if len(c2w) < 3 or _surround(c2w.double(), _UNLIKE):
         return None
@@ -146,11 +128,11 @@ def inverted(c2w: Tensor) -> str | None:
 
 
 def _surround(c2w: Tensor, least: float | None = None) -> bool:
-    """Tells whether cameras (N, 4, 4) stand upright around a point that they look at.
+    """Returns whether cameras (N, 4, 4) stand upright around a point that they look at.
 
     Args:
         c2w: Their poses, float64.
-        least: Bound for both criteria in place of those for a capture that certainly is so.
+        least: A weaker bound for both criteria; None requires the usual, certain ones.
     """
     c2w = c2w[~stray_cameras(c2w)]
     origins, looks = c2w[:, :3, 3], -c2w[:, :3, 2]
@@ -162,16 +144,15 @@ def _surround(c2w: Tensor, least: float | None = None) -> bool:
     return float(inward) >= _INWARD and float(upright) >= _UPRIGHT and float(looks.mean(dim=0).norm()) <= _ALIKE
 
 
-def check_cameras_see(name: str, cameras: Cameras, aabb: Tensor) -> None:
-    """Refuses cameras none of which has anything of a box in its image: nothing could be learned from them.
+def check_cameras_see(cameras: Cameras, aabb: Tensor) -> None:
+    """Refuses cameras if no image shows any part of a box: training could not learn anything from them.
 
     Args:
-        name: What a message calls the cameras.
-        cameras: At least one, on the CPU.
+        cameras: Those of the training images, at least one, on the CPU.
         aabb: (2, 3) float32 low and high corner, world units.
 
     Raises:
-        ValueError: None sees the box; the message says what is likely wrong.
+        ValueError: No camera sees the box; the message names the likely cause.
     """
     size = cameras.all_sizes()
     if bool(sees_box(cameras.c2w, cameras.intrinsics, size, aabb).any()):
@@ -180,10 +161,6 @@ def check_cameras_see(name: str, cameras: Cameras, aabb: Tensor) -> None:
         remedy = OPENCV_AXES
     else:
         remedy = "choose another scene.aabb, or check that the poses are camera to world"
-    raise ValueError(f"{name} must see scene.aabb, {aabb.tolist()}, got {len(cameras)} that do not: {remedy}")
-
-
-def _first(bad: Tensor) -> int | None:
-    """Returns the first number (N,) at which something is so, or None."""
-    found = torch.nonzero(bad)
-    return int(found[0]) if len(found) else None
+    raise ValueError(
+        f"cameras of the training images must see scene.aabb, {aabb.tolist()}, got {len(cameras)} that do not: {remedy}"
+    )

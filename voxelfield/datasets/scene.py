@@ -1,4 +1,4 @@
-"""What every loader returns: images with their cameras, by split, and the box they show."""
+"""The result of every loader: images with their cameras, by split, and facts about the scene."""
 
 from __future__ import annotations
 
@@ -123,11 +123,12 @@ class Scene:
 
     Args:
         name: Its name, as in ``scene=``.
-        aabb: (2, 3) float32, low and high corner of what matters, world frame.
+        aabb: (2, 3) float32, low and high corner of the region of interest, world frame.
         splits: The loaded splits by name.
         bounded: Whether nothing lies outside ``aabb``. Photographs of a place show its surroundings too.
         estimated: Whether ``aabb`` was only estimated from cameras or points.
-        points: (M, 3) points that structure from motion found, or that fill what is seen, world units; None if unknown.
+        points: (M, 3) points from structure from motion, or points that fill the visible space, world units; None if
+            unknown.
         all_poses: (N, 4, 4) poses of all photographs, whether their split is loaded or not, camera to world, float32 or
             float64; None: those of the splits.
         all_cameras: The cameras of all photographs; None: those of the splits.

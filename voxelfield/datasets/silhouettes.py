@@ -36,7 +36,7 @@ _LENS_WINDOW = 1.5
 
 @dataclass(frozen=True)
 class Silhouette:
-    """What an image shows of an object.
+    """The silhouette of an object in an image.
 
     Attributes:
         counts: (rows + 1, columns + 1) int32, how many blocks above and to the left are opaque.
@@ -112,7 +112,7 @@ def _possible_cells(box: Tensor, silhouettes: Sequence[Silhouette], cameras: Cam
     seen = torch.zeros(3 * (_CELLS,), dtype=torch.int32)
     contradicted = torch.zeros_like(seen)
     for index, silhouette in enumerate(silhouettes):
-        shown, against = _judge(axes, radius, silhouette, cameras, index)
+        shown, against = _compare(axes, radius, silhouette, cameras, index)
         seen += shown
         contradicted += against
     possible = contradicted <= _MAY_CONTRADICT * len(silhouettes)
@@ -120,18 +120,10 @@ def _possible_cells(box: Tensor, silhouettes: Sequence[Silhouette], cameras: Cam
     return possible & (seen >= max(min(_FEWEST_VIEWS, len(silhouettes)), _LEAST_SEEN * best))
 
 
-def _judge(
+def _compare(
     axes: list[Tensor], radius: float, silhouette: Silhouette, cameras: Cameras, index: int
 ) -> tuple[Tensor, Tensor]:
-    """Tells which balls of a lattice may appear in a silhouette, and which the image contradicts, both (X, Y, Z) bool.
-
-    Args:
-        axes: Coordinates of the centres along x, y and z.
-        radius: Radius of the balls.
-        silhouette: The silhouette.
-        cameras: All cameras.
-        index: Index of the silhouette's camera.
-    """
+    """Returns which balls of a lattice may appear in a silhouette and which the image contradicts, (X, Y, Z) bool."""
     right, up, backward, origin = cameras.c2w[index, :3].unbind(dim=-1)
     intrinsics = cameras.intrinsics[index]
 
@@ -139,20 +131,20 @@ def _judge(
         x, y, z = ((axis - o) * d for axis, o, d in zip(axes, origin, direction, strict=True))
         return (x[:, None] + y)[:, :, None] + z
 
-    place, depth = (along(right), along(-up)), along(-backward)
+    across, depth = (along(right), along(-up)), along(-backward)
     nearest = (depth - radius).clamp_(min=1e-3 * radius)
     distance = depth.abs().clamp_(min=1e-3 * radius)
     if cameras.lens is None:
         window = 1.0
         pixels = [
-            centre + (focal * side) / distance for focal, centre, side in zip(*intrinsics.chunk(2), place, strict=True)
+            centre + (focal * side) / distance for focal, centre, side in zip(*intrinsics.chunk(2), across, strict=True)
         ]
     else:
         window = _LENS_WINDOW
-        rays = torch.stack((*place, depth), dim=-1)
+        rays = torch.stack((*across, depth), dim=-1)
         pixels = [part.float() + 0.5 for part in pixels_of_rays(cameras, index, rays).unbind(dim=-1)]
     ends, beyond = [], torch.zeros_like(depth, dtype=torch.bool)
-    for focal, side, pixel, last in zip(intrinsics[:2], place, pixels, silhouette.counts.shape[::-1], strict=True):
+    for focal, side, pixel, last in zip(intrinsics[:2], across, pixels, silhouette.counts.shape[::-1], strict=True):
         reach = (side.abs() / distance + 1) * (window * radius * focal) / nearest
         low, high = (((pixel + sign * reach) / silhouette.block).floor_() for sign in (-1, 1))
         high += 1

@@ -14,41 +14,72 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.image_paths import ImagePaths
+from voxelfield.datasets.image_paths import find_images
 from voxelfield.datasets.lenses import CAMERA_MODELS, TRANSFORMS_MODELS, photo_lens
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import check_poses
-from voxelfield.datasets.text import json_object, read_text
-from voxelfield.datasets.transforms_keys import LENS_KEY, check_keys
+from voxelfield.datasets.text import json_object
+from voxelfield.files import read_regular
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.lens import LENS_TERMS, Lens, LensModel
 
 logger = logging.getLogger(__name__)
 
-# So many take seconds.
-_MANY_FRAMES = 10_000
-# The first that is there counts.
+# The first key that is present counts.
 _FOCAL_KEYS = {"x": ("fl_x", "camera_angle_x", "x_fov"), "y": ("fl_y", "camera_angle_y", "y_fov")}
 _INTRINSICS = {*_FOCAL_KEYS["x"], *_FOCAL_KEYS["y"], "cx", "cy", "w", "h"}
 _OPTIONAL_PATHS = ("mask_path", "depth_file_path")
-# Ratio of two values of one focal length that are taken to be the same.
-_SAME = 1.01
 # COLMAP's names of two coefficients differ from OpenCV's.
 _ALIASES = {"sx1": "s1", "sy1": "s3"}
 # The coefficients that have keys of their own. nerfstudio lists those of fisheye624, whose names differ elsewhere.
 _KEYS: dict[LensModel, tuple[str, ...]] = LENS_TERMS | {"fisheye624": ()}
 
+_MOST_NAMED = 10
 
-def read_transforms(file: Path, *, may_be_empty: bool = False) -> list[Photo]:
+# Keys that are read here and in nerfstudio.py.
+_READ = {
+    *("frames", "file_path", "mask_path", "transform_matrix", "train_filenames", "val_filenames", "test_filenames"),
+    *("camera_angle_x", "camera_angle_y", "fl_x", "fl_y", "x_fov", "y_fov", "cx", "cy", "w", "h"),
+    *("camera_model", "is_fisheye", "distortion_params", "latlong", "equirectangular", "orthographic"),
+    *("time", "depth_file_path", "depth_unit_scale_factor"),
+}
+# The keys of coefficients of lenses.
+_LENS_KEY = re.compile(r"[kps]\d|s[xy]1|omega|k|alpha|beta|ftheta_p\d")
+
+# These change rays in ways that are not modelled. Zeros change nothing.
+_REFUSED = {
+    "rolling_shutter": "the rows of an image are taken to be exposed at once",
+    "transform_matrix_start": "a camera is taken to stand still during the exposure",
+    "transform_matrix_end": "a camera is taken to stand still during the exposure",
+    "shift_x": "give the principal point as cx and cy",
+    "shift_y": "give the principal point as cx and cy",
+    "skew": "pixels are taken to have rows and columns at right angles",
+    "pixel_aspect_x": "give the focal lengths as fl_x and fl_y",
+    "pixel_aspect_y": "give the focal lengths as fl_x and fl_y",
+    "from_na": "poses are taken to have OpenGL's axes",
+    "normal_mts_args": "poses are taken to have OpenGL's axes, not Mitsuba's",
+}
+
+# Provenance, and the normalisation of other programs, which leaves the poses in the file as they are.
+_HARMLESS = {
+    *("aabb_scale", "scale", "offset", "aabb", "render_aabb", "up", "applied_transform", "applied_scale"),
+    *("orientation_override", "auto_scale_poses_override", "near", "far", "z_near", "z_far", "importance_sampling"),
+    *("n_extra_learnable_dims", "sharpness", "rotation", "derived_from", "timestamp", "id", "name", "n_frames"),
+    *("colmap_im_id", "colmap_image_id", "colmap_camera_id", "camera_id", "cam_id", "image_id", "frame_id"),
+}
+
+
+def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Photo], dict[str, Any]]:
     """Reads such a file.
 
     Args:
@@ -56,26 +87,23 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> list[Photo]:
         may_be_empty: Whether a file without frames is valid.
 
     Returns:
-        The photographs that it lists, whether their files are there or not.
+        The photographs that it lists, whether their files exist or not, and the whole content of the file.
 
     Raises:
-        ValueError: It is not as described above, an image's path leaves the folder, or a lens is of another
-            model.
+        ValueError: It is not as described above, or a lens is of another model.
     """
-    meta = json_object(str(file), read_text(file))
+    meta = json_object(str(file), read_regular(file))
     if may_be_empty and meta.get("frames") == []:
-        return []
+        return [], meta
     frames = _frames(file, meta)
-    if len(frames) >= _MANY_FRAMES:
-        logger.info("%s: checking %d frames", file, len(frames))
-    check_keys(file, meta, frames)
-    paths = ImagePaths(file)
-    images = paths.find((frame["file_path"] for frame in frames), "file_path")
-    masks, depths = (
-        paths.find((frame[key] for frame in frames if frame.get(key) is not None), key) for key in _OPTIONAL_PATHS
+    _check_keys(file, meta, frames)
+    images, masks, depths = (
+        find_images(file, (frame[key] for frame in frames if frame.get(key) is not None), key)
+        for key in ("file_path", *_OPTIONAL_PATHS)
     )
-    _warn_of_missing_depths(file, depths.values())
-    _warn_of_two_focal_lengths(file, meta, frames)
+    missing = [path for path in depths.values() if not path.is_file()]
+    if missing:
+        logger.warning("%s: %d depth images are missing, the first is %s", file, len(missing), missing[0])
     common: Callable[[int, int], Intrinsics] | None = None
     photos = []
     for frame, pose in zip(frames, _poses(file, frames), strict=True):
@@ -100,15 +128,28 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> list[Photo]:
                 depth_unit=unit,
             )
         )
-    return photos
+    return photos, meta
 
 
-def _warn_of_missing_depths(file: Path, paths: Collection[Path]) -> None:
-    missing = [path for path in paths if not path.is_file()]
-    if missing:
-        logger.warning(
-            "%s: %d of %d depth images are missing, the first is %s", file, len(missing), len(paths), missing[0]
-        )
+def _check_keys(file: Path, meta: Mapping[str, Any], frames: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses keys that change the geometry and are not modelled; the log names the others that have no effect."""
+    unused: dict[str, object] = {}  # the first value of each key that no loader reads
+    for holder in (meta, *frames):
+        for key, value in holder.items():
+            if key in _READ or key in _HARMLESS or _is_nothing(value) or _LENS_KEY.fullmatch(key):
+                continue
+            if key in _REFUSED and not (key.startswith("pixel_aspect") and value == 1):
+                raise ValueError(f"{file}: {key!r} must be absent, got {shown(value)}: {_REFUSED[key]}")
+            if key not in _REFUSED:
+                unused.setdefault(key, value)
+    if unused:
+        named = [f"{shown(key)} ({shown(value)})" for key, value in unused.items()]
+        logger.warning("%s: these keys have no effect: %s", file, ", ".join(named[:_MOST_NAMED]))
+
+
+def _is_nothing(value: object) -> bool:
+    """Returns whether a value is null, false, empty, or zeros."""
+    return all(map(_is_nothing, value)) if isinstance(value, list) else value in (None, False, "", {})
 
 
 def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -220,27 +261,8 @@ def _focal(file: Path, holder: Mapping[str, Any], axis: str) -> Callable[[float]
     return lambda side: side / slope
 
 
-def _warn_of_two_focal_lengths(file: Path, meta: Mapping[str, Any], frames: Iterable[Mapping[str, Any]]) -> None:
-    """Warns of a field of view that contradicts the focal length beside it, which counts."""
-    for holder in (meta, *frames):
-        for (axis, keys), side in zip(_FOCAL_KEYS.items(), ("w", "h"), strict=True):
-            given = [key for key in keys if holder.get(key) is not None]
-            if len(given) < 2 or holder.get(side, meta.get(side)) is None:
-                continue
-            length = _number(file, ChainMap(dict(holder), dict(meta)), side)
-            first, second = (_focal(file, {key: holder[key]}, axis) for key in given[:2])
-            assert first is not None
-            assert second is not None
-            if not 1 / _SAME < first(length) / second(length) < _SAME:
-                logger.warning(
-                    "%s: %r (%s) has no effect, as %r (%s) is another focal length",
-                    *(file, given[1], shown(holder[given[1]]), given[0], shown(holder[given[0]])),
-                )
-                return
-
-
 def _lens(file: Path, meta: Mapping[str, Any]) -> Lens | None:
-    keys = [key for key in meta if LENS_KEY.fullmatch(key) and meta[key] is not None]
+    keys = [key for key in meta if _LENS_KEY.fullmatch(key) and meta[key] is not None]
     for key in (*(key for key in keys if key.startswith("ftheta")), "latlong", "equirectangular", "orthographic"):
         if meta.get(key) not in (None, False) or key in keys:
             raise ValueError(f"{file}: '{key}' must be absent, got {shown(meta[key])}: undistort the images first")

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from voxelfield.datasets.scene import Split
 
@@ -22,23 +21,10 @@ percent of each without a value, and editing them stray pixels; cutting an objec
 _HALF = 128
 
 
-def mean_transparency(images: npt.NDArray[np.uint8]) -> float:
-    """Returns the mean transparency of RGBA images (..., 4), from 0 to 1; 0 for no pixels."""
-    alpha = images[..., 3]
-    return 1 - float(alpha.sum(dtype=np.int64)) / (255 * alpha.size) if alpha.size else 0.0
-
-
 def transparency(split: Split) -> list[float]:
     """Returns the mean transparency of each image of a split, from 0 to 1."""
-    if split.cameras.sizes is None:
-        alpha = split.images.numpy()[..., 3]
-        return (1 - alpha.sum(axis=(1, 2), dtype=np.int64) / (255 * alpha[0].size)).tolist() if len(split) else []
-    return [mean_transparency(split.image(index).numpy()) for index in range(len(split))]
-
-
-def blank_views(split: Split) -> list[int]:
-    """Returns the indices of the images of a split that are transparent throughout."""
-    return [index for index in range(len(split)) if not bool(split.image(index)[..., 3].any())]
+    alphas = (split.image(index).numpy()[..., 3] for index in range(len(split)))
+    return [1 - float(alpha.sum(dtype=np.int64)) / (255 * alpha.size) for alpha in alphas]
 
 
 def check_visible(split: Split) -> None:
@@ -47,7 +33,7 @@ def check_visible(split: Split) -> None:
     Raises:
         ValueError: There are some; the message names the first.
     """
-    blank = blank_views(split)
+    blank = [index for index in range(len(split)) if not bool(split.image(index)[..., 3].any())]
     if blank:
         file = split.names[blank[0]] if split.paths is None else split.paths[blank[0]]
         others = f", like {len(blank) - 1} others of {len(split)}" if len(blank) > 1 else ""
@@ -58,10 +44,12 @@ def check_visible(split: Split) -> None:
 
 
 def shows_object(source: Path, splits: Mapping[str, Split]) -> bool:
-    """Tells whether images show an object whose background is transparent, by the training images if they are loaded.
+    """Returns whether images show an object whose background is transparent.
+
+    The training images decide if they are loaded.
 
     Args:
-        source: What the images are of, for the log.
+        source: The source of the images, for the log.
         splits: The loaded splits.
     """
     decisive = [splits["train"]] if "train" in splits else list(splits.values())

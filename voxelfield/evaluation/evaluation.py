@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
@@ -19,7 +18,6 @@ from voxelfield.evaluation.exposure_fit import cross_fitted
 from voxelfield.evaluation.metrics import psnr, ssim
 from voxelfield.files import atomic_write, is_replaceable
 from voxelfield.media.png import PngWriter
-from voxelfield.messages import clipped
 from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.render import View
 from voxelfield.transfers import Uploads
@@ -32,9 +30,6 @@ OnView: TypeAlias = "Callable[[str, View, torch.Tensor, torch.Tensor | None], No
 """A callback for each evaluated view, with its name, the rendered view, the ground truth (H, W, 3) in [0, 1], and a
 mask (H, W) bool of the pixels that count, or None for all; the tensors are on the renderer's device."""
 
-REQUIRED_METRICS = ("psnr", "ssim", "train_seconds", "steps", "device", "views")
-"""Keys that every metrics.json contains."""
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -42,79 +37,45 @@ class Evaluation:
 
     Attributes:
         names: Names of the views, in the order they were rendered.
-        psnr_per_view: PSNR of each view in dB.
-        ssim_per_view: SSIM of each view.
-        lpips_per_view: LPIPS of each view, or None if not requested.
-        psnr_fitted_per_view: PSNR of each view in dB with a fitted exposure, or None if not requested.
-        ssim_fitted_per_view: SSIM of each view with a fitted exposure, or None if not requested.
+        scores: Metrics of each view, by name: ``psnr`` in dB, ``ssim`` and, if requested, ``lpips``; with fitted
+            exposures, ``psnr_fitted`` and ``ssim_fitted``.
     """
 
     names: tuple[str, ...]
-    psnr_per_view: tuple[float, ...]
-    ssim_per_view: tuple[float, ...]
-    lpips_per_view: tuple[float, ...] | None = None
-    psnr_fitted_per_view: tuple[float, ...] | None = None
-    ssim_fitted_per_view: tuple[float, ...] | None = None
+    scores: Mapping[str, tuple[float, ...]]
+
+    def means(self) -> dict[str, float]:
+        """Returns the means over the views, by name. PSNR is not that of the mean error, as in NeRF papers."""
+        return {name: math.fsum(values) / len(values) for name, values in self.scores.items()}
 
     @property
     def psnr(self) -> float:
-        """Mean of the views' PSNR in dB, not the PSNR of the mean error: the convention of NeRF papers."""
-        return _mean(self.psnr_per_view)
+        """Mean of the views' PSNR in dB."""
+        return self.means()["psnr"]
 
     @property
     def ssim(self) -> float:
         """Mean of the views' SSIM."""
-        return _mean(self.ssim_per_view)
+        return self.means()["ssim"]
 
     @property
     def lpips(self) -> float | None:
         """Mean of the views' LPIPS, or None if not requested."""
-        return None if self.lpips_per_view is None else _mean(self.lpips_per_view)
-
-    @property
-    def psnr_fitted(self) -> float | None:
-        """Mean of the views' PSNR in dB with a fitted exposure, or None if not requested."""
-        return None if self.psnr_fitted_per_view is None else _mean(self.psnr_fitted_per_view)
-
-    @property
-    def ssim_fitted(self) -> float | None:
-        """Mean of the views' SSIM with a fitted exposure, or None if not requested."""
-        return None if self.ssim_fitted_per_view is None else _mean(self.ssim_fitted_per_view)
-
-    def means(self) -> dict[str, float]:
-        """Returns the means over the views.
-
-        These are ``psnr``, ``ssim`` and, if requested, ``lpips``, ``psnr_fitted`` and ``ssim_fitted``.
-        """
-        return {name: _mean(values) for name, values in self._columns().items()}
+        return self.means().get("lpips")
 
     def per_view(self) -> list[dict[str, str | float]]:
-        """Returns a row for each view: ``name`` and the same metrics as in :meth:`means`."""
-        columns = {"name": self.names, **self._columns()}
+        """Returns a row for each view: ``name`` and its scores."""
+        columns = {"name": self.names, **self.scores}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def __str__(self) -> str:
         """Returns the means in one line."""
+        means = self.means()
         text = f"PSNR {self.psnr:.2f} dB, SSIM {self.ssim:.4f}"
         text += "" if self.lpips is None else f", LPIPS {self.lpips:.4f}"
-        if self.psnr_fitted is not None:
-            text += f"; with fitted exposure PSNR {self.psnr_fitted:.2f} dB, SSIM {self.ssim_fitted:.4f}"
+        if "psnr_fitted" in means:
+            text += f"; with fitted exposure PSNR {means['psnr_fitted']:.2f} dB, SSIM {means['ssim_fitted']:.4f}"
         return text
-
-    def _columns(self) -> dict[str, tuple[float, ...]]:
-        """Returns the available metrics of the views by name."""
-        columns = {
-            "psnr": self.psnr_per_view,
-            "ssim": self.ssim_per_view,
-            "lpips": self.lpips_per_view,
-            "psnr_fitted": self.psnr_fitted_per_view,
-            "ssim_fitted": self.ssim_fitted_per_view,
-        }
-        return {name: values for name, values in columns.items() if values is not None}
-
-
-def _mean(values: tuple[float, ...]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def evenly_spaced(count: int, total: int) -> list[int]:
@@ -127,13 +88,11 @@ def evaluate_split(
     render_view: Callable[[Cameras, int], View],
     split: Split,
     background: torch.Tensor,
-    output: Path | None,
     *,
     views: Sequence[int] | None = None,
     lpips: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     fit_exposure: bool = False,
-    on_view: OnView | None = None,
-    writer: PngWriter | None = None,
+    on_view: Sequence[OnView] = (),
     progress: bool = True,
 ) -> Evaluation:
     """Renders views of a split and compares them with the ground truth.
@@ -146,78 +105,63 @@ def evaluate_split(
         render_view: Called with the split's cameras and a camera index; renders that view on any device.
         split: Images with their cameras and names.
         background: (3,) floating point in [0, 1]; the colour over which ``render_view`` composites.
-        output: Directory for ``<view name>.png`` (8-bit RGB), or None to write nothing.
         views: Indices of the views to evaluate, in [0, N); None means all.
         lpips: Compares two images (H, W, 3), like :class:`voxelfield.evaluation.lpips.Lpips`; None for no LPIPS.
         fit_exposure: Evaluate each view a second time, after
             :func:`voxelfield.evaluation.exposure_fit.cross_fitted` has corrected each half of it by a fit to the other
             half.
         on_view: Called with each view, for example
-            :meth:`voxelfield.report.thumbnails.Thumbnails.add`; it should not synchronise with the device.
-        writer: Writes the images in the background; None writes all files before this function returns.
+            :meth:`voxelfield.report.thumbnails.Thumbnails.add`; they should not synchronise with the device.
         progress: Show a progress bar if the standard error stream is a terminal.
 
     Returns:
         Metrics per view and their means.
 
     Raises:
-        ValueError: There is no view to evaluate, an index is out of range, a view's name would lead out of ``output``,
-            or a rendered image has another size than its ground truth.
-        FileExistsError: ``output`` holds an image of a view's name that voxelfield has not written.
+        ValueError: There is no view to evaluate, or a rendered image has another size than its ground truth.
         FloatingPointError: A rendered image contains NaN or infinity.
     """
     indices = range(len(split.names)) if views is None else views
     if len(indices) == 0:
         raise ValueError("views must name at least one view, got none")
-    for index in indices:
-        if not 0 <= index < len(split.names):
-            raise ValueError(f"views must lie in [0, {len(split.names)}), got {index}")
-    if output is not None:
-        check_pictures("images", output, (split.names[index] for index in indices))
     figures: dict[str, torch.Tensor] = {}
     scores: list[torch.Tensor] = []
     uploads = Uploads()
     # All at once, because copying each camera separately would wait for the views before it.
     cameras = split.cameras.to(background.device)
-    with contextlib.nullcontext(writer) if writer is not None else PngWriter() as pictures:
-        # tqdm takes None as "only on a terminal"
-        for index in tqdm(indices, desc="evaluate", unit="view", leave=False, disable=None if progress else True):
-            name = split.names[index]
-            view = render_view(cameras, index)
-            rgb = view.rgb
-            truth = composite_background(uploads.to(split.image(index), rgb.device), background)
-            if rgb.shape != truth.shape:
-                raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
-            bad = (~rgb.isfinite()).any(dim=-1).sum()
-            rgb = rgb.clamp(0, 1)
-            if output is not None:
-                pictures.save(output / picture_name(name), rgb)
-            # Left on the device: reading each number immediately would delay the launch of the next view.
-            counted = split.mask(index)
-            mask = None if counted is None else uploads.to(counted, rgb.device)
-            shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
-            figures = {"bad": bad.float(), "psnr": psnr(rgb, truth, mask), "ssim": ssim(shown, truth)}
-            if lpips is not None:
-                # The network rejects NaN with a message of its own; views with NaN are rejected below.
-                figures["lpips"] = lpips(shown.nan_to_num(), truth)
-            if fit_exposure:
-                fitted = cross_fitted(rgb, view.opacity, truth, background, mask)
-                shown = fitted if mask is None else torch.where(mask[..., None], fitted, truth)
-                figures |= {"psnr_fitted": psnr(fitted, truth, mask), "ssim_fitted": ssim(shown, truth)}
-            scores.append(torch.stack(list(figures.values())))
-            if on_view is not None:
-                on_view(name, view, truth, mask)
+    # tqdm takes None as "only on a terminal"
+    for index in tqdm(indices, desc="evaluate", unit="view", leave=False, disable=None if progress else True):
+        name = split.names[index]
+        view = render_view(cameras, index)
+        rgb = view.rgb
+        truth = composite_background(uploads.to(split.image(index), rgb.device), background)
+        if rgb.shape != truth.shape:
+            raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
+        bad = (~rgb.isfinite()).any(dim=-1).sum()
+        rgb = rgb.clamp(0, 1)
+        # Left on the device: reading each number immediately would delay the launch of the next view.
+        counted = split.mask(index)
+        mask = None if counted is None else uploads.to(counted, rgb.device)
+        shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
+        figures = {"bad": bad.float(), "psnr": psnr(rgb, truth, mask), "ssim": ssim(shown, truth)}
+        if lpips is not None:
+            # The network rejects NaN with a message of its own; views with NaN are rejected below.
+            figures["lpips"] = lpips(shown.nan_to_num(), truth)
+        if fit_exposure:
+            fitted = cross_fitted(rgb, view.opacity, truth, background, mask)
+            shown = fitted if mask is None else torch.where(mask[..., None], fitted, truth)
+            figures |= {"psnr_fitted": psnr(fitted, truth, mask), "ssim_fitted": ssim(shown, truth)}
+        scores.append(torch.stack(list(figures.values())))
+        for call in on_view:
+            call(name, view, truth, mask)
     table = torch.stack(scores).cpu().to(torch.float64)
     measured = dict(zip(figures, map(tuple, table.T.tolist()), strict=True))
     for index, count in zip(indices, measured.pop("bad"), strict=True):
         if count > 0:
             raise FloatingPointError(
-                f"rendered view {split.names[index]!r} holds {int(count)} pixels that are NaN or infinite"
+                f"rendered view {split.names[index]!r} has {int(count)} pixels that are NaN or infinite"
             )
-    return Evaluation(
-        tuple(split.names[index] for index in indices),
-        **{f"{name}_per_view": figures for name, figures in measured.items()},
-    )
+    return Evaluation(tuple(split.names[index] for index in indices), measured)
 
 
 def write_table(path: Path, evaluation: Evaluation) -> None:
@@ -241,29 +185,13 @@ def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
 
     Args:
         path: File to write; its parent directory is created if needed.
-        metrics: JSON values (numbers, strings, lists, mappings), at least ``psnr`` (dB), ``ssim``, ``train_seconds``,
-            ``steps``, ``device`` (str) and ``views`` (number of views evaluated).
+        metrics: JSON values: numbers, strings, lists, mappings.
 
     Raises:
-        ValueError: A required key is missing or a number is NaN or infinite, which JSON cannot express.
-        TypeError: A required key has the wrong type or a value is not a JSON value, for example a tensor.
+        ValueError: A number is NaN or infinite, which JSON cannot express.
+        TypeError: A value is not a JSON value, for example a tensor.
     """
-    missing = [key for key in REQUIRED_METRICS if key not in metrics]
-    if missing:
-        raise ValueError(f"metrics must have the keys {list(REQUIRED_METRICS)}, got none of {missing}")
-    for keys, kinds in (
-        (("psnr", "ssim", "train_seconds"), (int, float)),
-        (("steps", "views"), (int,)),
-        (("device",), (str,)),
-    ):
-        for key in keys:
-            if not isinstance(metrics[key], kinds) or isinstance(metrics[key], bool):
-                expected = " or ".join(kind.__name__ for kind in kinds)
-                raise TypeError(f"metrics[{key!r}] must be {expected}, got {metrics[key]!r}")
-    for key, value in metrics.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"metrics[{key!r}] must be finite, got {value}")
-    text = json.dumps(dict(metrics), indent=2, sort_keys=True, allow_nan=False) + "\n"
+    text = json.dumps(metrics, indent=2, sort_keys=True, allow_nan=False) + "\n"
     with atomic_write(path) as file:
         file.write(text.encode())
 
@@ -284,28 +212,32 @@ def picture_name(view: str) -> str:
     return f"{view}.png"
 
 
+def save_images(folder: Path, writer: PngWriter) -> OnView:
+    """Returns a callback of an evaluation that writes each rendered view as ``<view name>.png``, with 8 bits.
+
+    Args:
+        folder: Folder of the images; see :func:`check_pictures`.
+        writer: Writes them in the background.
+    """
+    return lambda name, view, truth, mask: writer.save(folder / picture_name(name), view.rgb)
+
+
 def check_pictures(name: str, folder: Path, views: Iterable[str]) -> None:
     """Raises unless views can be written as images to a folder without replacing files of others.
 
     Args:
-        name: What the caller calls the folder, for messages.
+        name: Name of the folder, for messages.
         folder: The folder, which need not exist.
         views: Names of the views.
 
     Raises:
         FileExistsError: A file that voxelfield has not written is in the place of an image.
+        OSError: A file cannot have such a name.
         ValueError: A view's name gives no file name.
     """
     for view in views:
         path = folder / picture_name(view)
-        try:
-            replaceable = is_replaceable(path)
-        except OSError as error:
-            raise ValueError(
-                f"name of a view must give a file in {name}, got {clipped(repr(view))} ({error.strerror}): rename its "
-                "photograph, or write no images (trainer.evaluation.save_images=false)"
-            ) from error
-        if not replaceable:
+        if not is_replaceable(path):
             raise FileExistsError(
                 f"{name} must be a folder whose images may be replaced by rendered views, got {folder}: voxelfield has "
                 f"not written {path.relative_to(folder)}; choose another folder"

@@ -61,7 +61,7 @@ class Lpips(nn.Module):
     Raises:
         MissingPackageError: torchmetrics is not installed.
         FileNotFoundError: A file of weights does not exist.
-        ValueError: A file of weights is damaged, or holds other weights.
+        ValueError: A file of weights is damaged, or has other weights.
     """
 
     mean: Tensor
@@ -80,7 +80,7 @@ class Lpips(nn.Module):
                     kinds = {kind: weights[f"features.{index}.{kind}"] for kind in ("weight", "bias")}
                     layer.load_state_dict(kinds, assign=True)
         except (KeyError, RuntimeError) as error:
-            raise ValueError(f"{weights_file()}: must hold the weights of VGG16, got others") from error
+            raise ValueError(f"{weights_file()}: must have the weights of VGG16, got others") from error
         self.blocks = nn.ModuleList(blocks)
         # (1, C, 1, 1): the weight of each channel of a block.
         self.channel_weights = [linear[f"lin{index}.model.1.weight"].to(device) for index in range(len(blocks))]

@@ -10,7 +10,7 @@ WINDOW = 11
 """Side in pixels of the Gaussian window of :func:`ssim`."""
 
 C2 = 0.03**2
-"""The constant that keeps the structural term of :func:`ssim` finite where an image has no contrast."""
+"""Stabilises the structural term of :func:`ssim` where an image has no contrast."""
 
 _SIGMA = 1.5
 _C1 = 0.01**2

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from voxelfield.files import atomic_path, atomic_write, check_suffix
 from voxelfield.installed import MissingPackageError
-from voxelfield.rendering.linear_light import linear_light
+from voxelfield.rendering.images import linear_light
 
 MESH_SUFFIXES = (".ply", ".obj", ".glb")
 """Suffixes of the files that meshes are written to."""

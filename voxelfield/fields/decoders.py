@@ -77,8 +77,7 @@ class Decoder(Protocol):
       a voxel of a grid it never exceeds the highest density at the voxel's vertices. Training then finds occupied space
       by evaluating vertices only. If the attribute is absent or False, training evaluates random points between the
       vertices; this is needed, for example, for the density of a signed distance, which peaks between vertices.
-      Subclasses inherit the attribute, so a subclass that overrides the density must also state whether it still
-      holds.
+      Subclasses inherit the attribute, so a subclass that overrides the density must also override it.
     - ``extra_inputs``, a tuple of str: names of further inputs, which the call takes as keyword arguments:
       ``"position"``, (M, 3) the positions at which the grid is read (in warped coordinates if the field has a warp),
       and names of :attr:`voxelfield.Rays.values`, (R, ...) for ``ray_index`` to select from, such as ``"time"`` or

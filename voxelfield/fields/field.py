@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from voxelfield.fields.decoders import Decoder
-from voxelfield.fields.pyramid_density import PyramidDensity, is_pyramid_density, read_pyramid_density
+from voxelfield.fields.decoders import Decoder, FusedMLPDecoder
+from voxelfield.fields.density import ExponentialDensity
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
-from voxelfield.ops import PackedSamples
+from voxelfield.ops import PackedSamples, _constants
 from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
 from voxelfield.ops._errors import shown
 from voxelfield.ops.ray_sums import spread
 from voxelfield.warps.warp import Warp
+
+
+@dataclass(frozen=True, eq=False)
+class PyramidDensity:
+    """The density of a pyramid followed by a network, in the form that the marching kernel reads.
+
+    Attributes:
+        levels: The tensors from which the active levels are read, each (X_l, Y_l, Z_l, 4).
+        blocks: For each level, the block table if the level is sparse (:attr:`VoxelPyramid.blocks`), otherwise None.
+        aabb: (2, 3) box of the levels, world units.
+        weights: The density network's two matrices.
+        initial: Density at a zero output, per world unit.
+    """
+
+    levels: list[Tensor]
+    blocks: list[Tensor | None]
+    aabb: Tensor
+    weights: list[Tensor]
+    initial: float
 
 
 class Field(Protocol):
@@ -122,10 +142,10 @@ class RadianceField(nn.Module):
         if self.warp is None:
             return self.grid.aabb
         # Cached, because tensors cannot be copied from the host during CUDA graph capture.
-        kept, device = self._outermost, self.grid.aabb.device
-        if kept is None or kept[0] != self.warp or kept[1].device != device:
-            kept = self._outermost = (self.warp, box_tensor(self.warp.outermost, device))
-        return kept[1]
+        cached, device = self._outermost, self.grid.aabb.device
+        if cached is None or cached[0] != self.warp or cached[1].device != device:
+            cached = self._outermost = (self.warp, box_tensor(self.warp.outermost, device))
+        return cached[1]
 
     @property
     def centre(self) -> Tensor:
@@ -235,11 +255,24 @@ class RadianceField(nn.Module):
 
     @property
     def has_pyramid_density(self) -> bool:
-        """Whether the density has a form that a single kernel can march through (:func:`is_pyramid_density`).
+        """Whether the density has a form that a single kernel can march through.
 
-        Always False for subclasses, which may compute something else.
+        This requires a pyramid of at most 8 levels, concatenated, with "border" padding, each of 4 channels and fewer
+        than 2^31 elements; and a fused network decoder with at most 16 geometry outputs and an exponential density. All
+        parameters must be float32 or float16. Subclasses do not qualify, because they may compute something else.
         """
-        return type(self) is RadianceField and is_pyramid_density(self.grid, self.decoder)
+        grid, decoder = self.grid, self.decoder
+        if type(self) is not RadianceField or type(grid) is not VoxelPyramid or type(decoder) is not FusedMLPDecoder:
+            return False
+        return (
+            type(decoder.activation) is ExponentialDensity
+            and decoder.density_network[-1].shape[0] <= _constants.MAX_GEOMETRY
+            and grid.reduce == "concat"
+            and grid.active <= _constants.MAX_FIELD_LEVELS
+            and all(level.padding == "border" and level.channels == _constants.LEVEL_CHANNELS for level in grid.grids)
+            and all(level.numel() < 2**31 - 1 for level in grid.levels)  # the kernels count in 32 bits
+            and all(x.dtype in (torch.float32, torch.float16) for x in (*grid.levels, *decoder.parameters()))
+        )
 
     def pyramid_density(self) -> PyramidDensity | None:
         """Returns the density in the form that a single kernel can march through.
@@ -247,7 +280,19 @@ class RadianceField(nn.Module):
         None if it has another form (:attr:`has_pyramid_density`) or if, on CUDA, it is not read from float16 copies
         (:meth:`VoxelPyramid.enable_copies`).
         """
-        return read_pyramid_density(self.grid, self.decoder) if self.has_pyramid_density else None
+        if not self.has_pyramid_density:
+            return None
+        grid, decoder = self.grid, self.decoder
+        assert isinstance(grid, VoxelPyramid)
+        assert isinstance(decoder, FusedMLPDecoder)
+        assert isinstance(decoder.activation, ExponentialDensity)
+        levels = grid.sampled_levels
+        if levels[0].is_cuda and levels[0].dtype != torch.float16:
+            return None
+        first, last = decoder.density_network
+        # Inactive levels read zero, so their columns of the first matrix have no effect.
+        weights = [first[:, : _constants.LEVEL_CHANNELS * len(levels)], last]
+        return PyramidDensity(levels, grid.blocks[: len(levels)], grid.aabb, weights, decoder.activation.initial)
 
 
 def warp_of(field: Field) -> Warp | None:

@@ -19,15 +19,8 @@ from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 __all__ = ["GridAdam"]
 
 
-class _ActiveTiles:
-    """The tiles of a parameter's vertices that are updated, and the grid resolution for which they were listed."""
-
-    def __init__(self, occupied: Tensor, resolution: tuple[int, ...]) -> None:
-        self.resolution = resolution
-        self.ids, self.count = active_tiles(occupied, resolution)
-
-    def update(self, occupied: Tensor) -> None:
-        active_tiles(occupied, self.resolution, out=(self.ids, self.count))
+# The options of a group that a step depends on, besides its learning rates.
+_RULE = ("betas", "eps", "weight_decay", "l2_penalty", "skip_untouched", "clear_grad")
 
 
 class GridAdam(torch.optim.Optimizer):
@@ -40,7 +33,7 @@ class GridAdam(torch.optim.Optimizer):
     clears the gradient. All grids of a group are updated together.
 
     Learning rates, step counts and lists of tiles are in device memory. A step therefore does not synchronise with the
-    device, and a captured CUDA graph uses the values that these tensors hold when it is replayed. Take one step before
+    device, and a captured CUDA graph uses the values that these tensors have when it is replayed. Take one step before
     capturing, because the first step allocates the state.
 
     With ``channel_rates`` each channel has its own learning rate. Lower rates for the higher spherical harmonics help
@@ -57,7 +50,7 @@ class GridAdam(torch.optim.Optimizer):
     Args:
         params: Parameters or groups of them: float32, 4-D, contiguous. Groups may override every option.
         lr: Learning rate: a number, or a float32 tensor of one element on the parameters' device, which may be changed
-            in place.
+            in place, also between replays of a captured graph.
         betas: Decay rates of the moments.
         eps: Added to the denominator.
         weight_decay: Decoupled weight decay (AdamW).
@@ -102,7 +95,8 @@ class GridAdam(torch.optim.Optimizer):
             "clear_grad": clear_grad,
             "capturable": True,  # makes load_state_dict put step counts on the device
         }
-        self._active: dict[Tensor, _ActiveTiles] = {}
+        # For each restricted parameter, its resolution, and the ids and the count of its active tiles.
+        self._active: dict[Tensor, tuple[tuple[int, ...], Tensor, Tensor]] = {}
         self._working: dict[Tensor, Tensor] = {}
         self._rates: dict[tuple[int, torch.device], tuple[float, Tensor]] = {}
         super().__init__(params, defaults)
@@ -113,7 +107,7 @@ class GridAdam(torch.optim.Optimizer):
         for name in ("_active", "_working", "_rates"):
             self.__dict__.setdefault(name, {})  # a copied or unpickled optimizer does not have these yet
         for group, own in itertools.zip_longest(self.param_groups, present):
-            rates = group.setdefault("channel_rates", own)  # older saved states lack this entry
+            rates = group["channel_rates"]
             if rates is None:
                 continue
             for param in group["params"][:1]:
@@ -158,24 +152,23 @@ class GridAdam(torch.optim.Optimizer):
 
         Raises:
             TypeError: ``occupied`` is not bool.
-            ValueError: ``occupied`` has the wrong shape or device, or the optimizer does not hold ``param``.
+            ValueError: ``occupied`` has the wrong shape or device, or ``param`` is not a parameter of this optimizer.
         """
-        self._check_held(param)
+        self._check_trained(param)
         if occupied is None:
             self._active.pop(param, None)
             return
         check_tensor("occupied", occupied, ("X", "Y", "Z"))
         check_same_device("occupied", occupied, "param", param)
         resolution, present = tuple(param.shape[:3]), self._active.get(param)
-        if present is not None and present.resolution == resolution:
-            present.update(occupied)
+        if present is not None and present[0] == resolution:
+            active_tiles(occupied, resolution, out=present[1:])
         else:
-            self._active[param] = _ActiveTiles(occupied, resolution)
+            self._active[param] = (resolution, *active_tiles(occupied, resolution))
 
     def active_tiles(self, param: Tensor) -> tuple[Tensor, Tensor] | None:
         """Returns the ids and the count of the tiles that are updated; None if the whole grid is updated."""
-        active = self._active.get(param)
-        return None if active is None else (active.ids, active.count)
+        return self._active[param][1:] if param in self._active else None
 
     @torch.no_grad()
     def set_working(self, param: Tensor, working: Tensor | None) -> None:
@@ -188,10 +181,10 @@ class GridAdam(torch.optim.Optimizer):
 
         Raises:
             TypeError: ``working`` has another dtype.
-            ValueError: ``working`` has another shape or device or is not contiguous, or the optimizer does not hold
-                ``param``.
+            ValueError: ``working`` has another shape or device or is not contiguous, or ``param`` is not a parameter of
+                this optimizer.
         """
-        self._check_held(param)
+        self._check_trained(param)
         if working is None:
             previous = self._working.pop(param, None)
             if previous is not None:
@@ -227,20 +220,11 @@ class GridAdam(torch.optim.Optimizer):
             ValueError: The parameter has no gradient or was resized since :meth:`set_active`, ``weights`` has another
                 shape or device, or ``delta`` is not positive.
         """
-        self._check_held(param)
+        self._check_trained(param)
         if param.grad is None:
             raise ValueError("param must have a gradient to add to, but its grad is None")
         ids, count = self._tiles(param)
         grid_total_variation_grad_(param.grad, param, weights, delta=delta, tiles=ids, tile_count=count)
-
-    def update_rates(self) -> None:
-        """Copies learning rates that are plain numbers to the device. :meth:`step` does this too.
-
-        Call this before a captured graph is replayed if a rate has changed. It does not synchronise with the device.
-        """
-        for index, group in enumerate(self.param_groups):
-            for device in {param.device for param in group["params"]}:
-                self._rate(index, device, upload=True)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -262,18 +246,16 @@ class GridAdam(torch.optim.Optimizer):
                 loss = closure()
         batches: dict[tuple[Any, ...], list[tuple[Tensor, Tensor, Tensor | None]]] = {}
         for index, group in enumerate(self.param_groups):
-            options = ("eps", "weight_decay", "l2_penalty", "skip_untouched", "clear_grad")
-            rule = (*group["betas"], *(group[key] for key in options))
+            rule = (tuple(group["betas"]), *(group[key] for key in _RULE[1:]))
             for param in group["params"]:
                 if param.grad is not None:
-                    rate = self._rate(index, param.device, upload=not _is_capturing(param.device))
+                    rate = self._rate(index, param.device)
                     batches.setdefault((param.device, *rule), []).append((param, rate, group["channel_rates"]))
         for key, levels in batches.items():
-            self._step_together(key[1:], levels)
+            self._step_together(dict(zip(_RULE, key[1:], strict=True)), levels)
         return loss
 
-    def _step_together(self, rule: tuple[Any, ...], levels: list[tuple[Tensor, Tensor, Tensor | None]]) -> None:
-        beta1, beta2, eps, weight_decay, l2_penalty, skip_untouched, clear_grad = rule
+    def _step_together(self, rule: dict[str, Any], levels: list[tuple[Tensor, Tensor, Tensor | None]]) -> None:
         params = [param for param, _, _ in levels]
         states = [self._state(param) for param in params]
         steps = [state["step"] for state in states]
@@ -301,14 +283,9 @@ class GridAdam(torch.optim.Optimizer):
             tiles=[ids for ids, _ in tiles],
             tile_counts=[count for _, count in tiles],
             channel_rates=[shares for _, _, shares in levels],
-            betas=(beta1, beta2),
-            eps=eps,
-            weight_decay=weight_decay,
-            l2_penalty=l2_penalty,
-            skip_untouched=skip_untouched,
-            clear_grad=clear_grad,
             grad_scale=grad_scale,
             found_inf=found_inf,
+            **rule,
         )
         for copy, param in followed:
             mark_current(copy, param)
@@ -329,30 +306,27 @@ class GridAdam(torch.optim.Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(param)
         return state
 
-    def _rate(self, index: int, device: torch.device, upload: bool) -> Tensor:
+    def _rate(self, index: int, device: torch.device) -> Tensor:
+        """Returns a group's learning rate on a device; not updated during capture, which would record the value."""
         lr = self.param_groups[index]["lr"]
         if isinstance(lr, Tensor):
             return lr
-        held, rate = self._rates.get((index, device), (None, None))
-        if rate is None:
-            rate = torch.full((1,), lr, dtype=torch.float32, device=device)
-        elif upload and held != lr:
-            rate.fill_(lr)
-        else:
-            return rate
-        self._rates[index, device] = lr, rate
+        uploaded, rate = self._rates.get((index, device), (None, None))
+        if rate is None or (uploaded != lr and not _is_capturing(device)):
+            rate = torch.full((1,), lr, dtype=torch.float32, device=device) if rate is None else rate.fill_(lr)
+            self._rates[index, device] = lr, rate
         return rate
 
     def _tiles(self, param: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        active = self._active.get(param)
-        if active is None:
+        if param not in self._active:
             return None, None
-        if active.resolution != tuple(param.shape[:3]):
+        resolution, ids, count = self._active[param]
+        if resolution != tuple(param.shape[:3]):
             raise ValueError(
-                f"a parameter's active tiles are those of resolution {active.resolution}, but it has "
-                f"{tuple(param.shape[:3])} now: call set_active again after a grid is resized"
+                f"a parameter's active tiles are those of resolution {resolution}, but it has {tuple(param.shape[:3])} "
+                "now: call set_active again after a grid is resized"
             )
-        return active.ids, active.count
+        return ids, count
 
     def _working_copy(self, param: Tensor) -> Tensor | None:
         working = self._working.get(param)
@@ -363,13 +337,13 @@ class GridAdam(torch.optim.Optimizer):
             )
         return working
 
-    def _check_held(self, param: Tensor) -> None:
-        if not any(held is param for group in self.param_groups for held in group["params"]):
-            raise ValueError("param must be a parameter of this optimizer, but none of its groups holds it")
+    def _check_trained(self, param: Tensor) -> None:
+        if not any(trained is param for group in self.param_groups for trained in group["params"]):
+            raise ValueError("param must be a parameter of this optimizer, but is in none of its groups")
 
 
 def _check_rate(group: dict[str, Any]) -> None:
-    """Raises unless a group's learning rate is a number, or a tensor that holds one."""
+    """Raises unless a group's learning rate is a number, or a tensor of one number."""
     rate = group["lr"]
     if not isinstance(rate, Tensor):
         check_not_negative("lr", rate)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
+from ctypes import c_float
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ Box = tuple[tuple[float, ...], tuple[float, ...]]
 """Lower and upper corner, three numbers each, exact in float32."""
 
 
-def parse_box(aabb: Sequence[Sequence[float]] | Tensor) -> Box:
+def parse_box(aabb: Sequence[Sequence[float]] | Tensor, name: str = "aabb") -> Box:
     """Returns the corners of a box, rounded to float32.
 
     Does not read values through torch, so boxes can be given as numbers even where torch computes no values: under
@@ -24,6 +24,7 @@ def parse_box(aabb: Sequence[Sequence[float]] | Tensor) -> Box:
 
     Args:
         aabb: (2, 3) lower and upper corner, world units, as nested sequences or as a tensor with values.
+        name: Name of the box, for messages.
 
     Raises:
         ValueError: It is not a finite box with low < high along every axis.
@@ -34,22 +35,24 @@ def parse_box(aabb: Sequence[Sequence[float]] | Tensor) -> Box:
             corners = aabb.detach().tolist()
         else:
             corners = [[float(value) for value in corner] for corner in aabb]
-        low, high = (tuple(_round_to_float32(value) for value in corner) for corner in corners)
+        low, high = (tuple(c_float(value).value for value in corner) for corner in corners)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentValueError(
-            f"aabb must be two corners of three numbers each, shape (2, 3), got {shown(aabb)}"
+            f"{name} must be two corners of three numbers each, shape (2, 3), got {shown(aabb)}"
         ) from error
     if len(low) != 3 or len(high) != 3:
-        raise ArgumentValueError(f"aabb must be two corners of three numbers each, shape (2, 3), got {shown(corners)}")
+        raise ArgumentValueError(
+            f"{name} must be two corners of three numbers each, shape (2, 3), got {shown(corners)}"
+        )
     if not (all(map(math.isfinite, (*low, *high))) and all(a < b for a, b in zip(low, high, strict=True))):
-        raise ArgumentValueError(f"aabb must be finite with low < high along every axis, got {[[*low], [*high]]}")
+        raise ArgumentValueError(f"{name} must be finite with low < high along every axis, got {[[*low], [*high]]}")
     return low, high
 
 
 def box_extent(box: Box) -> tuple[float, ...]:
     """Returns the lengths of a box along x, y and z, rounded to float32."""
     low, high = box
-    return tuple(_round_to_float32(b - a) for a, b in zip(low, high, strict=True))
+    return tuple(c_float(b - a).value for a, b in zip(low, high, strict=True))
 
 
 def box_tensor(box: Box, device: torch.device) -> Tensor:
@@ -58,36 +61,13 @@ def box_tensor(box: Box, device: torch.device) -> Tensor:
 
 
 def check_box(name: str, aabb: Tensor) -> None:
-    """Raises ValueError unless a tensor from a file is a box: (2, 3) float32, finite, low < high along every axis.
-
-    Args:
-        name: Name of the tensor, for the message.
-        aabb: The tensor, on any device but meta.
-    """
+    """Raises ValueError unless a tensor from a file is a box: (2, 3) float32, finite, low < high along every axis."""
     if aabb.dtype != torch.float32 or aabb.shape != (2, 3):
         raise ValueError(f"{name} must be float32 of shape (2, 3), got {aabb.dtype} of shape {tuple(aabb.shape)}")
-    low, high = aabb.tolist()
-    if not (all(map(math.isfinite, (*low, *high))) and all(a < b for a, b in zip(low, high, strict=True))):
-        raise ValueError(f"{name} must be finite with low < high along every axis, got {[low, high]}")
-
-
-def _round_to_float32(value: float) -> float:
-    if not math.isfinite(value):
-        return value
-    try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
-        return math.copysign(math.inf, value)
+    parse_box(aabb, name)
 
 
 def cell_indices(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the indices along x, y, z of cells that are counted in the order of memory.
-
-    Does not synchronise with the device, which ``torch.unravel_index`` would.
-
-    Args:
-        flat: (M,) int64.
-        shape: Numbers of cells along x, y, z.
-    """
+    """Returns indices along x, y, z of flat indices (M,); does not synchronise, as ``torch.unravel_index`` would."""
     _, y, z = shape
     return flat // (y * z), flat // z % y, flat % z

@@ -32,8 +32,8 @@ class VoxelPyramid(nn.Module):
     """Trainable features on grids from coarse to fine over one box, concatenated or summed at every position.
 
     Coarse levels regularise and fine levels add detail: this is the dense counterpart of a multiresolution hash grid
-    (Mueller et al. 2022), without hash collisions. In a sum, fine levels hold the residual of the coarse ones, and each
-    feature keeps the meaning that it has in a single grid. Each level of a sum subdivides the voxels of the previous
+    (Mueller et al. 2022), without hash collisions. In a sum, fine levels store the residual of the coarse ones, and a
+    feature has the same meaning as in a single grid. Each level of a sum subdivides the voxels of the previous
     one by a whole number along every axis. The vertices of a level are therefore among those of the next one, and the
     sum is trilinear in the voxels of the finest level: it equals a single grid exactly (:meth:`collapse`). Levels can
     be activated from coarse to fine (``active``); inactive levels read as zero.
@@ -237,19 +237,18 @@ class VoxelPyramid(nn.Module):
     def sampled_levels(self) -> list[Tensor]:
         """The tensors that are sampled: the copies of :meth:`enable_copies`, if any, otherwise the active levels."""
         levels = self._active_features
-        return list(levels) if self._copies is None or needs_long_path() else self._copies.current(levels)
+        return list(levels) if self._copies is None or needs_long_path() else list(self._copies.current(levels))
 
     def active_levels(self, dtype: torch.dtype) -> list[Tensor]:
         """Returns the features of the active levels in a dtype, without gradient. Do not write to them.
 
         Args:
-            dtype: float16, bfloat16 or float32. If :meth:`enable_copies` keeps copies of this dtype, these are
+            dtype: float16, bfloat16 or float32. If there are copies of this dtype (:meth:`enable_copies`), these are
                 returned; if the levels have this dtype, the levels themselves. Neither costs memory, and both change
                 as training continues.
         """
-        levels = self._active_features
-        if self._copies is not None and self._copies.copies[0].dtype == dtype and not needs_long_path():
-            return list(self._copies.current(levels))
+        sampled = self.sampled_levels
+        levels = sampled if sampled[0].dtype == dtype else self._active_features
         return [level.detach().to(dtype) for level in levels]
 
     @torch.no_grad()
@@ -258,7 +257,7 @@ class VoxelPyramid(nn.Module):
 
         Inside the box the result equals the sum, up to rounding, because the vertices of every level are among those of
         the next one. (This does not hold exactly for a sum loaded from a state with other numbers of vertices.) If
-        :meth:`enable_copies` keeps copies, these are read.
+        there are copies (:meth:`enable_copies`), these are read.
 
         Args:
             dtype: Dtype of the result: float16, bfloat16 or float32.
@@ -312,7 +311,7 @@ class VoxelPyramid(nn.Module):
     ) -> dict[int, int]:
         """Allocates blocks of the sparse levels up to a resolution wherever given cells lie.
 
-        Existing blocks keep their features if they are still wanted; the others are dropped. :meth:`activate` activates
+        Existing blocks that are still needed retain their features; the others are dropped. :meth:`activate` activates
         the levels. Ends the use of copies by :meth:`enable_copies`.
 
         Args:
@@ -399,19 +398,18 @@ class VoxelPyramid(nn.Module):
         self.activate(resolution)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns the settings that ``state_dict`` holds in addition to the levels."""
+        """Returns the settings that ``state_dict`` contains in addition to the levels."""
         return {"active": self.active, "reduce": self.reduce}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores the state of :meth:`get_extra_state`, and ends the use of copies by :meth:`enable_copies`.
 
         Raises:
-            ValueError: The state was saved with another ``reduce``, which older states do not record, or with a number
-                of active levels that this pyramid cannot have.
+            ValueError: The state was saved with another ``reduce``, or with a number of active levels that this pyramid
+                cannot have.
         """
-        saved = state.get("reduce", self.reduce)
-        if saved != self.reduce:
-            raise ArgumentValueError(f"reduce must be {saved!r} as in the state that is loaded, got {self.reduce!r}")
+        if state["reduce"] != self.reduce:
+            raise ArgumentValueError(f"reduce must be {state['reduce']!r}, as in the loaded state, got {self.reduce!r}")
         active = state["active"]
         if type(active) is not int or not 1 <= active <= len(self.levels):
             raise ArgumentValueError(f"active must be 1 to {len(self.levels)} levels, got {shown(active)}")

@@ -69,9 +69,9 @@ def refuse_sharded(features: Tensor, operation: str) -> None:
 
 def migratable_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:
     """Returns the optimizer's state for a parameter, and the keys of the entries that have the parameter's shape."""
-    if not any(held is parameter for group in optimizer.param_groups for held in group["params"]):
+    if not any(trained is parameter for group in optimizer.param_groups for trained in group["params"]):
         raise ArgumentValueError(
-            "optimizer must hold this grid's features in one of its parameter groups, but does not"
+            "optimizer must have this grid's features in one of its parameter groups, but does not"
         )
     if parameter not in optimizer.state:
         return {}, []
@@ -83,7 +83,7 @@ def migratable_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) 
             continue
         if not follows or not value.is_floating_point():
             raise ArgumentValueError(
-                f"optimizer: {type(optimizer).__name__} keeps {key!r} as {value.dtype} of shape "
+                f"optimizer: {type(optimizer).__name__} stores {key!r} as {value.dtype} of shape "
                 f"{tuple(value.shape)}, which cannot follow features of shape {tuple(parameter.shape)}. "
                 "To restart this grid's optimization, drop it first with `del optimizer.state[grid.features]`"
             )

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from voxelfield import ops
 from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
 from voxelfield.grids.resampling import migratable_state
 from voxelfield.ops._errors import ArgumentValueError
@@ -48,7 +47,7 @@ class SparseGrid(nn.Module):
         device: Device of features and tables.
 
     Attributes:
-        features: Parameter (8 A, 8 B, 8 C', C), the atlas. It holds a single block of zeros before the first
+        features: Parameter (8 A, 8 B, 8 C', C), the atlas: a single block of zeros before the first
             :meth:`allocate`.
         exists: Buffer (X, Y, Z) bool: which blocks are allocated; initially none.
         blocks: Buffer (X, Y, Z) int32: the location of each block in the atlas, as for
@@ -103,8 +102,8 @@ class SparseGrid(nn.Module):
         x, y, z = (BLOCK_CELLS * blocks + 1 for blocks in self.exists.shape)
         return x, y, z
 
-    def places(self, unit: Tensor) -> Tensor:
-        """Maps positions to the atlas.
+    def atlas_positions(self, unit: Tensor) -> Tensor:
+        """Maps positions to the atlas, which :func:`voxelfield.ops.sample_trilinear` samples there.
 
         Args:
             unit: (N, 3) float32, in the unit cube of the box.
@@ -114,45 +113,9 @@ class SparseGrid(nn.Module):
         """
         return places_in_atlas(unit.detach(), self.blocks, self.features.shape[:3])
 
-    def forward(self, points: Tensor) -> Tensor:
-        """Interpolates the features at world positions.
-
-        Args:
-            points: (..., 3) float32 world positions, on the grid's device; they receive no gradient. Positions outside
-                the box read the value of the nearest face.
-
-        Returns:
-            (..., C) float32.
-
-        Raises:
-            NotImplementedError: A gradient with respect to ``points`` is required.
-        """
-        if points.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError("a sparse grid gives no gradient in the points, which must not require one")
-        unit = (points.reshape(-1, 3) - self.aabb[0]) / (self.aabb[1] - self.aabb[0])
-        return ops.sample_trilinear(self.features, self.places(unit)).view(*points.shape[:-1], self.channels)
-
-    @torch.no_grad()
-    def to_dense(self) -> Tensor:
-        """Returns the features (X, Y, Z, C) of the corresponding dense grid, with zeros where there is no block."""
-        dense = self.features.new_zeros(*self.resolution, self.channels)
-        if self._count > 0:
-            at = _global_vertices(self.exists.nonzero(), _all_vertices(self.exists.device))
-            x, y, z = at.reshape(-1, 3).unbind(-1)
-            dense[x, y, z] = self.features.view(-1, self.channels)[self._rows().view(-1)]
-        return dense
-
     @torch.no_grad()
     def refit(self, aabb: Sequence[Sequence[float]] | Tensor, resolution: Sequence[int]) -> None:
-        """Moves the grid to another box while it has no blocks.
-
-        Args:
-            aabb: The new box, world units.
-            resolution: Requested number of cells along x, y and z, as at construction.
-
-        Raises:
-            ValueError: The grid has blocks.
-        """
+        """Moves the grid, which must have no blocks yet, to another box; the arguments are those of the class."""
         if self._count > 0:
             raise ArgumentValueError(f"aabb must stay as it is once there are blocks, of which there are {self._count}")
         self.aabb.copy_(box_tensor(parse_box(aabb), self.aabb.device))
@@ -170,18 +133,18 @@ class SparseGrid(nn.Module):
     ) -> int:
         """Allocates the blocks that overlap given cells and drops all others.
 
-        Blocks that are already allocated and still wanted keep their features.
+        Blocks that are already allocated and still needed retain their features.
 
         Args:
             cells: (X', Y', Z') bool or integers from 0, on the grid's device: how much each cell of ``aabb`` needs
                 blocks. Cells of zero need none.
             aabb: (2, 3) that box, world units.
             optimizer: The optimizer that trains the grid, if any; its moments are moved with the features.
-            max_blocks: Largest number of blocks. If more are wanted, those are kept over whose cells the sum is
-                largest.
+            max_blocks: Largest number of blocks. If more are needed, those with the largest sums over their cells are
+                allocated.
 
         Returns:
-            Number of blocks wanted.
+            Number of blocks needed.
 
         Raises:
             ValueError: The optimizer's state cannot be resized.
@@ -191,9 +154,9 @@ class SparseGrid(nn.Module):
         wanted = need > 0
         count = int(wanted.sum())
         if max_blocks is not None and count > max_blocks:
-            kept = need.view(-1).sort(descending=True, stable=True).indices[:max_blocks]
+            largest = need.view(-1).sort(descending=True, stable=True).indices[:max_blocks]
             wanted = torch.zeros_like(wanted)
-            wanted.view(-1)[kept] = True
+            wanted.view(-1)[largest] = True
         before, rows_before = self.exists, self._rows()
         old_rows = rows_before[wanted[before]].view(-1)
         self._adopt(wanted)
@@ -270,7 +233,7 @@ class SparseGrid(nn.Module):
         return cell_indices(order, [size // BLOCK_VERTICES for size in self._atlas_shape()])
 
     def _rows(self) -> Tensor:
-        """Returns the rows of the flattened atlas that hold the vertices of each block, (count, 512) int64."""
+        """Returns the rows of the flattened atlas with the vertices of each block, (count, 512) int64."""
         _, y, z = self._atlas_shape()
         first = [BLOCK_VERTICES * number[:, None] for number in self._numbers()]
         within = _all_vertices(self.exists.device).unbind(-1)

@@ -209,7 +209,7 @@ class VoxelGrid(nn.Module):
         return (points - low) / (high - low)
 
     def contains(self, points: Tensor) -> Tensor:
-        """Tells which positions lie in the box, faces included.
+        """Returns which positions lie in the box, faces included.
 
         Args:
             points: (..., 3) world positions, float32 or float64, on the grid's device.
@@ -451,7 +451,7 @@ class VoxelGrid(nn.Module):
         parameter = self.features
         parameter.grad = None
         self._copies = None
-        # As long as the graph of an earlier step is referenced, for example by a loss kept for logging, autograd
+        # As long as the graph of an earlier step is referenced, for example by a loss stored for logging, autograd
         # reuses the Parameter's gradient accumulator, which still has the old shape, and the next backward pass
         # would fail. Autograd discards the accumulator when the dtype changes, so the dtype is changed for a moment.
         other = torch.float32 if values.dtype != torch.float32 else torch.float64
@@ -519,7 +519,7 @@ class VoxelGrid(nn.Module):
         """Adopts the saved resolution and box, because they are results of training and not settings of the code."""
         key = prefix + "features"
         saved = state_dict.get(key)
-        self._copies = None  # they still hold the old features
+        self._copies = None  # copies of the old features
         if isinstance(saved, Tensor) and saved.dim() == 4 and saved.shape != self.features.shape:
             if saved.shape[-1] == self.channels:
                 for values in (self.features, saved):

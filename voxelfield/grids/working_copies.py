@@ -74,17 +74,13 @@ class WorkingCopies:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copies the grids into the copies.
-
-        Raises:
-            TypeError: A grid is not a float32 parameter.
-        """
+        """Copies the grids into the copies."""
         for index, grid in enumerate(self._grids):
             if not isinstance(grid, nn.Parameter):
                 raise TypeError(f"grids[{index}] must be a parameter, got a tensor computed from others")
             if grid.dtype != torch.float32:
                 raise TypeError(f"grids[{index}] must be float32, got {grid.dtype}")
-        # These share the grids' memory and keep it alive, so other memory has another address.
+        # These share the grids' memory and prevent its release, so other memory has another address.
         self._sources = [grid.detach() for grid in self._grids]
         self._addresses = [source.data_ptr() for source in self._sources]
         previous, self.copies[:] = list(self.copies), self._sources
@@ -99,17 +95,7 @@ class WorkingCopies:
             mark_current(self.copies[index], source)
 
     def current(self, grids: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the copies, refreshed if a grid has changed.
-
-        Does not synchronise with the device.
-
-        Args:
-            grids: The grids as the caller's module holds them now.
-
-        Raises:
-            ValueError: A grid is another tensor than the one that was copied.
-            RuntimeError: A graph is being captured, and the copies would be refreshed in each replay.
-        """
+        """Returns the copies of the module's present grids, refreshed if one has changed; does not synchronise."""
         if len(grids) != len(self._grids) or any(map(operator.is_not, grids, self._grids)):
             raise ArgumentValueError(
                 "features must be the parameters that enable_copies copied, got others (fully_shard, functional_call, "
@@ -133,19 +119,10 @@ class WorkingCopies:
         return self.copies
 
     def sample(self, grids: Sequence[Tensor], points: Tensor, padding: Padding) -> Tensor:
-        """Samples all grids.
-
-        Args:
-            grids: The grids as the caller's module holds them now.
-            points: (N, 3) float32 in the unit cube. Differentiable once.
-            padding: As for :func:`voxelfield.ops.sample_trilinear`.
+        """Samples the module's present grids at points (N, 3) float32 in the unit cube; differentiable once.
 
         Returns:
             (N, sum of C_l), or (N, C) for ``reduce="sum"``, in the copies' dtype.
-
-        Raises:
-            NotImplementedError: ``points`` require a gradient, and there are sparse levels.
-            ValueError, RuntimeError: As for :meth:`current`.
         """
         if torch.is_grad_enabled() and points.requires_grad and self._sparse:
             raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
@@ -163,17 +140,7 @@ class WorkingCopies:
         return sample_levels(self.copies, self._sparse, points, self._reduce, padding)
 
     def accumulate(self, wanted: Sequence[bool], values: Tensor, points: Tensor, padding: Padding) -> None:
-        """Adds gradients to the ``grad`` of grids.
-
-        Args:
-            wanted: For each grid, whether its gradient is wanted.
-            values: (N, sum of C_l), or (N, C) for ``reduce="sum"``: gradients of the samples.
-            points: (N, 3) as for :meth:`sample`.
-            padding: As for :meth:`sample`.
-
-        Raises:
-            NotImplementedError: A grid has tensor hooks.
-        """
+        """Adds the gradients of samples to the ``grad`` of those grids whose gradient is wanted."""
         sums = [
             _sum_of(grid) if wants else torch.zeros_like(grid) for grid, wants in zip(self._grids, wanted, strict=True)
         ]
@@ -181,7 +148,7 @@ class WorkingCopies:
         column = values.shape[-1] - sum(grid.channels for grid in self._sparse)
         accumulate_trilinear_(sums[:dense], values[:, :column], points, reduce=self._reduce, padding=padding)
         for grid, total in zip(self._sparse, sums[dense:], strict=True):
-            accumulate_trilinear_([total], values[:, column : column + grid.channels], grid.places(points))
+            accumulate_trilinear_([total], values[:, column : column + grid.channels], grid.atlas_positions(points))
             column += grid.channels
         self._may_change = True
 
@@ -192,17 +159,17 @@ class WorkingCopies:
         return gradient
 
 
-# The grid's version that a copy holds, and whether a GridAdam updates the copy, are attributes of the copy, because the
-# copy is all that the optimizer and the modules have in common.
+# The version of the grid that was copied, and whether a GridAdam updates the copy, are attributes of the copy, because
+# it is all that the optimizer and the modules have in common.
 
 
 def mark_current(copy: Tensor, grid: Tensor) -> None:
-    """Records that a copy holds the present values of its grid."""
+    """Records that a copy has the present values of its grid."""
     vars(copy)["version_of_grid"] = grid._version
 
 
 def is_current(copy: Tensor, grid: Tensor) -> bool:
-    """Tells whether a copy is known to hold the present values of its grid."""
+    """Returns whether a copy is known to have the present values of its grid."""
     return vars(copy).get("version_of_grid") == grid._version
 
 
@@ -221,24 +188,17 @@ def expect_change(copies: Sequence[Tensor]) -> None:
 def sample_levels(
     levels: Sequence[Tensor], sparse: Sequence[SparseGrid], points: Tensor, reduce: Reduction, padding: Padding
 ) -> Tensor:
-    """Samples grids, the last of which may be sparse.
+    """Samples the dense grids' features, followed by the sparse grids' atlases, or copies of these.
 
-    Args:
-        levels: The dense grids' features, then the sparse grids' atlases, or copies of these.
-        sparse: The sparse grids.
-        points: (N, 3) float32 in the unit cube; sparse grids give them no gradient.
-        reduce: How the dense grids are combined, as for :func:`voxelfield.ops.sample_pyramid`.
-        padding: Padding of the dense grids, as for :func:`voxelfield.ops.sample_trilinear`.
-
-    Returns:
-        (N, C): the samples of the dense grids, followed by those of each sparse one.
+    Sparse grids give points (N, 3) no gradient; ``reduce`` and ``padding`` are those of the dense grids.
     """
     dense = len(levels) - len(sparse)
     sampled = ops.sample_pyramid(levels[:dense], points, reduce=reduce, padding=padding)
     if not sparse:
         return sampled
     beside = [
-        ops.sample_trilinear(atlas, grid.places(points)) for atlas, grid in zip(levels[dense:], sparse, strict=True)
+        ops.sample_trilinear(atlas, grid.atlas_positions(points))
+        for atlas, grid in zip(levels[dense:], sparse, strict=True)
     ]
     return torch.cat((sampled, *beside), dim=-1)
 
@@ -265,7 +225,7 @@ class _Sample(Function):
 
 
 def _is_wanted(accumulator: Any) -> bool:
-    """Tells whether the present backward pass accumulates the gradient of a parameter, given its autograd node."""
+    """Returns whether the present backward pass accumulates the gradient of a parameter, given its autograd node."""
     if accumulator is None:  # the parameter requires no gradient
         return False
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,8 @@ import numpy as np
 
 from voxelfield.files import MARK, atomic_path
 from voxelfield.installed import MissingPackageError
-from voxelfield.rendering.linear_light import linear_light
+from voxelfield.rendering.images import linear_light
 from voxelfield.rendering.render import View
-
-# Rows of a chunk with ZIP compression.
-_ROWS = 16
 
 
 def import_openexr() -> Any:
@@ -55,24 +51,9 @@ def write_exr(path: Path, view: View) -> None:
         except RuntimeError as error:
             reason = " ".join(str(error).split()).rpartition(str(temporary))[2].strip('". ')
             raise OSError(f"{path} could not be written: {reason}") from error
-        # OpenEXR does not report errors at the end of the file.
-        if not _is_whole(temporary, light.shape[0]):
-            raise OSError(f"{path} could not be written: OpenEXR left it incomplete, as it does on a full disk")
-
-
-def _is_whole(path: Path, height: int) -> bool:
-    """Returns whether a file ends with its last chunk of rows."""
-    try:
-        data = memoryview(path.read_bytes())
-        position = 8
-        while data[position] != 0:  # attributes: name, type, size, value
-            for _ in range(2):
-                position = bytes(data[position : position + 256]).index(0) + position + 1
-            (length,) = struct.unpack_from("<i", data, position)
-            position += 4 + length
-        chunks = -(-height // _ROWS)
-        offsets = struct.unpack_from(f"<{chunks}Q", data, position + 1)
-        _, length = struct.unpack_from("<2i", data, max(offsets))
-    except (struct.error, ValueError, IndexError):
-        return False
-    return min(offsets) > 0 and max(offsets) + 8 + length == len(data)
+        # OpenEXR does not report errors at the end of the file, where the last rows are.
+        last = light.shape[0] - 1
+        try:
+            exr.InputFile(str(temporary)).channel("R", scanLine1=last, scanLine2=last)
+        except OSError as error:
+            raise OSError(f"{path} could not be written: OpenEXR left it incomplete, as on a full disk") from error

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from voxelfield.files import atomic_write
 from voxelfield.installed import MissingPackageError
+from voxelfield.media.background import BackgroundWriter
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.transfers import AHEAD, OnDevice
 
@@ -57,7 +56,7 @@ CODECS = {
     "vp9": VideoFormat("libvpx-vp9", options={"b": "0", "row-mt": "1", "cpu-used": "4"}, crf=20, max_crf=63),
     "prores": VideoFormat("prores_ks", "yuv422p10le", {"profile": "hq"}),
 }
-"""Codecs by name. ProRes keeps 10 bits and is meant for editing."""
+"""Codecs by name. ProRes has 10 bits per channel and is meant for editing."""
 
 CONTAINERS = {
     ".mp4": ("h264", "hevc", "av1"),
@@ -91,8 +90,9 @@ def video_format(
 
     Args:
         name: Name of the argument, for messages.
-        path: The file.
-        codec: One of :data:`CODECS`; None for the container's default.
+        path: The file; its suffix selects the container, see :data:`CONTAINERS`.
+        codec: One of :data:`CODECS`; None for the container's default, which for ``*.mp4`` is H.264, supported by every
+            browser and player.
         crf: Constant rate factor; None for the codec's default.
         pixels: FFmpeg's name of a pixel format of the encoder, such as ``yuv444p`` for colours at full resolution; None
             for the codec's default, which most players support.
@@ -102,174 +102,72 @@ def video_format(
         ValueError: The suffix is not that of a container, the container does not support the codec, or the codec does
             not support an option.
     """
-    held = CONTAINERS.get(path.suffix.lower())
-    if held is None:
+    suffix = path.suffix.lower()
+    if suffix not in CONTAINERS:
         raise ValueError(f"{name} must be a video, *{', *'.join(CONTAINERS)}, got {path}")
-    if codec is not None and codec not in held:
-        raise ValueError(f"codec must be one of {', '.join(held)} in a {path.suffix.lower()} file, got {codec!r}")
-    chosen_codec = held[0] if codec is None else codec
-    chosen = CODECS[chosen_codec]
+    supported = CONTAINERS[suffix]
+    codec = codec or supported[0]
+    if codec not in supported:
+        raise ValueError(f"codec must be one of {', '.join(supported)} in a {suffix} file, got {codec!r}")
+    chosen = CODECS[codec]
     if crf is not None:
         if chosen.crf is None:
-            raise ValueError(f"crf must be left out for {chosen_codec}, which has none, got {crf}")
+            raise ValueError(f"crf must be left out for {codec}, which has none, got {crf}")
         if not 0 <= crf <= chosen.max_crf:
-            raise ValueError(f"crf must lie in [0, {chosen.max_crf}] for {chosen_codec}, got {crf}")
+            raise ValueError(f"crf must lie in [0, {chosen.max_crf}] for {codec}, got {crf}")
         chosen = replace(chosen, crf=crf)
     if pixels is not None:
         layouts = [layout.name for layout in import_av("write a video").Codec(chosen.encoder, "w").video_formats]
         if pixels not in layouts:
-            raise ValueError(f"pixels must be one of {', '.join(layouts)} for {chosen_codec}, got {pixels!r}")
+            raise ValueError(f"pixels must be one of {', '.join(layouts)} for {codec}, got {pixels!r}")
         chosen = replace(chosen, pixels=pixels)
     return chosen
 
 
-@dataclass
-class Pace:
-    """Timing of the rendering and encoding of a video.
-
-    Attributes:
-        frames: Number of frames.
-        rendering: Seconds spent on producing the frames.
-        encoding: Seconds spent by the encoder, in a separate thread.
-        waited: Seconds in which rendering was stopped because the queue for the encoder was full.
-    """
-
-    frames: int = 0
-    rendering: float = 0.0
-    encoding: float = 0.0
-    waited: float = 0.0
-
-    def __str__(self) -> str:
-        """Returns the speeds in one line."""
-        rendered, encoded = (self.frames / max(seconds, 1e-9) for seconds in (self.rendering, self.encoding))
-        share = self.waited / max(self.rendering + self.waited, 1e-9)
-        return (
-            f"{rendered:.3g} frames rendered and {encoded:.3g} encoded per second; "
-            f"rendering waited for the encoder {100 * share:.0f} % of the time"
-        )
-
-
-def write_views(
+def write_video(
     path: Path,
     images: Iterable[Tensor],
     fps: float = 30,
-    codec: str | VideoFormat | None = None,
+    encoding: VideoFormat | None = None,
     *,
     room: int = 2 << 30,
-) -> Pace:
-    """Renders a video; each image is encoded in a thread while the next ones are rendered.
-
-    Args:
-        path: As for :func:`write_video`.
-        images: (H, W, 3) floating point, nominally in [0, 1], any device, such as the ``rgb`` of views; consumed one at
-            a time.
-        fps: As for :func:`write_video`.
-        codec: As for :func:`write_video`.
-        room: Bytes of host memory for 8-bit frames that wait for the encoder; at least eight frames may wait. Encoders
-            are slower than a GPU. The default holds 300 frames of 1920 x 1080, so that the GPU is free as soon as these
-            are rendered.
-
-    Returns:
-        The timing.
-
-    Raises:
-        Exception: As for :func:`write_video`, or any error from ``images``. No file is written then.
-    """
-    pace = Pace()
-    waiting: deque[Future[None]] = deque()
-
-    def encode(frame: Frame) -> None:
-        started = time.perf_counter()
-        append(frame)
-        pace.encoding += time.perf_counter() - started
-        pace.frames += 1
-
-    with video_writer(path, fps, codec) as append, ThreadPoolExecutor(1, thread_name_prefix="video") as thread:
-        try:
-            rendered = time.perf_counter()
-            for frame in _on_host(images):
-                started = time.perf_counter()
-                pace.rendering += started - rendered
-                most = max(_MIN_WAITING, room // max(frame.nbytes, 1))
-                while waiting and (waiting[0].done() or len(waiting) >= most):
-                    waiting.popleft().result()
-                waiting.append(thread.submit(encode, frame))
-                rendered = time.perf_counter()
-                pace.waited += rendered - started
-            pace.rendering += time.perf_counter() - rendered
-            for encoding in waiting:
-                encoding.result()
-        except BaseException:
-            # Frames that still wait are dropped, because the video would be incomplete.
-            thread.shutdown(cancel_futures=True)
-            raise
-    return pace
-
-
-def _on_host(images: Iterable[Tensor]) -> Iterator[Frame]:
-    """Yields images as 8-bit frames, each after its device has finished it.
-
-    Otherwise the encoder would wait for the device, and rendering time would be counted as encoding time.
-    """
-    on_the_way: deque[OnDevice] = deque()
-    for image in images:
-        on_the_way.append(OnDevice(to_uint8(image)))
-        if len(on_the_way) > AHEAD:
-            yield on_the_way.popleft().fetch().numpy()
-    while on_the_way:
-        yield on_the_way.popleft().fetch().numpy()
-
-
-def write_video(path: Path, frames: Iterable[Frame], fps: float = 30, codec: str | VideoFormat | None = None) -> None:
-    """Encodes frames as a video.
-
-    Args:
-        path: As for :func:`video_writer`.
-        frames: (H, W, 3) uint8 arrays of one size; consumed one at a time.
-        fps: As for :func:`video_writer`.
-        codec: As for :func:`video_writer`.
-
-    Raises:
-        Exception: As for :func:`video_writer`.
-    """
-    with video_writer(path, fps, codec) as append:
-        for frame in frames:
-            append(frame)
-
-
-@contextlib.contextmanager
-def video_writer(
-    path: Path, fps: float = 30, codec: str | VideoFormat | None = None
-) -> Iterator[Callable[[Frame], None]]:
-    """Yields a function that appends a frame, an (H, W, 3) uint8 array, to a video.
+) -> None:
+    """Writes a video; each image is encoded in a thread while the next ones are rendered.
 
     An odd height or width is padded by repeating the last row or column, since most codecs halve the colour resolution;
-    no frame is rescaled. The file is created when the block ends, and not at all if it fails.
+    no image is rescaled. The file appears when it is complete, and not at all if anything fails.
 
     Args:
         path: File to write; its suffix selects the container, see :data:`CONTAINERS`; its parent directory is created
             if needed.
+        images: (H, W, 3) floating point, nominally in [0, 1], all of one size, any device, such as the ``rgb`` of
+            views; consumed one at a time.
         fps: Frames per second.
-        codec: A codec from :data:`CODECS`; None for the container's default, which for ``*.mp4`` is H.264, supported by
-            every browser and player. A :class:`VideoFormat` from :func:`video_format` also sets quality and pixel
-            format.
+        encoding: Options from :func:`video_format`; None for the container's defaults.
+        room: Bytes of host memory for 8-bit frames that wait for the encoder; at least eight frames may wait. Encoders
+            are slower than a GPU. The default suffices for 300 frames of 1920 x 1080, so that the GPU is free as soon
+            as these are rendered.
 
     Raises:
+        Exception: Any error from ``images``.
         MissingPackageError: PyAV is not installed.
         OSError: The file cannot be written.
-        TypeError: A frame is not uint8.
-        ValueError: There is no frame, a frame has another shape than (H, W, 3) or than the first, HEVC frames are less
-            than 64 pixels wide, ``fps`` is not positive, or there is no such container or codec.
+        TypeError: An image is not floating point.
+        ValueError: There is no image, one has another shape than (H, W, 3) or than the first, HEVC frames are less than
+            64 pixels wide, ``fps`` is not positive, or there is no such container.
     """
-    av = import_av("write a video")  # before the first frame is rendered, which may take long
+    av = import_av("write a video")  # before the first image is rendered, which may take long
     if not fps > 0:
         raise ValueError(f"fps must be above 0, got {fps}")
-    chosen = codec if isinstance(codec, VideoFormat) else video_format("path", path, codec)
+    encoding = encoding or video_format("path", path)
     # Through a file of Python's, whose errors name their cause, such as a full disk.
     with atomic_write(path) as file:
-        encoder = _Encoder(av, file, path.suffix.lower(), fps, chosen)
+        encoder = _Encoder(av, file, path.suffix.lower(), fps, encoding)
         try:
-            yield encoder.append
+            with BackgroundWriter(1, _MIN_WAITING) as writer:
+                for frame in _on_host(images):
+                    writer.limit = max(_MIN_WAITING, room // max(frame.nbytes, 1))
+                    writer.submit(encoder.append, frame)
             encoder.finish()
         except av.FFmpegError as error:
             raise OSError(f"{path} could not be written: FFmpeg stopped at frame {encoder.count} ({error})") from error
@@ -277,48 +175,57 @@ def video_writer(
             encoder.close()
 
 
-class _Encoder:
-    """A video in the making, whose size is that of its first frame."""
+def _on_host(images: Iterable[Tensor]) -> Iterator[Frame]:
+    """Yields images as 8-bit frames; a few stay queued on the device, so that it does not wait for the host."""
+    queued: deque[OnDevice] = deque()
+    for image in images:
+        queued.append(OnDevice(to_uint8(image)))
+        if len(queued) > AHEAD:
+            yield queued.popleft().fetch().numpy()
+    while queued:
+        yield queued.popleft().fetch().numpy()
 
-    def __init__(self, av: Any, file: BinaryIO, suffix: str, fps: float, chosen: VideoFormat) -> None:
+
+class _Encoder:
+    """A video under construction, whose size is that of its first frame."""
+
+    def __init__(self, av: Any, file: BinaryIO, suffix: str, fps: float, encoding: VideoFormat) -> None:
         self.count = 0
         self._av = av
-        self._chosen = chosen
+        self._encoding = encoding
         self._container = av.open(file, "w", format={".mkv": "matroska"}.get(suffix, suffix[1:]))
-        options = chosen.options if chosen.crf is None else {**chosen.options, "crf": str(chosen.crf)}
+        options = encoding.options if encoding.crf is None else {**encoding.options, "crf": str(encoding.crf)}
         rate = Fraction(fps).limit_denominator(1_000_000)
-        self._stream = self._container.add_stream(chosen.encoder, rate=rate, pix_fmt=chosen.pixels, options=options)
+        self._stream = self._container.add_stream(encoding.encoder, rate=rate, pix_fmt=encoding.pixels, options=options)
         # PyAV's default makes x264 cut frames into slices, which costs quality.
         self._stream.codec_context.thread_type = "AUTO"
-        if chosen.encoder == "libx265":
+        if encoding.encoder == "libx265":
             self._stream.codec_context.codec_tag = "hvc1"  # the only one that Apple's players accept
         # One for all frames: each frame's own would compute its tables again.
         self._reformatter = av.video.reformatter.VideoReformatter()
         self._shape: tuple[int, ...] | None = None
 
     def append(self, frame: Frame) -> None:
-        name = f"frames[{self.count}]"
-        if frame.dtype != np.uint8:
-            raise TypeError(f"{name} must be uint8, got {frame.dtype}")
         if frame.ndim != 3 or frame.shape[-1] != 3 or self._shape not in (None, frame.shape):
-            raise ValueError(f"{name} must have shape {self._shape or '(H, W, 3)'}, got {frame.shape}")
+            shape = self._shape or "(H, W, 3)"
+            raise ValueError(f"images[{self.count}] must have shape {shape}, got {frame.shape}")
         height, width, _ = self._shape = frame.shape
         if height % 2 or width % 2:
             frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
         if self.count == 0:
-            if self._chosen.encoder == "libx265" and width < _MIN_HEVC:
-                raise ValueError(f"frames must be at least {_MIN_HEVC} pixels wide for hevc, got {width}")
+            if self._encoding.encoder == "libx265" and width < _MIN_HEVC:
+                raise ValueError(f"images must be at least {_MIN_HEVC} pixels wide for hevc, got {width}")
             self._stream.height, self._stream.width = frame.shape[:2]
         picture = self._av.VideoFrame.from_ndarray(frame, format="rgb24")
         # As the program ffmpeg resamples colours.
-        picture = self._reformatter.reformat(picture, format=self._chosen.pixels, interpolation="BICUBIC")
+        picture = self._reformatter.reformat(picture, format=self._encoding.pixels, interpolation="BICUBIC")
         picture.pts = self.count
         self._container.mux(self._stream.encode(picture))
         self.count += 1
 
     def finish(self) -> None:
         if self.count == 0:
-            raise ValueError("frames must hold at least one frame")
+            raise ValueError("images must contain at least one image, got none")
         self._container.mux(self._stream.encode(None))
         self._container.close()
 

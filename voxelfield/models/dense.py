@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from voxelfield.config.types import Count, NotNegative
+from voxelfield.config.types import Count, NotNegative, Positive
 from voxelfield.fields.decoders import ColorMLPDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.models.levels import Degree
+from voxelfield.models.model import Model
 from voxelfield.models.model_config import ModelConfig
-from voxelfield.models.softplus import SoftplusDensityConfig
+from voxelfield.models.settings import Sampling
+from voxelfield.rendering.occupancy import OccupancyGrid
+
+
+class DenseModel(Model):
+    """A model of a single grid, which is resized up to the finest resolution."""
+
+    def count_features(self, finest: int) -> int:
+        """Returns the number of grid elements at the finest resolution of training."""
+        return finest**3 * self.grid.channels
+
+
+@dataclass
+class SoftplusDensityConfig:
+    """Softplus density, with defaults for a single grid; see :class:`voxelfield.fields.density.DensityActivation`.
+
+    Attributes:
+        scale: Density per unit of raw value in the linear part of the activation.
+        initial: Density at a raw value of 0, per world unit.
+    """
+
+    scale: Positive = 200.0
+    initial: Positive = 0.1
 
 
 @dataclass
@@ -32,8 +55,6 @@ class DenseConfig(ModelConfig):
         init_std: Standard deviation of the initial features.
         density: Settings of the activation that maps the first channel to density.
     """
-
-    grid_terms: ClassVar[tuple[str, ...]] = ("tv_density", "tv_color")
 
     kind: Literal["dense"] = "dense"
     features: Count = 11
@@ -53,13 +74,6 @@ class DenseConfig(ModelConfig):
             grid.features[..., 0] = 0  # a uniform density: initial noise would be mistaken for matter
         return RadianceField(grid, decoder).to(device)
 
-    def grid_losses(self, field: RadianceField, weights: Mapping[str, float]) -> dict[str, Tensor]:
-        """See :class:`ModelConfig`. Returns the total variation of the raw density and of the colour features."""
-        channels = {"tv_density": slice(0, 1), "tv_color": slice(1, None)}
-        grid = field.grid
-        assert isinstance(grid, VoxelGrid)
-        return {name: weight * grid.total_variation(channels=channels[name]) for name, weight in weights.items()}
-
-    def count_features(self, field: RadianceField, finest: int) -> int:
-        """See :class:`ModelConfig`. The grid is resized up to the finest resolution."""
-        return finest**3 * field.grid.channels
+    def build_model(self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling) -> DenseModel:
+        """See :class:`ModelConfig`."""
+        return DenseModel(field, occupancy, sampling)

@@ -1,21 +1,14 @@
-"""What stands in for the grid of a field that has none, so that training need not ask."""
+"""A stand-in for the grid of a field that has none, so that training need not ask."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from voxelfield.grids.boxes import box_extent, parse_box
-from voxelfield.grids.pyramid import VoxelPyramid
-from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
-
-
-def grid_of(field: object) -> VoxelGrid | VoxelPyramid | None:
-    """Returns the grid of a field, its attribute ``grid``, which a field need not have."""
-    found: VoxelGrid | VoxelPyramid | None = getattr(field, "grid", None)
-    return found
+from voxelfield.grids.voxel_grid import cubic_voxels
 
 
 class Gridless:
@@ -24,7 +17,7 @@ class Gridless:
     The resolution of the trainer's stages then defines the distance between samples alone.
 
     Args:
-        aabb: (2, 3) the box, world units or those of the field's frame.
+        aabb: (2, 3) the box, in world units or in the field's warped coordinates.
         resolution: Cube root of the number of cells.
 
     Attributes:
@@ -34,11 +27,12 @@ class Gridless:
         channels: 0.
     """
 
+    levels: Sequence[nn.Parameter] = ()
+    active = 0
+    channels = 0
+
     def __init__(self, aabb: Tensor, resolution: int) -> None:
         self.aabb = aabb
-        self.levels: list[nn.Parameter] = []
-        self.active = 0
-        self.channels = 0
         self._resolution = resolution
 
     @property
@@ -53,9 +47,8 @@ class Gridless:
         extent = torch.tensor(box_extent(parse_box(self.aabb)), device=self.aabb.device)
         return extent / torch.tensor(self.resolution, device=self.aabb.device)
 
-    def resize(self, resolution: int) -> None:
-        """Divides the box into another number of cells."""
-        self._resolution = resolution
+    def resize(self, resolution: int, optimizer: object = None, *, aabb: object = None) -> None:
+        """Does nothing: :attr:`voxelfield.Model.resolution` applies."""
 
     def modules(self) -> Iterator[nn.Module]:
         """Returns no modules."""

@@ -1,79 +1,97 @@
-"""The model: a field, the cells in which it has matter, and how its rays are sampled."""
+"""The model: a field, the cells in which it has matter, and how its rays are sampled and trained."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import copy
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from voxelfield.fields.field import RadianceField, warp_of
+from voxelfield.fields.field import RadianceField, density_at_samples, warp_of
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
-from voxelfield.models.gridless import Gridless, grid_of
-from voxelfield.models.model_config import ModelConfig
-from voxelfield.rendering.march import Capacity, RenderSettings, Sampler, visible_samples
+from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.gridless import Gridless
+from voxelfield.models.losses import rendering_terms
+from voxelfield.models.part import Part
+from voxelfield.models.settings import Sampling, StageConfig, stage_at
+from voxelfield.models.training import EmptyFieldError, MemoryEstimate, TrainingSetup, cells_with_views
+from voxelfield.rendering.backends.backend import ImageBackend
+from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY, Capacity, RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering, render
 from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.visible_cells import count_visible_samples
+from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.warps.warp import Warp
+
+logger = logging.getLogger(__name__)
 
 # Largest number of samples along the diagonal of a grid's box. Without nested boxes, a grid of 400^3 voxels and the
 # presets' distance between samples have 866.
 _MAX_SAMPLES = 32768
 
+# Fine levels get blocks where a sample has at least this compositing weight in one of the examined pixels. There are
+# this many of them along the shorter side of the training images.
+_MIN_WEIGHT_WITH_DETAIL = 0.02
+_PIXELS_LOOKED_AT = 160
 
-@dataclass(frozen=True)
-class Sampling:
-    """How rays are sampled and views are drawn, at any resolution of the grid.
-
-    Attributes:
-        voxels_per_step: Distance between samples, in voxels.
-        min_transmittance: A ray stops once its transmittance falls below this.
-        min_weight: Samples with a smaller compositing weight are dropped.
-        precision: Autocast dtype of the field.
-        supersampling: Number of rays along each side of a pixel of a view.
-        pixel_averaging: Values that are averaged over a pixel's rays (:class:`voxelfield.FieldRenderer`).
-        background: Colour behind views.
-        chunk: Number of rays per chunk where views are rendered by :func:`voxelfield.rendering.render.render_view`.
-    """
-
-    voxels_per_step: float = 0.8
-    min_transmittance: float = 1e-4
-    min_weight: float = 1e-4
-    precision: torch.dtype = torch.float32
-    supersampling: int = 1
-    pixel_averaging: str = "linear_light"
-    background: Literal["white", "black"] = "white"
-    chunk: int = 1 << 16
+# Bytes of a float, and of a packed sample: position, t, dt and ray index.
+_FLOAT = 4
+_PACKED_SAMPLE = 12 + 4 + 4 + 8
+# 16-bit numbers that the networks store at the same time per visible sample, in addition to its features and their
+# gradient: inputs and outputs of both networks, and the gradients of all of these.
+_DECODED_SAMPLE = 128
 
 
-@dataclass(eq=False)
-class Model:
+_DEFAULT = Sampling()
+
+M = TypeVar("M", bound="Model")
+
+
+class Model(Part):
     """One object above the field: the unit that is trained, rendered and saved.
 
-    Attributes:
+    A model is also the first :class:`voxelfield.models.part.Part` of its own training. A subclass may override any
+    method; its :class:`voxelfield.models.ModelConfig` returns it from ``build_model``.
+
+    Args:
         field: The field, on its device.
         occupancy: The cells in which it has matter, on the same device.
-        config: The settings that built the field.
         sampling: How its rays are sampled.
-        grid: The grid of the field; a :class:`voxelfield.models.gridless.Gridless` if it has none.
+
+    Attributes:
+        field: As given.
+        occupancy: As given.
+        sampling: As given.
+        resolution: Cube root of the number of voxels in the present stage of training; it only matters to a field
+            without a grid.
+        image_backends: Subclasses of :class:`voxelfield.rendering.backends.backend.ImageBackend` that may render images
+            of this model faster than the general path, in the order in which they are tried
+            (:func:`voxelfield.rendering.renderer.fastest_backend`). Empty by default, because a subclass of a field or
+            decoder may compute something other than the specialised kernel does.
     """
 
-    field: RadianceField
-    occupancy: OccupancyGrid
-    config: ModelConfig
-    sampling: Sampling = Sampling()
-    grid: VoxelGrid | VoxelPyramid | Gridless = dataclasses.field(init=False)
+    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = ()
 
-    def __post_init__(self) -> None:
-        self.grid = grid_of(self.field) or Gridless(self.field.aabb, max(self.occupancy.occupied.shape))
+    def __init__(self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling = _DEFAULT) -> None:
+        self.field = field
+        self.occupancy = occupancy
+        self.sampling = sampling
+        self.resolution = max(occupancy.occupied.shape)
+        self._setup: TrainingSetup | None = None
+
+    @property
+    def grid(self) -> VoxelGrid | VoxelPyramid | Gridless:
+        """The field's attribute ``grid``, or a :class:`voxelfield.models.gridless.Gridless` for a field without one."""
+        return getattr(self.field, "grid", None) or Gridless(self.field.aabb, self.resolution)
 
     @property
     def device(self) -> torch.device:
@@ -82,7 +100,7 @@ class Model:
 
     @property
     def warp(self) -> Warp | None:
-        """The warp of the field's samples; None for the world frame."""
+        """The warp of the field's samples; None if they are in world coordinates."""
         return warp_of(self.field)
 
     @property
@@ -138,6 +156,14 @@ class Model:
         with self.autocast():
             return render(self.field, rays, self.occupancy, settings, jitter, capacity, distortion, sampler)
 
+    def rays_of(self, batch: Batch) -> Rays:
+        """Returns the rays of a batch with the values that the field asks for, such as the index of their image."""
+        names = {*getattr(self.field, "extra_inputs", ()), *getattr(self.field, "density_inputs", ())}
+        if not names:
+            return batch.rays
+        values = {name: batch.for_rays(batch.images if name == "image" else batch[name]) for name in names}
+        return replace(batch.rays, values=values)
+
     def renderer(
         self, backend: str | None = None, *, supersampling: int | None = None, background: Tensor | None = None
     ) -> FieldRenderer:
@@ -158,58 +184,229 @@ class Model:
             chunk=self.sampling.chunk,
             precision=self.sampling.precision,
             backend=backend,
-            backends=self.config.image_backends,
+            backends=self.image_backends,
         )
 
-    def grid_losses(self, weights: Mapping[str, float]) -> dict[str, Tensor]:
-        """Returns the loss terms on the grid itself, see :meth:`ModelConfig.grid_losses`."""
-        return self.config.grid_losses(self.field, weights)
-
-    def refresh_occupancy(self, step: float, threshold: float) -> None:
-        """Updates the occupied cells from the field, see :meth:`ModelConfig.refresh_occupancy`.
+    def around(self: M, field: RadianceField | None = None, occupancy: OccupancyGrid | None = None) -> M:
+        """Returns the same kind of model, not in training, around another field or other occupied cells.
 
         Args:
-            step: Distance between samples along rays, in warped coordinates.
-            threshold: Opacity of a single sample above which a cell counts as occupied.
+            field: The field; None for :attr:`field`.
+            occupancy: The cells in which it has matter; None for :attr:`occupancy`.
         """
-        with torch.no_grad(), self.autocast():
-            self.config.refresh_occupancy(self.field, self.occupancy, step, threshold)
+        model = copy.copy(self)
+        model._setup = None
+        model.field = self.field if field is None else field
+        model.occupancy = self.occupancy if occupancy is None else occupancy
+        return model
 
-    def resize(
-        self,
-        resolution: int,
-        box: Tensor | None,
-        shown: Callable[[Sequence[int]], Tensor],
-        optimizer: torch.optim.Optimizer | None,
-    ) -> None:
-        """Enters a stage of training: allocates detail and resizes the grid, with the optimizer's state.
+    def begin_training(self, setup: TrainingSetup) -> None:
+        """Called once before training.
+
+        Args:
+            setup: Settings, training cameras and the grid's optimizer.
+        """
+        self._setup = setup
+
+    @property
+    def setup(self) -> TrainingSetup:
+        """The argument of :meth:`begin_training`.
+
+        Raises:
+            RuntimeError: The model is not being trained.
+        """
+        if self._setup is None:
+            raise RuntimeError("the model must be trained by a Session, which calls begin_training")
+        return self._setup
+
+    def before_step(self, step: int) -> None:
+        """Enters the stage that begins at a step, updates the occupied cells, and applies total variation.
+
+        Args:
+            step: Number of steps done.
+        """
+        setup = self.setup
+        config, stage = setup.occupancy, setup.stages[stage_at(setup.stages, step)]
+        begins = stage.step == step
+        if begins:
+            self.enter_stage(stage)
+        if step >= config.start and (begins or (step - config.start) % config.every == 0):
+            self.refresh_occupancy()
+            setup.optimizer.restrict()
+        loss = setup.loss
+        if loss.tv_features > 0 and step < loss.tv_until and step % loss.tv_every == 0:
+            # The gradients of the step will be added to this one.
+            setup.optimizer.add_total_variation(setup.loss_scale * (loss.tv_every * loss.tv_features))
+
+    def enter_stage(self, stage: StageConfig) -> None:
+        """Changes the grid's box and resolution.
+
+        Args:
+            stage: The stage that begins.
+
+        Raises:
+            EmptyFieldError: No cell is left.
+        """
+        if stage.step == 0:
+            self.restrict_occupancy()
+        # Only a grid in the world frame is cropped: the box of a warp is fixed.
+        crop = stage.crop and self.warp is None
+        if crop:
+            self.occupied_fraction(stage.step)  # raises if no occupied cell is left to crop to
+        self.resize(stage.resolution, self.occupancy.bounds() if crop else None)
+        if crop:
+            self.restrict_occupancy()
+        self.setup.optimizer.attach()
+
+    def resize(self, resolution: int, box: Tensor | None = None) -> None:
+        """Adds detail and resizes the grid, with the optimizer's state.
 
         Args:
             resolution: Cube root of the number of voxels.
-            box: (2, 3) a smaller box to which the grid is refitted first, or None.
-            shown: As for :meth:`ModelConfig.add_detail`.
-            optimizer: The grid's optimizer.
+            box: (2, 3) a smaller box to which the grid is cropped first, or None.
         """
-        if isinstance(self.grid, Gridless):
-            self.grid.resize(resolution)
-            return
-        self.config.add_detail(self.field, resolution, shown, self.occupancy.aabb, optimizer)
-        self.config.enter_stage(self.field, resolution, box, optimizer)
+        self.add_detail(resolution)
+        self.resolution = resolution
+        self.grid.resize(resolution, self.setup.optimizer.grid, aabb=box)
 
-    def adopt_resolution(self, resolution: int) -> None:
-        """Sets the resolution that a loaded state had; a grid has its own in its state already.
+    def add_detail(self, resolution: int) -> None:
+        """Allocates detail where the training images show something; by default nothing.
 
         Args:
-            resolution: Cube root of the number of voxels.
+            resolution: Resolution of the stage that begins, the cube root of the number of voxels.
         """
-        if isinstance(self.grid, Gridless):
-            self.grid.resize(resolution)
+
+    def count_shown(self, shape: Sequence[int]) -> Tensor:
+        """Counts the visible samples of the training images in each cell; expensive.
+
+        Args:
+            shape: Number of cells X, Y, Z of the occupancy grid's box.
+
+        Returns:
+            (X, Y, Z) int32.
+        """
+        cameras, settings = self.setup.cameras, self.settings
+        settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
+        every = max(1, min(cameras.width, cameras.height) // _PIXELS_LOOKED_AT)
+        with self.autocast():
+            return count_visible_samples(self.field, self.occupancy, settings, cameras, shape, every=every)
+
+    def restrict_occupancy(self) -> None:
+        """Excludes the cells of the present box that the training images show as transparent or do not show.
+
+        Raises:
+            EmptyFieldError: The images show nothing in the box.
+        """
+        setup, warp, aabb = self.setup, self.warp, self.grid.aabb
+        x, y, z = self.occupancy.occupied.shape
+        if warp is not None:
+            # A visual hull needs transparent pixels, which photographs of surroundings do not have.
+            allowed = warp.cells_in_use((x, y, z), aabb.device)
+            if setup.reliable_poses:
+                allowed &= cells_with_views(warp, setup.cameras, aabb, (x, y, z))
+        elif setup.alpha is None:
+            allowed = torch.ones_like(self.occupancy.occupied)
+        else:
+            allowed = visual_hull(setup.alpha, setup.cameras, aabb, (x, y, z))
+        self.occupancy.restrict(allowed, aabb)
+        if warp is None and setup.alpha is not None and not bool(self.occupancy.occupied.any()):
+            raise EmptyFieldError(
+                f"the training images show nothing inside {aabb.tolist()}: check scene.aabb and that the poses are "
+                "camera to world in OpenGL axes"
+            )
+
+    @torch.no_grad()
+    def refresh_occupancy(self) -> None:
+        """Updates the occupied cells from the field.
+
+        If the densities at the vertices bound the density of the field, only the vertices are evaluated; otherwise
+        random points are.
+        """
+        step, threshold = self.settings.step, self.setup.occupancy.threshold
+        with self.autocast():
+            bounds = getattr(self.field, "vertex_density", None)  # which a field without a grid need not have
+            density = None if bounds is None else bounds()
+            if density is None:
+                self.occupancy.update_from_samples(density_at_samples(self.field), step, threshold)
+            else:
+                self.occupancy.update_from_vertices(density, self.grid.aabb, step, threshold)
+
+    def occupied_fraction(self, step: int) -> float:
+        """Returns the fraction of cells that are occupied; synchronises with the device.
+
+        Args:
+            step: Number of steps done, for the message.
+
+        Raises:
+            EmptyFieldError: No cell is occupied.
+        """
+        fraction = self.occupancy.fraction()
+        if fraction == 0:
+            raise EmptyFieldError(
+                f"step {step}: the field has become empty everywhere. Lower trainer.occupancy.threshold or "
+                "optimizer.grid_lr, raise model.density.initial, or check that scene.aabb contains the scene"
+            )
+        return fraction
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns the weighted terms on rendered rays, see :mod:`voxelfield.models.losses`."""
+        return rendering_terms(self.setup.loss, outputs, batch)
+
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Returns all parameters of the field; those outside of the grid and of :meth:`param_groups` are its network's.
+
+        The session optimises the grid's with ``optimizer.grid_lr`` and the network's with ``optimizer.network_lr``.
+        """
+        return list(self.field.parameters())
+
+    def count_features(self, finest: int) -> int:
+        """Returns the number of grid elements at the finest resolution of training.
+
+        Args:
+            finest: The finest resolution, the cube root of the number of voxels.
+        """
+        return sum(level.numel() for level in self.grid.levels)
+
+    def count_sparse_features(self) -> int:
+        """Returns how many of the elements that :meth:`count_features` counts are in sparse levels; 0 by default."""
+        return 0
+
+    def estimate_memory(
+        self, finest: int, *, rays: int, candidates: int, visible: int, copies: torch.dtype, averaged: bool
+    ) -> MemoryEstimate:
+        """Estimates the peak memory use of training steps, without the images: accurate up to allocator overhead.
+
+        The model may be on the device ``meta``.
+
+        Args:
+            finest: The finest resolution, the cube root of the number of voxels.
+            rays: Largest number of rays per step.
+            candidates: Number of samples per step, visible or not, for which memory is allocated.
+            visible: Number of visible samples per step.
+            copies: Dtype of the grids' working copies.
+            averaged: Whether the weights are averaged.
+        """
+        values, width, channels = self.count_features(finest), copies.itemsize, self.grid.channels
+        if copies == torch.float16 and getattr(self.field, "pyramid_density", lambda: None)() is not None:
+            marched = rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible stores per ray
+        else:
+            marched = candidates * (_PACKED_SAMPLE + width * (channels + 16))
+        estimate = MemoryEstimate(
+            parameters=_FLOAT * values,
+            gradients=_FLOAT * values,
+            optimizer=2 * _FLOAT * values,
+            copies=0 if copies == torch.float32 else width * values,
+            average=_FLOAT * values if averaged else 0,
+            images=0,
+            samples=marched + visible * (_PACKED_SAMPLE + width * (2 * channels + _DECODED_SAMPLE)),
+        )
+        return replace(estimate, sparse=estimate.grids * self.count_sparse_features() // max(values, 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of the field and of the occupied cells."""
+        """Returns the states of the field and of the occupied cells; a subclass may add entries of its own."""
         return {"field": self.field.state_dict(), "occupancy": self.occupancy.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads a state that :meth:`state_dict` returned, among other entries."""
+        """Loads a state from the entries of a checkpoint, among which are those of :meth:`state_dict`."""
         self.field.load_state_dict(state["field"])
         self.occupancy.load_state_dict(state["occupancy"])

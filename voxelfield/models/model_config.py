@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from voxelfield.fields.field import RadianceField, density_at_samples
+from voxelfield.fields.field import RadianceField
 from voxelfield.models import registry
-from voxelfield.models.gridless import grid_of
-from voxelfield.rendering.backends.backend import ImageBackend
+from voxelfield.models.model import Model
+from voxelfield.models.settings import Sampling
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.warps.choice import CaptureFacts, WarpConfig, choose_warp
 from voxelfield.warps.warp import Warp
@@ -20,11 +20,12 @@ from voxelfield.warps.warp import Warp
 
 @dataclass
 class ModelConfig:
-    """One kind of field: its settings, its construction, and the parts of training that are specific to it.
+    """The settings of one kind of model, and its construction.
 
     A subclass is a dataclass whose fields are the keys of ``model`` in the configuration; their annotations define the
     valid values (:func:`voxelfield.config.parsing.parse`). It must define :meth:`build`. The other methods have
-    defaults that work for every field and assume nothing about a decoder beyond its documented attributes.
+    defaults that work for every field and assume nothing about a decoder beyond its documented attributes. How a model
+    is trained is defined by the methods of :class:`voxelfield.Model`, of which :meth:`build_model` returns one.
 
     To make a model of another package available as ``model=NAME``, declare it there as an entry point::
 
@@ -33,17 +34,9 @@ class ModelConfig:
 
     Attributes:
         kind: The model's name; a subclass gives it a ``Literal`` type and a default.
-        grid_terms: The loss terms on the grid itself that this kind supports, of ``tv_density`` and ``tv_color``.
-        image_backends: Subclasses of :class:`voxelfield.rendering.backends.backend.ImageBackend` that may render images
-            of this kind faster than the general path, in the order in which they are tried
-            (:func:`voxelfield.rendering.renderer.fastest_backend`). Empty by default, because a subclass of a field or
-            decoder may compute something other than the specialised kernel does.
     """
 
     kind: str
-
-    grid_terms: ClassVar[tuple[str, ...]] = ()
-    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = ()
 
     @classmethod
     def choose(cls, values: Any, name: str) -> type[ModelConfig]:
@@ -122,82 +115,12 @@ class ModelConfig:
         """
         raise NotImplementedError(f"{type(self).__name__} must define build")
 
-    def enter_stage(
-        self, field: RadianceField, resolution: int, aabb: Tensor | None, optimizer: torch.optim.Optimizer | None
-    ) -> None:
-        """Resizes the field to a stage's resolution, together with the optimizer's state.
-
-        Args:
-            field: The field that :meth:`build` returned.
-            resolution: Cube root of the number of voxels.
-            aabb: (2, 3) a smaller box to which the field is refitted first, world units, or None.
-            optimizer: The grids' optimizer.
-        """
-        field.grid.resize(resolution, optimizer, aabb=aabb)
-
-    def add_detail(
-        self,
-        field: RadianceField,
-        resolution: int,
-        shown: Callable[[Sequence[int]], Tensor],
-        aabb: Tensor,
-        optimizer: torch.optim.Optimizer | None,
-    ) -> None:
-        """Allocates detail where the training images show something; called before :meth:`enter_stage`.
-
-        Does nothing by default.
-
-        Args:
-            field: The field that :meth:`build` returned.
-            resolution: Resolution of the stage, the cube root of the number of voxels.
-            shown: Takes numbers of cells X, Y, Z and returns an integer tensor (X, Y, Z): how much of the training
-                images each cell shows. Expensive to call.
-            aabb: (2, 3) the box that is divided into these cells, in the grid's frame.
-            optimizer: The grids' optimizer.
-        """
-
-    def refresh_occupancy(self, field: RadianceField, occupancy: OccupancyGrid, step: float, threshold: float) -> None:
-        """Updates the occupancy grid.
-
-        If the densities at the vertices bound the density of the field, only the vertices are evaluated; otherwise
-        random points are.
+    def build_model(self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling) -> Model:
+        """Returns the model around a field that :meth:`build` returned; by default a :class:`voxelfield.Model`.
 
         Args:
             field: The field.
-            occupancy: The occupancy grid to update, on the field's device.
-            step: Distance between samples along rays, in the grid's frame.
-            threshold: Opacity of a single sample above which a cell counts as occupied.
+            occupancy: The cells in which it has matter, on the same device.
+            sampling: How its rays are sampled.
         """
-        bounds = getattr(field, "vertex_density", None)  # which a field without a grid need not have
-        density = None if bounds is None else bounds()
-        if density is None:
-            occupancy.update_from_samples(density_at_samples(field), step, threshold)
-        else:
-            occupancy.update_from_vertices(density, field.grid.aabb, step, threshold)
-
-    def grid_losses(self, field: RadianceField, weights: Mapping[str, float]) -> dict[str, Tensor]:
-        """Returns the loss terms on the grid itself, each a scalar tensor already multiplied by its weight.
-
-        Args:
-            field: The field.
-            weights: Positive weights of some of :attr:`grid_terms`, by name.
-        """
-        return {}
-
-    def count_features(self, field: RadianceField, finest: int) -> int:
-        """Returns the number of grid elements at the finest resolution of training.
-
-        Args:
-            field: The field that :meth:`build` returned.
-            finest: The finest resolution, the cube root of the number of voxels.
-        """
-        grid = grid_of(field)
-        return 0 if grid is None else sum(level.numel() for level in grid.levels)
-
-    def count_sparse_features(self, field: RadianceField) -> int:
-        """Returns how many of the elements that :meth:`count_features` counts are in sparse levels; 0 by default.
-
-        Args:
-            field: The field that :meth:`build` returned.
-        """
-        return 0
+        return Model(field, occupancy, sampling)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
@@ -24,11 +24,13 @@ from voxelfield.models.levels import (
     FusedWidth,
     built_levels,
     check_levels,
-    initial_ranges,
 )
+from voxelfield.models.model import Model
 from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.settings import Sampling
 from voxelfield.rendering.backends.backend import ImageBackend
 from voxelfield.rendering.backends.pyramid_images import PyramidImages
+from voxelfield.rendering.occupancy import OccupancyGrid
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +69,6 @@ class PyramidConfig(ModelConfig):
         density: Settings of the activation that maps the density network's first output to density.
     """
 
-    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (PyramidImages,)
-
     kind: Literal["pyramid"] = "pyramid"
     resolutions: list[Resolution] = field(default_factory=lambda: [16, 32, 64, 128, 256, 400])
     sparse_resolutions: list[Resolution] = field(default_factory=list)
@@ -93,7 +93,7 @@ class PyramidConfig(ModelConfig):
     def check_resolution(self, finest: int, name: str) -> None:
         """See :class:`ModelConfig`."""
         dense = check_levels(self.resolutions, finest, name)
-        sparse = self._sparse_levels(finest)
+        sparse = self.sparse_levels(finest)
         if sparse != sorted(set(sparse)) or any(level <= dense[-1] for level in sparse):
             raise ValueError(
                 f"{name}.sparse_resolutions must rise from above the finest of {name}.resolutions, {dense[-1]}, got "
@@ -107,7 +107,7 @@ class PyramidConfig(ModelConfig):
 
     def check_camera_refinement(self, finest: int, name: str) -> None:
         """See :class:`ModelConfig`."""
-        if self._sparse_levels(finest):
+        if self.sparse_levels(finest):
             raise ValueError(
                 f"{name}.sparse_resolutions must be [] where cameras are refined, because sparse levels have no "
                 f"gradient with respect to positions, got {self.sparse_resolutions}"
@@ -120,50 +120,68 @@ class PyramidConfig(ModelConfig):
             levels,
             self.channels,
             aabb,
-            init_range=initial_ranges(self.init_range, levels),
-            sparse_resolutions=self._sparse_levels(max(resolutions)),
+            init_range=[self.init_range] + [0.0] * (len(levels) - 1),
+            sparse_resolutions=self.sparse_levels(max(resolutions)),
             device=device,
         )
         density = ExponentialDensity(self.density.initial)
         decoder = FusedMLPDecoder(pyramid.channels, self.width, self.geometry, self.hidden, self.view_degree, density)
         return RadianceField(pyramid, decoder).to(device)
 
-    def add_detail(
-        self,
-        field: RadianceField,
-        resolution: int,
-        shown: Callable[[Sequence[int]], Tensor],
-        aabb: Tensor,
-        optimizer: torch.optim.Optimizer | None,
+    def build_model(self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling) -> PyramidModel:
+        """See :class:`ModelConfig`."""
+        return PyramidModel(field, occupancy, sampling, self)
+
+    def sparse_levels(self, finest: int) -> list[int]:
+        """Returns the sparse levels up to a resolution."""
+        return [level for level in self.sparse_resolutions if level <= finest]
+
+
+class PyramidModel(Model):
+    """A model of a pyramid, whose sparse levels get blocks during training.
+
+    Args:
+        field: As for :class:`Model`.
+        occupancy: As for :class:`Model`.
+        sampling: As for :class:`Model`.
+        config: The settings that built the field.
+    """
+
+    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (PyramidImages,)
+
+    def __init__(
+        self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling, config: PyramidConfig
     ) -> None:
-        """See :class:`ModelConfig`. Allocates blocks of the sparse levels."""
-        assert isinstance(field.grid, VoxelPyramid)
-        levels = self._sparse_levels(resolution)
+        super().__init__(field, occupancy, sampling)
+        self.config = config
+
+    def add_detail(self, resolution: int) -> None:
+        """Allocates blocks of the sparse levels."""
+        grid, limit = self.grid, self.config.max_blocks
+        assert isinstance(grid, VoxelPyramid)
+        levels = self.config.sparse_levels(resolution)
         if not levels:
             return
         # The cells are those of the finest blocks, so that of these none is allocated for what its neighbour shows.
-        finest = field.grid.sparse_grids[len(levels) - 1]
-        cells = shown(finest.exists.shape)
-        wanted = field.grid.allocate(resolution, cells, aabb, optimizer, max_blocks=self.max_blocks)
-        limits = field.grid.block_limits(self.max_blocks)
+        cells = self.count_shown(grid.sparse_grids[len(levels) - 1].exists.shape)
+        wanted = grid.allocate(resolution, cells, self.occupancy.aabb, self.setup.optimizer.grid, max_blocks=limit)
+        limits = grid.block_limits(limit)
         for level, count in wanted.items():
             logger.info("level %d: %d blocks", level, min(count, limits[level]))
             if count > limits[level]:
                 logger.warning(
                     "level %d would have %d blocks: detail is left out beyond %d; raise model.max_blocks from %d",
-                    *(level, count, limits[level], self.max_blocks),
+                    *(level, count, limits[level], limit),
                 )
 
-    def count_features(self, field: RadianceField, finest: int) -> int:
-        """See :class:`ModelConfig`. Sparse levels count with the largest number of blocks that they may have."""
-        assert isinstance(field.grid, VoxelPyramid)
-        dense = sum(grid.features.numel() for grid in field.grid.grids)
-        return dense + self.count_sparse_features(field)
+    def count_features(self, finest: int) -> int:
+        """Returns the number of grid elements; sparse levels count with the largest number of blocks they may have."""
+        grid = self.grid
+        assert isinstance(grid, VoxelPyramid)
+        return sum(level.features.numel() for level in grid.grids) + self.count_sparse_features()
 
-    def count_sparse_features(self, field: RadianceField) -> int:
-        """See :class:`ModelConfig`."""
-        assert isinstance(field.grid, VoxelPyramid)
-        return sum(field.grid.block_limits(self.max_blocks).values()) * BLOCK_VERTICES**3 * self.channels
-
-    def _sparse_levels(self, finest: int) -> list[int]:
-        return [level for level in self.sparse_resolutions if level <= finest]
+    def count_sparse_features(self) -> int:
+        """Returns the number of elements of the largest number of blocks that the sparse levels may have."""
+        grid = self.grid
+        assert isinstance(grid, VoxelPyramid)
+        return sum(grid.block_limits(self.config.max_blocks).values()) * BLOCK_VERTICES**3 * self.config.channels

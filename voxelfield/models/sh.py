@@ -1,4 +1,4 @@
-"""Grids from coarse to fine whose sum holds density and SH colour coefficients, no network: ``model=sh``."""
+"""Grids from coarse to fine whose sum is density and SH colour coefficients, no network: ``model=sh``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,20 @@ from voxelfield.fields.decoders import SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
-from voxelfield.models.levels import Degree, built_levels, check_levels, initial_ranges
+from voxelfield.models.dense import SoftplusDensityConfig
+from voxelfield.models.levels import Degree, built_levels, check_levels
+from voxelfield.models.model import Model
 from voxelfield.models.model_config import ModelConfig
-from voxelfield.models.softplus import SoftplusDensityConfig
+from voxelfield.models.settings import Sampling
 from voxelfield.rendering.backends.backend import ImageBackend
 from voxelfield.rendering.backends.grid_images import GridImages
+from voxelfield.rendering.occupancy import OccupancyGrid
+
+
+class SHModel(Model):
+    """A model whose images a single kernel renders."""
+
+    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (GridImages,)
 
 
 @dataclass
@@ -44,8 +53,6 @@ class SHConfig(ModelConfig):
         density: Settings of the activation that maps the first channel to density.
     """
 
-    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (GridImages,)
-
     kind: Literal["sh"] = "sh"
     resolutions: list[Resolution] = field(default_factory=lambda: [40, 80, 160, 320])
     degree: Degree = 2
@@ -68,7 +75,11 @@ class SHConfig(ModelConfig):
             decoder.channels,
             aabb,
             reduce="sum",
-            init_range=initial_ranges(self.init_range, levels),
+            init_range=[self.init_range] + [0.0] * (len(levels) - 1),
             device=device,
         )
         return RadianceField(pyramid, decoder).to(device)
+
+    def build_model(self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling) -> SHModel:
+        """See :class:`ModelConfig`."""
+        return SHModel(field, occupancy, sampling)

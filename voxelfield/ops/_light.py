@@ -414,15 +414,8 @@ def _register() -> None:
         return density.new_empty(density.shape)
 
     @torch.library.register_fake("voxelfield::ray_light_backward")
-    def _(
-        grad: Tensor,
-        density: Tensor,
-        dt: MaybeTensor,
-        ray_offsets: Tensor,
-        min_transmittance: float,
-        transmittance: bool,
-        of_lengths: bool,
-    ) -> Tensor:
+    def _(grad: Tensor, density: Tensor, *rest: Any) -> Tensor:
+        of_lengths = rest[-1]
         return density.new_empty((2, *density.shape) if of_lengths else density.shape)
 
     @torch.library.register_fake("voxelfield::composite")
@@ -448,19 +441,8 @@ def _register() -> None:
         )
 
     @torch.library.register_fake("voxelfield::composite_backward")
-    def _(
-        grad_rgb: MaybeTensor,
-        grad_opacity: MaybeTensor,
-        grad_depth_sum: MaybeTensor,
-        grad_weights: MaybeTensor,
-        grad_distortion: MaybeTensor,
-        density: Tensor,
-        rgb: Tensor,
-        t: Tensor,
-        dt: MaybeTensor,
-        *rest: Any,
-    ) -> tuple[Tensor, Tensor]:
-        *_, of_distances = rest
+    def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+        density, rgb, _, dt, *_, of_distances = arguments[5:]
         rows = (2 if dt is None else 3,) if of_distances else ()
         return density.new_empty(*rows, *density.shape), rgb.new_empty(rgb.shape)
 

@@ -113,13 +113,12 @@ def _register() -> None:
         check_same_device("points", points, "feats", feats)
         return feats.new_empty(points.shape[0], feats.shape[2])
 
-    @torch.library.register_fake("voxelfield::splat_cells")
-    def _(values: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
-        return values.new_empty(values.shape[0], 8, values.shape[1])
-
-    @torch.library.register_fake("voxelfield::point_gradient_cells")
-    def _(values: Tensor, feats: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
-        return points.new_empty(points.shape)
+    torch.library.register_fake(
+        "voxelfield::splat_cells", lambda values, *_: values.new_empty(values.shape[0], 8, values.shape[1])
+    )
+    torch.library.register_fake(
+        "voxelfield::point_gradient_cells", lambda values, feats, points, _: points.new_empty(points.shape)
+    )
 
     def interpolate(feats: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
         interpolated: Tensor = Gather.apply(feats, points, direction, _STENCIL)

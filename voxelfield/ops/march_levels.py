@@ -174,5 +174,5 @@ def _register() -> None:
 
     @torch.library.register_fake("voxelfield::place_level_intervals")
     def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *_, samples = walk
+        samples = walk[-1]
         return near.new_empty(samples), near.new_empty(samples), near.new_empty(samples, dtype=torch.int64)

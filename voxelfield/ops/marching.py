@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -136,40 +136,15 @@ def _register() -> None:
         return occupied.new_empty([-(-cells // _constants.BRICK_CELLS) for cells in occupied.shape], dtype=torch.int64)
 
     @torch.library.register_fake("voxelfield::count_ray_samples")
-    def _(
-        origins: Tensor,
-        directions: Tensor,
-        near: Tensor,
-        far: Tensor,
-        offset: Tensor,
-        occupied: Tensor,
-        resolution: list[int],
-        aabb_occupancy: Tensor,
-        step: float,
-        segments_per_ray: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        segments = origins.shape[0] * segments_per_ray
+    def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        rays, segments_per_ray = origins.shape[0], rest[-1]
+        segments = rays * segments_per_ray
         return (
             origins.new_empty(segments, dtype=torch.int32),
             origins.new_empty(_constants.STEP_RANGES, segments, 2, dtype=torch.int32),
-            origins.new_empty(parts_of(origins.shape[0], segments_per_ray), dtype=torch.int64),
+            origins.new_empty(parts_of(rays, segments_per_ray), dtype=torch.int64),
         )
 
-    @torch.library.register_fake("voxelfield::place_ray_samples")
-    def _(
-        origins: Tensor,
-        directions: Tensor,
-        near: Tensor,
-        far: Tensor,
-        offset: Tensor,
-        occupied: Tensor,
-        resolution: list[int],
-        aabb_occupancy: Tensor,
-        step: float,
-        segments_per_ray: int,
-        counts: Tensor,
-        step_ranges: Tensor,
-        sums: Tensor,
-        capacity: int,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return empty_samples(origins, origins.shape[0], capacity)
+    torch.library.register_fake(
+        "voxelfield::place_ray_samples", lambda origins, *rest: empty_samples(origins, origins.shape[0], rest[-1])
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -81,9 +83,7 @@ def select_samples(
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::count_visible_samples")
-    def _(
-        density: Tensor, dt: Tensor, ray_offsets: Tensor, min_transmittance: float, min_weight: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _(density: Tensor, dt: Tensor, ray_offsets: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
         rays = ray_offsets.shape[0] - 1
         return (
             density.new_empty(density.shape, dtype=torch.int32),
@@ -92,14 +92,5 @@ def _register() -> None:
         )
 
     @torch.library.register_fake("voxelfield::pack_visible_samples")
-    def _(
-        positions: Tensor,
-        t: Tensor,
-        dt: Tensor,
-        ray_offsets: Tensor,
-        kept: Tensor,
-        counts: Tensor,
-        sums: Tensor,
-        capacity: int,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return empty_samples(t, ray_offsets.shape[0] - 1, capacity)
+    def _(positions: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        return empty_samples(t, ray_offsets.shape[0] - 1, rest[-1])

@@ -339,7 +339,7 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
 
     Args:
         cameras: Cameras that define the circle: their mean distance from ``target`` and mean elevation above it. The
-            first camera's image size and intrinsics are kept. A lens is not: the new cameras are pinhole cameras.
+            new cameras are pinhole cameras with the first camera's image size and intrinsics.
         target: (3,) point to look at, world frame.
         frames: Number of cameras; the last one is one step before the first.
 

@@ -17,22 +17,22 @@ def composite_background(rgba: torch.Tensor, background: torch.Tensor) -> torch.
 
     Returns:
         (..., 3) float32 in [0, 1] on the device of ``rgba``.
-
-    Raises:
-        TypeError: ``rgba`` is not uint8 or ``background`` is not floating point.
-        ValueError: A shape is wrong.
     """
-    if rgba.dtype != torch.uint8:
-        raise TypeError(f"rgba must be uint8, got {rgba.dtype}")
-    if rgba.ndim < 1 or rgba.shape[-1] != 4:
-        raise ValueError(f"rgba must have shape (..., 4), got {tuple(rgba.shape)}")
-    if not background.is_floating_point():
-        raise TypeError(f"background must be floating point, got {background.dtype}")
-    if background.shape != (3,):
-        raise ValueError(f"background must have shape (3,), got {tuple(background.shape)}")
     scaled = rgba.to(torch.float32) / 255
-    # lerp is exact at both ends: opaque pixels keep their colour, and transparent ones equal the background exactly.
+    # lerp is exact at both ends: opaque pixels do not change, and transparent ones equal the background exactly.
     return torch.lerp(background.to(scaled), scaled[..., :3], scaled[..., 3:])
+
+
+def linear_light(colors: torch.Tensor) -> torch.Tensor:
+    """Decodes sRGB colours to linear light (IEC 61966-2-1).
+
+    Args:
+        colors: (...) floating point in [0, 1].
+
+    Returns:
+        (...) in [0, 1], same dtype and device.
+    """
+    return torch.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
 
 
 # Coefficients of ascending powers of the value; one row each for red, green and blue.

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.fields.field import Field, density_at_samples, warp_of
-from voxelfield.fields.pyramid_density import PyramidDensity
+from voxelfield.fields.field import Field, PyramidDensity, density_at_samples, warp_of
 from voxelfield.ops._internal.march_pieces import march_through
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
@@ -19,14 +18,10 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.warps.warp import Warp
 
-# Unused rows of a fixed capacity are spread over this many positions, with this many consecutive rows at each. If all
-# were at one position, the atomic additions of their zero gradients to a grid would be serialised on a GPU; if each had
-# its own position, each would cause its own memory accesses.
-_UNUSED_PLACES = 4096
-_ROWS_AT_A_PLACE = 32
-# The positive root of x^4 = x + 1; its inverse powers distribute points evenly in three dimensions (Roberts 2018, "The
-# unreasonable effectiveness of quasirandom sequences").
-_EVEN_SPREAD = 1.22074408460575947
+# Number of consecutive unused rows of a fixed capacity that share a random position. At a single position, the atomic
+# additions of their zero gradients to a grid would be serialised on a GPU; at as many positions as rows, each row would
+# cause its own memory accesses.
+_ROWS_PER_POSITION = 32
 
 # In the first steps of training, fog fills space and about half this many samples of a ray are visible; later, a few.
 MAX_VISIBLE_PER_RAY = 256
@@ -159,26 +154,27 @@ def visible_samples(
 
     A field with a :meth:`RadianceField.pyramid_density` is marched by a single kernel, which stops a ray once its
     transmittance is too low; samples behind that point are neither placed nor counted. For other fields, marching,
-    evaluation and selection are separate steps. Both give the same samples, except that the kernel keeps only the first
-    ``MAX_VISIBLE_PER_RAY`` visible samples of a ray.
+    evaluation and selection are separate steps. Both give the same samples, except that the kernel returns at most
+    the first ``MAX_VISIBLE_PER_RAY`` visible samples of a ray.
 
     Args:
         field: The field that provides the densities.
         rays: R rays.
         occupancy: The occupied cells.
-        settings: Sampling settings; with ``min_weight`` 0 and no ``capacity``, all samples are kept.
+        settings: Sampling settings; with ``min_weight`` 0 and no ``capacity``, all samples are returned.
         jitter: As for :func:`march`.
         capacity: Fixed numbers of samples, or None for as many as needed.
 
     Returns:
-        The samples, in warped coordinates if it has one, and their number before invisible ones were
-        dropped, () int64, or None if it is not known.
+        The samples, in warped coordinates, and their number before invisible ones were dropped, () int64, or None if it
+        is not known.
     """
     warp = warp_of(field)
     if settings.min_weight <= 0 and capacity is None:
         packed = march(rays, occupancy, settings.step, jitter, warp=warp)
         return packed, packed.ray_offsets[-1]
-    density = _pyramid_density(field)
+    read_density = getattr(field, "pyramid_density", None)
+    density: PyramidDensity | None = None if read_density is None else read_density()
     if density is not None:
         packed = march_visible(
             *_mapped(rays, warp),
@@ -224,21 +220,11 @@ def _cuts(warp: Warp | None) -> list[float]:
     return [] if warp is None else warp.op_arguments
 
 
-def _pyramid_density(field: Field) -> PyramidDensity | None:
-    """Returns the density in the form that a single kernel marches through, if the field has one."""
-    in_that_form = getattr(field, "pyramid_density", None)
-    found: PyramidDensity | None = None if in_that_form is None else in_that_form()
-    return found
-
-
 def _without_nan(samples: ops.PackedSamples, aabb: Tensor) -> ops.PackedSamples:
     """Spreads the unused rows over the box (2, 3), without synchronising with the device."""
     positions = samples.positions
     rows = positions.shape[0]
-    groups = -(-rows // _ROWS_AT_A_PLACE)
-    place = torch.arange(min(groups, _UNUSED_PLACES), dtype=positions.dtype, device=positions.device)
-    axis = torch.arange(1, 4, dtype=positions.dtype, device=positions.device)
-    fractions = torch.frac((place[:, None] + 0.5) * _EVEN_SPREAD**-axis)
-    inside = torch.lerp(aabb[0], aabb[1], fractions).repeat(-(-groups // _UNUSED_PLACES), 1)[:groups]
-    spread = inside[:, None].expand(-1, _ROWS_AT_A_PLACE, -1).reshape(-1, 3)[:rows]
+    random = torch.rand(-(-rows // _ROWS_PER_POSITION), 3, dtype=positions.dtype, device=positions.device)
+    inside = torch.lerp(aabb[0], aabb[1], random)
+    spread = inside[:, None].expand(-1, _ROWS_PER_POSITION, -1).reshape(-1, 3)[:rows]
     return samples._replace(positions=torch.where(positions.isnan(), spread, positions))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from voxelfield import ops
-from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
+from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.ops._autograd import traces_ops
 from voxelfield.ops._checks import check_dtype, check_result, check_same_device, check_tensor
 from voxelfield.ops._errors import shown
@@ -27,7 +27,8 @@ class OccupancyGrid(nn.Module):
     Attributes:
         occupied: Buffer (X, Y, Z) bool. May be changed in place: :attr:`bits` detects changes.
         allowed: Buffer (X, Y, Z) bool, the cells that may become occupied; see :meth:`restrict`.
-        highest: Buffer (X, Y, Z) float32, the decayed maximum densities of :meth:`update_from_samples`, per world unit.
+        density_ema_max: Buffer (X, Y, Z) float32, the decayed maximum densities of :meth:`update_from_samples`, per
+            world unit.
         aabb: Buffer (2, 3) float32.
 
     Raises:
@@ -36,7 +37,7 @@ class OccupancyGrid(nn.Module):
 
     occupied: Tensor
     allowed: Tensor
-    highest: Tensor
+    density_ema_max: Tensor
     aabb: Tensor
 
     def __init__(self, resolution: int | Sequence[int], aabb: Tensor | Sequence[Sequence[float]]) -> None:
@@ -53,7 +54,7 @@ class OccupancyGrid(nn.Module):
         self.register_buffer("density_ema_max", torch.empty(shape))
         self.register_buffer("aabb", torch.empty(2, 3))
         self.reset_parameters()
-        self._cells: Tensor | None = None  # indices (N, 3) of the possible cells, computed on first use
+        self._cells: Tensor | None = None  # indices (N, 3) of the allowed cells, computed on first use
         self._bits = _Derived(_packed_words)
         self._empty_distance = _Derived(empty_distance)
 
@@ -94,7 +95,7 @@ class OccupancyGrid(nn.Module):
         """Excludes cells permanently and resets the others: all of them count as occupied until the next update.
 
         Args:
-            allowed: (X, Y, Z) bool of this grid's resolution: the cells to keep, such as a visual hull.
+            allowed: (X, Y, Z) bool of this grid's resolution: the cells to allow, such as a visual hull.
             aabb: (2, 3) the box of these cells, world units; becomes this grid's box.
 
         Raises:
@@ -131,8 +132,8 @@ class OccupancyGrid(nn.Module):
         # Maximum over the vertices of each field cell, then over the field cells that each cell of this grid overlaps.
         kernel = [min(2, size) for size in density.shape]
         cells = F.max_pool3d(density[None, None], kernel, stride=1)
-        highest = F.adaptive_max_pool3d(cells, tuple(self.occupied.shape))[0, 0]
-        self._occupy(_reaches(highest, step, threshold) & self.allowed, aabb)
+        maximum = F.adaptive_max_pool3d(cells, tuple(self.occupied.shape))[0, 0]
+        self._occupy(_reaches(maximum, step, threshold) & self.allowed, aabb)
 
     @torch.no_grad()
     def update_from_samples(
@@ -142,16 +143,12 @@ class OccupancyGrid(nn.Module):
         threshold: float,
         decay: float = 0.95,
         chunk: int = 1 << 20,
-        cells: int | None = None,
     ) -> None:
         """Marks the cells in which a field of any kind was observed to reach an opacity.
 
-        The field is evaluated at one random point of each possible cell, or of some of them; a cell's density is the
-        highest value observed there, decayed at each call (Mueller et al. 2022, appendix E.2). Does not synchronise
-        with the device, except in the first call after :meth:`restrict`.
-
-        That appendix evaluates every cell in the first 256 steps of training. Later, it draws half of ``cells`` from
-        all cells and half from the occupied ones, as nerfacc does with half as many as there are cells.
+        The field is evaluated at one random point of each allowed cell; a cell's density is the highest value observed
+        there, decayed at each call (Mueller et al. 2022, appendix E.2). Does not synchronise with the device, except in
+        the first call after :meth:`restrict`.
 
         Args:
             density: Maps world positions (M, 3) to densities (M,), per world unit, as float32, float16 or bfloat16.
@@ -159,51 +156,30 @@ class OccupancyGrid(nn.Module):
             threshold: Opacity :math:`1 - e^{-density * step}` of one sample, above which a cell counts as occupied.
             decay: Factor applied to the earlier densities, in [0, 1].
             chunk: Number of cells per evaluation, to bound memory.
-            cells: Number of possible cells to draw, with replacement: the first half of them, rounded up, uniformly,
-                and the others from the occupied ones, if there are any. None evaluates each possible cell once.
 
         Raises:
             TypeError: ``density`` does not return a tensor of such a dtype.
-            ValueError: ``threshold`` is outside (0, 1), ``decay`` outside [0, 1], or ``chunk`` or ``cells`` below 1, or
-                ``density`` returns a tensor of another shape or device.
+            ValueError: ``threshold`` is outside (0, 1), ``decay`` outside [0, 1], or ``chunk`` below 1, or ``density``
+                returns a tensor of another shape or device.
         """
         _check_threshold(threshold)
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must lie in [0, 1], got {decay}")
-        for name, count in (("chunk", chunk), ("cells", cells)):
-            if count is not None and count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}")
+        if chunk < 1:
+            raise ValueError(f"chunk must be at least 1, got {chunk}")
         if self._cells is None:
             self._cells = self.allowed.nonzero()
         extent = self.aabb[1] - self.aabb[0]
         size = torch.stack([extent[axis] / along for axis, along in enumerate(self.occupied.shape)])
-        # A non-finite density keeps its cell occupied until the next update, but not permanently.
+        # After a non-finite density, a cell is occupied until the next update, but not permanently.
         self.density_ema_max.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).mul_(decay)
-        highest = self.density_ema_max.view(-1)
-        evaluated = self._cells if cells is None else self._draw(cells, self._cells)
-        for part in evaluated.split(chunk):
+        for part in self._cells.split(chunk):
             points = self.aabb[0] + (part + torch.rand(part.shape, device=part.device)) * size
             seen = density(points)
             check_result("density(points)", seen, (points.shape[0],), points)
-            _, y, z = self.occupied.shape
-            index = (part[:, 0] * y + part[:, 1]) * z + part[:, 2]
-            if cells is None:
-                highest[index] = torch.maximum(highest[index], seen.float())
-            else:  # a cell may have been drawn more than once
-                highest.scatter_reduce_(0, index, seen.float(), "amax")
+            cell = part.unbind(-1)
+            self.density_ema_max[cell] = torch.maximum(self.density_ema_max[cell], seen.float())
         self._occupy(_reaches(self.density_ema_max, step, threshold), self.aabb)
-
-    def _draw(self, count: int, allowed: Tensor) -> Tensor:
-        """Draws possible cells, half of them from the occupied ones; returns their indices (count, 3)."""
-        if len(allowed) == 0:
-            return allowed
-        uniform = allowed[torch.randint(len(allowed), (count - count // 2,), device=allowed.device)]
-        # The number of occupied cells is known only on the device.
-        occupied = self.occupied & self.allowed
-        ranks = torch.where(occupied.any(), occupied, self.allowed).view(-1).cumsum(0, dtype=torch.int32)
-        drawn = torch.randint(1 << 62, (count // 2,), device=ranks.device) % ranks[-1]
-        index = torch.searchsorted(ranks, drawn.int(), right=True)
-        return torch.cat((uniform, torch.stack(cell_indices(index, occupied.shape), dim=-1)))
 
     def contains(self, points: Tensor) -> Tensor:
         """Returns which positions lie in an occupied cell.
@@ -249,10 +225,10 @@ class OccupancyGrid(nn.Module):
                 derived.of(self.occupied)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OccupancyGrid:
-        kept = {"aabb": self.aabb, "density_ema_max": self.density_ema_max}
+        before = {"aabb": self.aabb, "density_ema_max": self.density_ema_max}
         super()._apply(fn, recurse)
         self._cells = None
-        for name, buffer in kept.items():
+        for name, buffer in before.items():
             if getattr(self, name).dtype != buffer.dtype:  # .half() must not round the geometry
                 setattr(self, name, buffer.to(self.aabb.device))
         return self

@@ -11,11 +11,15 @@ from torch.nn import functional as F
 
 from voxelfield.ops._checks import check_at_least_one
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.splines import through_poses
+from voxelfield.rendering.rigid import quaternions, rotations
 
 # Length of the mean of unit vectors above which they count as one direction: that of a uniform cone with a half-angle
 # of 60 degrees.
 _SAME_WAY = 0.75
+
+
+# Columns of the quaternion in the interpolated rows: position, unit quaternion, other numbers.
+_TURN = slice(3, 7)
 
 
 def at_size(cameras: Cameras, width: int, height: int) -> Cameras:
@@ -45,8 +49,8 @@ def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
     by Catmull-Rom splines.
 
     Args:
-        cameras: At least one. The image size is kept, or that of the first if they differ. A lens is not: the new
-            cameras are pinhole cameras.
+        cameras: At least one. Images of the path have the size of the first. The new cameras are pinhole cameras, even
+            if these have lenses.
         frames: Number of cameras on the path.
         keys: Largest number of cameras that the path passes through.
 
@@ -69,6 +73,59 @@ def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
     return Cameras(c2w.float(), intrinsics.float(), width, height).to(cameras.c2w.device)
 
 
+def through_poses(c2w: Tensor, numbers: Tensor, frames: int, *, closed: bool = False) -> tuple[Tensor, Tensor]:
+    """Samples a curve that passes through poses, with equal times between consecutive poses.
+
+    Positions, orientations (as quaternions) and numbers follow Catmull-Rom splines (Catmull and Rom 1974).
+
+    Args:
+        c2w: (N, 4, 4) floating point rigid motions, N at least 1, on the CPU.
+        numbers: (N, K) floating point, other quantities to interpolate.
+        frames: Number F of samples on the curve, at least 1. An open curve begins and ends at a pose.
+        closed: Whether the curve returns to its first pose, which is not repeated at the end.
+
+    Returns:
+        (F, 4, 4) rigid motions and (F, K) numbers, float64.
+
+    Raises:
+        ValueError: There are no poses, or ``frames`` is below 1.
+    """
+    if len(c2w) == 0:
+        raise ValueError("c2w must contain at least one pose, got none")
+    check_at_least_one("frames", frames)
+    poses = c2w.double()
+    rows = torch.cat((poses[:, :3, 3], quaternions(poses[:, :3, :3]), numbers.double()), dim=-1)
+    spans = len(poses) if closed else len(poses) - 1
+    stations = torch.arange(frames, dtype=torch.float64) * spans / (frames if closed else max(frames - 1, 1))
+    curve = _catmull_rom(rows, stations, closed=closed)
+    motions = torch.eye(4, dtype=torch.float64).repeat(frames, 1, 1)
+    motions[:, :3, :3] = rotations(F.normalize(curve[:, _TURN], dim=-1))
+    motions[:, :3, 3] = curve[:, :3]
+    return motions, curve[:, 7:]
+
+
+def _catmull_rom(numbers: Tensor, stations: Tensor, *, closed: bool) -> Tensor:
+    """Interpolates rows (N, D) at parameters (F,); whole numbers give the rows themselves."""
+    count = len(numbers)
+    first = stations.floor().long()
+    if not closed:
+        first = first.clamp(0, max(count - 2, 0))
+    t = (stations - first)[:, None]
+    around: list[Tensor] = []
+    for offset in (-1, 0, 1, 2):
+        index = first + offset
+        if not closed:
+            index = index.clamp(0, count - 1)
+        row = numbers[index % count].clone()
+        # Of the two quaternions of an orientation, the one that is closer to that of the previous row.
+        if around:
+            flip = (row[:, _TURN] * around[-1][:, _TURN]).sum(dim=-1) < 0
+            row[flip, _TURN] *= -1
+        around.append(row)
+    a, b, c, d = around
+    return 0.5 * (2 * b + (c - a) * t + (2 * a - 5 * b + 4 * c - d) * t**2 + (3 * b - a - 3 * c + d) * t**3)
+
+
 def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0) -> Cameras:
     """Creates a spiral through forward-facing cameras, as LLFF does for its captures (Mildenhall et al. 2019).
 
@@ -77,8 +134,8 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
     the 90th percentile of the cameras' offsets.
 
     Args:
-        cameras: Cameras that define the spiral. The image size, or that of the first if they differ, and the mean
-            intrinsics for that size are kept. A lens is not.
+        cameras: Cameras that define the spiral. Its images have the size of the first and the mean intrinsics for that
+            size, and no lens.
         target: (3,) point in the scene, world frame.
         frames: Number of cameras; the last one is one step before the first.
         turns: Number of turns of the spiral.
@@ -127,14 +184,14 @@ def _keys(c2w: Tensor, count: int) -> list[int]:
     """Chooses poses (N, 4, 4) as far apart as possible, ordered so that consecutive ones are close."""
     positions = c2w[:, :3, 3]
     size = float((positions - positions.mean(dim=0)).norm(dim=-1).mean())
-    places = torch.cat((positions / (size if size > 0 else 1.0), c2w[:, :3, 2]), dim=-1)
+    points = torch.cat((positions / (size if size > 0 else 1.0), c2w[:, :3, 2]), dim=-1)
     chosen = [0]
-    nearest = (places - places[0]).norm(dim=-1)
-    while len(chosen) < min(count, len(places)):
+    nearest = (points - points[0]).norm(dim=-1)
+    while len(chosen) < min(count, len(points)):
         nearest[chosen] = -1.0
         chosen.append(int(nearest.argmax()))
-        nearest = torch.minimum(nearest, (places - places[chosen[-1]]).norm(dim=-1))
-    return [chosen[index] for index in _short_tour(torch.cdist(places[chosen], places[chosen]).tolist())]
+        nearest = torch.minimum(nearest, (points - points[chosen[-1]]).norm(dim=-1))
+    return [chosen[index] for index in _short_tour(torch.cdist(points[chosen], points[chosen]).tolist())]
 
 
 def _short_tour(distances: list[list[float]]) -> list[int]:

@@ -34,15 +34,9 @@ def png_bytes(rgb: torch.Tensor) -> bytes:
 
     Args:
         rgb: (H, W, 3) floating point, nominally in [0, 1], any device.
-
-    Raises:
-        TypeError: ``rgb`` is not floating point.
-        ValueError: ``rgb`` has another shape.
     """
     from PIL import Image  # optional dependency
 
-    if rgb.ndim != 3 or rgb.shape[-1] != 3:
-        raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
     file = io.BytesIO()
     Image.fromarray(to_uint8(rgb).cpu().numpy()).save(file, format="PNG")
     return file.getvalue()

@@ -60,15 +60,7 @@ def views_of_points(cameras: Cameras, points: Tensor, near: float = 0.0) -> Tens
 
 
 def distance_to_nearest(cameras: Cameras, points: Tensor) -> Tensor:
-    """Returns the distances of points from their nearest camera.
-
-    Args:
-        cameras: At least one camera.
-        points: (M, 3) world units, on the cameras' device.
-
-    Returns:
-        (M,) world units.
-    """
+    """Returns the distances (M,) of points (M, 3) from their nearest camera, world units."""
     nearest = torch.full((len(points),), torch.inf, device=points.device)
     for origin in cameras.c2w[:, :3, 3]:
         nearest = torch.minimum(nearest, (points - origin).norm(dim=-1))

@@ -12,8 +12,7 @@ from voxelfield.fields.field import Field
 from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.pixel_colors import PIXEL_AVERAGING, pixel_colors
-from voxelfield.rendering.backends.backend import ImageBackend, ImageSource
-from voxelfield.rendering.backends.generic import GenericBackend
+from voxelfield.rendering.backends.backend import GenericBackend, ImageBackend, ImageSource
 from voxelfield.rendering.backends.grid_images import GridImages
 from voxelfield.rendering.backends.pyramid_images import PyramidImages
 from voxelfield.rendering.cameras import Cameras

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,12 +23,7 @@ def exp_se3(twists: Tensor) -> Tensor:
 
     Returns:
         (N, 4, 4) in the same dtype.
-
-    Raises:
-        ValueError: ``twists`` has another shape.
     """
-    if twists.dim() != 2 or twists.shape[1] != 6:
-        raise ValueError(f"twists must have shape (N, 6), got {tuple(twists.shape)}")
     rotation, velocity = twists[:, :3], twists[:, 3:]
     squared = rotation.square().sum(dim=1)
     sine, cosine, rest = (factor[:, None, None] for factor in _factors(squared))
@@ -51,12 +48,7 @@ def log_se3(motions: Tensor) -> Tensor:
 
     Returns:
         (N, 6) twists in the same dtype, computed in float64. For half a turn, one of its two axes is chosen.
-
-    Raises:
-        ValueError: ``motions`` has another shape.
     """
-    if motions.dim() != 3 or motions.shape[1:] != (4, 4):
-        raise ValueError(f"motions must have shape (N, 4, 4), got {tuple(motions.shape)}")
     exact = motions.double()
     turns = quaternions(exact[:, :3, :3])
     cosine, axis = turns.abs()[:, :1], turns[:, 1:] * torch.where(turns[:, :1] < 0, -1, 1)
@@ -76,15 +68,7 @@ def compose(first: Tensor, second: Tensor) -> Tensor:
 
 
 def turning_angles(first: Tensor, second: Tensor) -> Tensor:
-    """Returns the angles of the rotations between two sets of orientations.
-
-    Args:
-        first: (N, 3, 3) rotation matrices.
-        second: (N, 3, 3).
-
-    Returns:
-        (N,) float64, radians in [0, pi].
-    """
+    """Returns the angles (N,) float64, radians in [0, pi], between two sets of rotation matrices (N, 3, 3)."""
     between = (first.double()[:, :, :, None] * second.double()[:, :, None, :]).sum(dim=1)
     # atan2 of sine and cosine: near zero the cosine alone is flat, which would lose half of the digits.
     cosine, *sine = quaternions(between).unbind(1)
@@ -117,7 +101,7 @@ def rotations(quaternions: Tensor) -> Tensor:
 def _factors(squared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns sin(a) / a, (1 - cos(a)) / a^2 and (a - sin(a)) / a^3 of squared angles (N,)."""
     small = squared < _SMALL
-    # Replacing the inputs of the unused branch keeps its derivatives finite. masked_fill instead of torch.where with a
+    # Replacing the inputs of the unused branch makes its derivatives finite. masked_fill instead of torch.where with a
     # number, which would be copied from the host: that is not possible during CUDA graph capture.
     near, far = squared.masked_fill(~small, 0.0), squared.masked_fill(small, 1.0)
     angle = far.sqrt()
@@ -135,10 +119,7 @@ def _series(x: Tensor, first: int) -> Tensor:
     for k in reversed(range(6)):
         # Horner's scheme: each iteration divides by the two additional factors of the next factorial.
         total = 1 - total * x / ((first + 2 * k + 1) * (first + 2 * k + 2))
-    factorial = 1.0
-    for n in range(2, first + 1):
-        factorial *= n
-    return total / factorial
+    return total / math.factorial(first)
 
 
 def _cross_matrices(vectors: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from voxelfield.rendering.projection import pixels_of_rays
 def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -> Tensor:
     """Carves away the cells that some image shows as entirely transparent (Laurentini 1994).
 
-    Conservative: a cell is kept if, in every image, the window of pixels around its centre that is certain to cover the
+    Conservative: a cell remains if, in every image, the window of pixels around its centre that is certain to cover the
     cell contains a pixel with nonzero opacity, extends beyond the image, or lies where the camera does not look. Images
     without transparency carve nothing.
 
@@ -40,7 +40,7 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
     reaches = _reaches(cameras.to("cpu"), aabb.cpu(), resolution)
     sizes = cameras.all_sizes().tolist()
     opaque_throughout = [bool(image[:h, :w].all()) for image, (w, h) in zip(alpha, sizes, strict=True)]
-    possible = torch.ones(resolution, dtype=torch.bool, device=aabb.device)
+    allowed = torch.ones(resolution, dtype=torch.bool, device=aabb.device)
     for index, reach in enumerate(reaches):
         width, height = cameras.size(index)
         if opaque_throughout[index] or 2 * reach >= min(width, height):
@@ -50,8 +50,8 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
         inside &= (row >= reach) & (row < height - reach)
         opaque = _dilate((alpha[index, :height, :width] > 0).to(aabb.device), reach)
         seen = opaque[row.clamp_(0, height - 1), column.clamp_(0, width - 1)]
-        possible &= seen | ~inside
-    return possible
+        allowed &= seen | ~inside
+    return allowed
 
 
 def _centres(aabb: Tensor, axis: int, cells: int) -> Tensor:

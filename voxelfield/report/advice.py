@@ -1,10 +1,10 @@
-"""Checks for common problems of finished runs: each function takes the run's record and returns a finding or None."""
+"""Checks for common problems of finished runs."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 from voxelfield.captures.checks import Finding
 from voxelfield.report.record import RunRecord
@@ -19,180 +19,108 @@ NEARLY_EMPTY, NEARLY_FULL = 0.0005, 0.5
 """Occupied shares of the box beyond which it counts as nearly empty, or as filled with fog."""
 STILL_RISING = 0.3
 """Gain in dB over the last fifth of training from which on more steps are worthwhile."""
-HIDDEN = 0.01
-"""Largest acceptable share of a view that is hidden by floaters right in front of its camera."""
 EXPOSURE_GAIN = 1.0
 """Mean gain in dB from fitting exposures, from which on the photographs' exposures count as different."""
 
 _NAMED = 5
 
-Check = Callable[[RunRecord], Finding | None]
-
-
-def diverged(record: RunRecord) -> Finding | None:
-    """Warns of training that diverged."""
-    if not record.metrics.get("diverged", False):
-        return None
-    return Finding(
-        "training diverged",
-        "training pixels are rendered clearly worse than by the untrained field: lower trainer.rates.grid and "
-        "trainer.rates.network, for example by half",
-    )
-
-
-def hardly_alike(record: RunRecord) -> Finding | None:
-    """Warns of views that hardly resemble their photographs, though training did not diverge."""
-    psnr = record.metrics["psnr"]
-    if psnr >= HARDLY_ALIKE or record.metrics.get("diverged", False):
-        return None
-    return Finding(
-        "views hardly resemble their photographs",
-        f"the mean PSNR is {psnr:.1f} dB: check poses, box and camera axes with `voxelfield inspect`, and train longer "
-        "than a smoke test",
-    )
-
-
-def remembered_photographs(record: RunRecord) -> Finding | None:
-    """Warns of overfitting: training pixels are reproduced far better than held-out views."""
-    trained, evaluated = record.last("train/psnr"), record.metrics.get("psnr_fitted", record.metrics["psnr"])
-    if trained is None or record.metrics.get("split") == "train" or trained - evaluated < REMEMBERED:
-        return None
-    return Finding(
-        "the run overfits",
-        f"training pixels reach {trained:.1f} dB, held-out views {evaluated:.1f} dB: take more photographs between "
-        "the existing ones, lower trainer.finest_resolution, or raise trainer.loss.distortion; "
-        "poses that are slightly off may have the same effect: compare with camera=adjust",
-    )
-
-
-def nothing_held_out(record: RunRecord) -> Finding | None:
-    """Warns of figures that are those of the training images themselves."""
-    if record.metrics.get("split") != "train":
-        return None
-    return Finding(
-        "no view was held out",
-        "the metrics are those of the training photographs, and say little about new views: set data.holdout=8",
-    )
-
-
-def missing_images(record: RunRecord) -> Finding | None:
-    """Warns of views that were left out because their images are not there."""
-    for message in record.logged:
-        if "images are missing" in message:
-            return Finding("images are missing", f"{message}: restore them, or make sure that they are not needed")
-    return None
-
-
-def occupied_space(record: RunRecord) -> Finding | None:
-    """Warns of a box in which there is next to nothing, or fog."""
-    share = record.last("train/occupancy")
-    if share is None:
-        return None
-    if share < NEARLY_EMPTY:
-        return Finding(
-            "the box is nearly empty",
-            f"{100 * share:.2g} % of its cells are occupied: choose a scene.aabb closer to the subject, and check "
-            "that poses and box have the same unit",
-        )
-    if share > NEARLY_FULL:
-        return Finding(
-            "the box is full of fog",
-            f"{100 * share:.0f} % of its cells are occupied: check poses and box with `voxelfield inspect`, or raise "
-            "trainer.loss.sparsity or trainer.loss.distortion",
-        )
-    return None
-
-
-def views_apart(record: RunRecord) -> Finding | None:
-    """Warns of single views that are much worse than the others."""
-    scores = {row["name"]: row["psnr"] for row in record.metrics["per_view"]}
-    if len(scores) < 4:
-        return None
-    middle, spread = statistics.median(scores.values()), statistics.pstdev(scores.values())
-    worse = [name for name, psnr in scores.items() if psnr < middle - max(OUTLIER, 2.5 * spread)]
-    if not worse:
-        return None
-    return Finding(
-        "some views are much worse than the others",
-        f"{_some(worse)} of {len(scores)}, against a median of {middle:.1f} dB: check them for wrong poses, blur, "
-        "different exposure and motion",
-    )
-
-
-def hidden_views(record: RunRecord) -> Finding | None:
-    """Warns of floaters right in front of cameras."""
-    hidden = [name for name, pictures in record.pictures.items() if pictures.hidden > HIDDEN]
-    if not hidden:
-        return None
-    return Finding(
-        "floaters near cameras",
-        f"artefacts right in front of the camera hide part of {_some(hidden)}: raise warp.near (in an "
-        "unbounded scene) or trainer.loss.distortion, or take photographs from there",
-    )
-
-
-def skipped_steps(record: RunRecord) -> Finding | None:
-    """Warns of steps that were left out because they were not finite."""
-    skipped = math.fsum(value for _, value in record.curve("train/skipped_steps"))
-    if skipped == 0:
-        return None
-    return Finding(
-        "steps were skipped",
-        f"{skipped:.0f} of {record.metrics['steps']} were not finite: lower optimizer.grid_lr or optimizer.network_lr, "
-        "or trainer.loss_scale where gradients are float16",
-    )
-
-
-def exposures_differ(record: RunRecord) -> Finding | None:
-    """Notes that exposures differ between photographs, according to an evaluation with fitted exposure."""
-    fitted = record.metrics.get("psnr_fitted")
-    if fitted is None or fitted - record.metrics["psnr"] < EXPOSURE_GAIN:
-        return None
-    return Finding(
-        "photographs differ in exposure",
-        f"with a fitted exposure, views reach {fitted:.1f} dB instead of {record.metrics['psnr']:.1f} dB: compare "
-        "psnr_fitted, and lock exposure and white balance for the next capture",
-    )
-
-
-def still_rising(record: RunRecord) -> Finding | None:
-    """Notes that training ended while views were still becoming better."""
-    curve = record.curve("test/psnr")
-    if len(curve) < 3 or record.metrics.get("diverged", False):
-        return None
-    last, end = curve[-1]
-    before = next(value for step, value in reversed(curve) if step <= 0.8 * last or step == curve[0][0])
-    if end - before < STILL_RISING:
-        return None
-    return Finding(
-        "views were still improving",
-        f"they gained {end - before:.1f} dB in the last part of training: more steps, such as "
-        f"trainer.steps={2 * record.metrics['steps']}, should improve them further",
-    )
-
-
-CHECKS: tuple[Check, ...] = (
-    diverged,
-    hardly_alike,
-    occupied_space,
-    missing_images,
-    remembered_photographs,
-    nothing_held_out,
-    views_apart,
-    hidden_views,
-    exposures_differ,
-    skipped_steps,
-    still_rising,
-)
-
 
 def advise(record: RunRecord) -> list[Finding]:
-    """Returns what all checks find, the gravest first.
+    """Returns the problems of a run, the gravest first.
 
     Args:
         record: The run.
     """
-    return [finding for check in CHECKS if (finding := check(record)) is not None]
+    return [Finding(title, message) for title, message in (*_of_field(record), *_of_views(record), *_of_steps(record))]
+
+
+def _of_field(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """Yields titles and messages of problems of the field as a whole."""
+    psnr = record.metrics["psnr"]
+    if record.metrics.get("diverged", False):
+        yield (
+            "training diverged",
+            "training pixels are rendered clearly worse than by the untrained field: lower trainer.rates.grid and "
+            "trainer.rates.network, for example by half",
+        )
+    elif psnr < HARDLY_ALIKE:
+        yield (
+            "views hardly resemble their photographs",
+            f"the mean PSNR is {psnr:.1f} dB: check poses, box and camera axes with `voxelfield inspect`, and train "
+            "longer than a smoke test",
+        )
+    share = record.last("train/occupancy")
+    if share is not None and share < NEARLY_EMPTY:
+        yield (
+            "the box is nearly empty",
+            f"{100 * share:.2g} % of its cells are occupied: choose a scene.aabb closer to the subject, and check "
+            "that poses and box have the same unit",
+        )
+    if share is not None and share > NEARLY_FULL:
+        yield (
+            "the box is full of fog",
+            f"{100 * share:.0f} % of its cells are occupied: check poses and box with `voxelfield inspect`, or raise "
+            "trainer.loss.sparsity or trainer.loss.distortion",
+        )
+
+
+def _of_views(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """Yields titles and messages of problems of the evaluated views and the photographs."""
+    metrics = record.metrics
+    missing = next((message for message in record.logged if "images are missing" in message), None)
+    if missing is not None:
+        yield "images are missing", f"{missing}: restore them, or make sure that they are not needed"
+    psnr, fitted, trained = metrics["psnr"], metrics.get("psnr_fitted"), record.last("train/psnr")
+    evaluated = psnr if fitted is None else fitted
+    if metrics.get("split") == "train":
+        yield (
+            "no view was held out",
+            "the metrics are those of the training photographs, and say little about new views: set data.holdout=8",
+        )
+    elif trained is not None and trained - evaluated >= REMEMBERED:
+        yield (
+            "the run overfits",
+            f"training pixels reach {trained:.1f} dB, held-out views {evaluated:.1f} dB: take more photographs between "
+            "the existing ones, lower trainer.finest_resolution, or raise trainer.loss.distortion; poses that are "
+            "slightly off may have the same effect: compare with camera=adjust",
+        )
+    scores = {row["name"]: row["psnr"] for row in metrics["per_view"]}
+    middle, spread = statistics.median(scores.values()), statistics.pstdev(scores.values())
+    worse = [name for name, score in scores.items() if score < middle - max(OUTLIER, 2.5 * spread)]
+    if worse and len(scores) >= 4:
+        yield (
+            "some views are much worse than the others",
+            f"{_some(worse)} of {len(scores)}, against a median of {middle:.1f} dB: check them for wrong poses, blur, "
+            "different exposure and motion",
+        )
+    if fitted is not None and fitted - psnr >= EXPOSURE_GAIN:
+        yield (
+            "photographs differ in exposure",
+            f"with a fitted exposure, views reach {fitted:.1f} dB instead of {psnr:.1f} dB: compare psnr_fitted, and "
+            "lock exposure and white balance for the next capture",
+        )
+
+
+def _of_steps(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """Yields titles and messages of problems of the training."""
+    steps, skipped = record.metrics["steps"], math.fsum(value for _, value in record.curve("train/skipped_steps"))
+    if skipped > 0:
+        yield (
+            "steps were skipped",
+            f"{skipped:.0f} of {steps} were not finite: lower optimizer.grid_lr or optimizer.network_lr, or "
+            "trainer.loss_scale where gradients are float16",
+        )
+    curve = record.curve("test/psnr")
+    if len(curve) < 3 or record.metrics.get("diverged", False):
+        return
+    last, end = curve[-1]
+    before = next(value for step, value in reversed(curve) if step <= 0.8 * last or step == curve[0][0])
+    if end - before >= STILL_RISING:
+        yield (
+            "views were still improving",
+            f"they gained {end - before:.1f} dB in the last part of training: more steps, such as "
+            f"trainer.steps={2 * steps}, should improve them further",
+        )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ _SERIES = [f"#00000{index + 1}" for index in range(MOST_SERIES)]
 _GRID, _LINE = "#00000a", "#00000b"
 _VARIABLES = {_GRID: "--grid", _LINE: "--line"} | {color: f"--s{index}" for index, color in enumerate(_SERIES)}
 
-# Parts of matplotlib's SVG: names that are alike in all charts, what refers to them, a style for the whole page, fonts.
+# Parts of matplotlib's SVG that are left out: ids, which all charts share, references to them, style sheets, fonts.
 _REMOVED = re.compile(
     r' (id|clip-path|xmlns:xlink)="[^"]*"| font-family: [^;"]*;|<defs>.*?</defs>|<!--.*?-->', re.DOTALL
 )
@@ -36,11 +36,11 @@ class Chart:
     """A chart.
 
     Attributes:
-        title: What it shows.
+        title: Title.
         unit: Unit of the values, or an empty string.
         svg: The drawing as an element of the page.
         legend: Name and last value, in words, of each curve, in the order of the style sheet's colours.
-        summary: The chart in words, for those who do not see it.
+        summary: The chart in words, for screen readers.
     """
 
     title: str
@@ -56,10 +56,10 @@ def line_chart(
     """Draws curves over steps.
 
     Args:
-        title: What they show.
+        title: Title.
         unit: Unit of their values, or an empty string.
-        curves: Curves by name, of which the first ``MOST_SERIES`` with a value that can be drawn are.
-        logarithmic: Draw the logarithm of values; those that have none are left out.
+        curves: Curves by name; at most ``MOST_SERIES`` are drawn.
+        logarithmic: Draw the logarithm of values; values that are not positive are left out.
         from_zero: Whether the axis of values begins at 0, for amounts.
 
     Returns:
@@ -86,31 +86,6 @@ def line_chart(
         axes.set_xlabel("steps", loc="right")
 
     return Chart(title, unit, _svg(draw, summary), legend, summary)
-
-
-def histogram(title: str, unit: str, values: Sequence[float]) -> Chart:
-    """Counts values in ranges whose ends are round numbers; a dashed line is their mean.
-
-    Args:
-        title: What it shows.
-        unit: Unit of the values.
-        values: At least one, all finite.
-    """
-    mean = math.fsum(values) / len(values)
-    summary = (
-        f"{title}: {len(values)} views from {min(values):.2f} to {max(values):.2f} {unit}, mean {mean:.2f} {unit}."
-    )
-
-    def draw(axes: Any) -> None:
-        from matplotlib.ticker import MaxNLocator
-
-        edges = MaxNLocator(14, steps=[1, 2, 5, 10]).tick_values(min(values), max(values))
-        counts, _, bars = axes.hist(values, edges, color=_SERIES[0], rwidth=0.95)
-        axes.bar_label(bars, [f"{count:.0f}" if count else "" for count in counts])
-        axes.axvline(mean, color=_SERIES[1], linewidth=2, linestyle="--")
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-
-    return Chart(title, unit, _svg(draw, summary), (), summary)
 
 
 def short(value: float) -> str:

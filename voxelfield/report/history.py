@@ -21,7 +21,7 @@ def read_history(directory: Path) -> dict[str, Curve]:
     """Reads the scalars that TensorBoard shows of a run.
 
     Args:
-        directory: Run directory. What an interrupted run logged after the step that it was continued from is left out.
+        directory: Run directory. Records of an interrupted run after the step from which it was resumed are left out.
 
     Returns:
         Curves by tag, none if nothing was recorded (``logger=none``).
@@ -36,11 +36,11 @@ def read_history(directory: Path) -> dict[str, Curve]:
         open_regular(file).close()  # TensorBoard would wait for a named pipe
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    # 0 keeps all of a kind; of what takes memory, 1 keeps one.
-    keep = {"scalars": 0, "tensors": 1, "images": 1, "histograms": 1, "compressedHistograms": 1, "audio": 1}
+    # 0 loads all items of a kind, 1 only one.
+    limits = {"scalars": 0, "tensors": 1, "images": 1, "histograms": 1, "compressedHistograms": 1, "audio": 1}
     # Below errors, it warns about steps that an interrupted run logged twice and reports the end of the last file.
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
-    events = EventAccumulator(str(directory), size_guidance=keep).Reload()
+    events = EventAccumulator(str(directory), size_guidance=limits).Reload()
     return {
         tag: tuple((event.step, float(event.value)) for event in events.Scalars(tag))
         for tag in events.Tags()["scalars"]

@@ -1,21 +1,25 @@
-"""The page of a report: prepares the values that its template shows."""
+"""The page of a report: prepares the values for its template, and writes it."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from voxelfield.files import atomic_write
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM
 from voxelfield.report import charts
 from voxelfield.report.advice import advise
 from voxelfield.report.charts import Chart
 from voxelfield.report.history import Curve
 from voxelfield.report.record import RunRecord
-from voxelfield.report.thumbnails import ViewPictures
+from voxelfield.report.thumbnails import Thumbnails
+from voxelfield.training.config import RunConfig
+from voxelfield.training.state.run_directory import REPORT
 
 OPEN_VIEWS = 12
 """Number of worst views shown initially; the others can be unfolded."""
@@ -42,34 +46,40 @@ _MEMORY = {
     "images": "training images",
     "samples": "samples of one step",
 }
+_PEAKS = {
+    "peak_gpu_gib": "peak GPU memory allocated by torch",
+    "peak_host_gib": "peak host memory of the process",
+}
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A headline figure."""
+def write_report(
+    directory: Path,
+    metrics: Mapping[str, Any],
+    config: RunConfig,
+    thumbnails: Thumbnails,
+    *,
+    path: Path | None = None,
+) -> Path:
+    """Writes the report of a run, whole or not at all.
 
-    label: str
-    value: str
-    unit: str = ""
+    Args:
+        directory: Run directory, whose records and log are read.
+        metrics: The content of its ``metrics.json``.
+        config: All settings of the run.
+        thumbnails: Thumbnails of the evaluated views.
+        path: File to write; None: ``report.html`` in the directory.
 
+    Returns:
+        The file.
 
-@dataclass(frozen=True)
-class Share:
-    """A part of a whole, with its share in percent."""
-
-    label: str
-    amount: str
-    percent: float
-
-
-@dataclass(frozen=True)
-class JudgedView:
-    """A view in the gallery."""
-
-    rank: int
-    name: str
-    scores: str
-    pictures: ViewPictures | None
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = directory / REPORT if path is None else path
+    page = make_page(RunRecord.read(directory, metrics, config, thumbnails.pictures()))
+    with atomic_write(path) as file:
+        file.write(page.encode("utf-8", errors="replace"))
+    return path
 
 
 def make_page(record: RunRecord) -> str:
@@ -87,49 +97,49 @@ def make_page(record: RunRecord) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters["data_uri"] = _data_uri
+    environment.filters["data_uri"] = lambda jpeg: f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
     metrics = record.metrics
-    views = judged_views(record)
+    views = _views(record)
     return environment.get_template("report.html").render(
         scene=metrics["scene"],
         finished=record.finished,
         split=metrics.get("split", "test"),
-        figures=headline(record),
+        figures=_headline(metrics),
         findings=advise(record),
         logged=record.logged,
-        charts=curves(record),
+        charts=_curves(record),
         most_series=charts.MOST_SERIES,
-        histogram=charts.histogram("PSNR of the views", "dB", [row["psnr"] for row in metrics["per_view"]]),
         views=views[:OPEN_VIEWS],
         more_views=views[OPEN_VIEWS:],
         error_maximum=ERROR_MAXIMUM,
-        seconds=shares(metrics.get("seconds", {}), _PARTS, duration),
-        memory=shares(metrics.get("estimated_gib", {}), _MEMORY, amount_of_memory),
-        peaks=peaks(metrics),
-        facts=facts(record),
+        seconds=_shares(metrics.get("seconds", {}), _PARTS, duration),
+        memory=_shares(metrics.get("estimated_gib", {}), _MEMORY, amount_of_memory),
+        peaks=[(label, amount_of_memory(metrics[key])) for key, label in _PEAKS.items() if key in metrics],
+        facts=_facts(record),
         commands=record.commands,
         config=yaml.safe_dump(asdict(record.config), sort_keys=False, allow_unicode=True),
     )
 
 
-def headline(record: RunRecord) -> list[Figure]:
-    """Returns the figures that a reader looks for first."""
-    metrics = record.metrics
-    figures = [
-        Figure(label, form.format(metrics[name]), unit)
-        for name, (label, form, unit) in _MEASURES.items()
-        if name in metrics
-    ]
-    figures.append(Figure("training time", duration(metrics["train_seconds"])))
-    figures.append(Figure("steps", f"{metrics['steps']:,}"))
-    figures.append(Figure(f"{metrics.get('split', 'test')} views evaluated", f"{metrics['views']:,}"))
+def _scores(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yields label, value and unit of the quality measures in ``values``."""
+    for name, (label, form, unit) in _MEASURES.items():
+        if name in values:
+            yield label, form.format(values[name]), unit
+
+
+def _headline(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yields label, value and unit of the figures that a reader looks for first."""
+    yield from _scores(metrics)
+    yield "training time", duration(metrics["train_seconds"]), ""
+    yield "steps", f"{metrics['steps']:,}", ""
+    yield f"{metrics.get('split', 'test')} views evaluated", f"{metrics['views']:,}", ""
     if "peak_gpu_gib" in metrics:
-        figures.append(Figure("peak GPU memory", f"{metrics['peak_gpu_gib']:.1f}", "GiB"))
-    return figures
+        yield "peak GPU memory", f"{metrics['peak_gpu_gib']:.1f}", "GiB"
 
 
-def curves(record: RunRecord) -> list[Chart]:
-    """Returns the charts of what was recorded, those first that tell whether a run is well."""
+def _curves(record: RunRecord) -> list[Chart]:
+    """Returns the charts of the recorded curves, the most telling ones first."""
 
     def family(prefix: str) -> dict[str, Curve]:
         found = {tag.removeprefix(prefix): curve for tag, curve in record.history.items() if tag.startswith(prefix)}
@@ -138,64 +148,44 @@ def curves(record: RunRecord) -> list[Chart]:
     psnr = {"training pixels": record.curve("train/psnr"), "previewed test views": record.curve("test/psnr")}
     occupied = tuple((step, 100 * value) for step, value in record.curve("train/occupancy"))
     memory = {"allocated": record.curve("gpu/allocated_GiB"), "peak": record.curve("gpu/peak_GiB")}
+    rays, samples = record.curve("train/rays_per_second"), record.curve("train/samples_per_ray")
     wanted = (
         charts.line_chart("PSNR", "dB", psnr),
         charts.line_chart("Loss terms, weighted", "", family("loss/"), logarithmic=True),
-        charts.line_chart(
-            "Rays per second", "", {"rays per second": record.curve("train/rays_per_second")}, from_zero=True
-        ),
+        charts.line_chart("Rays per second", "", {"rays per second": rays}, from_zero=True),
         charts.line_chart("Learning rates", "", family("lr/"), logarithmic=True),
-        charts.line_chart(
-            "Samples per ray", "", {"samples per ray": record.curve("train/samples_per_ray")}, from_zero=True
-        ),
+        charts.line_chart("Samples per ray", "", {"samples per ray": samples}, from_zero=True),
         charts.line_chart("Occupied cells", "%", {"occupied": occupied}, from_zero=True),
         charts.line_chart("GPU memory", "GiB", memory, from_zero=True),
     )
     return [chart for chart in wanted if chart is not None]
 
 
-def judged_views(record: RunRecord) -> list[JudgedView]:
+def _views(record: RunRecord) -> list[dict[str, Any]]:
     """Returns the evaluated views with their pictures, the worst first."""
     rows = sorted(record.metrics["per_view"], key=lambda row: row["psnr"])
     return [
-        JudgedView(
-            rank + 1,
-            row["name"],
-            ", ".join(
-                f"{label} {form.format(row[name])} {unit}".strip()
-                for name, (label, form, unit) in _MEASURES.items()
-                if name in row
-            ),
-            record.pictures.get(row["name"]),
-        )
-        for rank, row in enumerate(rows)
+        {
+            "rank": rank,
+            "name": row["name"],
+            "scores": ", ".join(" ".join(filter(None, score)) for score in _scores(row)),
+            "pictures": record.pictures.get(row["name"]),
+        }
+        for rank, row in enumerate(rows, 1)
     ]
 
 
-def shares(amounts: Mapping[str, float], labels: Mapping[str, str], write: Callable[[float], str]) -> list[Share]:
-    """Returns parts with their shares of the sum; none of nothing.
-
-    Args:
-        amounts: Parts by name.
-        labels: What parts are called.
-        write: Writes an amount.
-    """
-    there = {name: value for name, value in amounts.items() if value > 0}
-    total = sum(there.values())
-    return [Share(labels.get(name, name), write(value), 100 * value / total) for name, value in there.items()]
+def _shares(
+    amounts: Mapping[str, float], labels: Mapping[str, str], write: Callable[[float], str]
+) -> list[tuple[str, str, float]]:
+    """Returns label, amount and percentage of the parts of a sum."""
+    parts = {name: value for name, value in amounts.items() if value > 0}
+    total = sum(parts.values())
+    return [(labels.get(name, name), write(value), 100 * value / total) for name, value in parts.items()]
 
 
-def peaks(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns what was measured of memory."""
-    measured = {
-        "peak_gpu_gib": "peak GPU memory allocated by torch",
-        "peak_host_gib": "peak host memory of the process",
-    }
-    return [(label, amount_of_memory(metrics[key])) for key, label in measured.items() if key in metrics]
-
-
-def facts(record: RunRecord) -> list[tuple[str, str]]:
-    """Returns what was run, and where, as labels and texts."""
+def _facts(record: RunRecord) -> list[tuple[str, str]]:
+    """Returns labels and texts that describe the run and the machine."""
     metrics, config = record.metrics, record.config
     rows = [
         ("scene", str(metrics["scene"])),
@@ -212,7 +202,7 @@ def facts(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def duration(seconds: float) -> str:
-    """Writes seconds as a reader would say them."""
+    """Formats a duration, such as ``2 min 5 s``."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -220,9 +210,5 @@ def duration(seconds: float) -> str:
 
 
 def amount_of_memory(gib: float) -> str:
-    """Writes GiB, or MiB where there is less than one."""
+    """Formats an amount in GiB, or in MiB below one GiB."""
     return f"{gib:.2f} GiB" if gib >= 1 else f"{1024 * gib:.1f} MiB"
-
-
-def _data_uri(jpeg: bytes) -> str:
-    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"

@@ -1,14 +1,24 @@
-"""The content of a run's report."""
+"""The content of a run's report, read from its directory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from voxelfield.report.history import Curve, History
+import yaml
+
+from voxelfield.files import read_regular
+from voxelfield.report.history import Curve, History, read_history
 from voxelfield.report.thumbnails import ViewPictures
 from voxelfield.training.config import RunConfig
+from voxelfield.training.state.run_directory import METRICS
+
+_LOGGED = re.compile(r"^\[[^]]*\]\[[^]]*\]\[(?:WARNING|ERROR|CRITICAL)\] - (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,13 +26,13 @@ class RunRecord:
     """A finished run, as its report shows it.
 
     Attributes:
-        metrics: What is in ``metrics.json``.
+        metrics: The content of ``metrics.json``.
         config: All settings of the run.
         pictures: Pictures of the evaluated views, by view name; some views may have none.
-        history: What was recorded while it trained.
+        history: Curves recorded during training, by tag.
         commands: Purposes with the shell commands that serve them.
         logged: Warnings in the run's log.
-        finished: When it was, in words; empty if that is not known.
+        finished: When it finished, in words; empty if that is not known.
     """
 
     metrics: Mapping[str, Any]
@@ -33,11 +43,62 @@ class RunRecord:
     logged: tuple[str, ...] = ()
     finished: str = ""
 
+    @classmethod
+    def read(
+        cls, directory: Path, metrics: Mapping[str, Any], config: RunConfig, pictures: Mapping[str, ViewPictures]
+    ) -> RunRecord:
+        """Returns the record of the run in a directory, whose log, TensorBoard files and overrides are read.
+
+        Args:
+            directory: Run directory.
+            metrics: The content of its ``metrics.json``.
+            config: All settings of the run.
+            pictures: Pictures of the evaluated views, by view name.
+
+        Raises:
+            ValueError: A file of the run is damaged; the message names it.
+        """
+        path = directory / METRICS
+        written = datetime.fromtimestamp(path.stat().st_mtime).astimezone() if path.is_file() else None
+        finished = "" if written is None else written.strftime("%Y-%m-%d at %H:%M (UTC%z)")
+        logs = (read_regular(log).decode(errors="replace") for log in sorted(directory.glob("*.log")))
+        logged = tuple(dict.fromkeys(message for text in logs for message in _LOGGED.findall(text)))
+        return cls(metrics, config, pictures, read_history(directory), tuple(_commands(directory)), logged, finished)
+
     def curve(self, tag: str) -> Curve:
-        """Returns what was recorded under a tag; nothing if there is no such tag."""
+        """Returns the curve of a tag; empty if nothing was recorded under it."""
         return self.history.get(tag, ())
 
     def last(self, tag: str) -> float | None:
         """Returns the last value that was recorded under a tag, or None."""
         curve = self.curve(tag)
         return curve[-1][1] if curve else None
+
+
+def _commands(directory: Path) -> Iterator[tuple[str, str]]:
+    """Yields purposes with the shell commands that serve them."""
+    whole, here = directory.resolve(), Path.cwd()
+    run = shlex.quote(str(whole.relative_to(here) if whole.is_relative_to(here) else directory))
+    overrides = directory / ".hydra" / "overrides.yaml"
+    if overrides.is_file():
+        yield "Repeat the training", shlex.join(["voxelfield", "train", *_read_overrides(overrides)])
+    yield "Repeat the evaluation", f"voxelfield eval {run}"
+    yield "Render a video", f"voxelfield render {run} --out video.mp4"
+    yield "Show the records", f"tensorboard --logdir {run}"
+    yield "Rewrite this report", f"voxelfield report {run}"
+
+
+def _read_overrides(path: Path) -> list[str]:
+    """Reads Hydra's record of a command line, without the output directory and the checkpoint that a run resumed from.
+
+    The record may come from a stranger: interpolations such as ``${oc.env:HOME}`` stay text.
+    """
+    try:
+        items = yaml.load(read_regular(path), yaml.BaseLoader) or []  # all values are texts
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ValueError(f"{path} must be a list in YAML, got a file that is not valid") from error
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise ValueError(f"{path} must be a list of texts in YAML, got another structure")
+    # An override that completed the command line with ++ is given without these signs.
+    overrides = [item.removeprefix("++") for item in items]
+    return [text for text in overrides if text.lstrip("+").partition("=")[0] not in ("resume", "hydra.run.dir")]

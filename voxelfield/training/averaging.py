@@ -46,11 +46,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Updates the average with the weights after a step, if an update is due.
-
-        Args:
-            step: Number of steps done.
-        """
+        """Updates the average with the weights after a number of steps, if an update is due."""
         if self._share == 0 or step < self._first or (step % _EVERY != 0 and step != self._steps):
             return
         weights: list[Tensor] = list(self._model.field.parameters())
@@ -75,12 +71,7 @@ class WeightAverage:
         return {"mean": None if self._mean is None else dict(zip(names, self._mean, strict=True))}
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
-        """Loads a state from any device, unless this run would not yet have begun averaging at that step.
-
-        Args:
-            state: The state that :meth:`state_dict` returned.
-            step: Number of steps done when it was saved.
-        """
+        """Loads a state from any device, unless this run would not yet have begun averaging at that step."""
         mean = state["mean"]
         wanted = mean is not None and self._share > 0 and step >= self._first
         weights = self._model.field.named_parameters()

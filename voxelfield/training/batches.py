@@ -7,18 +7,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.datasets.scene import Split
+from voxelfield.models.batch import Batch, background_for
 from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.rays import Rays
-from voxelfield.training.batch import Batch, background_for
 from voxelfield.transfers import read_from_host
 
 
 class PixelSampler:
     """Draws pixels uniformly from all training images, which stay in memory as 8-bit RGBA.
 
-    Pixels excluded by a mask are never drawn. For this, the indices of all other pixels are kept in memory.
+    Pixels excluded by a mask are never drawn. For this, the indices of all other pixels are stored.
 
     Args:
         split: Training images and cameras.
@@ -27,7 +27,7 @@ class PixelSampler:
         patches: Number of square patches at the beginning of each batch. Patches lie inside an image, so pixels within
             half a patch of its edge are drawn with a different probability than others.
         patch_size: Side of the patches in pixels.
-        on_host: Keep the images and the data of pixels in pinned host memory, from which the GPU reads the pixels that
+        on_host: Store the images and the data of pixels in pinned host memory, from which the GPU reads the pixels that
             it draws; otherwise they are on ``device``.
 
     Attributes:
@@ -52,8 +52,8 @@ class PixelSampler:
         self._drawable = None
         counted = pixels_that_count(split)
         if split.masks is not None and counted is not None:
-            self._drawable = self._kept(counted.flatten().nonzero()[:, 0].to(pixel_number_type(counted)))
-        self._images = self._kept(opaque_where_masked(split))
+            self._drawable = self._stored(counted.flatten().nonzero()[:, 0].to(pixel_number_type(counted)))
+        self._images = self._stored(opaque_where_masked(split))
         self.cameras = split.cameras.to(device)
         self._packing = None
         self._count = self._images[..., 0].numel() if self._drawable is None else len(self._drawable)
@@ -67,7 +67,7 @@ class PixelSampler:
         for name, data in split.extras.items():
             self.carry(name, data)
 
-    def _kept(self, tensor: Tensor) -> Tensor:
+    def _stored(self, tensor: Tensor) -> Tensor:
         return read_from_host(tensor, self._device) if self._on_host else tensor.to(self._device).contiguous()
 
     def carry(self, name: str, data: Tensor) -> None:
@@ -87,7 +87,7 @@ class PixelSampler:
                 f"data {name!r} must have shape ({self._images.shape[0]}, ...), one entry for each image, got "
                 f"{tuple(data.shape)}"
             )
-        self._data[name] = self._kept(data) if self._is_per_pixel(data) else data.to(self._device).contiguous()
+        self._data[name] = self._stored(data) if self._is_per_pixel(data) else data.to(self._device).contiguous()
 
     def _is_per_pixel(self, data: Tensor) -> bool:
         return data.shape[:3] == self._images.shape[:3]
@@ -104,11 +104,20 @@ class PixelSampler:
         return data.index_select(0, self.images_of(pixels))
 
     def batch(self, count: int, aabb: Tensor, background: str, cameras: Cameras | None = None) -> Batch:
-        """Draws a batch of pixels; the arguments are those of :meth:`draw` and :func:`background_for`."""
+        """Draws a batch of at least ``count`` pixels, and at least those of the patches.
+
+        The other arguments are those of :meth:`draw` and :func:`background_for`.
+        """
+        count = max(count, 0 if self._patches is None else self._patches.count * self._patch_size**2)
         rays, rgba, pixels = self.draw(count, aabb, cameras)
         behind = background_for(background, count, rgba.device)
         patches = 0 if self._patches is None else self._patches.count
         return Batch(rays, rgba, pixels, behind, patches, self._patch_size, self.look_up, self.images_of)
+
+    @property
+    def images(self) -> Tensor:
+        """The images (N, H, W, 4), uint8 RGBA, on the device; opaque where a mask excludes pixels."""
+        return self._images
 
     @property
     def alpha(self) -> Tensor:

@@ -1,22 +1,58 @@
-"""Adam for grids, networks and what parts of training learn, with learning rates in device memory."""
+"""Adam for grids, networks and the parameters of parts, with learning rates in device memory.
+
+Torch decorates methods of its optimizers so that torch.compile skips them; the decorators import the compiler at the
+first call, which takes seconds. Training compiles nothing, so :class:`EagerGridAdam` and :class:`EagerAdamW` use the
+undecorated methods.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from voxelfield.fields.field import RadianceField
+from voxelfield.grids.adam import GridAdam
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.models.model import Model
-from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.training.config import OptimizerConfig, RatesConfig
-from voxelfield.training.eager import EagerAdamW, EagerGridAdam
 
 # Number of vertices from which restricting updates to the active tiles pays off.
 _WORTH_LISTING = 1 << 17
+
+
+def _undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
+    return getattr(method, "__wrapped__", method)
+
+
+class _EagerMethods(torch.optim.Optimizer):
+    """Mixin with undecorated methods; must come right before :class:`torch.optim.Optimizer` in the MRO."""
+
+    add_param_group = _undecorated(torch.optim.Optimizer.add_param_group)
+    state_dict = _undecorated(torch.optim.Optimizer.state_dict)
+    load_state_dict = _undecorated(torch.optim.Optimizer.load_state_dict)
+    zero_grad = _undecorated(torch.optim.Optimizer.zero_grad)
+
+
+class EagerGridAdam(GridAdam, _EagerMethods):
+    """A :class:`voxelfield.GridAdam` that does not import torch's compiler."""
+
+
+class EagerAdamW(torch.optim.AdamW, _EagerMethods):
+    """A :class:`torch.optim.AdamW` that does not import torch's compiler."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Takes a step."""
+        _undecorated(torch.optim.AdamW.step)(self, closure)
+
+
+def exponential_decay(step: Tensor, steps: int, final: float) -> Tensor:
+    """Returns the factor on the learning rate: exponential from 1 at step 0 to ``final`` at step ``steps``."""
+    factor: Tensor = final ** (step / steps)
+    return factor
 
 
 def copies_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -33,12 +69,15 @@ class Optimizers:
         model: The model to train.
         config: Learning rates and constants that depend on the model.
         rates: Factors that depend on the length of the run.
-        groups: Further parameters with their learning rates, by name; without weight decay.
+        groups: Parameters with learning rates of their own, by name; without weight decay. The network's optimizer
+            does not update those that are the field's.
+        copies: Dtype of the grids' working copies.
 
     Attributes:
         grid: The grids' optimizer; pass it to operations that change a grid's resolution or box. None without grids.
         network: The network's optimizer, or None.
         others: The optimizers of the further groups, by name.
+        attached: Number of calls of :meth:`attach`.
 
     Raises:
         ValueError: ``config.view_lr_factor`` is not 1, but the decoder has no channels that describe view dependence.
@@ -50,8 +89,11 @@ class Optimizers:
         config: OptimizerConfig,
         rates: RatesConfig,
         groups: Mapping[str, tuple[Sequence[nn.Parameter], float]] | None = None,
+        copies: torch.dtype = torch.float32,
     ) -> None:
         self._model = model
+        self._copies = copies
+        self.attached = 0
         field, device = model.field, model.device
         grids = model.grid.levels
         groups = groups or {}
@@ -60,7 +102,7 @@ class Optimizers:
         self._decayed = self._undecayed.clone()
         # Views into the tensor of rates: each optimizer uses its own element.
         self._lrs = self._decayed.split(1)
-        self.grid: EagerGridAdam | None = None
+        self.grid: GridAdam | None = None
         if grids:
             self.grid = EagerGridAdam(
                 grids,
@@ -72,8 +114,8 @@ class Optimizers:
                 skip_untouched=config.skip_untouched,
             )
         self._sparse = [module for module in model.grid.modules() if isinstance(module, SparseGrid)]
-        of_grids = {id(parameter) for parameter in grids}
-        network = [parameter for parameter in field.parameters() if id(parameter) not in of_grids]
+        elsewhere = {id(parameter) for parameter in (*grids, *(p for group, _ in groups.values() for p in group))}
+        network = [parameter for parameter in field.parameters() if id(parameter) not in elsewhere]
 
         def adamw(parameters: list[torch.nn.Parameter], lr: Tensor, decay: float) -> EagerAdamW:
             return EagerAdamW(
@@ -92,20 +134,19 @@ class Optimizers:
             for (name, (parameters, _)), lr in zip(groups.items(), self._lrs[2:], strict=True)
         }
 
-    def attach(self, dtype: torch.dtype, occupancy: OccupancyGrid) -> None:
-        """Makes the field read working copies of its grids and accumulate gradients; call after any change of them.
-
-        Args:
-            dtype: Dtype of the copies.
-            occupancy: The occupied cells; only vertices that samples in them can read are updated.
-        """
-        copies = self._model.grid.enable_copies(dtype)
+    def attach(self) -> None:
+        """Makes the field read working copies of its grids and accumulate gradients; call after any change of them."""
+        copies = self._model.grid.enable_copies(self._copies)
         for (adam, parameter), copy in zip(self._active_levels(), copies, strict=True):
-            adam.set_working(parameter, copy if dtype != torch.float32 else None)
-        self.restrict(occupancy)
+            adam.set_working(parameter, copy if self._copies != torch.float32 else None)
+        self.restrict()
+        self.attached += 1
 
-    def restrict(self, occupancy: OccupancyGrid) -> None:
-        """Updates the active tiles after a change of the occupied cells at the same resolutions and box."""
+    def restrict(self) -> None:
+        """Updates the active tiles, so that only vertices that samples in occupied cells can read are updated.
+
+        Call after a change of the occupied cells.
+        """
         for adam, parameter in self._active_levels():
             # Updating a whole small grid is faster than listing its active tiles. The blocks of a sparse grid are all
             # active.
@@ -113,17 +154,13 @@ class Optimizers:
                 # Total variation also adds gradients outside the tiles; later steps must not use them.
                 if parameter.grad is not None:
                     parameter.grad.zero_()
-                adam.set_active(parameter, occupancy.occupied)
+                adam.set_active(parameter, self._model.occupancy.occupied)
             else:
                 adam.set_active(parameter, None)
 
     @torch.no_grad()
     def scale(self, factor: Tensor | float) -> None:
-        """Sets every learning rate to a multiple of its undecayed one.
-
-        Args:
-            factor: A number, or one float32 on the device.
-        """
+        """Sets every learning rate to a multiple of its undecayed one."""
         torch.mul(self._undecayed, factor, out=self._decayed)
 
     def rates(self) -> dict[str, float]:
@@ -168,7 +205,7 @@ class Optimizers:
     def _is_sparse(self, parameter: torch.nn.Parameter) -> bool:
         return any(parameter is grid.features for grid in self._sparse)
 
-    def _active_levels(self) -> Iterator[tuple[EagerGridAdam, torch.nn.Parameter]]:
+    def _active_levels(self) -> Iterator[tuple[GridAdam, torch.nn.Parameter]]:
         """Yields the levels that are trained at present, each with its optimizer."""
         if self.grid is not None:
             for level in self._model.grid.levels[: self._model.grid.active]:
@@ -181,10 +218,23 @@ class Optimizers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads moments and step counts from a checkpoint; rates and constants stay as configured."""
         for name, optimizer, lr in self._all():
-            own = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": state[name]["state"], "param_groups": own})
-            # Loading copied the rate; the optimizer must use the tensor that `scale` changes.
-            optimizer.param_groups[0]["lr"] = lr
+            # A part without a state of its own may not have existed when the checkpoint was written.
+            if state.get(name) is not None:
+                load_moments(optimizer, state[name]["state"], [lr])
+
+
+def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any], rates: Sequence[Tensor]) -> None:
+    """Loads moments and step counts into an optimizer; its settings stay as they are.
+
+    Args:
+        optimizer: The optimizer.
+        state: Entry ``state`` of the state dict of an optimizer of the same parameters.
+        rates: Learning rate of each group, in a tensor that may change later; loading would copy it.
+    """
+    own = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": own})
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def _channel_rates(field: RadianceField, view_lr_factor: float) -> Tensor | None:

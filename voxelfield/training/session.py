@@ -5,111 +5,81 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.config.parsing import parse
-from voxelfield.datasets.poses import check_cameras_see, likely_mistake
 from voxelfield.datasets.scene import Scene
-from voxelfield.datasets.transparency import check_visible
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.fields.field import RadianceField
-from voxelfield.messages import clipped
+from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.model_config import ModelConfig
-from voxelfield.models.registry import model_names
-from voxelfield.ops._errors import shown
-from voxelfield.rendering.march import RenderSettings, Sampler, visible_samples
+from voxelfield.models.part import Loss, Part
+from voxelfield.models.settings import reached_resolution
+from voxelfield.models.training import MemoryEstimate, TrainingSetup
+from voxelfield.rendering.march import Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.visible_cells import count_visible_samples
+from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.averaging import WeightAverage
-from voxelfield.training.batch import Batch
-from voxelfield.training.batches import PixelSampler, opaque_where_masked
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedPoses
+from voxelfield.training.batches import PixelSampler
+from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
-from voxelfield.training.cameras.lost_cameras import LostCameras
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.clock import Pause, synchronized_time
 from voxelfield.training.config import (
     CameraConfig,
     OptimizerConfig,
     RunConfig,
-    SceneConfig,
     TrainerConfig,
-    complete,
 )
-from voxelfield.training.fields import untrained_field, untrained_model
+from voxelfield.training.fields import untrained_model
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
-from voxelfield.training.logs.densities import log_densities
-from voxelfield.training.logs.failsafe_logger import FailsafeLogger
-from voxelfield.training.logs.logging import NullLogger, RunLogger
-from voxelfield.training.logs.previews import log_preview
+from voxelfield.training.logs.logging import FailsafeLogger, NullLogger, RunLogger
 from voxelfield.training.logs.progress import Progress
-from voxelfield.training.logs.records import has_diverged, mean_losses, rates_of_steps
-from voxelfield.training.losses import STRUCTURE, grid_terms, grid_weight
-from voxelfield.training.memory import (
-    MemoryEstimate,
-    check_memory,
-    estimate_memory,
-    explain_shortage,
-    images_stay_on_host,
-)
-from voxelfield.training.occupied_space import OccupiedSpace
+from voxelfield.training.logs.records import log_preview
+from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, images_stay_on_host
 from voxelfield.training.optimizer import Optimizers, copies_dtype
-from voxelfield.training.part import Loss, Part
-from voxelfield.training.schedules import reached_resolution, stage_at
-from voxelfield.training.state.checkpoint import check_state
+from voxelfield.training.parts import configured_parts
+from voxelfield.training.recording import Recorder
+from voxelfield.training.reduction import Reduction
+from voxelfield.training.resume import check_complete, check_names, check_resumable
 from voxelfield.training.state.fingerprint import changes, fingerprint
-from voxelfield.training.state.finished import changed_settings
 from voxelfield.training.state.run_directory import RunDirectoryLock
 from voxelfield.training.state.saving import CheckpointWriter
 from voxelfield.training.step import TrainingStep
-from voxelfield.training.structure import structure_weights
 from voxelfield.training.trained_model import TrainedModel
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
-logger = logging.getLogger(__name__)
-
-# Fine levels get blocks where a sample has at least this compositing weight in one of the examined pixels. There are
-# this many of them along the shorter side of the training images.
-_MIN_WEIGHT_WITH_DETAIL = 0.02
-_PIXELS_LOOKED_AT = 160
-
-# Approximate number of density histograms that a run records.
-_HISTOGRAMS = 20
-
-# Settings that a run may change when it is resumed, which is worth a warning.
-_RESUMED = ("optimizer.", "trainer.", "camera.", "seed")
-
-# What every checkpoint contains.
-_SAVED = ("step", "train_seconds", "rays", "field", "occupancy", "optimizer", "rng", "cuda_rng", "config")
-
-# Entries of checkpoints that are not states of parts either. Old checkpoints lack some of them, and the file adds
-# "format" and "voxelfield".
-_ALSO_SAVED = ("untrained_error", "diverged", "average", "data", "format", "voxelfield")
-
-# The settings that choose parts with a state, and their values if they do.
-_SETTINGS_OF_PARTS = {"cameras": ("camera.name", "refine"), "exposure": ("trainer.exposure", "affine")}
+_log = logging.getLogger(__name__)
 
 Hook = Callable[["Session"], None]
 """A function that a session calls with itself as the argument."""
 
 
+class _Losses(Part):
+    """Loss terms that the caller adds."""
+
+    def __init__(self, losses: Mapping[str, Loss]) -> None:
+        self._losses = losses
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        return {name: loss(outputs, batch) for name, loss in self._losses.items()}
+
+
 class Session:
-    """Fits a field to the training images of a scene.
+    """Trains a model on the images of a scene.
 
     Settings that are not given default to those of ``python train.py model=NAME`` on the same device; for an
     unbounded scene, to those for photographs. Hooks are called between two steps, on the training thread; they may
@@ -117,19 +87,22 @@ class Session:
 
     Args:
         scene: Images and cameras, with a split named ``train``.
-        model: The model: a model, or the name of one (``pyramid``, ``sh``, ``dense``, or one that a package announces).
+        model: The model's settings, or its name (``pyramid``, ``sh``, ``dense``, or one that a package announces). The
+            settings build the :class:`voxelfield.Model`, which may be a subclass of your own. Or the settings of a
+            whole run, as :func:`voxelfield.training.config.preset` returns them; those of scene and data are only
+            recorded in the results, because ``scene`` is given.
         trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
         optimizer: Settings of Adam, or the name of a file in ``configs/optimizer``.
-        camera: Settings of camera refinement, such as ``CameraConfig(name="refine")``; None keeps the given cameras.
+        camera: Settings of camera refinement, such as ``CameraConfig(name="refine")``; None uses the given cameras.
         warp: The warp of the field, or settings of its choice; None chooses it from the scene
             (:meth:`voxelfield.models.model_config.ModelConfig.choose_warp`).
         losses: Loss terms that are added to the model's, by name; each maps outputs and batch to a scalar that is
-            already multiplied by its weight (:data:`voxelfield.training.part.Loss`). A term of the name of another one,
+            already multiplied by its weight (:data:`voxelfield.models.part.Loss`). A term of the name of another one,
             such as ``photometric``, replaces it.
-        parts: What else joins each step (:class:`voxelfield.training.part.Part`), in this order.
+        parts: Parts of your own that join each step (:class:`voxelfield.models.part.Part`), in this order.
         sampler: Places samples on the rays of training (:class:`voxelfield.rendering.march.Sampler`).
-        device: Device on which to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
-        seed: Seed of torch's random number generators, set before the field is built.
+        device: Device on which to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``; None means ``auto``.
+        seed: Seed of torch's random number generators, set before the field is built; None means 0.
         output: Folder for checkpoints; None writes no files.
         logger: Receives scalars and images; None discards them.
         on_step: Called after every step; its time counts as training time. On CUDA, steps are asynchronous, so reading
@@ -141,20 +114,18 @@ class Session:
         scene: The scene, as given.
         config: All settings, after validation.
         device: Device on which training runs.
-        model: The field, the occupied cells, and how rays are sampled.
-        parts: What joins each step: camera refinement and exposure corrections as configured, then the given parts.
+        model: The model.
+        parts: Camera refinement, exposure corrections and other parts as configured, then the given parts.
         optimizers: The optimizers of the field.
-        refinement: The refinement of the training cameras, or None.
         output: The output folder, as given.
         step: Number of steps done.
-        diverged: Whether, at the last record, training pixels were rendered clearly worse than by the untrained field.
         train_seconds: Wall-clock seconds spent on building the field and on these steps, without previews and
             checkpoints.
 
     Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: A setting is not allowed, no training camera sees any part of the scene's box, or training needs
-            more memory than is free on the GPU; the message names the key.
+        TypeError: An argument has the wrong type, or is given although the settings of a whole run contain it.
+        ValueError: A setting or the name of a part is not allowed, no training camera sees any part of the scene's box,
+            or training needs more memory than is free on the GPU; the message names the key.
         torch.OutOfMemoryError: Memory ran out on the CPU, or on the GPU despite the estimate; the message states the
             memory that training needs and which settings to reduce.
 
@@ -167,7 +138,7 @@ class Session:
     def __init__(
         self,
         scene: Scene,
-        model: ModelConfig | str = "pyramid",
+        model: ModelConfig | RunConfig | str = "pyramid",
         *,
         trainer: TrainerConfig | str | None = None,
         optimizer: OptimizerConfig | str | None = None,
@@ -176,176 +147,98 @@ class Session:
         losses: Mapping[str, Loss] | None = None,
         parts: Sequence[Part] = (),
         sampler: Sampler = visible_samples,
-        device: torch.device | str = "auto",
-        seed: int = 0,
+        device: torch.device | str | None = None,
+        seed: int | None = None,
         output: Path | str | None = None,
         logger: RunLogger | None = None,
         on_step: Hook | None = None,
         on_stage: Hook | None = None,
         on_preview: Hook | None = None,
     ) -> None:
-        _check_types(scene, model, trainer, optimizer, camera)
-        if warp is None or isinstance(warp, WarpConfig):
-            warp = _model_config(model).choose_warp(scene, parse(WarpConfig, warp or {}, "warp"))
-        config = complete(model, trainer, optimizer, camera, device=str(device), seed=seed, scene=scene, warp=warp)
-        self._extend(losses, parts, sampler)
-        self._begin(scene, config, warp, output, logger, (on_step, on_stage, on_preview))
-
-    @classmethod
-    def from_config(
-        cls,
-        scene: Scene,
-        config: RunConfig,
-        *,
-        warp: Warp | None = None,
-        losses: Mapping[str, Loss] | None = None,
-        parts: Sequence[Part] = (),
-        sampler: Sampler = visible_samples,
-        output: Path | str | None = None,
-        logger: RunLogger | None = None,
-        on_step: Hook | None = None,
-        on_stage: Hook | None = None,
-        on_preview: Hook | None = None,
-    ) -> Session:
-        """Creates a session from the settings of a whole run, as :func:`voxelfield.training.config.preset` returns.
-
-        Args:
-            scene: As for the constructor.
-            config: All settings. Those of scene and data are only recorded in the results, because ``scene`` is given.
-            warp: The warp of the field; None chooses it with the settings in ``config.warp``.
-            losses: As for the constructor.
-            parts: As for the constructor.
-            sampler: As for the constructor.
-            output: As for the constructor.
-            logger: As for the constructor.
-            on_step: As for the constructor.
-            on_stage: As for the constructor.
-            on_preview: As for the constructor.
-
-        Raises:
-            ValueError: As for the constructor.
-        """
-        session = cls.__new__(cls)
-        session._extend(losses, parts, sampler)
-        config = parse(RunConfig, config)
-        if warp is None:
-            warp = config.model.choose_warp(scene, config.warp)
-        session._begin(scene, config, warp, output, logger, (on_step, on_stage, on_preview))
-        return session
-
-    def _extend(self, losses: Mapping[str, Loss] | None, parts: Sequence[Part], sampler: Sampler) -> None:
-        """Keeps what the caller adds to the training step."""
-        for name, loss in (losses or {}).items():
-            if not callable(loss):
-                raise TypeError(f"losses[{name!r}] must be a function of outputs and batch, got {shown(loss)}")
-        for index, part in enumerate(parts):
-            if not isinstance(part, Part):
-                raise TypeError(f"parts[{index}] must be a voxelfield.training.part.Part, got {shown(part)}")
-        if not callable(sampler):
-            raise TypeError(f"sampler must be a function like visible_samples, got {shown(sampler)}")
-        self._losses, self._parts, self._sampler = dict(losses or {}), list(parts), sampler
-
-    def _begin(
-        self,
-        scene: Scene,
-        config: RunConfig,
-        warp: Warp | None,
-        output: Path | str | None,
-        log: RunLogger | None,
-        hooks: tuple[Hook | None, Hook | None, Hook | None],
-    ) -> None:
-        if output is not None and not isinstance(output, (str, os.PathLike)):
-            raise TypeError(f"output must be a path or None, got {shown(output)}")
-        if len(scene.train) == 0:
-            raise ValueError("scene.train must have at least one view, got none")
-        if scene.train.cameras.c2w.is_cuda:
-            raise ValueError(f"scene.train.cameras must be on the CPU, got {scene.train.cameras.c2w.device}")
-        low, high = scene.aabb.tolist() if warp is None else warp.aabb
-        config.scene, config.warp = SceneConfig(scene.name, (tuple(low), tuple(high))), WarpConfig.of(warp)
-        if config.camera.refines:
-            config.trainer = config.camera.schedule(config.trainer)
-        check_visible(scene.train)
-        if warp is None:
-            check_cameras_see("cameras of the training images", scene.train.cameras, scene.aabb)
-        mistake = likely_mistake(scene.train.cameras.c2w)
-        if mistake is not None:
-            logger.warning("%s", mistake)
+        check_types(scene, model, trainer, optimizer, camera, output, losses, parts, sampler)
+        config = run_settings(scene, model, trainer, optimizer, camera, warp, device, seed)
         self.scene = scene
         self.config = config
 
         self.device = choose_device(config.device)
-        self.log = NullLogger() if log is None else log
-        self.diverged = False
+        self.log = NullLogger() if logger is None else logger
         self._pause: Pause | None = None
         self.output = None if output is None else Path(output)
-        self._on_step, self._on_stage, self._on_preview = hooks
-        self._writer = (
-            None if self.output is None else CheckpointWriter(self.output, config.trainer.keep_checkpoints, self._flush)
-        )
+        self._on_step, self._on_stage, self._on_preview = on_step, on_stage, on_preview
+        self._writer: CheckpointWriter | None = None
         self._writing = contextlib.ExitStack()
         if self.output is not None:
-            # Checkpoints need the fingerprint; computing it in the background keeps them from waiting for it.
+            # The log is flushed first, because a run that is resumed does not log earlier steps again.
+            keep = config.trainer.keep_checkpoints
+            self._writer = CheckpointWriter(self.output, keep, lambda: self._records.flush())
+            # Checkpoints need the fingerprint; it is computed in the background, so that they need not wait.
             with_images = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fingerprint")
             self._fingerprint = with_images.submit(fingerprint, scene.train)
             with_images.shutdown(wait=False)
         _library.ensure_loaded(self.device.type)
         self._images_on_host = False
-        self._check_memory()
+        if self.device.type == "cuda":
+            self._images_on_host = images_stay_on_host(self.estimate_memory(), config.trainer.images, self.device)
+            check_memory(self.estimate_memory(), self.device)
         with explain_shortage(self.estimate_memory, self.device):
-            self._build()
+            self._build(parts, losses or {}, sampler)
 
-    def _build(self) -> None:
-        config, scene = self.config, self.scene
+    def _build(self, parts: Sequence[Part], losses: Mapping[str, Loss], sampler: Sampler) -> None:
+        config, trainer = self.config, self.config.trainer
         torch.manual_seed(config.seed)
         started = self._now()
-        trainer = config.trainer
         self.model = untrained_model(config, self.device)
-        self._pixels = PixelSampler(
-            scene.train,
+        pixels = PixelSampler(
+            self.scene.train,
             self.device,
             trainer.supersampling,
             trainer.patches,
             trainer.patch_size,
             on_host=self._images_on_host,
         )
-        if trainer.loss.structure > 0:
-            images = opaque_where_masked(scene.train)
-            self._pixels.carry(STRUCTURE, structure_weights(images, self.device, self._pixels.cameras.sizes))
-        self.refinement = self._begin_refinement()
-        self.parts = [*self._configured_parts(), *self._parts]
-        names = [part.name for part in self.parts]
-        if len(set(names)) < len(names):
-            raise ValueError(f"parts must have names of their own, got {', '.join(map(repr, names))}")
-        groups = {name: group for part in self.parts for name, group in part.param_groups().items()}
-        self.optimizers = Optimizers(self.model, config.optimizer, trainer.rates, groups)
-        self._occupied = OccupiedSpace(self.model, trainer.occupancy)
-        self.step = 0
-        self._recorded_seconds = 0.0
-        searched = config.camera.search_poses if config.camera.refines else 0
-        self._lost_cameras = LostCameras(scene.train, trainer, searched) if searched > 0 else None
+        self.parts = [*configured_parts(config, self.scene, self.model, pixels), *parts]
+        check_names(self.model, self.parts)
+        self._joined = [self.model, *self.parts]
+        groups = {name: group for part in self._joined for name, group in part.param_groups().items()}
+        copies = copies_dtype(trainer.precision, self.device)
+        self.optimizers = Optimizers(self.model, config.optimizer, trainer.rates, groups, copies)
         self._step = TrainingStep(
             self.model,
-            self._pixels,
+            pixels,
             self.optimizers,
             trainer,
-            parts=self.parts,
-            losses=self._losses,
-            sampler=self._sampler,
+            parts=[*self._joined, _Losses(losses)],
+            sampler=sampler,
+            reduction=Reduction(),
         )
-        # Infinite until the first step has been taken, so that training does not count as diverged before.
-        self._untrained_error = torch.full_like(self._step.error, math.inf)
+        refines, coarse = config.camera.refines, bool(config.camera.stages)
+        setup = TrainingSetup(
+            trainer.stages,
+            trainer.occupancy,
+            trainer.loss,
+            trainer.loss_scale,
+            self.optimizers,
+            pixels.cameras,
+            # Wrong poses would make images carve away matter. Those that need no coarse stages are wrong by a few
+            # pixels only, so that the space beside the cameras is known.
+            alpha=None if refines else pixels.alpha,
+            reliable_poses=not (refines and coarse),
+        )
+        self.model.begin_training(setup)
         self._average = WeightAverage(self.model, trainer.steps, trainer.average_steps)
-        self._attach()
+        self.step = 0
+        self._recorded_seconds = 0.0
+        self._recorder = Recorder(self.model, self.parts, self._step, self.optimizers, trainer)
+        self.optimizers.attach()
+        self._renew()
         self.train_seconds = self._now() - started
 
-    def _configured_parts(self) -> Iterator[Part]:
-        """Yields the parts that the configuration asks for."""
-        config = self.config
-        if self.refinement is not None:
-            yield RefinedPoses(self.refinement)
-        if config.trainer.exposure == "affine":
-            exposure = AffineExposure(len(self.scene.train)).to(self.device)
-            yield ExposureCorrection(exposure, config.optimizer.exposure_lr, config.trainer.loss.exposure)
+    def _renew(self) -> None:
+        """Recreates everything that depends on the grids' shapes, apart from the optimizers' part of it."""
+        # The graph captures these as numbers, because computing them inside the capture would read from the device.
+        settings = self.model.settings
+        self._graphed = GraphedCall(lambda: self._step.run(settings), self.device, self.config.trainer.cuda_graph)
+        self._average.restart()
 
     @property
     def field(self) -> RadianceField:
@@ -358,53 +251,25 @@ class Session:
         return self.model.occupancy
 
     @property
+    def diverged(self) -> bool:
+        """Whether, at the last record, training pixels were rendered clearly worse than by the untrained field."""
+        return self._recorder.diverged
+
+    @property
+    def refinement(self) -> CameraRefinement | None:
+        """The refinement of the training cameras; None if they are not refined."""
+        return next((part for part in self.parts if isinstance(part, CameraRefinement)), None)
+
+    @property
     def exposure(self) -> AffineExposure | None:
         """Learned exposure corrections of the training images; None with ``trainer.exposure=none``."""
         return next((part.exposure for part in self.parts if isinstance(part, ExposureCorrection)), None)
 
-    def _begin_refinement(self) -> CameraRefinement | None:
-        """Returns the refinement of the cameras, or None if the cameras are not refined."""
-        config, steps, warp = self.config.camera, self.config.trainer.steps, self.model.warp
-        if not config.refines:
-            return None
-        logger.info(
-            "cameras are refined: rays are computed by torch operations, no visual hull is used, and the stages are "
-            "those of %s",
-            "camera.stages" if config.stages else "trainer.stages",
-        )
-        return CameraRefinement(
-            self._pixels.cameras,
-            torch.tensor(self.config.scene.aabb, device=self.device).mean(dim=0),
-            steps=steps,
-            pose_lr=config.pose_lr,
-            focal_lr=config.focal_lr if config.focal else None,
-            final_factor=config.final_factor,
-            warm_up=round(config.warm_up * steps),
-            pose_from=config.kept_steps(steps, forward=warp is not None and warp.is_forward_facing),
-            focal_from=round(config.focal_from * steps),
-            unit=1.0 if warp is None else warp.motion_unit,
-        )
-
-    def _check_memory(self) -> None:
-        """Raises if training cannot fit in memory, before anything is allocated, and decides where images are kept."""
-        if self.device.type != "cuda":
-            return
-        estimate = self.estimate_memory()
-        if images_stay_on_host(self.config.trainer.images, estimate, self.device):
-            logger.info(
-                "training images stay in pinned host memory, from which the GPU reads the pixels that it samples"
-            )
-            self._images_on_host = True
-            estimate = self.estimate_memory()
-        logger.info("training needs about %s of GPU memory", estimate)
-        check_memory(estimate, self.device)
-
     def estimate_memory(self) -> MemoryEstimate:
         """Estimates the memory that training needs at its final resolution."""
         config, train = self.config.trainer, self.scene.train
-        shapes = untrained_field(self.config, "meta")
-        on_host = self._images_on_host
-        return estimate_memory(shapes, self.config.model, config, train, self.device.type, images_on_host=on_host)
+        shapes = untrained_model(self.config, "meta")
+        return estimate_memory(shapes, config, train, self.device.type, images_on_host=self._images_on_host)
 
     def fit(self, *, wait: bool = True) -> bool:
         """Trains up to the configured number of steps. Ctrl-C, SIGTERM or SIGHUP stops training after the current step.
@@ -453,8 +318,8 @@ class Session:
         started = time.perf_counter()
         batch = self._advance()
         self.train_seconds += time.perf_counter() - started
-        if self._record_is_due():
-            self._log_scalars(self.train_seconds, self.train_seconds - self._recorded_seconds)
+        if self._recorder.is_due(self.step):
+            self._record(self.train_seconds, self.train_seconds - self._recorded_seconds)
             self._recorded_seconds = self.train_seconds
         if self.step >= config.steps:
             self._average.apply()
@@ -462,28 +327,35 @@ class Session:
 
     def _advance(self) -> Batch:
         """Takes one step."""
-        self._enter_stage()
-        if self._occupied.is_due(self.step):
-            self._refresh_occupancy()
-        self._regularise_grid()
+        attached = self.optimizers.attached
+        for part in self._joined:
+            part.before_step(self.step)
+        if self.optimizers.attached != attached:
+            self._begin_stage()
         self._graphed()
         if self.step == 0:
-            self._untrained_error.copy_(self._step.error)
+            self._recorder.note_untrained_error()
         self.step += 1
         self._average.update(self.step)
         self._call(self._on_step)
         return self._step.batch
 
-    def _record_is_due(self) -> bool:
-        config = self.config.trainer
-        return self.step % config.log_every == 0 or self.step == config.steps
+    def _begin_stage(self) -> None:
+        """Logs the grid's new box and resolution, and calls the hook."""
+        grid = self.model.grid
+        _log.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
+        vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
+        values = {"stage/resolution": self.model.resolution, "stage/vertices": vertices}
+        self._records.scalars(self.step, values)
+        self._renew()
+        self._call(self._on_stage)
 
     def _train(self, wait: bool) -> Iterator[Batch]:
         """Takes the remaining steps with records, previews and checkpoints; yields the batch of each step."""
         config = self.config.trainer
         started, before = self._now(), self.train_seconds
         with (
-            self._holding_output(wait),
+            self._locked_output(wait),
             explain_shortage(self.estimate_memory, self.device),
             Interrupt() as interrupt,
             Progress(config.steps, self.step) as progress,
@@ -496,13 +368,10 @@ class Session:
                     rays = self._step.rays if self._step.capacity is None else 0
                     batch = self._advance()
                     progress.update(self.step, psnr=self._step.psnr, rays=rays)
-                    if self._record_is_due():
+                    if self._recorder.is_due(self.step):
                         elapsed = self._now() - started - pause.seconds
-                        self._log_scalars(before + elapsed, elapsed - logged)
+                        self._record(before + elapsed, elapsed - logged)
                         logged = elapsed
-                        if self._histogram_is_due():
-                            with pause:
-                                self._log_densities()
                     if _due(self.step, config.preview_every):
                         with pause:
                             self.preview()
@@ -542,16 +411,6 @@ class Session:
         """The last valid checkpoint on disk, or the one from which training was resumed; None if there is neither."""
         return None if self._writer is None else self._writer.newest
 
-    @property
-    def settings(self) -> RenderSettings:
-        """The sampling settings at the current resolution."""
-        return self.model.settings
-
-    @property
-    def background(self) -> Tensor:
-        """The background colour (3,) for rendering and evaluating views, on the field's device."""
-        return self.model.background
-
     def renderer(self) -> FieldRenderer:
         """Returns a renderer of the field's current state; after further steps, request a new one."""
         return self.model.renderer()
@@ -561,14 +420,15 @@ class Session:
 
         Further steps change its field.
         """
-        return TrainedModel(self.model, copy.deepcopy(self.config), self.step, self.cameras)
+        # Without the training images and the optimizer.
+        return TrainedModel(self.model.around(), copy.deepcopy(self.config), self.step, self.cameras)
 
     @property
     def cameras(self) -> RefinedCameras | None:
         """The given and the refined training cameras, on the CPU; None if they are not refined."""
         if self.refinement is None:
             return None
-        return RefinedCameras(self.refinement.given().to("cpu"), self.refinement.refined().to("cpu"))
+        return RefinedCameras(self.refinement.given.to("cpu"), self.refinement.refined().to("cpu"))
 
     def preview(self) -> None:
         """Logs render | truth | error | depth for fixed test views, and their PSNR; no-op without a test split."""
@@ -576,7 +436,7 @@ class Session:
         if split is not None:
             views, cameras = self.config.trainer.preview_views, self.cameras
             split = split if cameras is None else cameras.follow_split(split)
-            log_preview(self.renderer(), split, self.background, self._records, self.step, views)
+            log_preview(self.renderer(), split, self.model.background, self._records, self.step, views)
 
     def evaluate(
         self, split: str = "test", *, views: int | None = None, images: Path | str | None = None, progress: bool = True
@@ -591,7 +451,7 @@ class Session:
 
         Raises:
             ValueError: The scene has no such split, or ``views`` is below 1.
-            FileExistsError: ``images`` holds an image of a view's name that voxelfield has not written.
+            FileExistsError: ``images`` contains an image of a view's name that voxelfield has not written.
             FloatingPointError: A rendered image contains NaN or infinity.
         """
         return self.result().evaluate(self.scene.split(split), views=views, images=images, progress=progress)
@@ -614,14 +474,14 @@ class Session:
             OSError: The checkpoint, or the previous one, could not be written.
             DirectoryInUseError: Another process is writing to the output folder.
         """
-        with self._holding_output(wait):
+        with self._locked_output(wait):
             path = self._save()
             if wait:
                 self.wait()
         return path
 
     @contextlib.contextmanager
-    def _holding_output(self, wait: bool) -> Iterator[None]:
+    def _locked_output(self, wait: bool) -> Iterator[None]:
         """Locks the output folder for a block and, unless the block waits for its files, until :meth:`wait`."""
         if self.output is None:
             yield
@@ -635,12 +495,8 @@ class Session:
         """Like :meth:`save`, but does not wait; the arguments are as for :meth:`CheckpointWriter.save`."""
         if self._writer is None:
             return None
-        finite = self._is_finite()
+        finite = self._recorder.is_finite()
         return self._writer.save(self.step, self._state(), finite=finite, settled=settled, optional=optional)
-
-    def _flush(self) -> None:
-        """Flushes the log, because a run that is resumed from a checkpoint does not log earlier steps again."""
-        self._records.flush()
 
     def wait(self) -> None:
         """Waits until the last checkpoint is on disk.
@@ -658,8 +514,7 @@ class Session:
             "step": self.step,
             "train_seconds": self.train_seconds,
             "rays": self._step.rays,
-            "untrained_error": self._untrained_error,
-            "diverged": self.diverged,
+            **self._recorder.state_dict(),
             **self.model.state_dict(),
             "optimizer": self.optimizers.state_dict(),
             "average": self._average.state_dict(),
@@ -668,10 +523,6 @@ class Session:
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "config": asdict(self.config),
         }
-
-    def _is_finite(self) -> bool:
-        """Returns whether all parameters are finite; synchronises with the device."""
-        return all(bool(parameter.detach().sum().isfinite()) for parameter in self.field.parameters())
 
     def restore(self, checkpoint: dict[str, Any], *, path: Path | None = None, replaced: Sequence[Path] = ()) -> None:
         """Resumes from the content of a checkpoint; the grid adopts the saved resolution and box.
@@ -688,223 +539,53 @@ class Session:
                 ``trainer.occupancy.resolution``, in whether cameras are refined, in whether exposures are learned, or
                 in the number of training images with exposures.
         """
-        missing = [name for name in _SAVED if name not in checkpoint]
-        if missing:
-            raise TypeError(f"checkpoint must be one that load_checkpoint returned, got one without {missing[0]!r}")
-        saved = checkpoint["config"]
-        scene = parse(SceneConfig, saved["scene"], "scene of the checkpoint")
-        recorded = parse(WarpConfig, saved["warp"], "warp of the checkpoint")
-        warp, present = None if scene.aabb is None else recorded.build(scene.aabb), self.model.warp
-        if warp is not present and (warp is None or not warp.agrees_with(present)):
-            raise ValueError(
-                f"scene.aabb and the settings of warp must be those of the checkpoint ({warp}), got "
-                f"{present}{_remedy(warp, present)}"
-            )
-        if warp is None and scene.aabb != self.config.scene.aabb:
-            raise ValueError(
-                f"scene.aabb must be that of the checkpoint, {_corners(scene.aabb)}, got "
-                f"{_corners(self.config.scene.aabb)}"
-            )
-        saved_cells, cells = (list(x.shape) for x in (checkpoint["occupancy"]["occupied"], self.occupancy.occupied))
-        if saved_cells != cells:
-            raise ValueError(
-                f"trainer.occupancy.resolution must be that of the checkpoint, {saved_cells[0]}, got {cells[0]}"
-            )
-        self._check_parts(checkpoint)
-        self._check_settings(checkpoint)
-        check_state("field", self.field, checkpoint["field"], self.model.grid.levels)
-        check_state("occupancy", self.occupancy, checkpoint["occupancy"])
-        changed = self._changed_data(checkpoint["data"]) if "data" in checkpoint else ""
-        if changed:
-            logger.warning("scene %s: training continues with the present data", changed)
+        check_complete(checkpoint)
+        # The model of a script is not found by its name, and a saved setting of the model has no effect here.
+        saved = parse(RunConfig, {**checkpoint["config"], "model": self.config.model}, "config of the checkpoint")
+        check_resumable(checkpoint, saved, self.config, self.model, self.parts)
+        if "data" in checkpoint:
+            self._compare_data(checkpoint["data"])
         if self._writer is not None and path is not None:
             self._writer.follow(path, replaced)
         self.model.load_state_dict(checkpoint)
-        self.model.adopt_resolution(reached_resolution(self.config.trainer.stages, checkpoint["step"]))
+        self.model.resolution = reached_resolution(self.config.trainer.stages, checkpoint["step"])
         self.optimizers.load_state_dict(checkpoint["optimizer"])
         for part in self.parts:
             if part.name in checkpoint:
                 part.load_state_dict(checkpoint[part.name])
         self.step, self.train_seconds = checkpoint["step"], checkpoint["train_seconds"]
         self._step.resume(self.step, checkpoint["rays"])
-        # Old checkpoints do not contain these two entries.
-        self.diverged = checkpoint.get("diverged", False)
-        self._untrained_error.copy_(checkpoint.get("untrained_error", torch.tensor(math.inf)))
-        self._attach()
+        self._recorder.load_state_dict(checkpoint)
+        self.optimizers.attach()
+        self._renew()
         if "average" in checkpoint:
             self._average.load_state_dict(checkpoint["average"], self.step)
         torch.set_rng_state(checkpoint["rng"].cpu())
         if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
 
-    def _check_settings(self, checkpoint: dict[str, Any]) -> None:
-        """Rejects stages that a resumed run would ignore, and warns of other settings that differ."""
-        trainer = parse(TrainerConfig, checkpoint["config"]["trainer"], "trainer of the checkpoint")
-        steps = checkpoint["step"]
-        reached, present = (reached_resolution(config.stages, steps) for config in (trainer, self.config.trainer))
-        if reached != present:
-            raise ValueError(
-                f"trainer.stages must have reached the resolution of the checkpoint at step {checkpoint['step']}, "
-                f"{reached}, got {present}"
-            )
-        changed = changed_settings(checkpoint["config"], self.config)
-        told = [
-            f"{key} is {now} instead of {before}" for key, (before, now) in changed.items() if key.startswith(_RESUMED)
-        ]
-        if told:
-            logger.warning("settings differ from those of the checkpoint: %s", clipped("; ".join(told), 500))
-
-    def _changed_data(self, saved: dict[str, Tensor]) -> str:
+    def _compare_data(self, saved: dict[str, Tensor]) -> None:
+        """Logs a warning if the training images are not those of the checkpoint."""
         train = self.scene.train
         now = self._fingerprint.result() if self.output is not None else fingerprint(train)
-        return changes(saved, now, train.names)
+        changed = changes(saved, now, train.names)
+        if changed:
+            _log.warning("scene %s: training continues with the present data", changed)
 
-    def _check_parts(self, checkpoint: dict[str, Any]) -> None:
-        """Rejects a checkpoint with the state of other parts than this session has."""
-        own = {part.name: part for part in self.parts if part.state_dict()}
-        saved = [name for name in checkpoint if name not in _SAVED + _ALSO_SAVED]
-        for name in {**own, **dict.fromkeys(saved)}:
-            if (name in saved) == (name in own):
-                continue
-            if name not in _SETTINGS_OF_PARTS:
-                raise ValueError(
-                    f"parts must be those of the checkpoint, {', '.join(saved) or 'none'}, got "
-                    f"{', '.join(own) or 'none'}"
-                )
-            key, chosen = _SETTINGS_OF_PARTS[name]
-            wanted, got = (chosen, "none") if name in saved else ("none", chosen)
-            raise ValueError(f"{key} must be {wanted}, as in the checkpoint, got {got}")
-        for name, part in own.items():
-            part.check_state(checkpoint[name])
-
-    def _enter_stage(self) -> None:
-        """Changes the grid's box and resolution if a stage starts at this step."""
-        stages, occupied = self.config.trainer.stages, self._occupied
-        stage = stages[stage_at(stages, self.step)]
-        if stage.step != self.step:
-            return
-        if self.step == 0:
-            self._restrict()
-        # Only a grid in the world frame is cropped: other frames have a fixed box.
-        crop = stage.crop and self.model.warp is None
-        if crop:
-            occupied.fraction(self.step)  # raises if no occupied cell is left to crop to
-        box = self.occupancy.bounds() if crop else None
-        self.model.resize(stage.resolution, box, self._count_visible_samples, self.optimizers.grid)
-        if crop:
-            self._restrict()
-        grid = self.model.grid
-        logger.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
-        vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
-        self._records.scalars(self.step, {"stage/resolution": stage.resolution, "stage/vertices": vertices})
-        self._attach()
-        if self.step >= self.config.trainer.occupancy.start and not occupied.is_due(self.step):
-            self._refresh_occupancy()
-        self._find_lost_cameras()
-        self._call(self._on_stage)
-
-    def _find_lost_cameras(self) -> None:
-        """Searches for cameras that were lost in earlier stages."""
-        if self._lost_cameras is None or self.refinement is None or self.step == 0:
-            return
-        for camera in self._lost_cameras.find(self.refinement, self.model, self.exposure):
-            if camera.twist is not None:
-                self.refinement.set_pose(camera.index, camera.twist)
-            logger.info("step %d: %s", self.step, camera)
-
-    def _count_visible_samples(self, shape: Sequence[int]) -> Tensor:
-        cameras, settings = self._pixels.cameras, self.settings
-        settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
-        every = max(1, min(cameras.width, cameras.height) // _PIXELS_LOOKED_AT)
-        with self.model.autocast():
-            return count_visible_samples(self.field, self.occupancy, settings, cameras, shape, every=every)
-
-    def _restrict(self) -> None:
-        """Excludes space known to be empty. With refined cameras, wrong poses would make images carve away matter."""
-        if self.refinement is None:
-            self._occupied.restrict_to_images(self._pixels)
-        else:
-            # Poses that need no coarse stages are right to within a few pixels, so space beside the cameras is known.
-            self._occupied.restrict_to_box(None if self.config.camera.stages else self._pixels.cameras)
-
-    def _refresh_occupancy(self) -> None:
-        self._occupied.refresh(self.settings.step)
-        self.optimizers.restrict(self.occupancy)
-
-    def _attach(self) -> None:
-        """Recreates everything that depends on the grids' shapes: working copies, active tiles, the CUDA graph."""
-        self.optimizers.attach(copies_dtype(self.config.trainer.precision, self.device), self.occupancy)
-        # The graph captures these as numbers, because computing them inside the capture would read from the device.
-        settings = self.settings
-        self._graphed = GraphedCall(lambda: self._step.run(settings), self.device, self.config.trainer.cuda_graph)
-        self._average.restart()
-
-    def _regularise_grid(self) -> None:
-        """Accumulates the gradients of the loss terms on the grid itself, to which those of the step will be added."""
-        variation = grid_weight(self.config.trainer.loss, "tv_features", self.step)
-        if variation > 0:
-            self.optimizers.add_total_variation(self.config.trainer.loss_scale * variation)
-        terms = grid_terms(self.config.trainer.loss, self.model, self.step)
-        if terms:
-            (self.config.trainer.loss_scale * torch.stack(list(terms.values())).sum()).backward()
-            self._step.count(terms)
-
-    def _log_scalars(self, seconds: float, since_last: float) -> None:
-        totals = self._step.totals.read()
-        losses = mean_losses(totals)
-        # Where the field is NaN, no sample is visible, so the loss of the remaining samples may be finite.
-        if not self._is_finite() or not all(math.isfinite(value) for value in losses.values()):
-            self._stop_not_finite(losses)
-        self._note_divergence(losses["loss/photometric"])
-        values = losses | rates_of_steps(totals, self.config.trainer, since_last)
-        values["train/occupancy"] = self._occupied.fraction(self.step)
-        values["train/seconds"] = seconds
-        for part in self.parts:
-            values |= part.scalars()
-        values |= {f"lr/{name}": rate for name, rate in self.optimizers.rates().items()}
-        if self.device.type == "cuda":
-            values["gpu/allocated_GiB"] = torch.cuda.memory_allocated(self.device) / 2**30
-            values["gpu/peak_GiB"] = torch.cuda.max_memory_allocated(self.device) / 2**30
-        self._records.scalars(self.step, values)
-
-    def _histogram_is_due(self) -> bool:
-        """Returns whether a histogram is due with this record; histograms are evenly spread over training."""
-        config = self.config.trainer
-        records = max(1, round(config.steps / _HISTOGRAMS / config.log_every))
-        return self.step % (records * config.log_every) == 0 or self.step == config.steps
-
-    def _log_densities(self) -> None:
-        densities = log_densities(self.model, self.step)
-        if len(densities) > 0:
-            self._records.histogram(self.step, "density/log10", densities)
-
-    def _stop_not_finite(self, losses: dict[str, float]) -> NoReturn:
-        """Saves the state for inspection and stops training."""
-        hints = ""
-        if self._writer is not None:
-            try:
-                hints = f"; the state is in {self._writer.save(self.step, self._state(), finite=False)}"
-                self._writer.wait()
-            except OSError as error:
-                hints = f"; {error}"
-            hints += "" if self.checkpoint is None else f", and the last valid checkpoint is {self.checkpoint}"
-        raise FloatingPointError(
-            f"step {self.step}: the loss or the field was not finite since the last record, now {losses}; lower "
-            "optimizer.grid_lr or optimizer.network_lr, or trainer.loss_scale where gradients are float16, or set "
-            f"trainer.not_finite=skip{hints}"
-        )
-
-    def _note_divergence(self, loss: float) -> None:
-        """Compares the loss since the last record with that of the first step and sets :attr:`diverged`."""
-        before, self.diverged = self.diverged, has_diverged(self.step, loss, float(self._untrained_error))
-        if self.diverged and not before:
-            logger.warning(
-                "step %d: training diverges, with training pixels at %.1f dB after %.1f dB before the first step; "
-                "lower trainer.rates.grid and trainer.rates.network",
-                self.step,
-                -10 * math.log10(loss),
-                -10 * math.log10(max(float(self._untrained_error), 1e-10)),
-            )
+    def _record(self, seconds: float, since_last: float) -> None:
+        """Records the metrics of the last steps; if they are not finite, saves the state for inspection and stops."""
+        try:
+            self._records.scalars(self.step, self._recorder.collect_metrics(self.step, seconds, since_last))
+        except FloatingPointError as error:
+            hints = ""
+            if self._writer is not None:
+                try:
+                    hints = f"; the state is in {self._writer.save(self.step, self._state(), finite=False)}"
+                    self._writer.wait()
+                except OSError as failure:
+                    hints = f"; {failure}"
+                hints += "" if self.checkpoint is None else f", and the last valid checkpoint is {self.checkpoint}"
+            raise FloatingPointError(f"{error}{hints}") from None
 
     def _call(self, hook: Hook | None) -> None:
         if hook is not None:
@@ -916,37 +597,3 @@ class Session:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def _check_types(scene: object, model: object, trainer: object, optimizer: object, camera: object) -> None:
-    """Raises TypeError unless the arguments of a session have the right types."""
-    expected: tuple[tuple[str, object, tuple[type, ...], str], ...] = (
-        ("scene", scene, (Scene,), "a voxelfield.Scene"),
-        ("model", model, (ModelConfig, str), "a ModelConfig or the name of one"),
-        ("trainer", trainer, (TrainerConfig, str, type(None)), "a TrainerConfig, the name of a preset or None"),
-        ("optimizer", optimizer, (OptimizerConfig, str, type(None)), "an OptimizerConfig, the name of one or None"),
-        ("camera", camera, (CameraConfig, type(None)), "a CameraConfig or None"),
-    )
-    for name, value, types, words in expected:
-        if not isinstance(value, types):
-            raise TypeError(f"{name} must be {words}, got {shown(value)}")
-
-
-def _remedy(saved: Warp | None, present: Warp | None) -> str:
-    """Returns the setting that chooses the kind of warp of a checkpoint, if only that differs."""
-    if saved is None or present is None or saved.is_forward_facing == present.is_forward_facing:
-        return ""
-    return f": set warp.ndc={str(saved.is_forward_facing).lower()}"
-
-
-def _corners(aabb: tuple[tuple[float, ...], ...] | None) -> list[list[float]] | None:
-    return None if aabb is None else [list(corner) for corner in aabb]
-
-
-def _model_config(model: ModelConfig | str) -> ModelConfig:
-    """Returns a model config; for a name, that kind of model with its default settings."""
-    if isinstance(model, ModelConfig):
-        return model
-    if model not in model_names():
-        raise ValueError(f"model must be one of {', '.join(model_names())}, got {model!r}")
-    return parse(ModelConfig, {"kind": model}, "model")

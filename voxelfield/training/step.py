@@ -3,45 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from voxelfield.evaluation.metrics import mse_to_psnr
+from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.model import Model
+from voxelfield.models.part import Part
 from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.rendering.march import Capacity, RenderSettings, Sampler, visible_samples
-from voxelfield.training.batch import Batch, Outputs
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import TrainerConfig
-from voxelfield.training.losses import backpropagate, rendering_terms
-from voxelfield.training.optimizer import Optimizers
-from voxelfield.training.part import Loss, Part
-from voxelfield.training.schedules import exponential_decay
+from voxelfield.training.optimizer import Optimizers, exponential_decay
+from voxelfield.training.reduction import Reduction
+
+
+class _ScaledGradients(torch.autograd.Function):
+    """Stands in for the sum of several losses; its gradient with respect to each of them is the given factor."""
+
+    @staticmethod
+    def forward(ctx: Any, factor: Tensor, *losses: Tensor) -> Tensor:
+        ctx.save_for_backward(factor)
+        ctx.count = len(losses)
+        return losses[0].view_as(losses[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (factor,) = ctx.saved_tensors
+        return None, *[factor] * ctx.count
+
+
+def backpropagate(losses: Sequence[Tensor], factor: Tensor) -> None:
+    """Accumulates the gradients of the losses' sum, multiplied by a factor () on their device.
+
+    Equivalent to ``torch.autograd.backward`` with ``grad_tensors``, which would import sympy and take seconds.
+    """
+    _ScaledGradients.apply(factor, *losses).backward()
 
 
 class StepTotals:
-    """Sums over steps that stay on the device until they are read.
+    """Sums over steps, and over processes, that stay on the device until they are read."""
 
-    Args:
-        device: Device of the sums.
-    """
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, reduction: Reduction) -> None:
         self._device = device
+        self._reduction = reduction
         self._sums: dict[tuple[str, ...], Tensor] = {}
 
-    def add(self, values: dict[str, Tensor]) -> None:
-        """Adds values to the totals, which start at zero, in two kernel launches regardless of their number.
-
-        Args:
-            values: Scalars () by name, at least one, on the device and all of one dtype.
-        """
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        """Adds scalars () of one dtype to the totals, in two kernel launches regardless of their number."""
         names = tuple(values)
         if names not in self._sums:
             self._sums[names] = torch.zeros(len(names), dtype=torch.float64, device=self._device)
-        self._sums[names] += torch.stack(list(values.values()))
+        self._sums[names] += self._reduction.count(torch.stack(list(values.values())))
 
     def read(self) -> dict[str, float]:
         """Returns all totals and sets them to zero; synchronises with the device."""
@@ -56,21 +71,21 @@ class StepTotals:
 class TrainingStep:
     """Runs one step after another. On CUDA, a step neither synchronises with the device nor depends on the host.
 
-    A step draws a batch, renders it, sums the loss terms, differentiates them, and updates all parameters. Whatever is
-    not needed for every field joins as a :class:`voxelfield.training.part.Part`.
+    A step draws a batch, renders it, sums the loss terms of all parts, differentiates them, reduces the gradients, and
+    updates all parameters.
 
     On CUDA a fixed number of rays is drawn in each step, and as many of them are used as fit in
     ``config.visible_samples`` visible samples; on the CPU the number of rays is adapted to the samples instead.
 
     Args:
-        model: The model to train.
-        pixels: The training images; with ``config.loss.structure``, they carry its weights.
+        model: Renders the batches.
+        pixels: The training images.
         optimizers: The optimizers of the field and of the parts' parameter groups; None where only parts learn.
         config: Settings of the training loop.
-        parts: What joins the steps, in this order.
-        losses: Further terms by name, each multiplied by its weight. A term of the name of another replaces it.
+        parts: All that joins the steps, in this order; to train the model, the first is the model itself.
         sampler: Places samples on rays, as :func:`voxelfield.rendering.render.render` takes it.
         rays: Number of rays drawn in every step; None for the number that ``config`` suggests.
+        reduction: Combines gradients and counts over processes.
 
     Attributes:
         number: Number of steps done, int64, on the device.
@@ -79,9 +94,6 @@ class TrainingStep:
         totals: Sums over the steps since the last read: the loss terms by name, ``rays``, ``samples``, ``steps`` and,
             if they are counted, ``candidates``. With ``config.not_finite="skip"`` also ``skipped``, the number of steps
             that changed nothing but Adam's moments; their losses count as zero.
-
-    Raises:
-        ValueError: Two parts have the same name.
     """
 
     def __init__(
@@ -91,14 +103,15 @@ class TrainingStep:
         optimizers: Optimizers | None,
         config: TrainerConfig,
         *,
-        parts: Sequence[Part] = (),
-        losses: Mapping[str, Loss] | None = None,
+        parts: Sequence[Part],
         sampler: Sampler = visible_samples,
         rays: int | None = None,
+        reduction: Reduction | None = None,
     ) -> None:
         self.device = model.device
         self.number = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.totals = StepTotals(self.device)
+        self._reduction = Reduction() if reduction is None else reduction
+        self.totals = StepTotals(self.device, self._reduction)
         self.capacity = (
             Capacity(config.candidate_samples, config.visible_samples) if self.device.type == "cuda" else None
         )
@@ -111,7 +124,6 @@ class TrainingStep:
         self._optimizers = optimizers
         self._config = config
         self._parts = parts
-        self._losses = losses or {}
         self._sampler = sampler
         self._loss_scale = torch.tensor(config.loss_scale, device=self.device)
         self.error = torch.zeros((), device=self.device)
@@ -126,24 +138,22 @@ class TrainingStep:
         return self._batch
 
     def run(self, settings: RenderSettings) -> None:
-        """Takes one step.
-
-        Args:
-            settings: Sampling settings.
-        """
+        """Takes one step."""
         config = self._config
         if self._optimizers is not None:
             self._optimizers.scale(exponential_decay(self.number, config.steps, config.rates.final_factor))
-        for part in self._parts:
-            part.before_step(self.number)
         batch = self._batch = self._draw()
-        for part in self._parts:
-            part.prepare(batch)
         outputs = self._render(batch, settings)
-        terms = self._terms(outputs, batch)
+        terms: dict[str, Tensor] = {}
+        for part in self._parts:
+            terms.update(part.losses(outputs, batch))
+        if "photometric" not in terms:
+            raise KeyError(f"losses must contain 'photometric', by which divergence is detected, got {list(terms)}")
         backpropagate(list(terms.values()), self._loss_scale)
+        parameters = [parameter for part in self._parts for parameter in part.parameters()]
+        self._reduction.gradients(parameters)
         if config.not_finite == "skip":
-            terms = self._drop_unless_finite(terms)
+            terms = self._drop_unless_finite(terms, parameters)
         for part in self._parts:
             part.after_backward(self.number)
         if self._optimizers is not None:
@@ -152,7 +162,7 @@ class TrainingStep:
             part.after_step(self.number)
         self.number += 1
         self.error.copy_(terms["photometric"].detach())
-        self.count(terms)
+        self.totals.add({f"loss/{name}": term.detach() for name, term in terms.items()})
         rendering = outputs.rendering
         counts = {"steps": self._one, "rays": rendering.rays_kept, "samples": rendering.samples.ray_offsets[-1]}
         if rendering.candidates is not None:
@@ -165,17 +175,16 @@ class TrainingStep:
 
     def _draw(self) -> Batch:
         config = self._config
-        count = max(1, config.pixels_in_patches, self.rays // config.supersampling**2)
         moved = [cameras for cameras in (part.cameras() for part in self._parts) if cameras is not None]
+        count = max(1, self.rays // config.supersampling**2)
         batch = self._pixels.batch(count, self._model.field.aabb, config.background, moved[-1] if moved else None)
-        names = {*getattr(self._model.field, "extra_inputs", ()), *getattr(self._model.field, "density_inputs", ())}
-        if names:
-            values = {name: batch.for_rays(batch.images if name == "image" else batch[name]) for name in names}
-            batch.rays = replace(batch.rays, values=values)
+        batch.rays = self._model.rays_of(batch)
         return batch
 
     def _render(self, batch: Batch, settings: RenderSettings) -> Outputs:
         config = self._config
+        for part in self._parts:
+            part.prepare(batch)
         rendering = self._model.render(
             batch.rays,
             settings,
@@ -196,31 +205,20 @@ class TrainingStep:
         )
         return outputs
 
-    def _terms(self, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        """Returns all weighted loss terms by name; later ones replace earlier ones of the same name."""
-        terms = rendering_terms(self._config.loss, outputs, batch)
-        for part in self._parts:
-            terms.update(part.losses(outputs, batch))
-        return terms | {name: loss(outputs, batch) for name, loss in self._losses.items()}
-
-    def _drop_unless_finite(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _drop_unless_finite(self, terms: dict[str, Tensor], parameters: Sequence[nn.Parameter]) -> dict[str, Tensor]:
         """Counts a step as skipped and zeroes its gradients and losses if any of them is not finite.
 
         Runs entirely on the device, and reads and writes every gradient once more.
         """
-        parameters = [*self._model.field.parameters(), *(p for part in self._parts for p in part.parameters())]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         # A sum may overflow although its terms are finite; such a gradient is not usable either.
         sums = [gradient.sum(dtype=torch.float32) for gradient in gradients]
         finite = torch.stack([value.detach().float() for value in (*terms.values(), *sums)]).isfinite().all()
+        finite = self._reduction.finite(finite)
         for gradient in gradients:
             gradient.masked_fill_(~finite, 0)
         self.totals.add({"skipped": (~finite).to(torch.int64)})
         return {name: torch.where(finite, term.detach(), 0.0) for name, term in terms.items()}
-
-    def count(self, terms: dict[str, Tensor]) -> None:
-        """Adds loss terms to the totals."""
-        self.totals.add({f"loss/{name}": term.detach() for name, term in terms.items()})
 
     def psnr(self) -> float:
         """Returns the PSNR of the last step's pixels, dB; synchronises with the device."""

@@ -1,7 +1,8 @@
-"""A finished run, loaded for rendering rather than for more training."""
+"""A trained model, loaded for rendering rather than for more training."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,13 +13,19 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.scene import Split
-from voxelfield.evaluation.evaluation import Evaluation, OnView, evaluate_split, evenly_spaced
+from voxelfield.evaluation.evaluation import (
+    Evaluation,
+    OnView,
+    check_pictures,
+    evaluate_split,
+    evenly_spaced,
+    save_images,
+)
 from voxelfield.evaluation.lpips import Lpips
 from voxelfield.fields.field import RadianceField
 from voxelfield.media.png import PngWriter
-from voxelfield.models.gridless import grid_of
 from voxelfield.models.model import Model
-from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.settings import reached_resolution
 from voxelfield.ops._checks import check_at_least_one
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.cameras import Cameras, overview, reference_camera
@@ -29,9 +36,8 @@ from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, TrainerConfig, parse
-from voxelfield.training.fields import grid_box, untrained_field
+from voxelfield.training.fields import untrained_model
 from voxelfield.training.optimizer import copies_dtype
-from voxelfield.training.schedules import reached_resolution
 from voxelfield.training.state.checkpoint import check_state, contents_of, load_resolved
 
 
@@ -44,8 +50,8 @@ class TrainedModel:
             reads them.
         config: All settings of the run.
         steps: Number of training steps done.
-        cameras: The refined training cameras, if cameras were refined. The field is then in the frame of the refined
-            ones, into which :meth:`evaluate` moves the views of a split.
+        cameras: The refined training cameras, if cameras were refined. The field is then in the world frame of the
+            refined ones, into which :meth:`evaluate` moves the views of a split.
     """
 
     model: Model
@@ -64,19 +70,14 @@ class TrainedModel:
         return self.model.occupancy
 
     @property
-    def model_config(self) -> ModelConfig:
-        """The model_config that built the field."""
-        return self.config.model
-
-    @property
     def trainer(self) -> TrainerConfig:
         """Settings of the training loop, which include those of the evaluation."""
         return self.config.trainer
 
     def __repr__(self) -> str:
         """Returns one line that says what was trained."""
-        kind, name = self.model_config.kind, self.config.scene.name
-        return f"Run(scene={name!r}, model={kind!r}, steps={self.steps}, device={self.field.aabb.device})"
+        kind, name = self.config.model.kind, self.config.scene.name
+        return f"TrainedModel(scene={name!r}, model={kind!r}, steps={self.steps}, device={self.field.aabb.device})"
 
     def overview(self, size: int = 320) -> View:
         """Renders the field's box from obliquely above; this image represents the run in a notebook.
@@ -134,7 +135,6 @@ class TrainedModel:
         images: Path | str | None = None,
         lpips: bool | None = None,
         on_view: OnView | None = None,
-        writer: PngWriter | None = None,
         progress: bool = True,
     ) -> Evaluation:
         """Compares the field with photographs, as the run's own evaluation does.
@@ -142,12 +142,11 @@ class TrainedModel:
         After training with ``trainer.exposure=affine``, views are evaluated as rendered and with a fitted exposure.
 
         Args:
-            split: Images and cameras, such as ``scene.test``, in the scene's frame.
+            split: Images and cameras, such as ``scene.test``, in the scene's world frame.
             views: Number of views to evaluate, spread evenly; None for all.
             images: Folder to which the rendered views are written as PNG; None writes none.
             lpips: Whether to compute LPIPS too; None for the value of ``trainer.evaluation.lpips``.
-            on_view: As for :func:`voxelfield.evaluation.evaluation.evaluate_split`.
-            writer: As for :func:`voxelfield.evaluation.evaluation.evaluate_split`.
+            on_view: Called with each view (:data:`voxelfield.evaluation.evaluation.OnView`).
             progress: Show a progress bar if the standard error stream is a terminal.
 
         Raises:
@@ -155,7 +154,7 @@ class TrainedModel:
             ValueError: ``views`` is not an int of at least 1, or the split has no views.
             MissingPackageError: LPIPS needs a package that is not installed.
             FileNotFoundError: A file of weights that LPIPS needs does not exist.
-            FileExistsError: ``images`` holds an image of a view's name that voxelfield has not written.
+            FileExistsError: ``images`` contains an image of a view's name that voxelfield has not written.
             FloatingPointError: A rendered image contains NaN or infinity.
         """
         if not isinstance(split, Split):
@@ -167,18 +166,21 @@ class TrainedModel:
         chosen = evenly_spaced(len(split) if views is None else views, len(split))
         device = self.field.aabb.device
         wanted = self.trainer.evaluation.lpips if lpips is None else lpips
-        return evaluate_split(
-            self._default_renderer.view,
-            split,
-            self.model.background,
-            None if images is None else Path(images),
-            views=chosen,
-            lpips=Lpips(device) if wanted else None,
-            fit_exposure=self.trainer.exposure != "none",
-            on_view=on_view,
-            writer=writer,
-            progress=progress,
-        )
+        callbacks = [] if on_view is None else [on_view]
+        with contextlib.ExitStack() as stack:
+            if images is not None:
+                check_pictures("images", Path(images), (split.names[index] for index in chosen))
+                callbacks.append(save_images(Path(images), stack.enter_context(PngWriter())))
+            return evaluate_split(
+                self._default_renderer.view,
+                split,
+                self.model.background,
+                views=chosen,
+                lpips=Lpips(device) if wanted else None,
+                fit_exposure=self.trainer.exposure != "none",
+                on_view=callbacks,
+                progress=progress,
+            )
 
     def _refined(self, split: Split) -> Split:
         """Refines the poses of views before they are evaluated, if ``camera.test_steps`` is positive."""
@@ -229,10 +231,8 @@ def load_trained_model(path: Path | str, device: torch.device | str) -> TrainedM
     path, checkpoint = load_resolved(Path(path), device, ("config", "field", "occupancy", "step", "cameras"))
     with contents_of(path):
         config, field, occupancy, step = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))
-        run = restore_trained_model(config, field, occupancy, step, device)
-        if "cameras" not in checkpoint:
-            return run
-        return replace(run, cameras=RefinedCameras.from_state(checkpoint["cameras"]))
+        cameras = RefinedCameras.from_state(checkpoint["cameras"]) if "cameras" in checkpoint else None
+        return replace(restore_trained_model(config, field, occupancy, step, device), cameras=cameras)
 
 
 def restore_trained_model(
@@ -242,7 +242,7 @@ def restore_trained_model(
     steps: int,
     device: torch.device | str,
 ) -> TrainedModel:
-    """Reconstructs a run from its saved parts.
+    """Reconstructs a trained model from its saved parts.
 
     Args:
         config: All settings of the run.
@@ -257,26 +257,22 @@ def restore_trained_model(
     """
     device = torch.device(device)
     settings = parse(RunConfig, config)
-    model_config, trainer = settings.model, settings.trainer
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}
     # Built on the meta device, because the values are about to be replaced: initialising them would take seconds, and
     # memory for any size that the configuration names.
     with torch.device("meta"):
-        field = untrained_field(settings, "meta")
-    grid = grid_of(field)
-    check_state("field", field, state, () if grid is None else grid.levels)
-    field.load_state_dict(state, assign=True)
-    if any(tensor.is_meta for tensor in (*field.parameters(), *field.buffers())):
+        model = untrained_model(settings, "meta")
+    check_state("field", model.field, state, model.grid.levels)
+    check_state("occupancy", model.occupancy, occupancy_state)
+    model.field.load_state_dict(state, assign=True)
+    if any(tensor.is_meta for tensor in (*model.field.parameters(), *model.field.buffers())):
         # A user's decoder may have buffers that are not saved.
-        field = untrained_field(settings, device)
-        field.load_state_dict(state)
-    field.requires_grad_(False)
-    with torch.device("meta"):
-        occupancy = OccupancyGrid(trainer.occupancy.resolution, grid_box(settings))
-    check_state("occupancy", occupancy, occupancy_state)
-    occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
-    model = Model(field.to(device), occupancy.to(device), model_config, trainer.sampling)
-    model.grid.to(copies_dtype(trainer.precision, device))
-    model.adopt_resolution(reached_resolution(trainer.stages, steps))
+        model = untrained_model(settings, device)
+        model.field.load_state_dict(state)
+    model.occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
+    model.field.to(device).requires_grad_(False)
+    model.occupancy.to(device)
+    model.grid.to(copies_dtype(settings.trainer.precision, device))
+    model.resolution = reached_resolution(settings.trainer.stages, steps)
     _ = model.settings  # rejects settings with which an image would take hours
     return TrainedModel(model, settings, steps)

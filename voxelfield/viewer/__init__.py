@@ -1,1 +1,1 @@
-"""Walking through a field in a browser: what draws, what decides when and how finely, and the page itself."""
+"""Exploring a field in a browser: pictures, the thread that draws them, and the page, which is made with viser."""

@@ -1,30 +1,28 @@
-"""The viewer of a run that is being trained."""
+"""The viewer of a run in training."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import threading
-from typing import Any
+from collections.abc import Iterator
 
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.session import Session
-from voxelfield.viewer.curves import Curves, RecordingLogger
-from voxelfield.viewer.drawing.painter import boxes_around, reference_of
-from voxelfield.viewer.drawing.photographs import Photographs
-from voxelfield.viewer.page.address import Address, import_viser
-from voxelfield.viewer.page.viewer_page import ViewerPage
-from voxelfield.viewer.scheduling.live import LiveField
+from voxelfield.viewer.address import Address, import_viser
+from voxelfield.viewer.live import LiveField
+from voxelfield.viewer.page import ViewerPage
+from voxelfield.viewer.photographs import Photographs
 
 logger = logging.getLogger(__name__)
 
 
 class TrainingViewer:
-    """Shows a session in a browser while it trains; whatever fails here ends the viewer and not the training.
+    """Shows a session in a browser while it trains; a failure ends the viewer but not the training.
 
     To be used as ``Session(scene, on_step=viewer.after_step)``, with :meth:`begin` before and :meth:`end` after.
 
     Args:
-        config: Says where the page is served.
+        config: Where the page is served.
 
     Raises:
         ValueError: The port cannot be listened on.
@@ -41,72 +39,39 @@ class TrainingViewer:
     def __init__(self, config: LoggerConfig | None = None) -> None:
         config = LoggerConfig() if config is None else config
         self._address = Address(config.viewer_host, config.viewer_port, ("logger.viewer_host", "logger.viewer_port"))
-        # What the user can mend is told before images are loaded.
+        # Reported before images are loaded, because the user can correct it.
         import_viser()
         self._address.check()
         self.live: LiveField | None = None
         self.page: ViewerPage | None = None
-        self._opening: threading.Thread | None = None
 
     def begin(self, session: Session) -> None:
-        """Opens the page, in a thread of its own; training need not wait for it."""
-        try:
-            curves = Curves()
-            session.log = RecordingLogger(session.log, curves)
-            self.live = LiveField(session, self._connected)
-            self._opening = threading.Thread(
-                target=self._open, args=(session, self.live, curves), name="viewer page", daemon=True
-            )
-            self._opening.start()
-        except Exception as error:
-            self._give_up(error)
+        """Opens the page."""
+        with self._survive():
+            live = LiveField(session, lambda: 0 if self.page is None else len(self.page.server.get_clients()))
+            photographs = Photographs.of(session.scene, ("train", "test"), session.cameras)
+            name = str(session.output or "RUN")
+            self.page = ViewerPage(self._address, session.result(), name, photographs, live)
+            self._address.log_urls()
+            self.live = live
 
     def after_step(self, session: Session) -> None:
-        """Copies the field if the page wants it; waits only while the user has paused training."""
-        if self.live is None:
-            return
-        try:
-            self.live.after_step(session)
-        except Exception as error:
-            self._give_up(error)
+        """Copies the field if the page has requested it; waits only while the user has paused training."""
+        if self.live is not None:
+            with self._survive():
+                self.live.after_step(session)
 
     def end(self) -> None:
         """Closes the page."""
-        if self.live is not None:
-            self.live.resume()
-        if self._opening is not None:
-            self._opening.join()
-        page, self.page = self.page, None
-        if page is None:
-            return
+        if self.page is not None:
+            with self._survive():
+                self.page.close()
+            self.page = None
+
+    @contextlib.contextmanager
+    def _survive(self) -> Iterator[None]:
         try:
-            page.close()
+            yield
         except Exception as error:
-            self._give_up(error)
-
-    def _open(self, session: Session, live: LiveField, curves: Curves) -> None:
-        try:
-            scene, refined, warp = session.scene, session.cameras, session.model.warp
-            self.page = ViewerPage(
-                self._address,
-                scene.name,
-                str(session.output or "RUN"),
-                live,
-                Photographs.of(scene, ("train", "test"), refined),
-                [scene.aabb.cpu()] if warp is None else boxes_around(warp),
-                session.background.cpu(),
-                curves,
-                live,
-                reference=reference_of(warp),
-            )
-            self._address.tell()
-        except Exception as error:
-            self._give_up(error)
-
-    def _connected(self) -> int:
-        page: Any = self.page
-        return 0 if page is None else len(page.server.get_clients())
-
-    def _give_up(self, error: Exception) -> None:
-        self.live = None
-        logger.error("the viewer failed (%s), and training continues without it", error)
+            self.live = None
+            logger.error("the viewer failed (%s), and training continues without it", error)

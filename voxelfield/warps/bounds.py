@@ -26,7 +26,7 @@ def box_of_points(points: Tensor) -> Tensor:
         points: (M, 3) world units, M at least 1.
 
     Returns:
-        (2, 3), larger than what it holds by a twentieth at each side; float64.
+        (2, 3), with a margin of a twentieth at each side; float64.
     """
     points = points.double()
     low, high = (torch.quantile(points, share, dim=0) for share in (_OUTLIERS, 1 - _OUTLIERS))
@@ -37,7 +37,7 @@ def box_of_points(points: Tensor) -> Tensor:
 
 
 def stray_cameras(c2w: Tensor) -> Tensor:
-    """Tells which cameras lie so far from all others that their poses are probably wrong.
+    """Returns which cameras lie so far from all others that their poses are probably wrong.
 
     Args:
         c2w: (N, 4, 4) camera to world.
@@ -70,7 +70,7 @@ def viewed_point(origins: Tensor, looks: Tensor) -> Tensor:
 
 
 def look_from_many_sides(looks: Tensor) -> bool:
-    """Tells whether unit directions (N, 3), float64, of rays to a point differ enough to determine that point well."""
+    """Returns whether unit directions (N, 3), float64, of rays to a point differ enough to determine the point."""
     return float(1 - torch.linalg.eigvalsh(looks.mT @ looks / len(looks))[-1]) >= _FROM_MANY_SIDES
 
 

@@ -103,7 +103,7 @@ class WarpConfig:
         """Returns the warp that settings describe which a run has recorded; None if the field ends at its box.
 
         Args:
-            aabb: The box that matters most, world units.
+            aabb: The box of interest, world units.
 
         Raises:
             ValueError: There is no such warp.
@@ -120,31 +120,25 @@ class CaptureFacts(Protocol):
 
     @property
     def aabb(self) -> Tensor:
-        """(2, 3) the box that matters, world units."""
-        ...
+        """(2, 3) the box of interest, world units."""
 
     @property
     def bounded(self) -> bool:
         """Whether the scene shows nothing outside ``aabb``."""
-        ...
 
     @property
     def estimated(self) -> bool:
         """Whether ``aabb`` was only estimated from cameras or points, so that a warp may have another box."""
-        ...
 
     @property
     def points(self) -> Tensor | None:
         """(M, 3) points of the scene, world units; None if unknown."""
-        ...
 
     def poses(self) -> Tensor:
         """Returns the poses (N, 4, 4) of all photographs, camera to world, OpenGL axes."""
-        ...
 
     def border_rays(self) -> tuple[Tensor, Tensor]:
         """Returns origins and unit directions, both (N, P, 3), of rays along the borders of all photographs."""
-        ...
 
 
 def choose_warp(scene: CaptureFacts, settings: WarpConfig) -> Warp | None:
@@ -193,18 +187,18 @@ def choose_warp(scene: CaptureFacts, settings: WarpConfig) -> Warp | None:
 
 
 def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> NestedBoxes:
-    """Returns nested boxes for photographs that show what is around, too.
+    """Returns nested boxes for photographs that also show the surroundings.
 
-    With points, the smallest box holds the middle four fifths of them along each axis, and the largest holds nearly
-    all of them, and reaches twice as far as the cameras. Outdoors, most points may belong to the background. So if
+    With points, the smallest box contains the middle four fifths of them along each axis. The largest contains nearly
+    all of them and reaches twice as far as the cameras. Outdoors, most points may belong to the background. So if
     cameras look at a subject from many sides, and the points reach more than halfway to the cameras along an axis, the
     smallest box reaches halfway. Without points, it is a quarter of the cube of
-    :func:`voxelfield.warps.bounds.box_of_cameras`, around the point that the cameras look at. Cameras astray do not
-    count.
+    :func:`voxelfield.warps.bounds.box_of_cameras`, around the point that the cameras look at. Cameras astray are
+    ignored.
 
     Args:
         c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.
-        points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
+        points: (M, 3) points from structure from motion, or points that fill the visible space, world units.
     """
     c2w = c2w[~stray_cameras(c2w)].double()
     viewed, distance, from_many_sides = viewed_cube(c2w)
@@ -227,7 +221,7 @@ def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> Nested
         low, high = centre - half, centre + half
         reach = torch.quantile(((points - centre).abs() / half).amax(dim=-1), 1 - _OUTLIERS)
         # Every ray shows something, even where structure from motion found no points, as on a dark or blank background.
-        # A box that ended at the cameras would hold the background of some of them right in front of others.
+        # In a box that ended at the cameras, the background of some would lie right in front of others.
         reach = torch.maximum(reach, _BEYOND_CAMERAS * ((c2w[:, :3, 3] - centre).abs() / half).max())
         count = min(max(math.ceil(math.log2(max(float(reach), 1.0))) + 1, 2), MAX_BOXES)
         cameras = c2w[:: -(-len(c2w) // _MAX_CAMERAS)]

@@ -27,7 +27,7 @@ _THINNEST, _THICKEST = 1 / 8, 2.0
 
 
 class NotForwardError(ValueError):
-    """The cameras do not all face the same way, or some are too close to what they see."""
+    """The cameras do not all face the same way, or some are too close to the scene."""
 
 
 def ndc_box_of_cameras(
@@ -46,8 +46,8 @@ def ndc_box_of_cameras(
         c2w: (N, 4, 4) poses of all photographs, camera to world, OpenGL axes, N at least 1.
         border: Origins and unit directions, both (N, P, 3), of rays along the borders of the images, all of which the
             grid must cover.
-        points: (M, 3) points that structure from motion found, or that fill what is seen, world units. None: ``near``
-            must be given, and the box of what matters reaches to ten times this depth.
+        points: (M, 3) points from structure from motion, or points that fill the visible space, world units. None:
+            ``near`` must be given, and the box of interest reaches to ten times this depth.
         near: Depth of the near plane, world units; None: three quarters of the depth of the nearest points.
         widest: How many times as wide as one image all of them together may be at the near plane.
 
@@ -57,7 +57,7 @@ def ndc_box_of_cameras(
         ValueError: There are neither points nor ``near``.
     """
     if float(c2w[:, :3, 1].double().mean(dim=0).norm()) < _LEAST_UP:
-        raise NotForwardError("cameras must agree on what is up, got up directions that cancel")
+        raise NotForwardError("cameras must agree on the up direction, got directions that cancel")
     reference = _mean_pose(c2w.double())
     axes, position = reference[:, :3], reference[:, 3]
     cosines = (F.normalize(c2w[:, :3, 2].double(), dim=-1) @ axes[:, 2]).clamp(-1, 1)
@@ -135,7 +135,7 @@ def _window(
 
 
 def _frustum(window: Window, near: float, position: Tensor, axes: Tensor) -> Tensor:
-    """Returns the corners (8, 3) of what the window shows from the near plane to ten times its depth."""
+    """Returns the corners (8, 3) of the window's frustum from the near plane to ten times its depth."""
     x, y, depth = (torch.tensor(ends, dtype=torch.float64) for ends in (*zip(*window, strict=True), (near, 10 * near)))
     corners = torch.cartesian_prod(x, y, depth)
     return position + torch.cat((corners[:, :2] * corners[:, 2:], -corners[:, 2:]), dim=-1) @ axes.mT

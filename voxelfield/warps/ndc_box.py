@@ -32,10 +32,10 @@ class NdcBox:
     infinity, and at the near plane.
 
     Args:
-        aabb: (2, 3) the part of space that matters most, world units.
+        aabb: (2, 3) the region of interest, world units.
         camera: The reference camera to world, three rows of four; OpenGL axes.
         near: Depth of the near plane, world units. Every photograph's camera must be on the near side of this plane.
-        window: Limits ((x0, y0), (x1, y1)) of x / depth and y / depth; what lies outside is not represented.
+        window: Limits ((x0, y0), (x1, y1)) of x / depth and y / depth; the rest is not represented.
         depth: Extent of the grid along z, in units of x / depth, like the limits of the window.
 
     Raises:
@@ -138,11 +138,6 @@ class NdcBox:
     def op_arguments(self) -> list[float]:
         """See :class:`Warp`."""
         return []
-
-    @property
-    def fits_image_kernels(self) -> bool:
-        """See :class:`Warp`."""
-        return False
 
     def agrees_with(self, other: Warp | None) -> bool:
         """See :class:`Warp`. Ignores rounding: the last digits of a window depend on the processor."""

@@ -34,7 +34,7 @@ class NestedBoxes:
     (Mueller et al. 2022, appendix E) uses such cascades for its occupancy grid.
 
     Args:
-        aabb: (2, 3) the smallest box, world units; it should contain what needs the most detail.
+        aabb: (2, 3) the smallest box, world units; it should contain the parts that need the most detail.
         count: Number of boxes, 1 to 12.
         ratio: Ratio of the sizes of successive boxes, above 1.
         near: Distance from a camera within which no samples are placed, world units. Space this close is seen by only
@@ -104,11 +104,6 @@ class NestedBoxes:
         """See :class:`Warp`."""
         low, high = (", ".join(f"{value:.3g}" for value in corner) for corner in self.outermost)
         return "nested boxes", f"{self.count}, the outermost ({low}) to ({high})"
-
-    @property
-    def fits_image_kernels(self) -> bool:
-        """See :class:`Warp`."""
-        return True
 
     def world_box(self, number: int) -> Box:
         """Returns one of the boxes in world units.

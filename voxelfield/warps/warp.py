@@ -32,76 +32,60 @@ class Warp(Protocol):
 
     @property
     def aabb(self) -> Box:
-        """The box that matters most, world units."""
-        ...
+        """The box of interest, world units."""
 
     @property
     def count(self) -> int:
         """Number of boxes that :meth:`world_box` returns."""
-        ...
 
     @property
     def near(self) -> float:
         """Where sampling begins, world units: a distance from each camera, or the depth of the near plane."""
-        ...
 
     @property
     def warped_aabb(self) -> Box:
         """The box of the grid, in warped coordinates."""
-        ...
 
     @property
     def outermost(self) -> Box:
         """A box around everything that the warp covers, world units."""
-        ...
 
     @property
     def clearance(self) -> float:
         """Distance from each camera within which nothing is sampled, world units."""
-        ...
 
     @property
     def is_forward_facing(self) -> bool:
-        """Whether the warp is made for cameras that all face the same way, and covers only what lies before them."""
-        ...
+        """Whether the warp covers only the space in front of cameras that all face the same way."""
 
     @property
     def reference(self) -> tuple[Pose, Window] | None:
         """The pose and the window of a camera that sees all that the warp covers; None if there is no such camera."""
-        ...
 
     @property
     def motion_unit(self) -> float:
         """Unit of translations when cameras are refined, world units."""
-        ...
 
     @property
     def settings(self) -> dict[str, Any]:
         """The fields of :class:`voxelfield.warps.choice.WarpConfig` from which an equal warp can be built."""
-        ...
 
     @property
     def summary(self) -> tuple[str, str]:
         """A label and a text of one line that describe the warp, for reports."""
-        ...
 
     @property
     def op_arguments(self) -> list[float]:
-        """The numbers with which compiled ops cut rays into the pieces of nested boxes; empty if rays are not cut."""
-        ...
+        """The numbers with which kernels cut rays into the pieces of nested boxes.
 
-    @property
-    def fits_image_kernels(self) -> bool:
-        """Whether the kernels that render whole images support this warp."""
-        ...
+        Empty if rays are mapped by :meth:`map_rays` instead, which kernels that render whole images do not support.
+        """
 
     def world_box(self, number: int) -> Box:
         """Returns one of the boxes, world units. Number 1 is :attr:`aabb`; each further box contains the one before."""
-        ...
 
     def agrees_with(self, other: Warp | None) -> bool:
         """Returns whether a field in this warp can continue training in ``other``."""
-        ...
 
     def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
         """Returns the edges, in world units, of a voxel in a box.
@@ -110,7 +94,6 @@ class Warp(Protocol):
             voxels: Edges of a voxel in warped coordinates.
             number: As for :meth:`world_box`.
         """
-        ...
 
     def from_world(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Maps world positions to warped coordinates; not for graph capture.
@@ -122,7 +105,6 @@ class Warp(Protocol):
             (M, 3) positions in warped coordinates, infinite for points that the warp does not cover; and (M,) the
             length in world units of one unit of warped coordinates at each point.
         """
-        ...
 
     def from_world_near(self, points: Tensor, warped: Tensor) -> Tensor:
         """Maps world positions to warped coordinates, differentiably, each into the box of a given position.
@@ -134,7 +116,6 @@ class Warp(Protocol):
         Returns:
             (M, 3) positions in warped coordinates.
         """
-        ...
 
     def to_world(self, warped: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Maps positions from warped coordinates to the world; not for graph capture.
@@ -145,7 +126,6 @@ class Warp(Protocol):
         Returns:
             (M, 3) world positions, (M,) the indices of their boxes, int64, and (M,) whether rays can pass through them.
         """
-        ...
 
     def map_rays(
         self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
@@ -161,7 +141,6 @@ class Warp(Protocol):
         Returns:
             The same four in warped coordinates, for the ops that march rays.
         """
-        ...
 
     def world_distances(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
         """Returns the distances (M,) of samples from the origins of their rays, world units.
@@ -171,7 +150,6 @@ class Warp(Protocol):
             origins: (R, 3) world units.
             directions: (R, 3) unit length.
         """
-        ...
 
     def world_lengths(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
         """Returns the lengths (M,) of samples along their rays, world units; not for graph capture.
@@ -181,7 +159,6 @@ class Warp(Protocol):
             origins: (R, 3) world units.
             directions: (R, 3) unit length.
         """
-        ...
 
     def ray_spacing(self, origins: Tensor, angles: Tensor) -> float:
         """Returns the largest distance between neighbouring rays where detail matters most, in warped coordinates.
@@ -190,7 +167,6 @@ class Warp(Protocol):
             origins: (N, 3) origins of pairs of rays, N at least 1, world units.
             angles: (N,) angles between the rays of each pair, radians.
         """
-        ...
 
     def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
         """Returns which cells of a grid over :attr:`warped_aabb` rays can pass through.
@@ -202,4 +178,3 @@ class Warp(Protocol):
         Returns:
             (X, Y, Z) bool.
         """
-        ...

@@ -29,7 +29,7 @@ def ray_aabb_intersect(
         aabbs: (m, 6) lower corner and upper corner of each box.
         near_plane: Lower limit of the distances.
         far_plane: Upper limit of the distances.
-        miss_value: Value of both distances where a ray misses a box, or a box lies behind it.
+        miss_value: Value of both distances where a ray misses a box, or a box is behind it.
 
     Returns:
         Distances (n_rays, m) at which rays enter and leave the boxes, and (n_rays, m) bool, whether they do.
@@ -80,7 +80,7 @@ def traverse_grids(
         step_size: Shortest length of a step. 0, a negative number or None for one interval for each occupied cell.
         cone_angle: Length of a step per distance.
         traverse_steps_limit: The most samples of a ray; None, 0 or a negative number for no limit.
-        over_allocate: Needs a ``traverse_steps_limit``, as in nerfacc, and changes nothing: results hold samples only.
+        over_allocate: Needs a ``traverse_steps_limit``, as in nerfacc, and has no effect: results contain samples only.
         rays_mask: (n_rays,) bool, the rays to march. The others have no samples and stop where they begin.
         t_sorted: Not needed: the boxes are intersected while rays are marched.
         t_indices: Not needed.
@@ -119,7 +119,7 @@ def _edges(begins: Tensor, ends: Tensor, ray_index: Tensor, n_rays: int) -> RayI
     count = begins.shape[0]
     joins = torch.zeros_like(ray_index, dtype=torch.bool)
     joins[1:] = (begins[1:] == ends[:-1]) & (ray_index[1:] == ray_index[:-1])
-    # The place of each interval's end among the edges.
+    # The index of each interval's end among the edges.
     right = torch.arange(count, device=begins.device) + (~joins).cumsum(0)
     edges = int(right[-1]) + 1 if count else 0
     is_left = torch.zeros(edges, dtype=torch.bool, device=begins.device)

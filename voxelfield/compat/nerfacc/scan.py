@@ -32,14 +32,9 @@ def inclusive_sum(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
 
 
 def exclusive_sum(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
-    """Sums the samples before each one on its ray.
+    """Sums the samples before each one on its ray: 0 for the first.
 
-    Args:
-        inputs: As for :func:`inclusive_sum`.
-        packed_info: As for :func:`inclusive_sum`.
-
-    Returns:
-        As :func:`inclusive_sum`; 0 for the first sample of a ray.
+    Arguments, result and errors are those of :func:`inclusive_sum`.
     """
     if packed_info is None:
         return torch.cat((torch.zeros_like(inputs[..., :1]), inputs[..., :-1]), dim=-1).cumsum(dim=-1)
@@ -49,12 +44,7 @@ def exclusive_sum(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
 def inclusive_prod(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
     """Multiplies up to each sample of its ray. The gradient is right where inputs are zero, too.
 
-    Args:
-        inputs: As for :func:`inclusive_sum`.
-        packed_info: As for :func:`inclusive_sum`.
-
-    Returns:
-        As :func:`inclusive_sum`.
+    Arguments, result and errors are those of :func:`inclusive_sum`.
     """
     if packed_info is None:
         return inputs.cumprod(dim=-1)
@@ -62,14 +52,10 @@ def inclusive_prod(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
 
 
 def exclusive_prod(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
-    """Multiplies the samples before each one on its ray. The gradient is right where inputs are zero, too.
+    """Multiplies the samples before each one on its ray: 1 for the first.
 
-    Args:
-        inputs: As for :func:`inclusive_sum`.
-        packed_info: As for :func:`inclusive_sum`.
-
-    Returns:
-        As :func:`inclusive_sum`; 1 for the first sample of a ray.
+    Arguments, result and errors are those of :func:`inclusive_sum`. The gradient is right where inputs are
+    zero, too.
     """
     if packed_info is None:
         return torch.cat((torch.ones_like(inputs[..., :1]), inputs[..., :-1]), dim=-1).cumprod(dim=-1)

@@ -47,12 +47,9 @@ def rendering(
         TypeError: A result of the function has the wrong dtype.
         ValueError: An argument or a result has the wrong shape, or there is no function.
     """
-    if t_starts.shape != t_ends.shape:
-        raise ValueError(f"t_ends must have the shape of t_starts, {tuple(t_starts.shape)}, got {tuple(t_ends.shape)}")
+    _check_samples("t_ends", t_ends, t_starts)
     if ray_indices is not None:
-        if ray_indices.shape != t_starts.shape:
-            shapes = f"{tuple(t_starts.shape)}, got {tuple(ray_indices.shape)}"
-            raise ValueError(f"ray_indices must have the shape of t_starts, {shapes}")
+        _check_samples("ray_indices", ray_indices, t_starts)
         if n_rays is None:
             raise ValueError("n_rays must be given with ray_indices, got None")
     evaluate = rgb_sigma_fn if rgb_sigma_fn is not None else rgb_alpha_fn
@@ -160,17 +157,9 @@ def render_weight_from_alpha(
     n_rays: int | None = None,
     prefix_trans: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the weight of each sample in its pixel, and the transmittance.
+    """Returns the weight of each sample in its pixel, and the transmittance, both in the shape of ``alphas``.
 
-    Args:
-        alphas: As for :func:`render_transmittance_from_alpha`.
-        packed_info: As for :func:`render_transmittance_from_alpha`.
-        ray_indices: As for :func:`render_transmittance_from_alpha`.
-        n_rays: As for :func:`render_transmittance_from_alpha`.
-        prefix_trans: As for :func:`render_transmittance_from_alpha`.
-
-    Returns:
-        Weights and transmittance, both in the shape of ``alphas``.
+    Arguments and errors are those of :func:`render_transmittance_from_alpha`.
     """
     trans = render_transmittance_from_alpha(alphas, packed_info, ray_indices, n_rays, prefix_trans)
     return trans * alphas, trans
@@ -185,19 +174,9 @@ def render_weight_from_density(
     n_rays: int | None = None,
     prefix_trans: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the weight of each sample in its pixel, the transmittance and the opacities.
+    """Returns the weight of each sample in its pixel, transmittance and opacities, all in the shape of ``sigmas``.
 
-    Args:
-        t_starts: As for :func:`render_transmittance_from_density`.
-        t_ends: As for :func:`render_transmittance_from_density`.
-        sigmas: As for :func:`render_transmittance_from_density`.
-        packed_info: As for :func:`render_transmittance_from_alpha`.
-        ray_indices: As for :func:`render_transmittance_from_alpha`.
-        n_rays: As for :func:`render_transmittance_from_alpha`.
-        prefix_trans: As for :func:`render_transmittance_from_alpha`.
-
-    Returns:
-        Weights, transmittance and opacities, all in the shape of ``sigmas``.
+    Arguments and errors are those of :func:`render_transmittance_from_density`.
     """
     trans, alphas = render_transmittance_from_density(
         t_starts, t_ends, sigmas, packed_info, ray_indices, n_rays, prefix_trans
@@ -215,19 +194,10 @@ def render_visibility_from_alpha(
     alpha_thre: float = 0.0,
     prefix_trans: Tensor | None = None,
 ) -> Tensor:
-    """Returns which samples are visible: enough light reaches them, and they are opaque enough.
+    """Returns which samples are visible, bool in the shape of ``alphas``.
 
-    Args:
-        alphas: As for :func:`render_transmittance_from_alpha`.
-        packed_info: As for :func:`render_transmittance_from_alpha`.
-        ray_indices: As for :func:`render_transmittance_from_alpha`.
-        n_rays: As for :func:`render_transmittance_from_alpha`.
-        early_stop_eps: The least transmittance in front of a visible sample.
-        alpha_thre: The least opacity of a visible sample.
-        prefix_trans: As for :func:`render_transmittance_from_alpha`.
-
-    Returns:
-        Bool, in the shape of ``alphas``.
+    A sample is visible if the transmittance in front of it is at least ``early_stop_eps``, and its opacity at least
+    ``alpha_thre``. The other arguments and the errors are those of :func:`render_transmittance_from_alpha`.
     """
     trans = render_transmittance_from_alpha(alphas, packed_info, ray_indices, n_rays, prefix_trans)
     return _visible(trans, alphas, early_stop_eps, alpha_thre)
@@ -245,21 +215,10 @@ def render_visibility_from_density(
     alpha_thre: float = 0.0,
     prefix_trans: Tensor | None = None,
 ) -> Tensor:
-    """Returns which samples are visible: enough light reaches them, and they are opaque enough.
+    """Returns which samples are visible, bool in the shape of ``sigmas``.
 
-    Args:
-        t_starts: As for :func:`render_transmittance_from_density`.
-        t_ends: As for :func:`render_transmittance_from_density`.
-        sigmas: As for :func:`render_transmittance_from_density`.
-        packed_info: As for :func:`render_transmittance_from_alpha`.
-        ray_indices: As for :func:`render_transmittance_from_alpha`.
-        n_rays: As for :func:`render_transmittance_from_alpha`.
-        early_stop_eps: As for :func:`render_visibility_from_alpha`.
-        alpha_thre: As for :func:`render_visibility_from_alpha`.
-        prefix_trans: As for :func:`render_transmittance_from_alpha`.
-
-    Returns:
-        Bool, in the shape of ``sigmas``.
+    A sample is visible if the transmittance in front of it is at least ``early_stop_eps``, and its opacity at least
+    ``alpha_thre``. The other arguments and the errors are those of :func:`render_transmittance_from_density`.
     """
     trans, alphas = render_transmittance_from_density(
         t_starts, t_ends, sigmas, packed_info, ray_indices, n_rays, prefix_trans
@@ -298,16 +257,9 @@ def accumulate_along_rays_(
     ray_indices: Tensor | None = None,
     outputs: Tensor | None = None,
 ) -> None:
-    """Adds weighted values along each ray to ``outputs`` (n_rays, D), in place.
+    """Adds weighted values along each ray to ``outputs`` (n_rays, D), in place; D is 1 without values.
 
-    Args:
-        weights: As for :func:`accumulate_along_rays`.
-        values: As for :func:`accumulate_along_rays`.
-        ray_indices: As for :func:`accumulate_along_rays`.
-        outputs: (n_rays, D), with D = 1 without values. Must be given.
-
-    Raises:
-        ValueError: An argument has the wrong shape.
+    The other arguments and the errors are those of :func:`accumulate_along_rays`.
     """
     terms = _weighted(weights, values, ray_indices)
     if outputs is None or outputs.shape[-1:] != terms.shape[-1:]:

@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from voxelfield import _library
 from voxelfield.ops._autograd import MaybeTensor, below_autograd, last_derivative, register_autograd
-from voxelfield.ops._checks import check_at_least_one, check_dtype, check_index, check_same_device, check_tensor
+from voxelfield.ops._checks import check_index
 from voxelfield.ops._no_derivative import hold_constant, refuse_jvp, refuse_vmap
 
 
@@ -22,22 +22,15 @@ def pixel_color_error(
     The result is the same to the bit in every run, because the sums have a fixed order.
 
     Args:
-        pixels: (P, 3) float32 or float64; differentiable.
+        pixels: (P, 3) float32 or float64; differentiable once.
         truth: (P, 3) true colours, in the dtype of ``pixels``; not differentiable.
         rays_per_pixel: The number of rays of each pixel, at least 1.
         rays_kept: () int64, the number of rays that count; these are the first of the ``P * rays_per_pixel`` rays. A
             pixel counts only if all of its rays do. None: all rays count.
 
     Returns:
-        () in the dtype of ``pixels``; 0 if no pixel counts. Differentiable once.
-
-    Raises:
-        TypeError: An argument is not a tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape or device, or ``rays_per_pixel`` is below 1.
-        NotImplementedError: A second derivative is requested.
+        () in the dtype of ``pixels``; 0 if no pixel counts.
     """
-    _check("pixels", pixels, truth, rays_per_pixel, rays_kept)
-    check_tensor("truth", truth, (pixels.shape[0], 3), " as pixels has rows")
     (truth,) = hold_constant("pixel_color_error", truth=truth)
     return _error(pixels, truth, None, None, rays_per_pixel, rays_kept)
 
@@ -53,13 +46,12 @@ def sample_color_error(
 ) -> Tensor:
     """Returns the weighted squared error of each sample's own colour, added up and divided by the number of rays.
 
-    The "per-point rgb loss" of DirectVoxGO (Sun et al. 2022). The result is the same to the bit in every run, because
-    the sums have a fixed order.
+    The "per-point rgb loss" of DirectVoxGO (Sun et al. 2022). The result is the same to the bit in every run.
 
     Args:
         weights: (M,) weights of the samples in their rays, in the dtype of ``sample_rgb``; not differentiable. A sample
             of weight 0 adds nothing, even if its colour is not finite.
-        sample_rgb: (M, 3) float32 or float64; differentiable.
+        sample_rgb: (M, 3) float32 or float64; differentiable once.
         ray_index: (M,) int64, the ray of each sample, in [0, P * rays_per_pixel). Not checked on CUDA, because that
             would synchronise: a sample whose index lies outside adds nothing.
         truth: (P, 3) true colours of the pixels, in the dtype of ``sample_rgb``; not differentiable.
@@ -67,36 +59,12 @@ def sample_color_error(
         rays_kept: () int64, the number of rays to divide by, if some rays were dropped for lack of room. None: all.
 
     Returns:
-        () in the dtype of ``sample_rgb``. Differentiable once.
-
-    Raises:
-        TypeError: An argument is not a tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape or device, or ``rays_per_pixel`` is below 1; or, on the CPU,
-            ``ray_index`` leaves its range.
-        NotImplementedError: A second derivative is requested.
+        () in the dtype of ``sample_rgb``.
     """
-    _check("sample_rgb", sample_rgb, truth, rays_per_pixel, rays_kept)
-    for name, value, dtype in (("weights", weights, sample_rgb.dtype), ("ray_index", ray_index, torch.int64)):
-        check_tensor(name, value, (sample_rgb.shape[0],), " as sample_rgb has rows")
-        check_dtype(name, value, (dtype,))
-        check_same_device(name, value, "sample_rgb", sample_rgb)
     weights, truth = hold_constant("sample_color_error", weights=weights, truth=truth)
     rays = truth.shape[0] * rays_per_pixel
     check_index("ray_index", ray_index, rays, f"for {truth.shape[0]} pixels of {rays_per_pixel} rays")
     return _error(sample_rgb, truth, weights, ray_index, rays_per_pixel, rays_kept)
-
-
-def _check(name: str, colors: Tensor, truth: Tensor, rays_per_pixel: int, rays_kept: Tensor | None) -> None:
-    check_tensor(name, colors, ("P" if name == "pixels" else "M", 3))
-    check_dtype(name, colors, (torch.float32, torch.float64))
-    check_tensor("truth", truth, ("P", 3))
-    check_dtype("truth", truth, (colors.dtype,), f" as {name} is")
-    check_same_device("truth", truth, name, colors)
-    check_at_least_one("rays_per_pixel", rays_per_pixel)
-    if rays_kept is not None:
-        check_tensor("rays_kept", rays_kept, ())
-        check_dtype("rays_kept", rays_kept, (torch.int64,))
-        check_same_device("rays_kept", rays_kept, name, colors)
 
 
 def _error(colors: Tensor, *others: MaybeTensor | int) -> Tensor:
@@ -137,13 +105,9 @@ _ColorErrorBackward = last_derivative(
 
 @_library.when_loaded
 def _register() -> None:
-    @torch.library.register_fake("voxelfield::color_error")
-    def _(colors: Tensor, *rest: Any) -> Tensor:
-        return colors.new_empty(())
-
-    @torch.library.register_fake("voxelfield::color_error_backward")
-    def _(grad: Tensor, colors: Tensor, *rest: Any) -> Tensor:
-        return colors.new_empty(colors.shape)
-
+    torch.library.register_fake("voxelfield::color_error", lambda colors, *_: colors.new_empty(()))
+    torch.library.register_fake(
+        "voxelfield::color_error_backward", lambda grad, colors, *_: colors.new_empty(colors.shape)
+    )
     register_autograd("color_error", _ColorError.apply)
     register_autograd("color_error_backward", _ColorErrorBackward.apply)

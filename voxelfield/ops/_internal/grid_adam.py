@@ -10,7 +10,6 @@ from torch import Tensor
 from voxelfield import _library
 from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor, lies_within
 from voxelfield.ops._errors import shown
-from voxelfield.ops._internal.active_tiles import check_tiles
 
 
 @torch.no_grad()
@@ -75,44 +74,13 @@ def grid_adam_(
             as :class:`torch.amp.GradScaler` keeps it. None means 1.
         found_inf: If this is not 0, no step is taken, and ``clear_grad`` clears the gradients of all vertices: one
             float32 number on the grids' device. None means 0.
-
-    Raises:
-        TypeError: An argument is not a tensor, or has the wrong dtype.
-        ValueError: Lists differ in length, a tensor has the wrong shape or device or is not contiguous, or an option is
-            out of range.
     """
-    check_rule(betas, eps, weight_decay, l2_penalty)
     count = len(params)
-    copies = [None] * count if working is None else list(working)
-    ids = [None] * count if tiles is None else list(tiles)
-    counts = [None] * count if tile_counts is None else list(tile_counts)
-    factors = [None] * count if channel_rates is None else list(channel_rates)
-    lists = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs, "grads": grads, "lrs": lrs, "steps": steps}
-    options = {"working": copies, "tiles": ids, "tile_counts": counts, "channel_rates": factors}
-    for name, values in {**lists, **options}.items():
-        if len(values) != count:
-            raise ValueError(f"{name} must have one entry for each of the {count} params, got {len(values)}")
     if count == 0:
         return
-    for i in range(count):
-        _check_array(f"params[{i}]", params[i], (torch.float32,))
-        check_same_device(f"params[{i}]", params[i], "params[0]", params[0])
-        for name, values in (("exp_avgs", exp_avgs), ("exp_avg_sqs", exp_avg_sqs), ("grads", grads)):
-            _check_array(f"{name}[{i}]", values[i], (torch.float32,), params[i])
-        if copies[i] is not None:
-            _check_array(f"working[{i}]", copies[i], (torch.float16, torch.bfloat16), params[i])
-        if (ids[i] is None) != (counts[i] is None):
-            raise ValueError(f"tiles[{i}] and tile_counts[{i}] must be given together, got only one of them")
-        if ids[i] is not None:
-            check_tiles(ids[i], counts[i], f"params[{i}]", params[i])
-        if factors[i] is not None:
-            check_channel_rates(f"channel_rates[{i}]", factors[i], f"params[{i}]", params[i])
+    none: list[Tensor | None] = [None] * count
+    copies = none if working is None else list(working)
     device = params[0].device
-    rates = [_on_device(f"lrs[{i}]", value, device, (torch.float32,)) for i, value in enumerate(lrs)]
-    for name, value in (("grad_scale", grad_scale), ("found_inf", found_inf)):
-        if value is not None:
-            _on_device(name, value, device, (torch.float32,))
-    numbers = [_on_device(f"steps[{i}]", value, device, (torch.float32, torch.int64)) for i, value in enumerate(steps)]
     _library.ensure_loaded(device.type)
     torch.ops.voxelfield.grid_adam_(
         list(params),
@@ -120,11 +88,11 @@ def grid_adam_(
         list(exp_avg_sqs),
         list(grads),
         copies,
-        rates,
-        numbers,
-        ids,
-        counts,
-        factors,
+        [_on_device(value, device) for value in lrs],
+        [_on_device(value, device) for value in steps],
+        none if tiles is None else list(tiles),
+        none if tile_counts is None else list(tile_counts),
+        none if channel_rates is None else list(channel_rates),
         grad_scale,
         found_inf,
         *betas,
@@ -157,50 +125,10 @@ def check_channel_rates(name: str, value: object, grid_name: str, grid: Tensor) 
         raise ValueError(f"{name} must be contiguous, got strides {value.stride()}")
 
 
-def _check_array(name: str, value: object, dtypes: tuple[torch.dtype, ...], like: Tensor | None = None) -> None:
-    if like is None:
-        check_tensor(name, value, ("X", "Y", "Z", "C"))
-    else:
-        check_tensor(name, value, tuple(like.shape), " as params has")
-    assert isinstance(value, Tensor)
-    check_dtype(name, value, dtypes)
-    if like is not None:
-        check_same_device(name, value, "params", like)
-    if not value.is_contiguous():
-        raise ValueError(f"{name} must be contiguous, for it is written in place; got strides {value.stride()}")
-
-
-def _on_device(name: str, value: Tensor | float, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> Tensor:
-    if not isinstance(value, Tensor):
-        return torch.full((1,), value, dtype=torch.float32, device=device)
-    check_dtype(name, value, dtypes)
-    if value.numel() != 1 or value.device != device:
-        raise ValueError(f"{name} must be one number on {device}, got shape {tuple(value.shape)} on {value.device}")
-    return value
+def _on_device(value: Tensor | float, device: torch.device) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.full((1,), value, dtype=torch.float32, device=device)
 
 
 @_library.when_loaded
 def _register() -> None:
-    @torch.library.register_fake("voxelfield::grid_adam_")
-    def _(
-        params: list[Tensor],
-        exp_avgs: list[Tensor],
-        exp_avg_sqs: list[Tensor],
-        grads: list[Tensor],
-        working: list[Tensor | None],
-        lrs: list[Tensor],
-        steps: list[Tensor],
-        tiles: list[Tensor | None],
-        tile_counts: list[Tensor | None],
-        channel_rates: list[Tensor | None],
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        l2_penalty: float,
-        skip_untouched: bool,
-        clear_grad: bool,
-    ) -> None:
-        return None
+    torch.library.register_fake("voxelfield::grid_adam_", lambda *_: None)

@@ -1,4 +1,4 @@
-"""Conversion between image points and rays, through lenses with distortion."""
+"""Conversion between image points and rays, through lenses with distortion (extension/cameras/lens.h)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_field, check_float32
 from voxelfield.ops._no_derivative import hold_constant
 
 LENS_NUMBERS = 14
@@ -14,11 +13,10 @@ LENS_NUMBERS = 14
 
 
 def lens_rays(points: Tensor, lens: Tensor) -> Tensor:
-    """Computes the rays through points of an image. The formulas are in extension/cameras/lens.h.
+    """Computes the rays through points of an image, without derivatives.
 
     Rays are exact up to rounding: Newton's iteration computes those of models without a closed formula. A point beyond
     the largest radius that the lens can image gets a ray near the outermost one. Does not synchronise with the device.
-    Not differentiable.
 
     Args:
         points: (N, 2) float32, in focal lengths from the principal point, x to the right and y down.
@@ -26,14 +24,7 @@ def lens_rays(points: Tensor, lens: Tensor) -> Tensor:
 
     Returns:
         (N, 3) float32: right, down and forward, of any length.
-
-    Raises:
-        TypeError: An argument is not a tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape or device.
-        NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
-    check_field("points", points, ("N", 2), torch.float32)
-    _check_lens(lens, "points", points)
     points, lens = hold_constant("lens_rays", points=points, lens=lens)
     _library.ensure_loaded(points.device.type)
     rays: Tensor = torch.ops.voxelfield.lens_rays(points, lens)
@@ -45,39 +36,15 @@ def lens_points(rays: Tensor, lens: Tensor) -> Tensor:
 
     The result is meaningless for rays that lie behind a camera that is no fisheye, or so far off the axis that the
     distortion folds back. Such rays can be detected by applying :func:`lens_rays` to the result, which then gives a
-    different ray. Does not synchronise with the device. Not differentiable.
-
-    Args:
-        rays: (N, 3) float32: right, down and forward, of any length but zero.
-        lens: As for :func:`lens_rays`.
-
-    Returns:
-        (N, 2) float32, in focal lengths from the principal point.
-
-    Raises:
-        TypeError: An argument is not a tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape or device.
-        NotImplementedError: An argument carries a tangent of forward-mode differentiation.
+    different ray.
     """
-    check_field("rays", rays, ("N", 3), torch.float32)
-    _check_lens(lens, "rays", rays)
     rays, lens = hold_constant("lens_points", rays=rays, lens=lens)
     _library.ensure_loaded(rays.device.type)
     points: Tensor = torch.ops.voxelfield.lens_points(rays, lens)
     return points
 
 
-def _check_lens(lens: object, name: str, rows: Tensor) -> None:
-    shared = isinstance(lens, Tensor) and lens.shape[:1] == (1,)
-    check_float32("lens", lens, (1 if shared else rows.shape[0], LENS_NUMBERS), name, rows)
-
-
 @_library.when_loaded
 def _register() -> None:
-    @torch.library.register_fake("voxelfield::lens_rays")
-    def _(points: Tensor, lens: Tensor) -> Tensor:
-        return points.new_empty(points.shape[0], 3)
-
-    @torch.library.register_fake("voxelfield::lens_points")
-    def _(rays: Tensor, lens: Tensor) -> Tensor:
-        return rays.new_empty(rays.shape[0], 2)
+    torch.library.register_fake("voxelfield::lens_rays", lambda points, lens: points.new_empty(points.shape[0], 3))
+    torch.library.register_fake("voxelfield::lens_points", lambda rays, lens: rays.new_empty(rays.shape[0], 2))

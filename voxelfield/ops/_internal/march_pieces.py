@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,10 +47,6 @@ def march_pieces(
     Returns:
         The samples of the R rays; positions, distances and lengths are in warped coordinates. Distances rise along a
         ray from one piece to the next.
-
-    Raises:
-        TypeError: An argument has the wrong type or dtype.
-        ValueError: An argument has the wrong shape or device, or a number is out of range.
     """
     offset = check_rays(origins, directions, near, far, offset)
     check_step(step)
@@ -104,16 +101,9 @@ def march_through(
 
 
 def world_distances(boxes: Sequence[float], samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
-    """Returns the world-space distances of samples in warped coordinates from their rays' origins.
+    """Returns the distances (M,) of samples in warped coordinates from their rays' origins, world units.
 
-    Args:
-        boxes: As for :func:`march_pieces`.
-        samples: M samples of R rays, with positions in warped coordinates.
-        origins: (R, 3) world units.
-        directions: (R, 3) unit length.
-
-    Returns:
-        (M,) world units.
+    ``origins`` (R, 3) are in world units, ``directions`` (R, 3) of unit length; boxes as for :func:`march_pieces`.
     """
     centre, half, (ratio, count, pitch, _) = boxes[:3], boxes[3:6], boxes[6:]
     box = torch.round(samples.positions[:, 0] / pitch).clamp(0, count - 1)
@@ -133,19 +123,6 @@ def pieces_of(boxes: Sequence[float]) -> int:
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::cut_rays")
-    def _(
-        origins: Tensor,
-        directions: Tensor,
-        near: Tensor,
-        far: Tensor,
-        offset: Tensor,
-        boxes: list[float],
-        step: float,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        rows = origins.shape[0] * pieces_of(boxes)
-        return (
-            origins.new_empty(rows, 3),
-            origins.new_empty(rows, 3),
-            origins.new_empty(rows),
-            origins.new_empty(rows),
-        )
+    def _(origins: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        rows = origins.shape[0] * pieces_of(rest[-2])
+        return tuple(origins.new_empty(shape) for shape in ((rows, 3), (rows, 3), (rows,), (rows,)))

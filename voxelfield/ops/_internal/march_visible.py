@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_at_least_one, check_float32, check_rays
-from voxelfield.ops._internal.pyramid_field import check_pyramid_field
 from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
-from voxelfield.ops.render_grid import cells_to_walk, check_numbers
+from voxelfield.ops.render_grid import cells_to_walk
 from voxelfield.ops.selection import MIN_WEIGHT
 
 
@@ -79,18 +77,9 @@ def march_visible(
 
     Returns:
         The samples that were kept; ``dt`` is ``step``.
-
-    Raises:
-        TypeError: An argument is not a tensor, or has the wrong type or dtype.
-        ValueError: An argument has the wrong shape or device, or a number is out of range.
-        RuntimeError: On CUDA, the device does not allow a block the shared memory of the network, at most 17 KiB.
     """
-    offset = check_rays(origins, directions, near, far, offset)
-    check_float32("aabb_occupancy", aabb_occupancy, (2, 3), "origins", origins)
-    cells = cells_to_walk(occupied, "origins", origins)
-    check_pyramid_field(levels, aabb, density_weights, density_initial, "origins", origins, blocks)
-    check_numbers(step, 0.0, min_transmittance, min_weight)
-    check_at_least_one("max_samples_per_ray", max_samples_per_ray)
+    if offset is None:
+        offset = torch.full_like(near, 0.5)
     check_capacity(capacity)
     rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
     hold_constant("march_visible", **rays, aabb=aabb, aabb_occupancy=aabb_occupancy)
@@ -103,7 +92,7 @@ def march_visible(
         near,
         far,
         offset,
-        *cells,
+        *cells_to_walk(occupied, "origins", origins),
         aabb_occupancy,
         list(levels),
         list(blocks),
@@ -132,18 +121,6 @@ def _register() -> None:
             origins.new_empty(parts_of(rays), dtype=torch.int64),
         )
 
-    @torch.library.register_fake("voxelfield::pack_slots")
-    def _(
-        origins: Tensor,
-        directions: Tensor,
-        near: Tensor,
-        far: Tensor,
-        offset: Tensor,
-        slots: Tensor,
-        counts: Tensor,
-        sums: Tensor,
-        step: float,
-        boxes: list[float],
-        capacity: int,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return empty_samples(origins, origins.shape[0], capacity)
+    torch.library.register_fake(
+        "voxelfield::pack_slots", lambda origins, *rest: empty_samples(origins, origins.shape[0], rest[-1])
+    )

@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from voxelfield import _library
 from voxelfield.ops._autograd import below_autograd, last_derivative, register_autograd
-from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_choice
 from voxelfield.ops._no_derivative import refuse_jvp, refuse_vmap
 
 PIXEL_AVERAGING = ("linear_light", "encoded")
@@ -44,27 +44,7 @@ def pixel_colors(
 
     Returns:
         (P, 3) in the dtype of ``rgb``, encoded as images are. Differentiable once.
-
-    Raises:
-        TypeError: An argument is not a tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape or device, or ``pixel_averaging`` is unknown.
-        NotImplementedError: A second derivative in ``rgb`` or ``opacity`` is requested.
     """
-    check_tensor("rgb", rgb, ("R", 3))
-    check_dtype("rgb", rgb, (torch.float32, torch.float64))
-    check_at_least_one("rays_per_pixel", rays_per_pixel)
-    if rgb.shape[0] % rays_per_pixel != 0:
-        raise ValueError(f"rays_per_pixel must divide the number of rays, {rgb.shape[0]}, got {rays_per_pixel}")
-    pixels = rgb.shape[0] // rays_per_pixel
-    common = isinstance(background, Tensor) and background.dim() == 1
-    shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {
-        "opacity": (opacity, (rgb.shape[0],)),
-        "background": (background, (3,) if common else (pixels, 3)),
-    }
-    for name, (value, shape) in shapes.items():
-        check_tensor(name, value, shape, f" for rgb of shape {tuple(rgb.shape)}")
-        check_dtype(name, value, (rgb.dtype,), " as rgb is")
-        check_same_device(name, value, "rgb", rgb)
     check_choice("pixel_averaging", pixel_averaging, PIXEL_AVERAGING)
     _library.ensure_loaded(rgb.device.type)
     run = torch.ops.voxelfield.pixel_colors.default if torch.compiler.is_compiling() else _PixelColors.apply
@@ -106,15 +86,13 @@ _PixelColorsBackward = last_derivative(
 
 @_library.when_loaded
 def _register() -> None:
-    @torch.library.register_fake("voxelfield::pixel_colors")
-    def _(rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, srgb: bool) -> Tensor:
-        return rgb.new_empty(rgb.shape[0] // rays_per_pixel, 3)
-
-    @torch.library.register_fake("voxelfield::pixel_colors_backward")
-    def _(
-        grad: Tensor, rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, srgb: bool
-    ) -> tuple[Tensor, Tensor]:
-        return rgb.new_empty(rgb.shape), rgb.new_empty(opacity.shape)
-
+    torch.library.register_fake(
+        "voxelfield::pixel_colors",
+        lambda rgb, opacity, background, rays_per_pixel, srgb: rgb.new_empty(rgb.shape[0] // rays_per_pixel, 3),
+    )
+    torch.library.register_fake(
+        "voxelfield::pixel_colors_backward",
+        lambda grad, rgb, opacity, *_: (rgb.new_empty(rgb.shape), rgb.new_empty(opacity.shape)),
+    )
     register_autograd("pixel_colors", _PixelColors.apply)
     register_autograd("pixel_colors_backward", _PixelColorsBackward.apply)

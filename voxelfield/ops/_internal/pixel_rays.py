@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import (
-    check_at_least_one,
-    check_dtype,
-    check_float32,
-    check_index,
-    check_same_device,
-    check_tensor,
-)
-from voxelfield.ops._internal.lens import LENS_NUMBERS
+from voxelfield.ops._checks import check_index
 from voxelfield.ops._no_derivative import hold_constant
 
 
@@ -48,10 +40,10 @@ def pixel_rays(
     lens: Tensor | None = None,
     supersampling: int = 1,
 ) -> PixelBatch:
-    """Casts the rays of some pixels and reads the pixels' colours, in one pass.
+    """Casts the rays of some pixels and reads the pixels' colours, in one pass, without derivatives.
 
     A pixel is divided into equal squares, and the rays are those of :meth:`voxelfield.Cameras.rays` through the centres
-    of these squares. Does not synchronise with the device. Not differentiable.
+    of these squares. Does not synchronise with the device.
 
     Args:
         images: (N, H, W, 4) uint8, contiguous.
@@ -61,43 +53,15 @@ def pixel_rays(
         intrinsics: (N, 4) float32: fx, fy, cx, cy in pixels.
         aabb: (2, 3) float32, the box that bounds the rays, world units.
         lens: (N, 14) float32, :attr:`voxelfield.rendering.lens.Lens.rows`, or None for pinholes.
-        supersampling: Number of squares along each side of a pixel, at least 1. With 1 the only ray goes through the
-            pixel's centre.
+        supersampling: Number of squares along each side of a pixel. With 1 the only ray goes through the centre.
 
     Returns:
         R = P * supersampling**2 rays, those of a pixel together, row by row; and the pixels' colours. float32.
-
-    Raises:
-        TypeError: An argument is not a tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape or device, or ``images`` is not contiguous, or has no pixel to
-            choose from, or ``supersampling`` is no int of at least 1; or, on the CPU, ``index`` leaves its range.
-        NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
-    check_tensor("images", images, ("N", "H", "W", 4))
-    check_dtype("images", images, (torch.uint8,))
-    if not images.is_contiguous():
-        raise ValueError(f"images must be contiguous, got strides {images.stride()}")
-    check_tensor("index", index, ("P",))
-    check_dtype("index", index, (torch.int64,))
-    check_same_device("index", index, "images", images)
-    count = images.shape[0]
-    shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {
-        "c2w": (c2w, (count, 4, 4)),
-        "intrinsics": (intrinsics, (count, 4)),
-        "aabb": (aabb, (2, 3)),
-    }
-    if lens is not None:
-        shapes["lens"] = (lens, (count, LENS_NUMBERS))
-    for name, (value, shape) in shapes.items():
-        check_float32(name, value, shape, "images", images)
-    pixels = images.numel() // 4
-    if pixels == 0 and index.shape[0] > 0:
-        raise ValueError(f"images must have pixels for index to choose from, got shape {tuple(images.shape)}")
-    check_index("index", index, pixels, f"for images of shape {tuple(images.shape)}")
-    check_at_least_one("supersampling", supersampling)
     c2w, intrinsics, aabb = hold_constant("pixel_rays", c2w=c2w, intrinsics=intrinsics, aabb=aabb)
     if lens is not None:
         (lens,) = hold_constant("pixel_rays", lens=lens)
+    check_index("index", index, images.numel() // 4, f"for images of shape {tuple(images.shape)}")
     _library.ensure_loaded(images.device.type)
     return PixelBatch(*torch.ops.voxelfield.pixel_rays(images, index, c2w, intrinsics, lens, aabb, supersampling))
 
@@ -105,17 +69,7 @@ def pixel_rays(
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::pixel_rays")
-    def _(
-        images: Tensor,
-        index: Tensor,
-        c2w: Tensor,
-        intrinsics: Tensor,
-        lens: Tensor | None,
-        aabb: Tensor,
-        supersampling: int,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _(images: Tensor, index: Tensor, c2w: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         pixels = index.shape[0]
-        rays = pixels * supersampling**2
-        shapes = ((rays, 3), (rays, 3), (rays,), (rays,), (pixels, 4))
-        origins, directions, near, far, rgba = (c2w.new_empty(shape) for shape in shapes)
-        return origins, directions, near, far, rgba
+        rays = pixels * rest[-1] ** 2
+        return tuple(c2w.new_empty(shape) for shape in ((rays, 3), (rays, 3), (rays,), (rays,), (pixels, 4)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +10,11 @@ from torch.nn import functional as F
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_same_device, check_tensor
-from voxelfield.ops._internal.images import check_camera, empty_image
+from voxelfield.ops._internal.render_pyramid_image import empty_image
 from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
-from voxelfield.ops.render_grid import GRID_DTYPES, cells_to_walk, check_numbers, check_scene
+from voxelfield.ops.render_grid import GRID_DTYPES, cells_to_walk
 from voxelfield.ops.selection import MIN_WEIGHT
 
 _ROW_BYTES = 16  # the widest read of one thread
@@ -113,16 +112,7 @@ def render_grid_image(
         rgb (height, width, 3) over the background, opacity (height, width) and depth (height, width), the
         opacity-weighted mean distance in world units along the ray, 0 where opacity is 0; float32. Does not
         synchronise with the device.
-
-    Raises:
-        TypeError: An argument is not a tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape or device, or a number is out of range.
-        NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
-    check_camera(c2w, intrinsics, width, height, background, lens)
-    cells = cells_to_walk(occupied, "c2w", c2w)
-    check_scene(aabb_occupancy, field.features, field.aabb, field.density, field.degree, "c2w", c2w)
-    check_numbers(step, density_scale, min_transmittance, min_weight, density_shift)
     features, density, box = field.features, field.density, field.aabb
     hold_constant("render_grid_image", features=features, density=density, aabb=box, aabb_occupancy=aabb_occupancy)
     hold_constant("render_grid_image", c2w=c2w, intrinsics=intrinsics, background=background)
@@ -136,7 +126,7 @@ def render_grid_image(
         width,
         height,
         background,
-        *cells,
+        *cells_to_walk(occupied, "c2w", c2w),
         aabb_occupancy,
         features,
         density,
@@ -153,8 +143,4 @@ def render_grid_image(
 
 @_library.when_loaded
 def _register() -> None:
-    @torch.library.register_fake("voxelfield::render_grid_image")
-    def _(
-        c2w: Tensor, intrinsics: Tensor, lens: Tensor | None, width: int, height: int, *rest: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return empty_image(c2w, width, height)
+    torch.library.register_fake("voxelfield::render_grid_image", empty_image)

@@ -9,17 +9,11 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops import _constants
-from voxelfield.ops._checks import check_float32, check_tensor
-from voxelfield.ops._internal.images import check_camera, empty_image
-from voxelfield.ops._internal.pyramid_field import check_network, check_pyramid_field
 from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
-from voxelfield.ops.render_grid import cells_to_walk, check_numbers
+from voxelfield.ops.render_grid import cells_to_walk
 from voxelfield.ops.selection import MIN_WEIGHT
-
-_COLORS = 3
 
 
 @torch.no_grad()
@@ -59,53 +53,15 @@ def render_pyramid_image(
     fit the shared memory of a block, the kernel reads those of the second from global memory, which is slower, and the
     first such call warns.
 
-    Args:
-        c2w: (4, 4) float32, camera to world; camera axes x right, y up, looking along -z.
-        intrinsics: (4,) float32, fx, fy, cx, cy in pixels.
-        width: Width of the image in pixels.
-        height: Height of the image in pixels.
-        background: (3,) float32 colour behind the scene.
-        occupied: As for :func:`render_grid`; empty distances are fastest.
-        aabb_occupancy: (2, 3) float32, lower and upper corner.
-        levels: As for :func:`march_visible`.
-        aabb: (2, 3) float32.
-        density_weights: As for :func:`march_visible`, with 16 outputs.
-        color_weights: Two to four matrices, from 16 + (view_degree + 1)^2 inputs to 3 outputs, hidden layers of at
-            most 128; float32 or float16.
-        lens: (14,) float32, a row of :attr:`voxelfield.rendering.lens.Lens.rows`, or None for a pinhole.
-        step: Distance between samples, world units.
-        density_initial: As for :func:`march_visible`.
-        view_degree: Degree of the spherical harmonics, 0 to 3.
-        min_transmittance: A ray stops once its transmittance falls below this; 0 never stops it.
-        min_weight: Samples whose weight does not exceed this are dropped as if they did not exist.
-        boxes: As for :func:`march_visible`.
-        blocks: As for :func:`march_visible`.
+    Camera and image are those of :func:`render_grid_image`, and the field is that of :func:`march_visible` with 16
+    outputs of ``density_weights``. ``color_weights`` are two to four float32 or float16 matrices, from
+    16 + (view_degree + 1)^2 inputs to 3 outputs, with hidden layers of at most 128; ``view_degree`` is 0 to 3.
 
     Returns:
         rgb (height, width, 3) over the background, opacity (height, width) and depth (height, width), the
         opacity-weighted mean distance in world units along the ray; float32. Does not synchronise with the device. The
         image is the same in every run on a device.
-
-    Raises:
-        TypeError: An argument is not a tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape or device, or a number is out of range.
-        RuntimeError: On CUDA, the device does not allow a block the required shared memory, at least 20 KiB.
     """
-    check_camera(c2w, intrinsics, width, height, background, lens)
-    check_float32("aabb_occupancy", aabb_occupancy, (2, 3), "c2w", c2w)
-    if not isinstance(view_degree, int) or not 0 <= view_degree <= _constants.MAX_DEGREE:
-        raise ValueError(f"view_degree must be an int in 0..{_constants.MAX_DEGREE}, got {view_degree!r}")
-    cells = cells_to_walk(occupied, "c2w", c2w)
-    check_pyramid_field(levels, aabb, density_weights, density_initial, "c2w", c2w, blocks)
-    inputs = _constants.MAX_GEOMETRY + (view_degree + 1) ** 2
-    check_network("color_weights", color_weights, inputs, _constants.MAX_FIELD_LAYERS, "c2w", c2w)
-    for name, weights, outputs in (
-        ("density_weights", density_weights, _constants.MAX_GEOMETRY),
-        ("color_weights", color_weights, _COLORS),
-    ):
-        last = weights[-1]
-        check_tensor(f"{name}[{len(weights) - 1}]", last, (outputs, last.shape[1]))
-    check_numbers(step, 0.0, min_transmittance, min_weight)
     hold_constant("render_pyramid_image", c2w=c2w, intrinsics=intrinsics, background=background)
     if lens is not None:
         hold_constant("render_pyramid_image", lens=lens)
@@ -120,7 +76,7 @@ def render_pyramid_image(
         width,
         height,
         background,
-        *cells,
+        *cells_to_walk(occupied, "c2w", c2w),
         aabb_occupancy,
         list(levels),
         list(blocks),
@@ -137,6 +93,13 @@ def render_pyramid_image(
     return image
 
 
+def empty_image(
+    c2w: Tensor, intrinsics: Tensor, lens: Tensor | None, width: int, height: int, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns colours, opacities and depths for a compiler: shapes and dtypes without values."""
+    return c2w.new_empty(height, width, 3), c2w.new_empty(height, width), c2w.new_empty(height, width)
+
+
 def pyramid_image_fits(like: Tensor, width: int) -> bool:
     """Tells whether a block on the device of ``like`` has room for networks with hidden layers of ``width``."""
     _library.ensure_loaded(like.device.type)
@@ -146,8 +109,4 @@ def pyramid_image_fits(like: Tensor, width: int) -> bool:
 
 @_library.when_loaded
 def _register() -> None:
-    @torch.library.register_fake("voxelfield::render_pyramid_image")
-    def _(
-        c2w: Tensor, intrinsics: Tensor, lens: Tensor | None, width: int, height: int, *rest: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return empty_image(c2w, width, height)
+    torch.library.register_fake("voxelfield::render_pyramid_image", empty_image)

@@ -1,4 +1,4 @@
-"""The interface of image backends."""
+"""The interface of image backends, and the general backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.render import View
+from voxelfield.rendering.render import View, render_view
 
 Draw = Callable[[Cameras, int], View]
 """Renders the image of the camera with the given index; the cameras must be on the field's device."""
@@ -93,3 +93,34 @@ def one_kernel(render: Callable[..., tuple[Tensor, Tensor, Tensor]], source: Ima
 def stored_dtype(device: torch.device) -> torch.dtype:
     """Returns the dtype in which kernels read fields: float16 on CUDA, as 16-bit training does."""
     return torch.float16 if device.type == "cuda" else torch.float32
+
+
+class GenericBackend(ImageBackend):
+    """:func:`voxelfield.rendering.render.render_view`, the general path; synchronises with the device."""
+
+    name = "render_view"
+
+    @classmethod
+    def serves(cls, field: Field) -> bool:
+        """See :class:`ImageBackend`. Always True."""
+        return True
+
+    @classmethod
+    def prepare(cls, source: ImageSource) -> Draw:
+        """See :class:`ImageBackend`."""
+        narrow = source.precision != torch.float32
+        device_type, dtype = source.background.device.type, source.precision if narrow else None
+
+        def draw(cameras: Cameras, index: int) -> View:
+            with torch.autocast(device_type, dtype, narrow, cache_enabled=False):
+                return render_view(
+                    source.field,
+                    cameras,
+                    index,
+                    source.occupancy,
+                    source.settings,
+                    source.background,
+                    source.chunk,
+                )
+
+        return draw

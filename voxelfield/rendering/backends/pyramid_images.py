@@ -28,7 +28,7 @@ class PyramidImages(ImageBackend):
         """See :class:`ImageBackend`."""
         if not (isinstance(field, RadianceField) and field.has_pyramid_density):
             return False
-        if field.warp is not None and not field.warp.fits_image_kernels:
+        if field.warp is not None and not field.warp.op_arguments:
             return False
         decoder = field.decoder
         assert isinstance(decoder, FusedMLPDecoder)
@@ -49,7 +49,7 @@ class PyramidImages(ImageBackend):
 
     @classmethod
     def prepare(cls, source: ImageSource) -> Draw:
-        """See :class:`ImageBackend`. Grid copies that training keeps in the kernel's dtype are reused."""
+        """See :class:`ImageBackend`. The working copies of training are reused if they have the kernel's dtype."""
         assert isinstance(source.field, RadianceField)
         pyramid, decoder = source.field.grid, source.field.decoder
         assert isinstance(pyramid, VoxelPyramid)

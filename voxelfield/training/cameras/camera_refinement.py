@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from voxelfield.models.part import Part
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import compose, exp_se3, log_se3
-from voxelfield.training.eager import EagerAdamW
-from voxelfield.training.part import Part
-from voxelfield.training.schedules import exponential_decay
+from voxelfield.training.optimizer import EagerAdamW, exponential_decay, load_moments
 
 _BETAS = (0.9, 0.99)
 
 
-class CameraRefinement(nn.Module):
+class CameraRefinement(Part):
     r"""A rigid motion of each camera and a factor on all focal lengths, with the optimizer that updates them.
 
     The pose of camera n is :math:`T \exp(\xi_n) T^{-1} P_n`: the given pose, moved about the centre of the scene, as in
@@ -29,8 +28,8 @@ class CameraRefinement(nn.Module):
     be hard to separate.
 
     For the same reason, all positions move towards or away from the centre in proportion to the focal lengths. The
-    scene's centre then keeps its size in the images, and the field need not be relearned; only the perspective changes,
-    which is what determines focal lengths. The scale of the scene, which images cannot determine, follows.
+    centre of the scene then appears at the same size, so that the field need not be relearned; only the perspective
+    changes, which determines focal lengths. The scale of the scene, which images cannot determine, follows.
 
     Nothing here synchronises with the device, so it can be captured in a CUDA graph.
 
@@ -39,15 +38,16 @@ class CameraRefinement(nn.Module):
         centre: (3,) the point about which cameras are rotated, world units.
         steps: Number of steps over which the learning rates decay.
         pose_lr: Learning rate of the motions, in radians and in units of ``unit``.
-        focal_lr: Learning rate of the logarithm of the focal factor; None keeps focal lengths.
+        focal_lr: Learning rate of the logarithm of the focal factor; None fixes focal lengths.
         final_factor: Factor of the learning rates after the last step.
         warm_up: Number of steps in which the learning rates rise from zero.
-        pose_from: Number of steps for which the cameras are kept first; the rates rise and decay after that.
+        pose_from: Number of steps for which the cameras are fixed first; the rates rise and decay after that.
         focal_from: Number of steps after which focal lengths are optimised.
         unit: Unit of the motions' translations, world units. A translation should shift the images about as much as a
             rotation by the same number of radians, which it does if the unit is the depth of the scene.
 
     Attributes:
+        given: The given cameras.
         twists: (N, 6) parameter, initially zero, in the format of :func:`voxelfield.rendering.rigid.exp_se3`, with
             translations in units of ``unit``.
         log_focal: () parameter, initially zero, or None.
@@ -56,8 +56,7 @@ class CameraRefinement(nn.Module):
         ValueError: The focal length of cameras with a distorting lens is to be optimised.
     """
 
-    given_c2w: Tensor
-    given_intrinsics: Tensor
+    name = "cameras"
 
     def __init__(
         self,
@@ -73,13 +72,10 @@ class CameraRefinement(nn.Module):
         focal_from: int = 0,
         unit: float = 1.0,
     ) -> None:
-        super().__init__()
         if focal_lr is not None and cameras.lens is not None:
             raise ValueError("camera.focal must be false for images of a lens that distorts, got true")
         device = cameras.c2w.device
-        self._cameras = cameras
-        self.register_buffer("given_c2w", cameras.c2w.clone())
-        self.register_buffer("given_intrinsics", cameras.intrinsics.clone())
+        self.given = cameras
         # Subtracted from a pose, and added again, to make its position relative to the centre.
         self._centre = F.pad(centre[:, None], (3, 0, 0, 1))
         self.twists = nn.Parameter(torch.zeros(len(cameras), 6, device=device))
@@ -105,26 +101,21 @@ class CameraRefinement(nn.Module):
             capturable=device.type == "cuda",
         )
 
-    def given(self) -> Cameras:
-        """Returns the given cameras."""
-        return replace(self._cameras, c2w=self.given_c2w, intrinsics=self.given_intrinsics)
-
-    def forward(self) -> Cameras:
+    def cameras(self) -> Cameras:
         """Returns the current cameras, differentiable with respect to the parameters."""
-        c2w = compose(exp_se3(self.twists * self._units), self.given_c2w - self._centre)
-        intrinsics = self.given_intrinsics
+        c2w = compose(exp_se3(self.twists * self._units), self.given.c2w - self._centre)
+        intrinsics = self.given.intrinsics
         if self.log_focal is not None:
             factor = self.log_focal.exp()
             intrinsics = torch.cat((intrinsics[:, :2] * factor, intrinsics[:, 2:]), dim=1)
             positions = torch.cat((c2w[:, :3, 3:] * factor, c2w[:, 3:, 3:]), dim=1)
             c2w = torch.cat((c2w[:, :, :3], positions), dim=2)
-        return replace(self._cameras, c2w=c2w + self._centre, intrinsics=intrinsics)
+        return replace(self.given, c2w=c2w + self._centre, intrinsics=intrinsics)
 
     @torch.no_grad()
     def refined(self) -> Cameras:
         """Returns the current cameras, without gradient."""
-        cameras: Cameras = self()
-        return cameras
+        return self.cameras()
 
     @torch.no_grad()
     def copies(
@@ -141,7 +132,7 @@ class CameraRefinement(nn.Module):
             final_factor: As for the constructor.
         """
         copies = CameraRefinement(
-            self.given().shrunk(shrink)[[index] * len(twists)],
+            self.given.shrunk(shrink)[[index] * len(twists)],
             self._centre[:3, 3],
             steps=steps,
             pose_lr=pose_lr,
@@ -169,7 +160,7 @@ class CameraRefinement(nn.Module):
         poses = (poses - self._centre).double()
         if self.log_focal is not None:
             poses[:, :3, 3] /= self.log_focal.double().exp()
-        given = (self.given_c2w[index] - self._centre).double()
+        given = (self.given.c2w[index] - self._centre).double()
         return log_se3(poses @ torch.linalg.inv(given)).to(self.twists.dtype) / self._units
 
     @torch.no_grad()
@@ -186,23 +177,23 @@ class CameraRefinement(nn.Module):
                 moment[index] = 0
 
     @torch.no_grad()
-    def step(self, number: Tensor) -> None:
-        """Updates the parameters from their gradients, and clears these.
-
-        Args:
-            number: Number of steps done before this one, an integer on the device.
-        """
-        since = number - self._pose_from
+    def after_step(self, step: Tensor) -> None:
+        """Updates motions and focal lengths by an optimizer and rates of their own, and clears their gradients."""
+        since = step - self._pose_from
         rise = ((since + 1) / self._warm_up).clamp(min=0, max=1)
         decay = exponential_decay(since.clamp(min=0), self._steps - self._pose_from, self._final_factor)
         torch.mul(self._highest, rise * decay, out=self._rates)
-        self._rates[1] *= number >= self._focal_from
+        self._rates[1] *= step >= self._focal_from
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
+    def parameters(self) -> list[nn.Parameter]:
+        """Returns the motions and the focal factor."""
+        return [self.twists] if self.log_focal is None else [self.twists, self.log_focal]
+
     @torch.no_grad()
     def scalars(self) -> dict[str, float]:
-        """Returns scalars for the log, by tag: how far cameras have moved so far; synchronises with the device."""
+        """Returns how far cameras have moved so far."""
         values = {
             "camera/turned_degrees": math.degrees(float(self.twists[:, :3].norm(dim=1).mean())),
             "camera/moved": self._unit * float(self.twists[:, 3:].norm(dim=1).mean()),
@@ -212,69 +203,32 @@ class CameraRefinement(nn.Module):
             values["camera/focal_factor"] = math.exp(float(self.log_focal))
         return values
 
-    def state(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint, including the refined cameras."""
-        cameras = self.refined()
-        return {
-            "module": self.state_dict(),
-            "optimizer": self._optimizer.state_dict()["state"],
-            "c2w": cameras.c2w,
-            "intrinsics": cameras.intrinsics,
-            "sizes": cameras.all_sizes(),
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Loads parameters and moments from a checkpoint; learning rates stay as configured."""
-        self.load_state_dict(state["module"])
-        own = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": own})
-        # Loading copied the rates; the optimizer must use the tensors that `step` changes.
-        for group, rate in zip(self._optimizer.param_groups, self._rates.split(1), strict=False):
-            group["lr"] = rate
-
-
-class RefinedPoses(Part):
-    """Casts the rays of training from cameras that are optimised along with the field.
-
-    Args:
-        refinement: The cameras.
-
-    Attributes:
-        refinement: As given.
-    """
-
-    name = "cameras"
-
-    def __init__(self, refinement: CameraRefinement) -> None:
-        self.refinement = refinement
-
-    def cameras(self) -> Cameras:
-        """Returns the current cameras, differentiable with respect to their motions."""
-        cameras: Cameras = self.refinement()
-        return cameras
-
-    def after_step(self, step: Tensor) -> None:
-        """Updates the motions and focal lengths, by an optimizer and rates of their own."""
-        self.refinement.step(step)
-
-    def parameters(self) -> Sequence[nn.Parameter]:
-        """Returns the motions and the focal factor."""
-        return list(self.refinement.parameters())
-
-    def scalars(self) -> dict[str, float]:
-        """Returns how far cameras have moved so far."""
-        return self.refinement.scalars()
-
     def state_dict(self) -> dict[str, Any]:
         """Returns motions, moments, and the given and refined cameras."""
-        return self.refinement.state()
+        given = {"given_c2w": self.given.c2w, "given_intrinsics": self.given.intrinsics}
+        focal = {} if self.log_focal is None else {"log_focal": self.log_focal.detach()}
+        refined = self.refined()
+        return {
+            "module": {"twists": self.twists.detach(), **focal, **given},
+            "optimizer": self._optimizer.state_dict()["state"],
+            "c2w": refined.c2w,
+            "intrinsics": refined.intrinsics,
+            "sizes": refined.all_sizes(),
+        }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError if the state belongs to other cameras."""
-        given, own = state["module"]["given_c2w"], self.refinement.given_c2w
+        """Raises ValueError if the state belongs to other cameras, or lacks a focal factor or has one."""
+        given, own = state["module"]["given_c2w"], self.given.c2w
         if given.shape != own.shape or not torch.equal(given.to(own.device), own):
             raise ValueError("resume must name a checkpoint of the same cameras, got one of others")
+        saved = "log_focal" in state["module"]
+        if saved != (self.log_focal is not None):
+            raise ValueError(f"camera.focal must be {str(saved).lower()}, as in the checkpoint")
 
+    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads motions and moments."""
-        self.refinement.load_state(dict(state))
+        """Loads motions and moments; learning rates stay as configured."""
+        self.twists.copy_(state["module"]["twists"])
+        if self.log_focal is not None:
+            self.log_focal.copy_(state["module"]["log_focal"])
+        load_moments(self._optimizer, state["optimizer"], self._rates.split(1)[: len(self.parameters())])

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from voxelfield.training.batch import Batch, Outputs, over
-from voxelfield.training.part import Part
+from voxelfield.models.batch import Batch, Outputs, over
+from voxelfield.models.part import Part
 
 # A camera changes gains far more than offsets. Measured in this unit, offsets learn ten times more slowly and are more
 # strongly regularised. Otherwise they would absorb half of the gain where a scene has little contrast.

@@ -25,7 +25,7 @@ class RefinedCameras:
 
     Attributes:
         given: N cameras as in the scene.
-        refined: The N cameras in the frame of the field.
+        refined: The N cameras in the field's world frame, which they define.
     """
 
     given: Cameras
@@ -40,14 +40,14 @@ class RefinedCameras:
 
     @cached_property
     def similarity(self) -> Similarity:
-        """The transform from the frame of the given cameras to that of the refined ones."""
+        """The transform from the world frame of the given cameras to that of the refined ones."""
         return align_cameras(self.given, self.refined)
 
     def follow(self, cameras: Cameras) -> Cameras:
-        """Moves cameras of the scene into the frame of the field.
+        """Moves cameras of the scene into the world frame of the field.
 
         Args:
-            cameras: Cameras in the frame of the given ones.
+            cameras: Cameras in the world frame of the given ones.
 
         Returns:
             The cameras, on their device. A camera whose pose equals that of a given one exactly gets its refined pose;
@@ -65,13 +65,13 @@ class RefinedCameras:
         return replace(moved, c2w=c2w, intrinsics=intrinsics)
 
     def follow_split(self, split: Split) -> Split:
-        """Returns a split of the scene with its cameras in the frame of the field."""
+        """Returns a split of the scene with its cameras in the world frame of the field."""
         return replace(split, cameras=self.follow(split.cameras))
 
     def changes(self) -> dict[str, float]:
         """Returns the mean changes over the cameras, apart from :attr:`similarity`.
 
-        They are ``turned_degrees``, ``moved`` in units of the field's frame, and ``focal_factor``.
+        They are ``turned_degrees``, ``moved`` in the field's world units, and ``focal_factor``.
         """
         turned, moved = pose_errors(self.given, self.refined, rotations=True)
         return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.training.config.camera import CameraConfig, CameraStageConfig
-from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.presets import (
     complete,
     compose,
@@ -17,6 +16,7 @@ from voxelfield.training.config.trainer import (
     EvaluationConfig,
     LossConfig,
     OccupancyConfig,
+    OptimizerConfig,
     RatesConfig,
     RenderConfig,
     StageConfig,

@@ -52,10 +52,10 @@ class CameraConfig:
         final_factor: Factor of the learning rates after the last step (exponential decay).
         warm_up: Share of the steps in which the rate rises from zero, because an empty field holds no information about
             poses. It begins at ``pose_from``.
-        pose_from: Share of the steps for which the given cameras are kept first; null means 0.3 for a field in
-            normalised device coordinates, and 0 for others. If all cameras face the same way, fog contracts them
-            towards their mean while it turns them about the centre of the scene, and a field with wrong depths then
-            reproduces the training images nearly as well.
+        pose_from: Share of the steps before poses are refined; null means 0.3 for a field in normalised device
+            coordinates, and 0 for others. If all cameras face the same way, fog contracts them towards their mean while
+            it turns them about the centre of the scene, and a field with wrong depths then reproduces the training
+            images nearly as well.
         focal: Also optimise the focal length, as one factor common to all images.
         focal_lr: Learning rate of the logarithm of this factor.
         focal_from: Share of the steps after which the focal length is optimised, unless ``pose_from`` is later: early
@@ -94,7 +94,7 @@ class CameraConfig:
         return self.name == "refine"
 
     def kept_steps(self, steps: int, *, forward: bool) -> int:
-        """Returns the number of steps for which the given cameras are kept first.
+        """Returns the number of first steps with the given cameras.
 
         Args:
             steps: Number of steps of the training.

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import logging
+from dataclasses import asdict
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from voxelfield.config.parsing import parse
+from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.installed import config_folder
+from voxelfield.messages import clipped
 from voxelfield.models.model_config import ModelConfig
-from voxelfield.models.registry import model_names
+from voxelfield.models.registry import announced_models, model_names
 from voxelfield.training.config.camera import CameraConfig
-from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.run import RunConfig
-from voxelfield.training.config.trainer import TrainerConfig
+from voxelfield.training.config.trainer import OptimizerConfig, TrainerConfig
 from voxelfield.warps.warp import Warp
+
+logger = logging.getLogger(__name__)
 
 
 def config_name(device: str = "auto") -> str:
@@ -50,6 +54,29 @@ def trainer_for(scene: Scene, warp: Warp | None, model: str, *, sparse: bool) ->
     return "forward_facing" if warp.is_forward_facing else "few_photographs"
 
 
+def offer_defaults() -> None:
+    """Offers the dataclasses' defaults to Hydra, so that the files in ``configs/`` only state differences.
+
+    ``settings`` has all settings but the model's, ``model_config/NAME`` those of a model. A model that another package
+    declares also becomes the choice ``model=NAME``. One that cannot be imported is left out with a warning, so that
+    runs that do not use it are not affected.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    settings = asdict(RunConfig())
+    del settings["model"]  # its keys depend on its kind
+    store.store(name="settings", node=settings, provider="voxelfield")
+    for name in model_names():
+        try:
+            defaults = asdict(ModelConfig.choose({"kind": name}, "model")(kind=name))
+        except (Exception, SystemExit) as error:  # third-party code may raise anything
+            logger.warning("model=%s is not available, because its model cannot be used: %s", name, error)
+            continue
+        for group in ("model_config", "model") if name in announced_models() else ("model_config",):
+            store.store(group=group, name=name, node=defaults, provider="voxelfield.models")
+
+
 def compose(*overrides: str, device: str = "auto", name: str | None = None) -> DictConfig:
     """Composes a configuration as ``python train.py OVERRIDES`` does.
 
@@ -63,15 +90,27 @@ def compose(*overrides: str, device: str = "auto", name: str | None = None) -> D
     """
     import hydra
 
-    from voxelfield.training.config.defaults import offer_defaults
-
     offer_defaults()
     # This also works within a program that Hydra has started: the context restores Hydra's state.
     with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-        return hydra.compose(
-            config_name(device) if name is None else name,
-            overrides=[f"device={device}", *overrides],
-        )
+        return hydra.compose(name or config_name(device), overrides=[f"device={device}", *overrides])
+
+
+def composition_error(error: Exception) -> str:
+    """Returns an error of composing in one line; for an unknown key, suggests the closest match.
+
+    Args:
+        error: A ``HydraException``.
+    """
+    options, file = getattr(error, "options", None), getattr(error, "missing_cfg_file", None)
+    if file and options:
+        group, _, name = file.partition("/")
+        folder = "a folder, or " if group == "scene" else ""
+        return f"{group} must be {folder}one of {', '.join(options)}, got {clipped(name)!r}"
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key and isinstance(cause.parent_node, DictConfig):
+        return unknown_key(cause.full_key, [str(key) for key in cause.parent_node])
+    return " ".join(str(error).split())
 
 
 def preset(*overrides: str, device: str = "auto", name: str | None = None) -> RunConfig:
@@ -129,22 +168,13 @@ def complete(
         # A model that is not declared anywhere has no file, but can be trained nevertheless.
         given["model"] = kind if isinstance(model, str) or kind in model_names() else None
         choices = [f"{group}={choice}" for group, choice in given.items() if isinstance(choice, str)]
-        values = _composed_values(choices, device, name) | values
+        import hydra.errors
+
+        try:
+            composed = compose(*choices, device=device, name=name)
+        except hydra.errors.MissingConfigException as error:
+            raise ValueError(composition_error(error)) from error
+        values = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True)) | values
     if camera is not None:
         values["camera"] = camera
     return parse(RunConfig, values | {"device": device, "seed": seed})
-
-
-def _composed_values(choices: Sequence[str], device: str, name: str) -> dict[str, Any]:
-    """Composes files and returns their values, resolved; a file that does not exist is a ValueError."""
-    import hydra.errors
-
-    try:
-        composed = compose(*choices, device=device, name=name)
-    except hydra.errors.MissingConfigException as error:
-        wanted = (error.missing_cfg_file or "").rpartition("/")
-        raise ValueError(
-            f"{wanted[0] or 'name'} must be one of {', '.join(error.options or ())}, got {wanted[2]!r}"
-        ) from error
-    values: Any = OmegaConf.to_container(composed, resolve=True)
-    return dict(values)

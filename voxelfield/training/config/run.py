@@ -13,8 +13,7 @@ from voxelfield.grids.boxes import parse_box
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.training.config.camera import CameraConfig
-from voxelfield.training.config.optimizer import OptimizerConfig
-from voxelfield.training.config.trainer import TrainerConfig
+from voxelfield.training.config.trainer import OptimizerConfig, TrainerConfig
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
@@ -123,13 +122,6 @@ class RunConfig:
         self.model.check_resolution(max(self.trainer.resolutions), f"{prefix}model")
         if self.camera.refines:
             self.model.check_camera_refinement(max(self.trainer.resolutions), f"{prefix}model")
-        for term in ("tv_density", "tv_color"):
-            weight = getattr(self.trainer.loss, term)
-            if weight > 0 and term not in self.model.grid_terms:
-                raise ValueError(
-                    f"{prefix}trainer.loss.{term} must be 0 for model={self.model.kind}, which has no such term, "
-                    f"got {weight}"
-                )
 
     @property
     def recorded_warp(self) -> Warp | None:
@@ -142,10 +134,10 @@ class RunConfig:
         return self.scene.aabb is not None and self.warp.ends_at_box(bounded=True)
 
     def load_options(self, **changes: Any) -> dict[str, Any]:
-        """Returns what :func:`voxelfield.load_scene` takes as options, as these settings have it.
+        """Returns the options of :func:`voxelfield.load_scene` from these settings.
 
         Args:
-            changes: Options that are others.
+            changes: Options that replace them.
         """
         stated = vars(self.scene) | vars(self.data) | {"image_size": self.trainer.image_size}
         return {option.name: stated[option.name] for option in fields(LoadOptions) if option.name in stated} | changes

@@ -1,4 +1,4 @@
-"""Settings of the training loop."""
+"""Settings of the training loop and the optimizer."""
 
 from __future__ import annotations
 
@@ -11,45 +11,12 @@ import torch
 from voxelfield.config.parsing import Range
 from voxelfield.config.types import BelowOne, Count, Natural, NotNegative, Positive, Resolution
 from voxelfield.evaluation.metrics import WINDOW
-from voxelfield.models.model import Sampling
-
-
-@dataclass
-class StageConfig:
-    """One stage of the coarse-to-fine schedule.
-
-    Attributes:
-        step: First step of the stage.
-        resolution: Cube root of the number of voxels; voxels are cubes, so a flat box gets fewer along its short axes.
-            A pyramid activates its levels up to this resolution.
-        crop: Crop the box to occupied space first.
-    """
-
-    step: Natural
-    resolution: Resolution
-    crop: bool = False
+from voxelfield.models.settings import LossConfig, OccupancyConfig, Sampling, StageConfig
 
 
 def default_stages() -> list[StageConfig]:
     """Returns the schedule up to a resolution of 400."""
     return [StageConfig(0, 64, crop=True), StageConfig(200, 128), StageConfig(600, 256), StageConfig(1200, 400)]
-
-
-@dataclass
-class OccupancyConfig:
-    """Skipping of empty space.
-
-    Attributes:
-        resolution: Number of cells along each axis.
-        start: Step of the first update; until then all cells count as occupied.
-        every: Number of steps between updates.
-        threshold: Opacity of a single sample above which a cell counts as occupied.
-    """
-
-    resolution: Count = 128
-    start: Natural = 100
-    every: Count = 50
-    threshold: Annotated[float, Range(0, 1, low_open=True, high_open=True)] = 0.01
 
 
 @dataclass
@@ -65,44 +32,6 @@ class RenderConfig:
     voxels_per_step: Positive = 0.8
     min_transmittance: BelowOne = 1e-4
     min_weight: BelowOne = 1e-4
-
-
-@dataclass
-class LossConfig:
-    """Weights of the loss terms, and the schedule of those on the grid; see :mod:`voxelfield.training.losses`.
-
-    Attributes:
-        structure: Squared error relative to the local variance of the photographs, for sharper texture of low contrast.
-            Where a photograph is flat, a weight of 9e-4 doubles the photometric loss; where it has contrast, it adds
-            less. ``trainer=many_photographs`` uses 2.5e-3; 0.0135 was too much on the same capture. Meant for opaque
-            photographs: transparent pixels count as black. Keeps one byte for each training pixel.
-        sample_rgb: Colour error of single samples.
-        ssim: 1 - SSIM of patches of pixels; requires patches (``trainer.patches``).
-        distortion: Distance, in world units, between the samples that contribute to a ray.
-        opacity_entropy: Binary entropy of the opacities of rays.
-        sparsity: Cauchy penalty on the densities of samples.
-        exposure: Squared deviation of the exposure corrections from the identity, with ``trainer.exposure=affine``.
-        tv_density: Total variation of the raw density.
-        tv_color: Total variation of the colour features.
-        tv_features: Squared differences between the features of neighbouring vertices, summed over the vertices that
-            are updated, in each active dense level by itself. A sum, not a mean, so that levels of all resolutions are
-            equally smooth. Only its gradient is computed, so it is not among the logged terms.
-        tv_every: Number of steps between applications of total variation (each weighted by this number).
-        tv_until: First step without total variation.
-    """
-
-    structure: NotNegative = 0.0
-    sample_rgb: NotNegative = 0.005
-    ssim: NotNegative = 0.0
-    distortion: NotNegative = 0.003
-    opacity_entropy: NotNegative = 0.0
-    sparsity: NotNegative = 0.0
-    exposure: NotNegative = 1e-3
-    tv_density: NotNegative = 0.0
-    tv_color: NotNegative = 0.0
-    tv_features: NotNegative = 0.0
-    tv_every: Count = 10
-    tv_until: Natural = 0
 
 
 @dataclass
@@ -122,6 +51,35 @@ class RatesConfig:
     weight_decay: NotNegative = 1.0
     final_factor: Annotated[float, Range(0, 1, low_open=True)] = 0.05
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
+
+
+@dataclass
+class OptimizerConfig:
+    """Settings of AdamW.
+
+    Attributes:
+        grid_lr: Learning rate of grids.
+        network_lr: Learning rate of all other parameters of the field.
+        exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure=affine``.
+        view_lr_factor: Factor on ``grid_lr`` for channels that only describe view dependence, such as all but the
+            constant spherical harmonic (``view_channels`` of a :class:`voxelfield.fields.decoders.Decoder`); 3D
+            Gaussian Splatting (Kerbl et al. 2023) uses 1/20 for its harmonics. Must be 1 for a decoder without such
+            channels.
+        eps: Added to the square root of the second moment in Adam.
+        grid_weight_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step
+            updates. It makes features decay to zero where the images do not sustain them.
+        network_weight_decay: Decoupled weight decay of all other parameters of the field.
+        skip_untouched: Do not update vertices, nor their moments, that no sample of the step has read.
+    """
+
+    grid_lr: Positive = 0.02
+    network_lr: Positive = 0.005
+    exposure_lr: Positive = 0.01
+    view_lr_factor: Positive = 1.0
+    eps: NotNegative = 1e-15
+    grid_weight_decay: NotNegative = 0.05
+    network_weight_decay: NotNegative = 0.0
+    skip_untouched: bool = True
 
 
 @dataclass
@@ -155,7 +113,7 @@ class TrainerConfig:
         average_steps: Time constant, in steps, of an exponential moving average of the field's weights that replaces
             them at the end (:class:`voxelfield.training.averaging.WeightAverage`); 0 means no average.
         image_size: Longest image side after downscaling by a whole factor; null keeps images as they are.
-        images: Where the training images, and their weights in ``loss.structure``, are kept for a GPU: in ``device``
+        images: Where the training images, and their weights in ``loss.structure``, are stored for a GPU: in ``device``
             memory; in pinned memory of the ``host``, which the GPU reads over the bus; or ``auto``, on the device if
             they fit. The result is the same.
         background: Background of transparent pixels in training: ``random`` (per pixel), ``white`` or ``black``.
@@ -175,7 +133,7 @@ class TrainerConfig:
         chunk: Number of rays per chunk where views are rendered by :func:`voxelfield.rendering.render.render_view`.
         precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`FusedMLPDecoder` (which is
             float16 on CUDA, float32 on the CPU); on CUDA, with a 16-bit precision grids are read from float16 copies.
-        loss_scale: Factor on gradients, which keeps them from underflowing in float16; it does not affect Adam.
+        loss_scale: Factor on gradients against underflow in float16; it does not affect Adam.
         finest_resolution: Resolution of the finest level; only an interpolation target for ``stages`` and
             ``model.resolutions``.
         sparse_resolutions: Resolutions of levels that are allocated only where images show something; likewise only an
@@ -194,7 +152,7 @@ class TrainerConfig:
         not_finite: Reaction to a step whose loss or gradients are not finite: ``stop`` training at the next record, or
             ``skip`` the step by setting its gradients to zero, at the cost of a pass over all gradients in every step.
         checkpoint_errors: Reaction if a checkpoint before the last step cannot be written, as on a full disk:
-            ``continue`` or ``stop`` training. Earlier checkpoints are kept in either case.
+            ``continue`` or ``stop`` training. Earlier checkpoints remain in either case.
     """
 
     steps: Count = 13000
@@ -225,7 +183,7 @@ class TrainerConfig:
     model_file: Literal["none", "exact", "standard", "small"] = "standard"
     log_every: Count = 100
     preview_every: Natural = 5000
-    preview_views: Natural = 3
+    preview_views: Count = 3
     checkpoint_every: Natural = 0
     keep_checkpoints: bool = False
     cuda_graph: bool = True
@@ -258,10 +216,6 @@ class TrainerConfig:
 
     def check(self, name: str) -> None:
         """Raises ValueError if settings contradict each other."""
-        if self.preview_every > 0 and self.preview_views < 1:
-            raise ValueError(
-                f"{name}.preview_views must be at least 1 unless {name}.preview_every is 0, got {self.preview_views}"
-            )
         if self.max_rays < self.supersampling**2:
             raise ValueError(
                 f"{name}.max_rays must be at least {name}.supersampling**2 = {self.supersampling**2}, the rays of a "

@@ -1,1 +1,1 @@
-"""Records of a run: scalars, histograms, previews and the progress bar."""
+"""Records of a run: scalars, previews and the progress bar."""

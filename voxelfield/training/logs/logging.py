@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,15 +15,7 @@ from voxelfield.rendering.pixels import to_uint8
 _log = logging.getLogger(__name__)
 
 EVENTS = "events.out.tfevents.*"
-"""Names of TensorBoard's files, which continue with the second in which a file was begun, the host and the process."""
-
-_CHARTS = {
-    "is the run well?": {
-        "PSNR": ["Multiline", [r"train/psnr", r"test/psnr"]],
-        "loss terms": ["Multiline", [r"loss/.*"]],
-        "rays per second": ["Multiline", [r"train/rays_per_second"]],
-    }
-}
+"""Names of TensorBoard's files."""
 
 
 class RunLogger(Protocol):
@@ -34,9 +26,6 @@ class RunLogger(Protocol):
 
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
         """Records an image: (H, W, 3) floating point, nominally in [0, 1], any device."""
-
-    def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
-        """Records the distribution of values: floating point of any shape, any device, at least one value."""
 
     def text(self, tag: str, text: str) -> None:
         """Records a text (Markdown), for example the composed configuration."""
@@ -61,9 +50,6 @@ class NullLogger:
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
         """Does nothing."""
 
-    def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
-        """Does nothing."""
-
     def text(self, tag: str, text: str) -> None:
         """Does nothing."""
 
@@ -74,40 +60,79 @@ class NullLogger:
         """Does nothing."""
 
 
+class FailsafeLogger:
+    """Forwards records until the underlying logger fails; reports that once, and drops all later records.
+
+    Args:
+        behind: The underlying logger.
+    """
+
+    def __init__(self, behind: RunLogger) -> None:
+        self._behind = behind
+        self._failed = False
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Records numbers by tag."""
+        self._try(lambda: self._behind.scalars(step, values))
+
+    def images(self, step: int, tag: str, image: torch.Tensor) -> None:
+        """Records an image."""
+        self._try(lambda: self._behind.images(step, tag, image))
+
+    def text(self, tag: str, text: str) -> None:
+        """Records a text."""
+        self._try(lambda: self._behind.text(tag, text))
+
+    def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Records the configuration with the final metrics."""
+        self._try(lambda: self._behind.hyperparameters(config, metrics))
+
+    def flush(self) -> None:
+        """Flushes the underlying logger, if it has a ``flush`` method."""
+        self._try(getattr(self._behind, "flush", lambda: None))
+
+    def close(self) -> None:
+        """Closes the underlying logger, even if it has failed."""
+        failed, self._failed = self._failed, False
+        self._try(self._behind.close, quietly=failed)
+
+    def _try(self, record: Callable[[], None], quietly: bool = False) -> None:
+        if self._failed:
+            return
+        try:
+            record()
+        except Exception as error:  # third-party loggers may raise anything
+            self._failed = True
+            if not quietly:
+                name = type(self._behind).__name__
+                _log.error("%s failed (%s): nothing more is recorded, and training continues", name, error)
+
+
 class TensorBoardLogger:
     """Writes TensorBoard event files.
-
-    The Custom Scalars tab shows three charts for a quick check of a run: ``train/psnr`` with ``test/psnr``, all
-    ``loss/...`` tags, and ``train/rays_per_second``.
 
     Args:
         directory: Run directory; created if needed.
         first_step: Number of steps already done if a run that logged to the same directory is resumed, or 0 if it is
-            repeated. TensorBoard then hides what that run logged for later steps. None hides nothing.
-        chosen: Hyperparameters to list first in the table, such as those that a sweep varies.
+            repeated. TensorBoard then hides the records of later steps. None hides nothing.
 
     Raises:
         ImportError: TensorBoard is not installed.
     """
 
-    def __init__(self, directory: Path, first_step: int | None = None, chosen: Collection[str] = ()) -> None:
+    def __init__(self, directory: Path, first_step: int | None = None) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError(
                 "TensorBoardLogger needs tensorboard: pip install 'voxelfield[train]', or choose logger=none"
             ) from error
-        # The records of the step from which training resumes were made before its checkpoint, and are kept.
-        purge_step = first_step + 1 if first_step else first_step
-        earlier = set(directory.glob(EVENTS))
-        self._writer = SummaryWriter(str(directory), purge_step=purge_step)
-        _put_before(earlier, set(directory.glob(EVENTS)) - earlier)
+        # The records of the step from which training resumes were made before its checkpoint, and stay visible.
+        self._writer = SummaryWriter(str(directory), purge_step=first_step + 1 if first_step else first_step)
         # TensorBoard compresses an image in the thread that adds it, which takes longer than rendering it.
         self._pictures = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensorboard")
         self._adding: list[Future[None]] = []
-        self._writer.add_custom_scalars(_CHARTS)
         self._step = first_step or 0
-        self._chosen = chosen
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Records numbers by tag.
@@ -130,22 +155,7 @@ class TensorBoardLogger:
         """
         # Copied here, because other threads must not synchronise with the device while a CUDA graph is captured.
         pixels = to_uint8(image).cpu()
-        self._adding.append(self._pictures.submit(self._add_picture, step, tag, pixels))
-
-    def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
-        """Records the distribution of values.
-
-        Args:
-            step: Number of optimizer steps taken.
-            tag: Name of the histogram; the same tag at several steps shows how it changes.
-            values: Floating point of any shape, any device, at least one. Non-finite values are left out.
-        """
-        finite = values[values.isfinite()]
-        if finite.numel() > 0:
-            self._writer.add_histogram(tag, finite.float().cpu().numpy(), step)
-
-    def _add_picture(self, step: int, tag: str, pixels: torch.Tensor) -> None:
-        self._writer.add_image(tag, pixels, step, dataformats="HWC")
+        self._adding.append(self._pictures.submit(self._writer.add_image, tag, pixels, step, dataformats="HWC"))
 
     def text(self, tag: str, text: str) -> None:
         """Records a text.
@@ -160,23 +170,15 @@ class TensorBoardLogger:
         """Records the row of this run in the HParams tab; called once, at the end.
 
         Args:
-            config: Configuration, possibly nested; see :func:`flatten_config`.
+            config: Configuration, possibly nested.
             metrics: Final numbers by name; recorded as the scalars ``final/<name>`` at the last logged step.
         """
         from torch.utils.tensorboard.summary import hparams
 
-        # TensorBoard's table has no booleans (torch writes them as 0 and 1), so they are written as in YAML.
-        columns = {
-            key: str(value).lower() if isinstance(value, bool) else value
-            for key, value in flatten_config(config).items()
-        }
         finals = {f"final/{name}": value for name, value in metrics.items()}
         # Not SummaryWriter.add_hparams, which opens a second event file in a subfolder, so that the run appears twice.
-        file_writer = self._writer._get_file_writer()
-        experiment, *others = hparams(columns, finals)
-        _mark(experiment, self._chosen)
-        for summary in (experiment, *others):
-            file_writer.add_summary(summary)
+        for summary in hparams(_flattened(config), finals):
+            self._writer._get_file_writer().add_summary(summary)
         self.scalars(self._step, finals)
 
     def flush(self) -> None:
@@ -201,65 +203,19 @@ class TensorBoardLogger:
             adding.result()
 
 
-def _put_before(earlier: Collection[Path], new: Collection[Path]) -> None:
-    """Renames earlier event files so that TensorBoard, which reads a folder's files by name, reads them first.
+def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | str]:
+    """Returns a nested configuration in one level, ``{"model.channels": 4, ...}``, other values than numbers as text.
 
-    Otherwise it would read them last if the clock was set back since, or if all were begun in the same second, and hide
-    what it should show.
-
-    Args:
-        earlier: The earlier files.
-        new: The files that must be read after them.
+    TensorBoard's table has no booleans and no null, so they are written as in YAML.
     """
-    if not earlier or not new or max(earlier) < min(new):
-        return
-    second = int(min(new).name.removeprefix(EVENTS[:-1]).partition(".")[0])
-    taken = {path.name for path in earlier}
-    for path in sorted(earlier, reverse=True):
-        rest = path.name.removeprefix(EVENTS[:-1]).partition(".")[2]
-        while True:
-            second -= 1
-            name = f"{EVENTS[:-1]}{second:010d}.{rest}"
-            if name not in taken:
-                break
-        path.rename(path.with_name(name))
-
-
-def _mark(experiment: Any, names: Collection[str]) -> None:
-    """Marks hyperparameters as differing between runs, so that TensorBoard's table lists them first.
-
-    Args:
-        experiment: The summary that describes the table; changed in place.
-        names: Names of hyperparameters; unknown names are ignored.
-    """
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    plugin = experiment.value[0].metadata.plugin_data
-    data = HParamsPluginData.FromString(plugin.content)
-    for info in data.experiment.hparam_infos:
-        if "differs" in info.DESCRIPTOR.fields_by_name:  # not in the oldest supported versions
-            info.differs = info.name in names
-    plugin.content = data.SerializeToString()
-
-
-def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | str | bool]:
-    """Flattens a configuration to one level of plain values.
-
-    Args:
-        config: Nested mapping.
-        prefix: Prefix of each key.
-
-    Returns:
-        ``{"model.channels": 4, ...}``: nested keys joined by dots, None as "null", and any other value that is not int,
-        float, str or bool converted by ``str``.
-    """
-    flat: dict[str, int | float | str | bool] = {}
+    flat: dict[str, int | float | str] = {}
     for key, value in config.items():
-        name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            flat.update(flatten_config(value, f"{name}."))
+            flat |= _flattened(value, f"{prefix}{key}.")
+        elif isinstance(value, bool):
+            flat[f"{prefix}{key}"] = str(value).lower()
         elif value is None:
-            flat[name] = "null"
+            flat[f"{prefix}{key}"] = "null"
         else:
-            flat[name] = value if isinstance(value, (int, float, str, bool)) else str(value)
+            flat[f"{prefix}{key}"] = value if isinstance(value, (int, float)) else str(value)
     return flat

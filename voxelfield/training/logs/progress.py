@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
@@ -37,7 +37,7 @@ class Progress:
         interval: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        stream = sys.stderr if stream is None else stream
+        stream = stream or sys.stderr
         terminal = stream.isatty()
         self._total = total
         self._clock = clock
@@ -45,20 +45,17 @@ class Progress:
         self._first = self._step = initial
         self._started = self._shown = clock()
         self._rays = 0
-        self._bar = (
-            tqdm(
-                total=total,
-                initial=initial,
-                file=stream,
-                desc="train",
-                dynamic_ncols=True,
-                # This class limits the rate, so that PSNR is read from the device only when it is displayed.
-                mininterval=0,
-                miniters=1,
-                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
-            )
-            if terminal
-            else None
+        # The interval is limited here, so that PSNR is read from the device only when it is displayed.
+        self._bar: tqdm[NoReturn] = tqdm(
+            total=total,
+            initial=initial,
+            file=stream,
+            desc="train",
+            dynamic_ncols=True,
+            mininterval=0,
+            miniters=1,
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
+            disable=not terminal,
         )
 
     def update(self, step: int, *, psnr: Callable[[], float] | None = None, rays: int = 0) -> None:
@@ -77,11 +74,11 @@ class Progress:
             return
         fields = [] if psnr is None else [f"PSNR {psnr():.2f} dB"]
         if self._rays and elapsed > 0:
-            fields.append(f"{_short(self._rays / elapsed)} rays/s")
+            fields.append(f"{tqdm.format_sizeof(self._rays / elapsed)} rays/s")
         done = step - self._first
         if done > 0:
             fields.append(f"ETA {tqdm.format_interval((now - self._started) / done * (self._total - step))}")
-        if self._bar is None:
+        if self._bar.disable:
             share = 100 * step / self._total if self._total else 100.0
             logger.info("%s", ", ".join([f"step {step}/{self._total} ({share:.0f} %)", *fields]))
         else:
@@ -95,33 +92,22 @@ class Progress:
     def paused(self) -> Iterator[None]:
         """Stops the clock and hides the bar during a block, such as an evaluation between steps."""
         began = self._clock()
-        if self._bar is not None:
-            self._bar.clear()
+        self._bar.clear()
         try:
             yield
         finally:
             pause = self._clock() - began
             self._started += pause
             self._shown += pause
-            if self._bar is not None:
-                self._bar.refresh()
+            self._bar.refresh()
 
     def close(self) -> None:
         """Finishes the bar, leaving its last state on the screen."""
-        if self._bar is not None:
-            self._bar.update(self._step - self._bar.n)
-            self._bar.close()
+        self._bar.update(self._step - self._bar.n)
+        self._bar.close()
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _short(number: float) -> str:
-    """Writes 3120000 as 3.1M."""
-    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= factor:
-            return f"{number / factor:.1f}{letter}"
-    return f"{number:.0f}"

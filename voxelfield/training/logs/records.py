@@ -1,14 +1,24 @@
-"""Summaries of the steps since the last record."""
+"""Records of a run in training: numbers of the steps since the last record, and previews."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
-from voxelfield.evaluation.metrics import mse_to_psnr
+from voxelfield.datasets.scene import Split
+from voxelfield.evaluation.evaluation import evenly_spaced
+from voxelfield.evaluation.metrics import mse_to_psnr, psnr
+from voxelfield.rendering.images import composite_background
+from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.view_pictures import comparison_panel
 from voxelfield.training.config import TrainerConfig
+from voxelfield.training.logs.logging import RunLogger
+
+logger = logging.getLogger(__name__)
 
 
 def mean_losses(totals: Mapping[str, float]) -> dict[str, float]:
@@ -44,7 +54,7 @@ def rates_of_steps(totals: Mapping[str, float], config: TrainerConfig, seconds: 
         seconds: Duration of the steps.
 
     Raises:
-        ValueError: In none of the steps did a pixel's samples fit in the capacity.
+        ValueError: No pixel's samples fitted in the capacity.
     """
     steps, rays = totals["steps"], totals["rays"]
     if rays < steps * config.supersampling**2:
@@ -63,3 +73,28 @@ def rates_of_steps(totals: Mapping[str, float], config: TrainerConfig, seconds: 
     if "candidates" in totals:
         values["train/candidates_per_ray"] = totals["candidates"] / rays
     return values
+
+
+def log_preview(
+    renderer: FieldRenderer, split: Split, background: Tensor, log: RunLogger, step: int, views: int
+) -> None:
+    """Logs render | truth | error | depth at fixed views, and their mean PSNR as ``test/psnr``.
+
+    Args:
+        renderer: A renderer of the field's current state.
+        split: The split whose views are rendered.
+        background: (3,) colour over which views are rendered, on the renderer's device.
+        log: The logger.
+        step: Number of steps done.
+        views: Number of views, spread evenly over the split.
+    """
+    scores = []
+    for index in evenly_spaced(views, len(split)):
+        view = renderer.view(split.cameras, index)
+        truth = composite_background(split.image(index).to(view.rgb.device), background)
+        scores.append(float(psnr(view.rgb.clamp(0, 1), truth, split.mask(index, truth.device))))
+        panel = comparison_panel(view, truth)
+        log.images(step, f"test/{split.names[index]}", panel)
+    mean = math.fsum(scores) / len(scores)
+    log.scalars(step, {"test/psnr": mean})
+    logger.info("step %d: PSNR %.2f dB over %d test views", step, mean, len(scores))

@@ -1,4 +1,4 @@
-"""Sampling where proposal networks expect matter."""
+"""Sampling from the distributions of proposal networks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PropNetEstimator(nn.Module):
             far_plane: Distance at which they end.
             sampling_type: Whether the first samples are spread evenly over distances or over their inverses.
             stratified: Shift samples at random, as :func:`importance_sampling` does.
-            requires_grad: Compute densities with gradients, and keep them for :meth:`compute_loss`.
+            requires_grad: Compute densities with gradients, and store them for :meth:`compute_loss`.
 
         Returns:
             Where samples begin and end, (n_rays, num_samples) each.
@@ -161,7 +161,7 @@ class PropNetEstimator(nn.Module):
 
 
 def get_proposal_requires_grad_fn(target: float = 5.0, num_steps: int = 1000) -> Callable[[int], bool]:
-    """Returns a function that tells for each step whether the networks are trained in it.
+    """Returns a function of the step: whether the networks are trained in it.
 
     Args:
         target: Number of steps without training between two with training, in the end.

@@ -1,0 +1,85 @@
+"""What a report reads from a run directory: commands, warnings of the log, and the time at which the run finished."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from records import METRICS
+
+from voxelfield.report.record import RunRecord
+from voxelfield.training.config import RunConfig
+
+
+def read(directory: Path) -> RunRecord:
+    return RunRecord.read(directory, METRICS, RunConfig(), {})
+
+
+def test_the_command_that_trained_is_given_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "my run"
+    overrides = ["scene=folder", "scene.name='a b'", "++trainer.steps=5", "resume=auto", "hydra.run.dir=elsewhere"]
+    (run / ".hydra").mkdir(parents=True)
+    OmegaConf.save(OmegaConf.create(overrides), run / ".hydra" / "overrides.yaml")
+    found = dict(read(run).commands)
+    assert shlex.split(found["Repeat the training"]) == [
+        "voxelfield",
+        "train",
+        "scene=folder",
+        "scene.name='a b'",
+        "trainer.steps=5",
+    ]
+    assert found["Repeat the evaluation"] == "voxelfield eval 'my run'"
+
+
+def test_a_strangers_record_of_overrides_is_plain_text(tmp_path):
+    record = tmp_path / ".hydra" / "overrides.yaml"
+    record.parent.mkdir()
+    record.write_text("- scene.name=${oc.env:HOME}\n- 5\n- !!python/name:os.system x\n")
+    command = dict(read(tmp_path).commands)["Repeat the training"]
+    assert shlex.split(command) == ["voxelfield", "train", "scene.name=${oc.env:HOME}", "5", "x"]
+    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}]\n" for n in range(60))
+    for content in (bomb, "[" * 10_000, "- [a]", "a: b", "- *a", "\0"):
+        record.write_text(content)
+        with pytest.raises(ValueError, match=r"overrides\.yaml must be a .*, got ") as raised:
+            read(tmp_path)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="named pipes")
+def test_records_that_are_no_files_are_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "train.log")
+    with pytest.raises(ValueError, match=r"train\.log must be a file, got a named pipe"):
+        read(tmp_path)
+    (tmp_path / "train.log").unlink()
+    os.mkfifo(tmp_path / "events.out.tfevents.1")
+    with pytest.raises(ValueError, match=r"tfevents\.1 must be a file, got a named pipe"):
+        read(tmp_path)
+
+
+def test_without_hydras_record_the_other_commands_are_given(tmp_path):
+    found = read(tmp_path).commands
+    assert "Repeat the training" not in dict(found)
+    assert found[0][1] == f"voxelfield eval {shlex.quote(str(tmp_path))}"
+
+
+def test_warnings_of_the_log_are_given_once(tmp_path):
+    (tmp_path / "train.log").write_text(
+        "[2026-01-31 12:00:00,000][train][INFO] - scene=bricks\n"
+        "[2026-01-31 12:00:01,000][voxelfield.datasets.photos][WARNING] - 2 images are missing\n"
+        "[2026-01-31 12:00:01,000][voxelfield.datasets.photos][WARNING] - 2 images are missing\n"
+        "Traceback of something\n"
+        "[2026-01-31 12:00:02,000][voxelfield.runs.results][ERROR] - orbit.mp4: No space left on device\n"
+    )
+    assert read(tmp_path).logged == ("2 images are missing", "orbit.mp4: No space left on device")
+
+
+def test_a_run_has_finished_when_its_metrics_were_written(tmp_path):
+    assert read(tmp_path).finished == ""
+    (tmp_path / "metrics.json").write_text("{}")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d at \d\d:\d\d \(UTC[+-]\d{4}\)", read(tmp_path).finished)

@@ -1,0 +1,109 @@
+"""Loss terms, each a scalar tensor.
+
+Each term on rendered rays is a function of the :class:`Outputs` for a :class:`Batch` and is listed in
+``WEIGHTED_TERMS``; its weight has the same name in :class:`voxelfield.models.settings.LossConfig`. Total
+variation of the grids is :meth:`voxelfield.training.optimizer.Optimizers.add_total_variation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from voxelfield.evaluation.metrics import ssim_of_windows
+from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.settings import LossConfig
+from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
+
+
+def photometric(outputs: Outputs, batch: Batch) -> Tensor:
+    """Mean squared error of colours (Mildenhall et al. 2020, eq. 6), over pixels all of whose rays fit."""
+    return pixel_error(outputs.pixels, batch.truth, outputs, batch)
+
+
+def sample_rgb(outputs: Outputs, batch: Batch) -> Tensor:
+    """Squared colour error of each single sample, so that a ray cannot mix the right colour from wrong ones."""
+    rendering = outputs.rendering
+    return sample_color_error(
+        rendering.weights,
+        rendering.sample_rgb,
+        rendering.samples.ray_index,
+        outputs.field_truth,
+        batch.rays_per_pixel,
+        rays_kept=rendering.rays_kept,
+    )
+
+
+def distortion(outputs: Outputs, batch: Batch) -> Tensor:
+    """Mean distortion of the rays: how far apart the weights of a ray are.
+
+    Raises:
+        ValueError: The rays were rendered without distortion.
+    """
+    if outputs.rendering.distortion is None:
+        raise ValueError("rays must be rendered with their distortion where config.distortion is positive")
+    # The distortion of rays that did not fit is zero.
+    return outputs.rendering.distortion.sum() / outputs.ray_count
+
+
+def opacity_entropy(outputs: Outputs, batch: Batch) -> Tensor:
+    """Mean binary entropy of the rays' opacities: a pixel shows the scene or its background (Sun et al. 2022)."""
+    o = outputs.rendering.opacity.clamp(1e-5, 1 - 1e-5)
+    return outputs.mean_over_rays(-(o * o.log() + (1 - o) * (1 - o).log()))
+
+
+def sparsity(outputs: Outputs, batch: Batch) -> Tensor:
+    """Cauchy penalty on the densities of samples, summed and divided by the number of rays (Plenoxels)."""
+    density = outputs.zero_unused(outputs.rendering.density)
+    return torch.log1p(2 * density.square()).sum() / outputs.ray_count
+
+
+def ssim(outputs: Outputs, batch: Batch) -> Tensor:
+    """1 - SSIM (Wang et al. 2004) over patches all of whose rays fit; compares structure beyond single pixels.
+
+    Raises:
+        ValueError: The batch has no patches.
+    """
+    if batch.patches == 0:
+        raise ValueError("batches must begin with patches where config.ssim is positive")
+    side = batch.patch_size
+    pixels = batch.patches * side * side
+    images = (outputs.pixels, batch.truth)
+    x, y = (image[:pixels].float().view(-1, side, side, 3).permute(0, 3, 1, 2) for image in images)
+    dissimilarity = 1 - ssim_of_windows(x, y).mean(dim=(1, 2, 3))
+    whole = (outputs.rendering.rays_kept // (side * side * batch.rays_per_pixel)).clamp(max=batch.patches)
+    counts = torch.arange(batch.patches, device=whole.device) < whole
+    return torch.where(counts, dissimilarity, 0.0).sum() / whole.clamp(min=1)
+
+
+def pixel_error(pixels: Tensor, truth: Tensor, outputs: Outputs, batch: Batch) -> Tensor:
+    """Returns the mean squared difference of colours (P, 3), over pixels all of whose rays fit."""
+    kept = outputs.rendering.rays_kept
+    return pixel_color_error(pixels, truth, rays_per_pixel=batch.rays_per_pixel, rays_kept=kept)
+
+
+WEIGHTED_TERMS: dict[str, Callable[[Outputs, Batch], Tensor]] = {
+    term.__name__: term for term in (sample_rgb, ssim, distortion, opacity_entropy, sparsity)
+}
+"""The terms with a weight of the same name in :class:`LossConfig`; each returns an unweighted scalar."""
+
+
+def rendering_terms(config: LossConfig, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
+    """Returns the weighted terms on rendered rays, by name; terms of weight zero are left out.
+
+    Args:
+        config: The terms' weights; ``photometric`` is always included, with weight 1.
+        outputs: The rendered rays.
+        batch: The pixels to which they belong.
+
+    Raises:
+        ValueError: The weight of a term is positive, but its inputs are missing: distortion or patches.
+    """
+    terms = {"photometric": photometric(outputs, batch)}
+    for name, term in WEIGHTED_TERMS.items():
+        weight = getattr(config, name)
+        if weight > 0:
+            terms[name] = weight * term(outputs, batch)
+    return terms

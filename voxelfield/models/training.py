@@ -1,0 +1,143 @@
+"""Input of a model's training, the memory that it needs, and where matter can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.grids.adam import GridAdam
+from voxelfield.models.settings import LossConfig, OccupancyConfig, StageConfig
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.projection import distance_to_nearest, views_of_points
+from voxelfield.warps.warp import Warp
+
+# Number of views of a point, in a scene without transparent pixels, below which no matter is placed there.
+_FEWEST_VIEWS = 2
+
+_GIB = 2**30
+
+
+class EmptyFieldError(RuntimeError):
+    """No occupied cell is left, so there is nothing to render or train."""
+
+
+class GridOptimizer(Protocol):
+    """The optimizer of a model's grid; :class:`voxelfield.training.optimizer.Optimizers` implements it.
+
+    Attributes:
+        grid: Migrates its state where a grid is resized; None without grids.
+    """
+
+    grid: GridAdam | None
+
+    def attach(self) -> None:
+        """Renews everything that depends on the grids' shapes; call after any change of them."""
+
+    def restrict(self) -> None:
+        """Updates the active tiles after a change of the occupied cells at the same resolutions and box."""
+
+    def add_total_variation(self, weight: float) -> None:
+        """Adds the gradient of the squared differences between neighbouring vertices."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSetup:
+    """Input of a model's training.
+
+    Attributes:
+        stages: Coarse-to-fine schedule.
+        occupancy: Schedule of the occupancy grid's updates.
+        loss: Weights of the loss terms.
+        loss_scale: Factor on all gradients.
+        optimizer: The optimizer of the grid.
+        cameras: The training cameras as given, on the device.
+        alpha: (N, H, W) uint8, opacities of the training images, on the device; None if the poses are too inaccurate to
+            exclude space that the images show as transparent.
+        reliable_poses: Whether the poses are accurate enough to exclude space that cameras cannot see.
+    """
+
+    stages: Sequence[StageConfig]
+    occupancy: OccupancyConfig
+    loss: LossConfig
+    loss_scale: float
+    optimizer: GridOptimizer
+    cameras: Cameras
+    alpha: Tensor | None
+    reliable_poses: bool = True
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Estimated bytes of device memory, by use.
+
+    Attributes:
+        parameters: Grids at their final resolution, float32.
+        gradients: Accumulated gradients of the grids, float32.
+        optimizer: Adam's two moments.
+        copies: Working copies of the grids, if these are not the parameters themselves.
+        average: Moving average of the grids' weights, if enabled.
+        images: Training images, 8-bit RGBA, with masks the indices of the pixels that count, and with
+            ``trainer.loss.structure`` their weights; 0 if a GPU reads them from host memory.
+        samples: Ray samples of a step, and everything computed from them.
+        sparse: The share of sparse levels in the first five, if they have as many blocks as they may.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    copies: int
+    average: int
+    images: int
+    samples: int
+    sparse: int = 0
+
+    @property
+    def total(self) -> int:
+        """The sum over all uses."""
+        return self.grids + self.images + self.samples
+
+    @property
+    def grids(self) -> int:
+        """Bytes that grow with the number of the grids' features."""
+        return self.parameters + self.gradients + self.optimizer + self.copies + self.average
+
+    def __str__(self) -> str:
+        """Returns one line with all uses, in GiB."""
+        parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in asdict(self).items() if name != "sparse")
+        return f"{self.total / _GIB:.2f} GiB ({parts})"
+
+
+def cells_with_views(warp: Warp, cameras: Cameras, aabb: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Marks the cells in which the images can determine matter.
+
+    A single image cannot determine the distance of what it shows, so cells must be in several views. Cells next to a
+    camera are excluded: the camera's own rays begin behind them, so only other cameras would see matter there, which
+    training would use to imitate what lies behind it.
+
+    Args:
+        warp: The warp of the cells.
+        cameras: The training cameras, on the device.
+        aabb: (2, 3) box of the cells, in warped coordinates.
+        shape: Number of cells along each axis.
+
+    Returns:
+        (X, Y, Z) bool.
+    """
+    coarse = [max(1, cells // 2) for cells in shape]
+    axes = [
+        aabb[0, axis] + (torch.arange(cells, device=aabb.device) + 0.5) * ((aabb[1, axis] - aabb[0, axis]) / cells)
+        for axis, cells in enumerate(coarse)
+    ]
+    centres = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).view(-1, 3)
+    world = warp.to_world(centres)[0]
+    views = views_of_points(cameras, world, warp.clearance).view(coarse)
+    enough = (views >= min(_FEWEST_VIEWS, len(cameras))).float()[None, None]
+    # The boundary of the visible region runs through cells, not along their faces.
+    enough = F.max_pool3d(enough, 3, stride=1, padding=1)
+    beside_cameras = (distance_to_nearest(cameras, world) <= warp.clearance).view(coarse)
+    return F.interpolate(enough * ~beside_cameras, size=shape, mode="nearest")[0, 0] > 0

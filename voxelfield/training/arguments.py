@@ -1,0 +1,108 @@
+"""Checks of a session's arguments, and its settings made from them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from voxelfield.config.parsing import parse
+from voxelfield.datasets.poses import check_cameras_see, likely_mistake
+from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.transparency import check_visible
+from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.part import Loss, Part
+from voxelfield.models.registry import model_names
+from voxelfield.ops._errors import shown
+from voxelfield.rendering.march import Sampler
+from voxelfield.training.config import CameraConfig, OptimizerConfig, RunConfig, SceneConfig, TrainerConfig, complete
+from voxelfield.warps.choice import WarpConfig
+from voxelfield.warps.warp import Warp
+
+logger = logging.getLogger(__name__)
+
+
+def check_types(
+    scene: object,
+    model: object,
+    trainer: object,
+    optimizer: object,
+    camera: object,
+    output: object,
+    losses: Mapping[str, Loss] | None,
+    parts: Sequence[Part],
+    sampler: Sampler,
+) -> None:
+    """Raises TypeError unless the arguments of a session have the right types."""
+    expected: tuple[tuple[str, object, tuple[type, ...], str], ...] = (
+        ("scene", scene, (Scene,), "a voxelfield.Scene"),
+        ("model", model, (ModelConfig, RunConfig, str), "a ModelConfig, the name of one or a RunConfig"),
+        ("trainer", trainer, (TrainerConfig, str, type(None)), "a TrainerConfig, the name of a preset or None"),
+        ("optimizer", optimizer, (OptimizerConfig, str, type(None)), "an OptimizerConfig, the name of one or None"),
+        ("camera", camera, (CameraConfig, type(None)), "a CameraConfig or None"),
+        ("output", output, (str, os.PathLike, type(None)), "a path or None"),
+        *((f"parts[{index}]", part, (Part,), "a voxelfield.models.Part") for index, part in enumerate(parts)),
+    )
+    for name, value, types, words in expected:
+        if not isinstance(value, types):
+            raise TypeError(f"{name} must be {words}, got {shown(value)}")
+    for name, loss in (losses or {}).items():
+        if not callable(loss):
+            raise TypeError(f"losses[{name!r}] must be a function of outputs and batch, got {shown(loss)}")
+    if not callable(sampler):
+        raise TypeError(f"sampler must be a function like visible_samples, got {shown(sampler)}")
+
+
+def run_settings(
+    scene: Scene,
+    model: ModelConfig | RunConfig | str,
+    trainer: TrainerConfig | str | None,
+    optimizer: OptimizerConfig | str | None,
+    camera: CameraConfig | None,
+    warp: WarpConfig | Warp | None,
+    device: torch.device | str | None,
+    seed: int | None,
+) -> RunConfig:
+    """Returns all settings of a session, with the scene's box and the chosen warp; checks the scene.
+
+    The arguments are those of :class:`voxelfield.Session`.
+    """
+    if isinstance(model, RunConfig):
+        given = {"trainer": trainer, "optimizer": optimizer, "camera": camera, "device": device, "seed": seed}
+        for name, value in given.items():
+            if value is not None:
+                raise TypeError(f"{name} must be None with the settings of a whole run, got {shown(value)}")
+        config = parse(RunConfig, model)
+        warp = config.warp if warp is None else warp
+    if warp is None or isinstance(warp, WarpConfig):
+        chooses = config.model if isinstance(model, RunConfig) else _model_config(model)
+        warp = chooses.choose_warp(scene, parse(WarpConfig, warp or {}, "warp"))
+    if not isinstance(model, RunConfig):
+        device, seed = "auto" if device is None else str(device), 0 if seed is None else seed
+        config = complete(model, trainer, optimizer, camera, device=device, seed=seed, scene=scene, warp=warp)
+    if len(scene.train) == 0:
+        raise ValueError("scene.train must have at least one view, got none")
+    if scene.train.cameras.c2w.is_cuda:
+        raise ValueError(f"scene.train.cameras must be on the CPU, got {scene.train.cameras.c2w.device}")
+    low, high = scene.aabb.tolist() if warp is None else warp.aabb
+    config.scene, config.warp = SceneConfig(scene.name, (tuple(low), tuple(high))), WarpConfig.of(warp)
+    if config.camera.refines:
+        config.trainer = config.camera.schedule(config.trainer)
+    check_visible(scene.train)
+    if warp is None:
+        check_cameras_see(scene.train.cameras, scene.aabb)
+    mistake = likely_mistake(scene.train.cameras.c2w)
+    if mistake is not None:
+        logger.warning("%s", mistake)
+    return config
+
+
+def _model_config(model: ModelConfig | str) -> ModelConfig:
+    """Returns a model config; for a name, that kind of model with its default settings."""
+    if isinstance(model, ModelConfig):
+        return model
+    if model not in model_names():
+        raise ValueError(f"model must be one of {', '.join(model_names())}, got {model!r}")
+    return parse(ModelConfig, {"kind": model}, "model")

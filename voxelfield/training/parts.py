@@ -1,0 +1,52 @@
+"""The parts of training that the configuration asks for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import torch
+
+from voxelfield.datasets.scene import Scene
+from voxelfield.models.model import Model
+from voxelfield.models.part import Part
+from voxelfield.training.batches import PixelSampler
+from voxelfield.training.cameras.camera_refinement import CameraRefinement
+from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
+from voxelfield.training.cameras.lost_cameras import LostCameras
+from voxelfield.training.config import RunConfig
+from voxelfield.training.structure import VarianceWeightedError
+
+logger = logging.getLogger(__name__)
+
+
+def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: PixelSampler) -> Iterator[Part]:
+    """Yields the parts that the configuration asks for, in the order in which they join a step."""
+    trainer, camera = config.trainer, config.camera
+    exposure = AffineExposure(len(scene.train)).to(model.device) if trainer.exposure == "affine" else None
+    if camera.refines:
+        logger.info(
+            "cameras are refined: rays are computed by torch operations, no visual hull is used, and the stages are "
+            "those of %s",
+            "camera.stages" if camera.stages else "trainer.stages",
+        )
+        steps, warp = trainer.steps, model.warp
+        refinement = CameraRefinement(
+            pixels.cameras,
+            torch.tensor(config.scene.aabb, device=model.device).mean(dim=0),
+            steps=steps,
+            pose_lr=camera.pose_lr,
+            focal_lr=camera.focal_lr if camera.focal else None,
+            final_factor=camera.final_factor,
+            warm_up=round(camera.warm_up * steps),
+            pose_from=camera.kept_steps(steps, forward=warp is not None and warp.is_forward_facing),
+            focal_from=round(camera.focal_from * steps),
+            unit=1.0 if warp is None else warp.motion_unit,
+        )
+        yield refinement
+        if camera.search_poses > 0:
+            yield LostCameras(refinement, model, scene.train, trainer, camera.search_poses, exposure)
+    if trainer.loss.structure > 0:
+        yield VarianceWeightedError(pixels, trainer.loss.structure)
+    if exposure is not None:
+        yield ExposureCorrection(exposure, config.optimizer.exposure_lr, trainer.loss.exposure)

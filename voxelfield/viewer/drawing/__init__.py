@@ -1,1 +1,0 @@
-"""From a viewpoint and settings to a picture, without a browser."""

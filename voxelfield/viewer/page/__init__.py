@@ -1,1 +1,0 @@
-"""The page in the browser, made with viser."""

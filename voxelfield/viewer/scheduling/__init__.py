@@ -1,1 +1,0 @@
-"""When to draw, and how finely."""

@@ -1,0 +1,167 @@
+"""viser's server, extended by checks of requests and messages.
+
+viser 1.1 passes neither allowed origins nor request hooks to websockets, accepts messages of all its types from every
+client, and sets any attribute of a control that a client names. Its constructor starts to serve, so the arguments of
+websockets' ``serve`` are extended while it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import viser
+import websockets.asyncio.server
+from websockets.asyncio.server import ServerConnection
+from websockets.http11 import Request, Response
+
+from voxelfield.installed import MissingPackageError
+from voxelfield.messages import clipped
+from voxelfield.viewer.address import Address
+from voxelfield.viewer.client_messages import LARGEST_MESSAGE, RefusedMessageError, validated
+
+logger = logging.getLogger(__name__)
+
+_MOST_WARNINGS = 100
+_POLICY_VIOLATION = 1008
+
+
+def start_server(address: Address, label: str) -> Any:
+    """Starts viser's server.
+
+    Args:
+        address: Where to listen, and who is admitted.
+        label: Title of the page's panel.
+
+    Raises:
+        ValueError: The port has just been taken by another program.
+        MissingPackageError: The installed version of viser bypasses the checks.
+    """
+    log = _LogOnce()
+    server: Any = None
+    extended = False
+
+    def control_of(uuid: str) -> Any:
+        return None if server is None else server.gui._gui_input_handle_from_uuid.get(uuid)
+
+    def serve(handler: Any, *place: Any, process_request: Callable[..., Any], **options: Any) -> Any:
+        nonlocal extended
+        extended = True
+
+        def check(connection: ServerConnection, request: Request) -> Response | None:
+            refusal = address.refusal(request.path, request.headers)
+            if refusal is not None:
+                log.warn(f"refused a request: {refusal[1]}")
+                return connection.respond(refusal[0], refusal[1] + "\n")
+            response: Response | None = process_request(connection, request)
+            return response
+
+        def add_headers(_: ServerConnection, request: Request, response: Response) -> None:
+            if response.status_code == http.HTTPStatus.OK:
+                for name, value in address.response_headers(request.path, request.headers["Host"]).items():
+                    response.headers[name] = value
+
+        # Not in the hierarchy of loggers, because a logger keeps its filters.
+        websockets_logger = logging.Logger(f"{__name__}.websockets", logging.WARNING)
+        websockets_logger.addFilter(log.replace)
+        options |= {
+            "process_request": check,
+            "process_response": add_headers,
+            "create_connection": functools.partial(_Connection, control_of, log),
+            "logger": websockets_logger,
+            "max_size": LARGEST_MESSAGE,
+        }
+        return original(handler, *place, **options)
+
+    # The response to a client's request may be ready only after it has left.
+    warnings.filterwarnings("ignore", r"Queued a \w+ on a closed connection|\[viser\] Dropping upload", UserWarning)
+    original = websockets.asyncio.server.serve
+    websockets.asyncio.server.serve = serve  # type: ignore[misc, assignment]
+    try:
+        with quiet():
+            server = viser.ViserServer(address.host, address.port, label=label, verbose=False)
+    finally:
+        websockets.asyncio.server.serve = original  # type: ignore[misc]
+    error: Exception | None = None
+    if not extended:
+        error = MissingPackageError(f'viser must be version 1.1, got {viser.__version__}: pip install "viser==1.1.*"')
+    elif server.get_port() != address.port:
+        error = ValueError(f"{address.names[1]} must be a free port, got {address.port}, which was just taken")
+    if error is not None:
+        stop_server(server)
+        raise error
+    server.get_event_loop().set_exception_handler(
+        lambda _, context: log.warn(f"a browser's request failed: {context.get('exception') or context['message']}")
+    )
+    return server
+
+
+def stop_server(server: Any) -> None:
+    """Stops viser's server."""
+    with quiet():
+        server.stop()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Prevents viser from printing banners."""
+    from rich import get_console
+
+    console = get_console()
+    before, console.quiet = console.quiet, True
+    try:
+        yield
+    finally:
+        console.quiet = before
+
+
+class _LogOnce:
+    """Logs each kind of warning once, in one line, so that no client can fill the log."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+        self._lock = threading.Lock()
+
+    def warn(self, message: str) -> None:
+        """Logs a warning unless a similar one, which differs in the value after ``, got``, has been logged."""
+        message = clipped(" ".join(message.split()))
+        kind = message.partition(", got ")[0]
+        with self._lock:
+            if kind in self._logged or len(self._logged) >= _MOST_WARNINGS:
+                return
+            self._logged.add(kind)
+        logger.warning("viewer: %s (logged once)", message)
+
+    def replace(self, record: logging.LogRecord) -> bool:
+        """Filters out a record of websockets, and logs it here instead, without its traceback."""
+        error = record.exc_info[1] if record.exc_info else None
+        self.warn(f"{record.getMessage()} ({error})" if error else record.getMessage())
+        return False
+
+
+class _Connection(ServerConnection):
+    """A connection whose messages are checked before viser processes them."""
+
+    def __init__(self, control_of: Callable[[str], Any], log: _LogOnce, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._control_of = control_of
+        self._log = log
+
+    async def recv(self, decode: bool | None = None) -> Any:
+        """Returns the next valid message, and closes the connection at an invalid one."""
+        while True:
+            data = await super().recv(decode)
+            try:
+                message = validated(data, self._control_of)
+            except RefusedMessageError as error:
+                self._log.warn(f"a browser was disconnected: {error}")
+                await self.close(_POLICY_VIOLATION, clipped(str(error)))
+                raise self.protocol.close_exc from error
+            if message is not None:
+                return message

@@ -1,1 +1,0 @@
-"""Who may use the page, and what a browser may ask for."""
