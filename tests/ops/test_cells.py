@@ -45,13 +45,6 @@ def test_value_and_gradients_match_reference(device, dtype, channels):
     assert_all_match(actual, expected)
 
 
-def test_many_cells(device):
-    feats, points = make(device, channels=2, count=20_000)
-    grad = torch.randn(len(points), 2, device=device, dtype=torch.float64)
-    actual = value_and_gradients(trilinear_interpolate, feats, points, grad)
-    assert_all_match(actual, value_and_gradients(interpolate_cells, feats, points, grad))
-
-
 def test_far_beyond_the_cell_the_interpolant_is_continued(device):
     feats, _ = make(device, channels=1, count=8)
     points = torch.eye(3, device=device, dtype=torch.float64).repeat(3, 1)[:8] * 1e6
@@ -197,15 +190,6 @@ def test_compiles_whole_with_any_number_of_cells(device, backend):
             assert_matches(a, e)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_autocast_leaves_the_dtype_alone(device, dtype):
-    feats, points = make(device, dtype)
-    with torch.autocast(device.type, dtype=torch.bfloat16):
-        value = trilinear_interpolate(feats, points)
-    assert value.dtype == dtype
-    assert torch.equal(value, trilinear_interpolate(feats, points))
-
-
 def test_meta_tensors_give_shapes():
     feats, points = torch.empty(6, 8, 5, device="meta", dtype=torch.half), torch.empty(6, 3, device="meta")
     value = trilinear_interpolate(feats, points)
@@ -242,14 +226,6 @@ def test_any_memory_layout(device, which, layout, dtype):
     assert torch.equal(inputs[which].double(), expected[which])
     actual = value_and_gradients(trilinear_interpolate, *inputs.values())
     assert_all_match(actual, value_and_gradients(interpolate_cells, *expected.values()))
-
-
-def test_expanded_inputs(device):
-    feats = torch.randn(1, 8, 1, device=device, dtype=torch.float64).expand(7, 8, 5)
-    points = torch.tensor([[0.3, 0.8, -0.1]], device=device, dtype=torch.float64).expand(7, 3)
-    grad = torch.ones((), device=device, dtype=torch.float64).expand(7, 5)
-    actual = value_and_gradients(trilinear_interpolate, feats, points, grad)
-    assert_all_match(actual, value_and_gradients(interpolate_cells, feats, points, grad))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -346,18 +322,6 @@ def test_raw_mistakes_are_all_tried():
 
 
 # --- CUDA only
-
-
-@pytest.mark.cuda
-def test_cpu_and_cuda_do_not_mix():
-    feats, points = tensors()
-    with pytest.raises(ValueError, match=r"points .*cuda:0.*cpu"):
-        trilinear_interpolate(feats.cuda(), points)
-    with pytest.raises(ValueError, match=r"points .*cpu.*cuda:0"):
-        trilinear_interpolate(feats, points.cuda())
-    _library.ensure_loaded("cuda")
-    with pytest.raises(RuntimeError):
-        torch.ops.voxelfield.interpolate_cells(feats, points.cuda(), None)
 
 
 @pytest.mark.cuda

@@ -310,25 +310,6 @@ def test_samples_behind_the_limit_count_for_nothing(device, min_transmittance, s
     torch.testing.assert_close(result.rgb.cpu(), (expected @ inputs["rgb"].cpu())[None])
 
 
-@pytest.mark.parametrize(("min_transmittance", "seen"), [(0.5, 1), (5e-3, 3), (5e-36, 36)])
-def test_samples_behind_the_limit_might_as_well_not_exist(device, min_transmittance, seen):
-    inputs = tenths(device)
-    cut = {name: x[:seen] for name, x in inputs.items()} | {"ray_offsets": torch.tensor([0, seen], device=device)}
-    grads = random_grads(inputs)
-    whole = value_and_gradients(lambda **x: composite_all(**x, min_transmittance=min_transmittance), inputs, grads)
-    grads[3] = grads[3][:seen]
-    short = value_and_gradients(lambda **x: composite_all(**x, min_transmittance=0.0), cut, grads)
-    for name, a, e in zip((*RESULTS, *GRADIENTS), whole, short, strict=True):
-        if len(a) == 40:
-            assert not a[seen:].any(), name
-            a = a[:seen]
-        torch.testing.assert_close(a, e, rtol=1e-9, atol=1e-12)
-
-
-def test_default_limit(device):
-    assert int((composite(**tenths(device)).weights > 0).sum()) in (4, 5)  # 1e-4 itself is a matter of rounding
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("wall", [1e4, 1e9, 1e30])
 def test_a_wall_hides_what_is_behind_and_nothing_before(device, dtype, wall):

@@ -502,12 +502,6 @@ def test_autocast_leaves_the_dtype_alone(device, dtype):
     assert grid.grad.dtype == dtype
 
 
-def test_meta_tensors_give_shapes():
-    grid, points = torch.empty(2, 3, 4, 5, device="meta", dtype=torch.half), torch.empty(6, 3, device="meta")
-    value = sample_trilinear(grid, points)
-    assert (value.shape, value.dtype, value.device.type) == ((6, 5), torch.half, "meta")
-
-
 def test_meta_tensors_are_checked_as_others_are():
     grid = torch.empty(2, 3, 4, 5, device="meta")
     for points, error in [
@@ -752,14 +746,6 @@ def test_any_memory_layout(device, which, layout, dtype, padding):
     assert_all_match(actual, value_and_gradients(lambda g, p: sample_grid(g, p, padding), *expected.values()))
 
 
-def test_expanded_inputs(device):
-    grid = torch.randn(3, 1, 2, 1, device=device, dtype=torch.float64).expand(3, 4, 2, 5)
-    points = torch.tensor([[0.3, 0.8, 0.1]], device=device, dtype=torch.float64).expand(7, 3)
-    grad = torch.ones((), device=device, dtype=torch.float64).expand(7, 5)
-    actual = value_and_gradients(sample_trilinear, grid, points, grad)
-    assert_all_match(actual, value_and_gradients(sample_grid, grid, points, grad))
-
-
 def test_gradient_arrives_at_the_base_of_a_view(device):
     base = torch.randn(3, 4, 7, 5, device=device, dtype=torch.float64, requires_grad=True)
     _, points = make(device)
@@ -983,18 +969,6 @@ def test_raw_mistakes_are_all_tried():
 
 
 # --- CUDA only
-
-
-@pytest.mark.cuda
-def test_cpu_and_cuda_do_not_mix():
-    grid, points = tensors()
-    with pytest.raises(ValueError, match=r"points .*cuda:0.*cpu"):
-        sample_trilinear(grid.cuda(), points)
-    with pytest.raises(ValueError, match=r"points .*cpu.*cuda:0"):
-        sample_trilinear(grid, points.cuda())
-    _library.ensure_loaded("cuda")
-    with pytest.raises(RuntimeError):
-        torch.ops.voxelfield.sample_trilinear([grid.cuda()[None]], points[None], None, 0, True, False, False, False)
 
 
 @pytest.mark.cuda

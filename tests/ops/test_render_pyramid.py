@@ -20,16 +20,10 @@ from pyramid_scene import (
 )
 
 from voxelfield import _library, ops
-from voxelfield.fields.decoders import FusedMLPDecoder, spherical_harmonics
-from voxelfield.fields.density import ExponentialDensity
-from voxelfield.fields.field import RadianceField
-from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.ops import _internal
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
-from voxelfield.rendering.march import RenderSettings
-from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.render import render_view
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 WIDTH, HEIGHT = 45, 26
@@ -122,29 +116,6 @@ def test_matches_the_separate_steps(device, dtype, levels, width, hidden, degree
     expected = by_steps(scene, make_camera(), degree)
     assert 100 < (expected[1] > 0.5).sum() < WIDTH * HEIGHT - 100
     assert_images_agree(render(on(device, scene), make_camera(device), degree), expected, dtype)
-
-
-@pyramid_dtypes
-def test_matches_the_modules(device, dtype):
-    pyramid = VoxelPyramid((4, 9, 20), 4, PYRAMID_BOX, init_range=2.0)
-    decoder = FusedMLPDecoder(12, 64, 16, 2, 3, ExponentialDensity(INITIAL))
-    field = RadianceField(pyramid, decoder)
-    occupancy = OccupancyGrid((6, 5, 7), OCCUPANCY_BOX)
-    occupancy.occupied.copy_(torch.rand(6, 5, 7) < 0.6)
-    camera = make_camera()
-    view = render_view(field, camera, 0, occupancy, RenderSettings(STEP, min_weight=1e-3), BACKGROUND, chunk=400)
-    scene = {
-        "background": BACKGROUND,
-        "occupied": occupancy.occupied,
-        "aabb_occupancy": occupancy.aabb,
-        "levels": [level.detach().to(dtype) for level in pyramid.levels],
-        "aabb": pyramid.aabb,
-        "density_weights": list(decoder.density_network),
-        "color_weights": list(decoder.color_network),
-    }
-    image = render(on(device, scene), make_camera(device))
-    assert (view.opacity > 0.5).sum() > 100
-    assert_images_agree(image, (view.rgb, view.opacity, view.depth), dtype)
 
 
 @pytest.mark.parametrize("form", CELLS)

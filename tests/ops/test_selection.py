@@ -81,13 +81,6 @@ def test_kept_samples_match_reference(device, counts, spare):
         assert_truncated(select_samples(**inputs, **LIMITS, capacity=capacity), expected, capacity)
 
 
-def test_what_is_kept_is_what_has_weight(device):
-    inputs = make(device)
-    weights = ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"], min_transmittance=0.05)
-    actual = select_samples(**inputs, **LIMITS)
-    assert torch.equal(actual.positions, inputs["positions"][weights > 0.01])
-
-
 def test_no_limits_keep_all_that_is_not_empty(device):
     inputs = make(device)
     inputs["density"][::3] = 0

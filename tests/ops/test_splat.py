@@ -167,15 +167,6 @@ def test_coarse_levels_beside_fine_ones(device, dtype, padding, add, method):
 
 @every_method
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_many_levels(device, dtype, method):
-    sizes = [(48, 50, 52, 4), *((n, n + 1, n + 2, 4) for n in range(3, 14))]
-    points = torch.rand(1, 6000, 3, device=device)
-    values = torch.randn(1, 6000, 4 * len(sizes), device=device, dtype=dtype)
-    assert_sums(splat(values, points, sizes, method), expected_sums(values, points, sizes), 6000)
-
-
-@every_method
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_crowd_beside_scattered_points(device, dtype, method):
     # Tiles that are split, tiles with a few points, and empty ones.
     sizes = [(64, 48, 40, 4), (16, 12, 10, 4)]
@@ -218,14 +209,6 @@ def test_a_grid_larger_than_the_cache(dtype):
         total.fill_(float("nan"))
     graph.replay()
     assert_sums(captured, expected, count // 500)
-
-
-@every_method
-def test_one_point(device, method):
-    size = (40, 41, 42, 5)
-    points = torch.tensor([[[0.99, 0.01, 0.5]]], device=device)
-    values = torch.randn(1, 1, 5, device=device)
-    assert_sums(splat(values, points, [size], method), expected_sums(values, points, [size]))
 
 
 @pytest.mark.covering("dtype method")

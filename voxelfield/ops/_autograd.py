@@ -64,12 +64,7 @@ class OpFunction(Function):
 
 
 def register_autograd(op: str, apply: Callable[..., Any]) -> None:
-    """Registers autograd Functions as the autograd kernel of a raw op.
-
-    Args:
-        op: Name of the op.
-        apply: Takes the op's arguments, applies one of the Functions to them and returns the op's result.
-    """
+    """Makes ``apply``, which takes the arguments of a raw op and applies a Function to them, its autograd kernel."""
 
     def kernel(*args: Any) -> Any:
         # torch.func calls this with one of its levels partly unwound, and then no Function can be applied.
@@ -84,12 +79,7 @@ def register_autograd(op: str, apply: Callable[..., Any]) -> None:
 
 
 def last_derivative(op: str, refusal: str) -> type[Function]:
-    """Makes the autograd Function of a backward op that is not differentiable itself.
-
-    Args:
-        op: Name of the op.
-        refusal: Message of the NotImplementedError raised if its derivative is requested.
-    """
+    """Makes the Function of a backward op whose own derivative raises NotImplementedError with this message."""
 
     class LastDerivative(OpFunction):
         @staticmethod

@@ -246,7 +246,7 @@ def is_readable(x: Tensor) -> bool:
     if not functorch_active():
         return True
     wrappers = torch._C._functorch
-    while wrappers.is_gradtrackingtensor(x):  # of what is mapped outside of torch.func.grad, too
+    while wrappers.is_gradtrackingtensor(x):  # also of tensors mapped outside of torch.func.grad
         x = wrappers.get_unwrapped(x)
     return not wrappers.is_batchedtensor(x)
 

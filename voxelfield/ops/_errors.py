@@ -37,14 +37,7 @@ def shown(value: object) -> str:
 
 @contextmanager
 def explain_memory(**arguments: Tensor) -> Iterator[None]:
-    """Adds the names and shapes of the arguments to out-of-memory errors.
-
-    Args:
-        **arguments: The tensors that determine the size of the results, by name.
-
-    Raises:
-        torch.OutOfMemoryError: The code in the ``with`` block ran out of memory.
-    """
+    """Adds the names and shapes of the tensors that determine the size of the results to out-of-memory errors."""
     try:
         yield
     except RuntimeError as error:
@@ -53,15 +46,7 @@ def explain_memory(**arguments: Tensor) -> Iterator[None]:
 
 
 def stop_if_out_of_memory(error: BaseException, **arguments: Tensor) -> None:
-    """Raises an error for running out of memory again, for fast paths: the general path would run the op once more.
-
-    Args:
-        error: Any error that an op raised.
-        **arguments: The tensors that determine the size of the results, by name, for the message.
-
-    Raises:
-        torch.OutOfMemoryError: ``error`` says that memory ran out.
-    """
+    """Raises out-of-memory errors of an op again, for fast paths: the general path would run the op once more."""
     if not is_out_of_memory(error):
         return
     sizes = " and ".join(f"{name} of shape {tuple(value.shape)}" for name, value in arguments.items())

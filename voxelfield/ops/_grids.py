@@ -214,14 +214,9 @@ def shared_grid(grids: Tensor) -> Tensor | None:
     """Returns the one grid that every element of a batch repeats, if the batch is an expanded tensor.
 
     The gradient of an expanded tensor would have to be stored once for each element of the batch. This function returns
-    a differentiable view of the tensor that was expanded instead, which receives one gradient.
-
-    Args:
-        grids: Any tensor of more than one element along the first dimension.
-
-    Returns:
-        The grid, or None: the batch is not expanded, its own gradient is asked for, an autograd Function of the caller
-        lies between the batch and that tensor, or the batch is traced or transformed.
+    a differentiable view of the tensor that was expanded instead, which receives one gradient. None if the batch is not
+    expanded, its own gradient is requested, an autograd Function of the caller lies between the batch and that tensor,
+    or the batch is traced or transformed.
     """
     if grids.stride(0) != 0 or grids.shape[0] < 2 or needs_long_path():
         return None
@@ -255,7 +250,7 @@ def sample_grids(
     mode: str,
     with_gradient: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Checks what the public functions have in common, and samples ``grids`` of fitting shapes in any situation."""
+    """Runs the checks that the public functions share, and samples ``grids`` of fitting shapes in any situation."""
     first = grids[0]
     stencil = make_stencil(padding, align_corners, mode, add, with_gradient)
     _check_grids(names, grids, copied=stencil.nearest and not add)

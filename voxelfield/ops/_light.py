@@ -40,11 +40,7 @@ Results = tuple[Tensor, ...]
 
 
 def check_samples(name: str, values: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: Tensor) -> Tensor:
-    """Checks the samples passed to a public function, and loads the kernels for their device.
-
-    Returns:
-        The offsets as int64.
-    """
+    """Checks the samples passed to a public function, loads the kernels, and returns the offsets as int64."""
     check_tensor(name, values, ("M",))
     check_dtype(name, values, FLOATING)
     wide = values.dtype == torch.float64
@@ -85,12 +81,8 @@ def run_eagerly(function: type[OpFunction], tensors: tuple[Tensor, ...], *inputs
     """Runs an op in the common case; returns None if the slow path must handle the call or report an error.
 
     Apart from the order of the offsets, which the raw op does not check, only the raw op checks arguments here: the
-    checks in Python would take longer than everything else on the host.
-
-    Args:
-        function: :class:`RayLight` or :class:`CompositeSamples`.
-        tensors: The differentiable inputs.
-        inputs: All inputs of the function. Offsets are the third from the end.
+    the checks in Python would take longer than everything else on the host. ``tensors`` are the differentiable inputs;
+    the offsets are the third from the end of all ``inputs``.
     """
     if needs_long_path():
         return None
@@ -125,13 +117,7 @@ class PackedFunction(OpFunction):
 
 
 def run(op: str, function: type[PackedFunction], *inputs: Any) -> Any:
-    """Runs an op on checked inputs in any situation.
-
-    Args:
-        op: Name of the raw op.
-        function: Its Function.
-        inputs: As both take them.
-    """
+    """Runs a raw op, or its Function, on checked inputs in any situation."""
     if traces_ops():
         return getattr(torch.ops.voxelfield, op).default(*inputs)
     inputs = unwrap_dead_wrappers(inputs)
@@ -253,11 +239,7 @@ class CompositeSamples(PackedFunction):
 class _Light:
     """The light along rays by differentiable parts. Everything is zero where a ray has stopped, and in rows of no ray.
 
-    Args:
-        values: (M,) densities, or alphas where dt is None.
-        dt: (M,), or None.
-        ray_offsets: (R + 1,).
-        min_transmittance: Transmittance below which a ray stops.
+    ``values`` (M,) are densities, or alphas where ``dt`` is None.
     """
 
     def __init__(self, values: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float) -> None:
@@ -354,14 +336,8 @@ def _composite_gradients(
 class _PackedCalls:
     """Calls that ``torch.vmap`` maps over, packed into one: the rays of all calls, end to end.
 
-    A ray without results follows the rays of each call. It takes the rows of no ray between them.
-
-    Args:
-        count: Number of calls.
-        values: The densities of a call, or of all of them.
-        mapped: The dimension of ``values`` that is mapped over, or None.
-        ray_offsets: The offsets of a call, or of all of them.
-        offsets_mapped: The dimension of ``ray_offsets`` that is mapped over, or None.
+    A ray without results follows the rays of each call. It takes the rows of no ray between them. ``values`` and
+    ``ray_offsets`` are those of one call if the dimension that is mapped over is None.
     """
 
     def __init__(

@@ -12,10 +12,6 @@ from voxelfield.ops._autograd import functorch_active
 def hold_constant(op: str, **inputs: Tensor) -> tuple[Tensor, ...]:
     """Returns the inputs detached, so that they do not make results require a gradient.
 
-    Args:
-        op: Name of the op.
-        inputs: The inputs, by argument name.
-
     Raises:
         NotImplementedError: An input carries a tangent of forward-mode differentiation, or is mapped by ``torch.vmap``.
     """

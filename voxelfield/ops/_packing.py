@@ -103,15 +103,9 @@ def ray_index_from_offsets(ray_offsets: Tensor, samples: int) -> Tensor:
 
 
 def pack_equal_rays(name: str, values: Tensor, **others: Any) -> tuple[Any, ...]:
-    """Packs rays of equally many samples, which need no ``ray_offsets``.
+    """Packs rays of equally many samples, which need no ``ray_offsets``: ``values`` (R, S), and ``others``.
 
-    Args:
-        name: Name of ``values``, for messages.
-        values: (R, S).
-        others: Further arguments of the same samples: ``rgb`` (R, S, C), and others (R, S); ``dt`` may be one length.
-
-    Returns:
-        All of these as (R * S, ...), and the offsets (R + 1,) of the rays.
+    ``rgb`` is (R, S, C) and ``dt`` may be one length. Returns all as (R * S, ...), and the offsets (R + 1,).
     """
     check_tensor(name, values, ("R", "S"), " without ray_offsets")
     packed = [values.flatten()]

@@ -23,14 +23,8 @@ class Folding:
     """Turns the inputs of ``size`` mapped calls into those of a single call, and unfolds its result.
 
     Sources that are the same in all calls are not repeated if points can share them: the points of all calls then
-    become more points of the same source. Otherwise the calls become elements of the batch.
-
-    Args:
-        stencil: The stencil of the mapped calls.
-        size: Length of the dimension that is mapped over.
-        batched: Whether the mapped calls have a batch dimension themselves.
-        source_dims: The mapped dimension of each source, None for a source that is not mapped; None if the op has no
-            sources.
+    become more points of the same source. Otherwise the calls become elements of the batch. ``batched`` tells whether
+    the mapped calls have a batch dimension themselves; ``source_dims`` is None if the op has no sources.
     """
 
     def __init__(
@@ -92,12 +86,9 @@ def register_batching(op: str, rule: Rule) -> None:
     """Registers a raw op's batching rule for ``torch.vmap`` and for autograd's own batches of gradients.
 
     The latter are ``torch.autograd.grad(..., is_grads_batched=True)`` and
-    ``torch.autograd.functional.jacobian(..., vectorize=True)``, which use an older mechanism of torch.
-
-    Args:
-        op: Name of the op.
-        rule: Takes an object with ``batch_size``, the mapped dimension of each argument (None if it is not mapped) and
-            the arguments; returns the result and its mapped dimension. Lists of tensors have lists of dimensions.
+    ``torch.autograd.functional.jacobian(..., vectorize=True)``, which use an older mechanism of torch. The rule takes
+    an object with ``batch_size``, the mapped dimension of each argument (None if it is not mapped) and the arguments;
+    it returns the result and its mapped dimension. Lists of tensors have lists of dimensions.
     """
 
     def batch_gradients(*args: Any) -> Any:

@@ -115,7 +115,7 @@ def sample_trilinear(
 
 
 def _as_rows(grid: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns what the kernels read: points as (N, 3), or (B, N, 3) for a batch, and one grid if a batch repeats it."""
+    """Returns kernel inputs: points as (N, 3), or (B, N, 3) for a batch, and one grid if a batch repeats it."""
     batch = grid.shape[:-4]
     count = len(batch)
     if points.dim() <= count or points.shape[-1] != 3 or points.shape[:count] != batch:

@@ -30,7 +30,7 @@ def importance_sample(
     wanted, and take each two neighbours.
 
     The weights of a ray are used as they are: add a constant to have some samples everywhere, or blur them as Mip-NeRF
-    does. If none of them is positive, distances are distributed uniformly over the ray's intervals. Does not
+    does. If no weight is positive, distances are distributed uniformly over the ray's intervals. Does not
     synchronise with the device. Not differentiable.
 
     Args:
@@ -86,19 +86,19 @@ def importance_sample(
         sums = scan(masses[:, None], None, ray_offsets, INCLUSIVE)[:, 0]
         return sums, sums[last.clamp(min=0)][ray_index]
 
-    # All in float64, because the places of all rays are searched at once: their integer part is the ray.
+    # All in float64, because the positions of all rays are searched at once: their integer part is the ray.
     masses = torch.where((weights > 0) & (weights < torch.inf), weights, 0).double()
     _, total = distribution(masses)
     lengths = (t_ends - t_starts).double().clamp(min=torch.finfo(torch.float64).tiny)
     masses = torch.where(total > 0, masses, lengths)
     sums, total = distribution(masses)
     rows = torch.arange(samples, device=t_starts.device)
-    places = ray_index + sums / total
-    places = torch.where(rows < ray_offsets[0], -1, torch.where(rows < ray_offsets[-1], places, rays + 1))
+    positions = ray_index + sums / total
+    positions = torch.where(rows < ray_offsets[0], -1, torch.where(rows < ray_offsets[-1], positions, rays + 1))
     shares = torch.arange(count, device=t_starts.device) + offset.double().view(rays, -1)
     # Below 1 also after the ray's number is added, so that no ray takes its last distance from the next one.
     wanted = (shares / max(count, 1)).clamp(0, 1 - 2**-24)
-    found = torch.searchsorted(places, wanted + torch.arange(rays, device=t_starts.device)[:, None], right=True)
+    found = torch.searchsorted(positions, wanted + torch.arange(rays, device=t_starts.device)[:, None], right=True)
     found = torch.minimum(torch.maximum(found, first[:, None]), last.clamp(min=0)[:, None])
     fraction = (wanted * total[found] - (sums - masses)[found]) / masses[found]
     start, end = t_starts.double()[found], t_ends.double()[found]

@@ -23,7 +23,7 @@ class OccupancyBits(NamedTuple):
     """The occupied cells of a box, one bit each; made by :func:`pack_occupancy`.
 
     Attributes:
-        words: (ceil(X / 4), ceil(Y / 4), ceil(Z / 4)) int64; each word holds 4 x 4 x 4 cells.
+        words: (ceil(X / 4), ceil(Y / 4), ceil(Z / 4)) int64; each word contains 4 x 4 x 4 cells.
         resolution: Numbers of cells X, Y, Z.
     """
 

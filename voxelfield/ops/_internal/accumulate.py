@@ -35,9 +35,9 @@ def accumulate_trilinear_(
         values: (N, sum of C_l), or (N, C) for ``"sum"``: the gradient in the samples; any floating dtype.
         points: (N, 3) positions of the samples, as for :func:`voxelfield.ops.sample_trilinear`. Points that are not
             finite add nothing.
-        reduce: The option that the samples were taken with.
-        padding: The option that the samples were taken with.
-        align_corners: The option that the samples were taken with.
+        reduce: This and the other options are those that the samples were taken with.
+        padding: See ``reduce``.
+        align_corners: See ``reduce``.
     """
     points = check_points(points, (values.shape[0], 3), "values", values)
     add = reduce == "sum"

@@ -46,7 +46,7 @@ def grid_adam_(
     scales the channel's decay, as if each channel were a parameter group.
 
     The kernels read learning rates, step numbers and lists of tiles from device memory, so a captured CUDA graph uses
-    the values that these tensors hold when it is replayed.
+    the values of these tensors at the time of its replay.
 
     Args:
         params: Grids (X, Y, Z, C) float32, contiguous, all on one device.
@@ -116,7 +116,7 @@ def check_rule(betas: tuple[float, float], eps: float, weight_decay: float, l2_p
 
 
 def check_channel_rates(name: str, value: object, grid_name: str, grid: Tensor) -> None:
-    """Raises unless the tensor can hold a factor for each channel of a grid (X, Y, Z, C)."""
+    """Raises unless the tensor has a factor for each channel of a grid (X, Y, Z, C)."""
     check_tensor(name, value, (grid.shape[3],), f" for {grid_name} of shape {tuple(grid.shape)}")
     assert isinstance(value, Tensor)
     check_dtype(name, value, (torch.float32,))

@@ -107,8 +107,8 @@ def world_distances(boxes: Sequence[float], samples: PackedSamples, origins: Ten
     """
     centre, half, (ratio, count, pitch, _) = boxes[:3], boxes[3:6], boxes[6:]
     box = torch.round(samples.positions[:, 0] / pitch).clamp(0, count - 1)
-    place = torch.cat((samples.positions[:, :1] - pitch * box[:, None], samples.positions[:, 1:]), dim=-1)
-    scaled = place * (max(half) * ratio**box)[:, None]
+    in_box = torch.cat((samples.positions[:, :1] - pitch * box[:, None], samples.positions[:, 1:]), dim=-1)
+    scaled = in_box * (max(half) * ratio**box)[:, None]
     # Python numbers instead of a tensor, because a copy from the host cannot be captured in a CUDA graph.
     world = torch.stack([along + middle for along, middle in zip(scaled.unbind(-1), centre, strict=True)], dim=-1)
     rays = samples.ray_index

@@ -44,36 +44,24 @@ def march_visible(
     The result is that of :func:`march_rays`, :func:`sample_pyramid`, :func:`mlp` and :func:`select_samples` one after
     the other. On CUDA a single kernel computes it, which stops a ray once its transmittance falls below
     ``min_transmittance``: nothing behind a surface is evaluated (early ray termination, Levoy 1990), and no buffer
-    holds all the samples in occupied space. Density is
+    stores all the samples in occupied space. Density is
     :math:`\sigma_0 e^{x_0}` of the network's first output, :math:`x_0 \le 12`
     (:class:`voxelfield.fields.density.ExponentialDensity`). Not differentiable.
 
-    Args:
-        origins: (R, 3) float32, world units.
-        directions: (R, 3) float32, unit length.
-        near: (R,) float32, distance at which a ray starts.
-        far: (R,) float32, distance at which it ends, as for :func:`march_rays`.
-        occupied: As for :func:`render_grid`.
-        aabb_occupancy: (2, 3) float32, lower and upper corner.
-        levels: 1 to 8 grids (X_l, Y_l, Z_l, 4) that fill ``aabb``, outermost vertices on its faces, all of one dtype:
-            float16 on CUDA; float32, float16 or bfloat16 on the CPU. A position outside the box reads the nearest point
-            of the box.
-        aabb: (2, 3) float32.
-        density_weights: The two matrices of the network, as for :func:`mlp`: (W, 4 * levels) with W at most 128, and
-            (G, W) with G at most 16; float32 or float16. The network runs in the dtype of ``levels``.
-        step: Distance between samples, world units.
-        density_initial: :math:`\sigma_0`, per world unit of length.
-        offset: (R,) float32 in [0, 1), shift of each ray's samples in steps; 0.5 (midpoints) if None.
-        min_transmittance: A ray stops once its transmittance falls below this; 0 never stops it.
-        min_weight: A sample is kept if its weight exceeds this.
-        max_samples_per_ray: If more samples of a ray exceed ``min_weight``, only this many nearest samples are kept.
-        capacity: Rows of the result, as for :func:`march_rays`: rays are kept in order for as long as all of their kept
-            samples fit, and the call does not synchronise with the device. None: as many rows as samples are kept,
-            which synchronises once.
-        boxes: As for :func:`march_pieces`, if the field lies in nested boxes: rays are then in the world frame, and all
-            other arguments and the samples are in the field's frame.
-        blocks: Empty, or one entry per level: None for a dense level; otherwise the level is the atlas of a sparse grid
-            and the entry is its block table, as for :func:`places_in_atlas`.
+    Rays, ``occupied``, ``aabb_occupancy`` and the limits are as for :func:`render_grid`, ``capacity`` as for
+    :func:`march_rays`, counting the samples that are kept.
+
+    ``levels`` are 1 to 8 grids (X_l, Y_l, Z_l, 4) that fill ``aabb``, outermost vertices on its faces, all of one
+    dtype: float16 on CUDA; float32, float16 or bfloat16 on the CPU. A position outside the box reads its nearest point.
+    ``blocks`` is empty, or has one entry per level: None for a dense level; otherwise the level is the atlas of a
+    sparse grid and the entry is its block table, as for :func:`places_in_atlas`. ``density_weights`` are the two
+    matrices of the network, as for :func:`mlp`: (W, 4 * levels) with W at most 128, and (G, W) with G at most 16;
+    float32 or float16. The network runs in the dtype of ``levels``. ``density_initial`` is :math:`\sigma_0`, per world
+    unit.
+
+    Of each ray, the nearest ``max_samples_per_ray`` samples are kept. With ``boxes``, as for :func:`march_pieces`, the
+    field lies in nested boxes: rays are then in the world frame, and all other arguments and the samples are in warped
+    coordinates.
 
     Returns:
         The samples that were kept; ``dt`` is ``step``.
