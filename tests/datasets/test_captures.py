@@ -776,9 +776,6 @@ BAD = {
         lambda f: (f / "masks" / "view_03.png").write_text("no mask"),
         r"masks/view_03.png: unreadable image \(not a PNG, JPEG, WebP, TIFF or BMP image\)",
     ),
-    "mask outside of the folder": in_json(
-        lambda c: c["frames"][0].update(mask_path="../mask.png"), "mine/mask.png: no such mask"
-    ),
     "mask that is no path": in_json(
         lambda c: c["frames"][0].update(mask_path=3), "'mask_path' of frame 0 must be a path, got 3"
     ),
@@ -815,7 +812,7 @@ BAD = {
     "damaged model": (
         write_colmap,
         lambda f: (f / "sparse" / "0" / "cameras.bin").write_bytes(b"\1\2"),
-        "cameras.bin: must hold complete cameras, got a truncated file",
+        "cameras.bin: must be complete, got a truncated file",
     ),
     "name of an image that is not UTF-8": (
         lambda f, split: write_colmap(f, split, binary=False),
@@ -837,7 +834,7 @@ BAD = {
     "matrix that is not finite": (
         lambda f, split: write_neus(f, split, world_mat_3=np.full((4, 4), np.nan)),
         lambda f: None,
-        r"cameras_sphere.npz: must be a NumPy archive of matrices world_mat_0, ... \(world_mat_3.npy must be finite\)",
+        r"cameras_sphere.npz: must be a NumPy archive of matrices world_mat_0, ... \(world_mat_3 must be finite\)",
     ),
     "matrix of objects": (
         lambda f, split: write_neus(f, split, world_mat_3=np.array([{}])),
@@ -847,12 +844,7 @@ BAD = {
     "matrix of another shape": (
         lambda f, split: write_neus(f, split, world_mat_3=np.ones(12)),
         lambda f: None,
-        r"world_mat_3.npy must be 3x4 or 4x4 numbers, got \(12,\)",
-    ),
-    "matrix of many bytes": (
-        lambda f, split: write_neus(f, split, world_mat_3=np.ones((400, 400))),
-        lambda f: None,
-        "world_mat_3.npy has 1280128 bytes, more than a matrix needs",
+        r"world_mat_3 must be 3x4 or 4x4 numbers, got \(12,\)",
     ),
     "no matrices": (
         write_neus,

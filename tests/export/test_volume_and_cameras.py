@@ -114,7 +114,7 @@ def test_cameras_of_no_files_are_named(tmp_path):
     paths = write_images(tmp_path, ("a.png",), (40, 30))
     split = split_of(paths, None)
     scene = Scene("capture", torch.tensor(BOX), {"train": split})
-    with pytest.raises(ValueError, match="folder must hold the images of the scene"):
+    with pytest.raises(ValueError, match="folder must contain the images of the scene"):
         save_cameras(tmp_path / "t.json", scene, tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=r"path must be a file \*.json, got"):
         save_cameras(tmp_path / "t.txt", scene, tmp_path)

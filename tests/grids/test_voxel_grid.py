@@ -584,9 +584,9 @@ def test_other_parameters_and_groups_are_left_alone():
 def test_the_wrong_optimizer_is_refused():
     grid, other = make_grid(), make_grid()
     optimizer = torch.optim.Adam([other.features])
-    with pytest.raises(ValueError, match="optimizer must hold this grid's features"):
+    with pytest.raises(ValueError, match="optimizer must have this grid's features"):
         grid.upsample(7, optimizer=optimizer)
-    with pytest.raises(ValueError, match="optimizer must hold this grid's features"):
+    with pytest.raises(ValueError, match="optimizer must have this grid's features"):
         grid.refit(BOX, 3, optimizer=optimizer)
     assert grid.resolution == (4, 6, 5)
 
@@ -596,7 +596,7 @@ def test_state_that_cannot_follow_is_refused():
     optimizer = torch.optim.Adafactor([grid.features])
     train(grid, optimizer, 1)
     before = grid.features.detach().clone()
-    with pytest.raises(ValueError, match=r"Adafactor keeps 'row_var' as torch\.float32 of shape"):
+    with pytest.raises(ValueError, match=r"Adafactor stores 'row_var' as torch\.float32 of shape"):
         grid.upsample(7, optimizer=optimizer)
     assert torch.equal(grid.features, before)
     del optimizer.state[grid.features]

@@ -843,7 +843,7 @@ def test_a_checkpoint_that_cannot_be_removed_does_not_end_training(make_session,
 
     monkeypatch.setattr(Path, "unlink", refuse)
     assert session.fit()
-    assert "held by another process; earlier checkpoints are kept" in caplog.text
+    assert "held by another process; earlier checkpoints are not removed" in caplog.text
 
 
 # ----------------------------------------------------------------------------------------------- from plain Python

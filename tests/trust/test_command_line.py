@@ -57,8 +57,8 @@ def test_poses_with_opencv_axes_end_before_training(tmp_path):
     ("place", "message"),
     [
         ("lego", "hydra.run.dir must not be the folder of the scene, got"),
-        ("lego/test", "which holds r_0.png of something else: choose another folder"),
-        ("another", "which holds report.html of something else: choose another folder"),
+        ("lego/test", "which contains r_0.png of something else: choose another folder"),
+        ("another", "which contains report.html of something else: choose another folder"),
     ],
 )
 def test_a_run_directory_of_something_else_is_refused_and_left_alone(tmp_path, place, message):

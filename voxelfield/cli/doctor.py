@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    """Names the software."""
+    """Names versions and environment variables."""
     yield "voxelfield", f"{__version__} in {_build.sources.package_directory()}"
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
@@ -60,7 +60,7 @@ def versions() -> Iterator[tuple[str, str]]:
 
 
 def packaged_kernels() -> Iterator[tuple[str, str]]:
-    """Tells which halves came with the package, and what for."""
+    """Names the compiled halves in the package, with their targets."""
     for name in (_build.sources.CPU_MODULE, _build.sources.CUDA_MODULE):
         modules = _library.modules_in(_build.sources.package_directory(), name)
         yield f"{name} in the package", str(_build.sources.read_stamp(modules[0])) if modules else "none"

@@ -96,10 +96,8 @@ def _write_results(
     name, split = evaluated_split(session.scene)
     peak = torch.cuda.max_memory_allocated(session.device) if session.device.type == "cuda" else None
     # Results of an earlier state of the field must not be mistaken for those of this run until they are replaced.
-    with results.writing("removal of earlier results"):
-        for file in (MODEL_FILE, VIDEO, REPORT):
-            (directory / file).unlink(missing_ok=True)
-        if options.save_images:
+    if options.save_images:
+        with results.writing("removal of earlier images"):
             for view in split.names:
                 (directory / name / picture_name(view)).unlink(missing_ok=True)
     logger.info("evaluating views rendered by %s", trained.backend)
@@ -126,6 +124,9 @@ def _write_results(
         "drawn_by": trained.backend,
         "seconds": timing.seconds,
     }
+    with results.writing("removal of earlier results"):
+        for file in (MODEL_FILE, VIDEO, REPORT):
+            (directory / file).unlink(missing_ok=True)
     with results.writing(METRICS):
         write_metrics(directory / METRICS, metrics)
     with results.writing(PER_VIEW):

@@ -8,13 +8,13 @@ import math
 import re
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import voxelfield
 from voxelfield.files import atomic_write, open_regular
 from voxelfield.grids.boxes import check_box
 from voxelfield.messages import clipped
@@ -96,7 +96,7 @@ def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
     reserved = sorted(_ADDED & state.keys())
     if reserved:
         raise ValueError(f"state must not contain the keys {reserved}: save_checkpoint adds them")
-    return {"format": FORMAT, "voxelfield": voxelfield.__version__, **copy_without_zeros(state)}
+    return {"format": FORMAT, "voxelfield": _version(), **copy_without_zeros(state)}
 
 
 def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
@@ -237,7 +237,7 @@ def _read(path: Path, device: torch.device | str, parts: Collection[str] | None)
     if state["format"] != FORMAT:
         raise CheckpointVersionError(
             f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
-            f"({voxelfield.__version__}) reads format {FORMAT}: "
+            f"({_version()}) reads format {FORMAT}: "
             + ("upgrade voxelfield" if state["format"] > FORMAT else "train again, or continue with that version")
         )
     try:
@@ -290,3 +290,10 @@ def check_whole(path: Path) -> None:
         raise CheckpointError(
             f"{path} is truncated or damaged ({size} bytes); resume=auto continues from the newest intact checkpoint"
         )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("voxelfield")
+    except metadata.PackageNotFoundError:  # used from a source tree that is not installed
+        return "unknown"
