@@ -310,7 +310,7 @@ def test_bad_indices_are_errors_where_looking_is_free(device, index, found):
 def test_images_without_a_pixel_have_no_ray(device):
     images, *camera = make_images(device, height=0)
     assert len(_internal.pixel_rays(images, torch.zeros(0, dtype=torch.int64, device=device), *camera).near) == 0
-    with pytest.raises(ValueError, match=r"images must have pixels .* got shape \(2, 0, 4, 4\)"):
+    with pytest.raises(RuntimeError, match="images must have at least one pixel, got none"):
         _internal.pixel_rays(images, torch.zeros(1, dtype=torch.int64, device=device), *camera)
 
 

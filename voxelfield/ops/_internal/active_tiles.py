@@ -12,15 +12,10 @@ from voxelfield import _library
 from voxelfield.ops import _constants
 
 
-def tile_shape() -> tuple[int, int, int]:
-    """Returns the number of vertices of a tile along x, y and z."""
-    return _constants.TILE_X, _constants.TILE_Y, _constants.TILE_Z
-
-
 def tiles_along(resolution: Sequence[int]) -> tuple[int, int, int]:
     """Returns the number of tiles that cover a grid's vertices along x, y and z; the last may extend past the grid."""
-    x, y, z = (-(-size // side) for size, side in zip(resolution, tile_shape(), strict=True))
-    return x, y, z
+    x, y, z = resolution
+    return -(-x // _constants.TILE_X), -(-y // _constants.TILE_Y), -(-z // _constants.TILE_Z)
 
 
 def active_tiles(
@@ -43,13 +38,12 @@ def active_tiles(
         ids (K,) int32, where K is the number of all tiles, and count (1,) int32, on the device of ``occupied``. The
         first ``count`` ids are those of the listed tiles, in ascending order; the other ids are undefined.
     """
-    sizes = tuple(resolution)
     if out is None:
-        total = math.prod(tiles_along(sizes))
+        total = math.prod(tiles_along(resolution))
         out = occupied.new_empty(total, dtype=torch.int32), occupied.new_empty(1, dtype=torch.int32)
     ids, count = out
     _library.ensure_loaded(occupied.device.type)
-    torch.ops.voxelfield.active_tiles_(occupied, sizes, ids, count)
+    torch.ops.voxelfield.active_tiles_(occupied, list(resolution), ids, count)
     return ids, count
 
 

@@ -61,7 +61,8 @@ def pixel_rays(
     c2w, intrinsics, aabb = hold_constant("pixel_rays", c2w=c2w, intrinsics=intrinsics, aabb=aabb)
     if lens is not None:
         (lens,) = hold_constant("pixel_rays", lens=lens)
-    check_index("index", index, images.numel() // 4, f"for images of shape {tuple(images.shape)}")
+    if images.numel() > 0:
+        check_index("index", index, images.numel() // 4, f"for images of shape {tuple(images.shape)}")
     _library.ensure_loaded(images.device.type)
     return PixelBatch(*torch.ops.voxelfield.pixel_rays(images, index, c2w, intrinsics, lens, aabb, supersampling))
 
