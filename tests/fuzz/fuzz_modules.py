@@ -225,28 +225,28 @@ def _pixels_of(model: str, coefficients: Tensor, pixels: Tensor) -> Tensor:
 @st.composite
 def _occupancy_arguments(draw: st.DrawFn) -> dict[str, Any]:
     cells = draw(occupied_cells())
-    return {"resolution": tuple(cells.shape), "aabb": draw(boxes()), "possible": cells.to(draw(devices))}
+    return {"resolution": tuple(cells.shape), "aabb": draw(boxes()), "allowed": cells.to(draw(devices))}
 
 
-def _restricted(resolution: Any, aabb: Tensor, possible: Tensor) -> tuple[Tensor, ...]:
+def _restricted(resolution: Any, aabb: Tensor, allowed: Tensor) -> tuple[Tensor, ...]:
     occupancy = voxelfield.OccupancyGrid(resolution, aabb)
-    occupancy = occupancy.to(device_of(possible))
-    occupancy.restrict(possible, occupancy.aabb)
+    occupancy = occupancy.to(device_of(allowed))
+    occupancy.restrict(allowed, occupancy.aabb)
     words, (x, y, z) = occupancy.bits
     assert words.shape == tuple(-(-n // 4) for n in (x, y, z))
     return occupancy.occupied, occupancy.empty_distance
 
 
-def _restricted_reference(resolution: Any, aabb: Tensor, possible: Tensor) -> tuple[Tensor, ...]:
-    assert tuple(possible.shape) == ((resolution,) * 3 if isinstance(resolution, int) else tuple(resolution))
-    distance = torch.full(possible.shape, 32.0, dtype=torch.float64)
-    for cell in itertools.product(*map(range, possible.shape)):
-        if possible[cell]:
+def _restricted_reference(resolution: Any, aabb: Tensor, allowed: Tensor) -> tuple[Tensor, ...]:
+    assert tuple(allowed.shape) == ((resolution,) * 3 if isinstance(resolution, int) else tuple(resolution))
+    distance = torch.full(allowed.shape, 32.0, dtype=torch.float64)
+    for cell in itertools.product(*map(range, allowed.shape)):
+        if allowed[cell]:
             axes = torch.meshgrid(
-                *(torch.arange(n) - at for n, at in zip(possible.shape, cell, strict=True)), indexing="ij"
+                *(torch.arange(n) - at for n, at in zip(allowed.shape, cell, strict=True)), indexing="ij"
             )
             distance = distance.minimum(torch.stack(axes).abs().amax(0).double())
-    return possible, distance
+    return allowed, distance
 
 
 def _same_cells(arguments: dict[str, Any], actual: Any, expected: Any) -> None:

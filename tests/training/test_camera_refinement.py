@@ -290,7 +290,7 @@ def test_refined_cameras_are_written_as_transforms(refined, tmp_path):
     write_cameras(tmp_path / CAMERAS_FILE, replace(split, paths=None), cameras)
     content = json.loads((tmp_path / CAMERAS_FILE).read_text())
     assert {(frame["w"], frame["h"]) for frame in content["frames"]} == {(cameras.width, cameras.height)}
-    photos = read_transforms(tmp_path / CAMERAS_FILE)
+    photos, _ = read_transforms(tmp_path / CAMERAS_FILE)
     assert len(photos) == len(split)
     for index, photo in enumerate(photos):
         torch.testing.assert_close(photo.c2w.float(), cameras.c2w[index])

@@ -169,7 +169,7 @@ def test_a_video_appears_whole_or_not_at_all(tmp_path):
 @pytest.mark.parametrize(
     ("module", "name", "missing"),
     [
-        (png, "_write_png", "test"),
+        (png, "write_png", "test"),
         (results, "write_metrics", "metrics.json"),
         (results, "save_model", "model.safetensors"),
         (page, "atomic_write", "report.html"),

