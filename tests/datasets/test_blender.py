@@ -221,7 +221,7 @@ def test_split_json_missing(scene):
         ('{"frames": [{"transform_matrix": []}]}', r"key 'file_path' is missing in frame 0"),
         ('{"frames": [{"file_path": "a"}]}', r"key 'transform_matrix' is missing in frame 0"),
         ('{"frames": [{"file_path": 1, "transform_matrix": []}]}', r"'file_path' of frame 0 must be a path, got 1"),
-        ("\xff", r"not valid JSON \(.*can't decode byte 0xff"),
+        ("\xff", r"must be UTF-8 text, or UTF-16 with a byte order mark \("),
     ],
 )
 def test_bad_json(scene, text, message):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from voxelfield.datasets.image_paths import find_images
+from voxelfield.datasets.image_paths import find_images, why_missing
 
 
 def touch(folder: Path, *names: str) -> Path:
@@ -62,19 +62,35 @@ def test_two_names_never_become_one_image(tmp_path):
     assert find(file, "images/a.jpg") == ["images/a.jpg"], "two files are like the name"
 
 
+def test_missing_images_of_another_machine_are_not_refused_beside_others_that_are_found(tmp_path):
+    file = touch(tmp_path, "images/a.png")
+    assert find(file, "/home/me/images/b.png", "/home/me/images/a.png") == ["home/me/images/b.png", "images/a.png"]
+    assert find(file, "images/c", "images\\d.tga") == ["images/c.png", "images/d.tga"]
+
+
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    "name",
     [
-        ("/home/me/images/b.png", "home/me/images/b.png"),
-        ("C:\\x\\b.png", "x/b.png"),
-        ("\\..\\..\\b.png", "b.png"),
-        ("../other/secret.png", "other/secret.png"),
-        ("images/../../other/secret.png", "other/secret.png"),
-        ("{outside}", "{outside}"),
+        *("/home/me/images/b.png", "C:\\x\\b.png", "\\..\\..\\b.png"),
+        *("../other/secret.png", "images/../../other/secret.png", "{outside}"),
     ],
 )
-def test_nothing_outside_of_the_folder_is_found(tmp_path, name, expected):
+def test_names_that_lead_out_of_the_folder_are_refused(tmp_path, name):
     file = touch(tmp_path / "scene", "images/a.png")
-    secret = tmp_path / "other" / "secret.png"
     touch(tmp_path, "other/secret.png")
-    assert find(file, name.format(outside=secret)) == [expected.format(outside=str(secret).lstrip("/"))]
+    with pytest.raises(ValueError, match="'file_path' must be inside the scene's folder, got "):
+        find(file, name.format(outside=tmp_path / "other" / "secret.png"))
+
+
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        ("input/A.jpg", "; there is {folder}/input/A.jpg: were the images moved or renamed?"),
+        ("images/a.heic", "; there is {folder}/images/a.heic: convert such files to one of .png, .jpg"),
+        ("notes.txt", "; {folder} contains no images at all: were they copied along?"),
+        ("images/x.png", "; {folder} contains 1 images of other names, such as images/x.png"),
+    ],
+)
+def test_the_likely_cause_is_named_if_all_images_are_missing(tmp_path, there, message):
+    touch(tmp_path, there)
+    assert why_missing(tmp_path, tmp_path / "images" / "a.png").startswith(message.format(folder=tmp_path))

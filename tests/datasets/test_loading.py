@@ -95,7 +95,7 @@ def test_what_is_nowhere_is_named(tmp_path):
     shutil.copytree(FIXTURES / "lego", tmp_path / "lego")
     with pytest.raises(SceneNotFoundError, match=r"scene=\./lego is the folder of that name here"):
         voxelfield.load_scene("lego")
-    with pytest.raises(FileNotFoundError, match="legs, which does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"legs, which does not exist; did you mean .*/lego\?"):
         voxelfield.load_scene(str(tmp_path / "legs"))
 
 

@@ -95,14 +95,16 @@ def test_keys_that_would_change_the_geometry_are_refused(tmp_path, frame, meta, 
 
 
 def test_keys_without_effect_are_named_once(tmp_path, caplog):
+    wide = angle(48, 30)
     frame = {"time": 0.5, "depth_file_path": "depth/a.png", "normal_path": "a.png", "convention": "opencv"}
-    meta = {"white_transparent": True, "ply_file_path": "sparse_pc.ply"}
+    meta = {"white_transparent": True, "ply_file_path": "sparse_pc.ply", "camera_angle_x": wide, "w": 48}
     with caplog.at_level(logging.INFO):
         load_scene(write(tmp_path, frame, **FOCAL, **meta), holdout=0)
     file = tmp_path / "transforms.json"
     records = [record for record in caplog.records if "transforms" in record.name]
     told = [(record.levelname, record.getMessage()) for record in records]
     assert sorted(told) == [
+        ("WARNING", f"{file}: 'camera_angle_x' ({wide}) has no effect, because 'fl_x' (50.0) is another focal length"),
         ("WARNING", f"{file}: 1 depth images are missing, the first is {tmp_path / 'depth' / 'a.png'}"),
         (
             "WARNING",
@@ -133,5 +135,5 @@ def test_byte_order_marks_are_understood(tmp_path, encoding):
 def test_text_in_another_encoding_is_named(tmp_path):
     file = write(tmp_path, **FOCAL) / "transforms.json"
     file.write_bytes(file.read_bytes() + b"\xfc")
-    with pytest.raises(ValueError, match=r"transforms\.json: not valid JSON"):
+    with pytest.raises(ValueError, match=r"transforms\.json: must be UTF-8 text, or UTF-16 with a byte order mark"):
         load_scene(tmp_path)

@@ -21,6 +21,7 @@ from warm_python import warm_python
 from voxelfield import __version__, _build, _library
 from voxelfield.cli import doctor
 from voxelfield.cli.command import TRAINING_PACKAGES, VERBS, main
+from voxelfield.cli.running import exit_status
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("trainer=smoke", "trainer.steps=40", "trainer.preview_every=0", "trainer.evaluation.video_frames=0")
@@ -224,6 +225,11 @@ def test_a_refusal_is_the_exit_status_of_the_process(trained: Path, arguments: t
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("error", "status"), [(IsADirectoryError(), 2), (NotADirectoryError(), 2), (OSError(), 1)])
+def test_wrong_paths_are_mistakes_and_other_errors_of_files_are_failures(error, status) -> None:
+    assert exit_status(error) == status
 
 
 def test_doctor_describes_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -461,10 +461,13 @@ def test_what_names_no_folder_stays_as_it_is(override, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("scene", "message"),
     [
-        ("captures/scan2", "got 'captures/scan2', which does not exist"),
-        ("captures/scan1/transforms.json", "which is a file"),
+        ("captures/scan2", "got 'captures/scan2', which does not exist; did you mean captures/scan1?"),
+        ("catpures/scan1", "got 'catpures/scan1', which does not exist; did you mean captures/scan1?"),
+        ("mine/scan1", "got 'mine/scan1', which does not exist, as mine does not"),
+        ("captures/scan1/transforms.json", "which is a file; it is a part of the scene {folder}/captures/scan1"),
         ("./notes.txt", "got './notes.txt', which is a file"),
-        ("captures", "got captures, which holds none of these"),
+        ("captures", "got captures, which holds none of these; its folder captures/scan1 is a scene"),
+        ("captures/scan1/images", "which holds none of these; it is a part of the scene {folder}/captures/scan1"),
         (f"captures/{300 * 'x'}", ": File name too long"),
     ],
 )
@@ -479,10 +482,11 @@ def test_a_path_that_is_no_scene_is_named_with_its_trouble(scene, message, tmp_p
         assert line.endswith(message.format(folder=tmp_path))
 
 
-def test_a_scene_may_be_given_by_itself(tmp_path, monkeypatch):
+def test_a_scene_may_be_given_by_itself(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a" / "b=c").mkdir(parents=True)
     assert with_scene_folder(["lego", "seed=1,2"]) == ["scene=lego", "seed=1,2"]
+    assert capsys.readouterr().err == "lego is read as scene=lego\n"
     (tmp_path / "a" / "b=c" / "transforms.json").touch()
     found = with_scene_folder(["seed=1", "a/b=c"])
     assert found == ["seed=1", "scene=folder", "scene.name='b=c'", f"data.root='{tmp_path / 'a'}'"]
@@ -491,6 +495,14 @@ def test_a_scene_may_be_given_by_itself(tmp_path, monkeypatch):
             with_scene_folder(twice)
     for untouched in (["hydra/launcher=joblib"], ["~logger"], ["+x"], [""]):
         assert with_scene_folder(untouched) == untouched
+
+
+def test_a_scene_without_settings_that_is_found_by_its_name_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "chair").mkdir(parents=True)
+    (tmp_path / "data" / "chair" / "transforms.json").touch()
+    assert main(["scene=chair"]) == 2
+    assert capsys.readouterr().err.endswith("got 'chair': scene=data/chair is a scene of that name\n")
 
 
 def test_a_folder_whose_name_is_read_as_a_reference_is_refused(tmp_path, monkeypatch):

@@ -231,7 +231,7 @@ def test_keys_that_there_are_not(override, message):
         ("trainer.steps=null", "trainer.steps must be an integer, got null"),
         ("trainer.steps=???", "trainer.steps must be an integer, got '???'"),
         ("trainer.loss.sparsity=abc", "trainer.loss.sparsity must be a number, got 'abc'"),
-        ("trainer.image_size=big", "trainer.image_size must be an integer, got 'big'"),
+        ("trainer.image_size=big", "trainer.image_size must be an integer, or null, got 'big'"),
         ("trainer.stages=8", "trainer.stages must be a list of mappings, got 8"),
         ("trainer.stages=[8]", "trainer.stages[0] must be a mapping of step, resolution, crop, got 8"),
         (
@@ -241,7 +241,7 @@ def test_keys_that_there_are_not(override, message):
         ("trainer.rates.betas=[0.9, b]", "trainer.rates.betas[1] must be a number, got 'b'"),
         ("trainer.rates.betas=[0.9]", "trainer.rates.betas must be a list of 2 numbers, got [0.9]"),
         ("model.resolutions=16", "model.resolutions must be a list of integers, got 16"),
-        ("scene.aabb=[[0,0,0]]", "scene.aabb must be a list of 2 lists of 3 numbers, got [[0, 0, 0]]"),
+        ("scene.aabb=[[0,0,0]]", "scene.aabb must be a list of 2 lists of 3 numbers, or null, got [[0, 0, 0]]"),
         ("data.download=perhaps", "data.download must be true or false, got 'perhaps'"),
         ("data.root=[]", "data.root must be text, got []"),
     ],
@@ -255,7 +255,7 @@ def test_values_of_the_wrong_type(override, message):
     [
         ("trainer.background=red", "trainer.background must be one of random, white, black, got 'red'"),
         ("trainer.steps=0", "trainer.steps must be at least 1, got 0"),
-        ("trainer.image_size=-2", "trainer.image_size must be at least 1, got -2"),
+        ("trainer.image_size=-2", "trainer.image_size must be at least 1, or null, got -2"),
         (
             "trainer.supersampling=1000",
             "trainer.max_rays must be at least trainer.supersampling**2 = 1000000, the rays of a pixel, got 524288",
@@ -271,10 +271,11 @@ def test_values_of_the_wrong_type(override, message):
         ),
         ("trainer.loss_scale=0", "trainer.loss_scale must be positive, got 0.0"),
         ("trainer.loss_scale=nan", "trainer.loss_scale must be positive and finite, got nan"),
+        ("trainer.loss.sparsity=1e39", "trainer.loss.sparsity must be a number of at most 3.4e+38, got 1e+39"),
         ("trainer.loss.sparsity=inf", "trainer.loss.sparsity must be at least 0 and finite, got inf"),
         ("trainer.render.min_weight=7", "trainer.render.min_weight must lie in [0, 1), got 7.0"),
         ("trainer.occupancy.threshold=2", "trainer.occupancy.threshold must lie in (0, 1), got 2.0"),
-        ("trainer.evaluation.views=0", "trainer.evaluation.views must be at least 1, got 0"),
+        ("trainer.evaluation.views=0", "trainer.evaluation.views must be at least 1, or null, got 0"),
         ("trainer.rates.final_factor=0", "trainer.rates.final_factor must lie in (0, 1], got 0.0"),
         ("trainer.rates.betas=[1.5,2]", "trainer.rates.betas[0] must lie in [0, 1), got 1.5"),
         ("trainer.stages=[]", "trainer.stages must start at step 0 and have rising steps, got steps []"),
@@ -295,7 +296,7 @@ def test_values_of_the_wrong_type(override, message):
         ("model.resolutions=[]", "model.resolutions must be 1 to 16 levels from coarse to fine, got []"),
         ("model.resolutions=[8,4]", "model.resolutions must be 1 to 16 levels from coarse to fine, got [8, 4]"),
         ("logger.name=wandb", "logger.name must be one of tensorboard, none, got 'wandb'"),
-        ("data.missing_images=maybe", "data.missing_images must be one of error, skip, got 'maybe'"),
+        ("data.missing_images=maybe", "data.missing_images must be one of error, skip, or null, got 'maybe'"),
         ("device=banana", "device must be auto, cpu, cuda or cuda:<index>, got 'banana'"),
         (
             "scene.aabb=[[0,0,0],[1,1,0]]",

@@ -59,7 +59,8 @@ def in_one_line(action: Callable[[], int | None]) -> int:
 
 def exit_status(error: Exception) -> int | None:
     """Returns the exit status for an error: 2 for wrong input, 1 for a failure, None for a fault of the program."""
-    if isinstance(error, (ValueError, FileNotFoundError, FileExistsError, MissingPackageError)):
+    of_paths = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+    if isinstance(error, (ValueError, MissingPackageError, *of_paths)):
         return 2
     failures = (OSError, FloatingPointError, KernelsUnavailableError)
     return 1 if isinstance(error, failures) or is_out_of_memory(error) else None

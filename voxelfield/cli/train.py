@@ -72,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         parser.prog = "voxelfield train"
     given = parser.parse_args(arguments)
+    if given.experimental_rerun is not None:
+        parser.error("--experimental-rerun is not supported: continue a run with resume=RUN_DIRECTORY")
     try:
         configuration = config_name(_given_device(given.overrides))
     except ValueError:  # the device is not there, as the run itself says
@@ -158,6 +160,8 @@ def with_scene_folder(overrides: Sequence[str]) -> list[str]:
     if any(map(_is_alone, scenes)) and sum(text in scenes for text in overrides) > 1:
         given = " and ".join(clipped(text) for text in overrides if text in scenes)
         raise ValueError(f"scene must be given once, got {given}")
+    for text in filter(_is_alone, scenes):
+        print(one_line(f"{clipped(text)} is read as scene={clipped(text)}"), file=sys.stderr)  # noqa: T201
     found = []
     for text in overrides:
         folder = scene_folder(scenes[text]) if text in scenes else None

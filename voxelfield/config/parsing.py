@@ -80,6 +80,9 @@ _SCALARS: dict[Any, tuple[Any, str, str]] = {
     str: (StringNode, "text", "texts"),
 }
 
+# Of float32, the precision of all computations with settings.
+_LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
+
 # OmegaConf's marker for a missing value, which nodes of every type accept.
 _MISSING = "???"
 
@@ -145,7 +148,13 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         return converted
     if origin in (Union, UnionType):
         (other,) = (argument for argument in arguments if argument is not NoneType)
-        return None if value is None else _convert(value, other, key)
+        try:
+            return None if value is None else _convert(value, other, key)
+        except ValueError as error:
+            reason, _, got = str(error).rpartition(", got ")
+            if not reason.startswith(f"{key} must "):  # of a key within
+                raise
+            raise ValueError(f"{reason}, or null, got {got}") from error
     if dataclasses.is_dataclass(hint):
         return _convert_dataclass(value, hint, key)
     if origin is Literal:

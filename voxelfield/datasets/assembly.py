@@ -62,7 +62,7 @@ def load_capture(
         FileNotFoundError: Images are missing.
         ValueError: There is no such split, an image is not as it must be, or as for :func:`assemble`.
     """
-    there = _in_order(present_photos(source, photos, options.missing_images or "skip"))
+    there = _in_order(present_photos(folder, source, photos, options.missing_images or "skip"))
     lack = [photo.path for photo in there if photo.shrunk is None]
     if 0 < len(lack) < len(there):
         logger.info("%s: all images are downscaled from full size, as %s has no reduced copy", source, lack[0])

@@ -6,6 +6,7 @@ always looked for within the scene's folder.
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import posixpath
@@ -42,7 +43,8 @@ def find_images(file: Path, names: Iterable[str], key: str) -> dict[str, Path]:
         The paths by name, all within the folder; that of a file that is found nowhere does not exist.
 
     Raises:
-        ValueError: A name cannot be that of a file.
+        ValueError: A name cannot be that of a file; or names lead out of the folder, and no file within it is like one
+            of them.
     """
     folder, names = file.parent, list(dict.fromkeys(names))
     found = {name: path for name in names if (path := _existing(folder, _inside(file, name, key))) is not None}
@@ -61,6 +63,9 @@ def find_images(file: Path, names: Iterable[str], key: str) -> dict[str, Path]:
                 "%s: there is no file of %d of %d names in its folder; %s, for example, is read from %s",
                 *(file, len(like), len(names), shown(name), path),
             )
+        outside = [name for name in lost if _leaves(_inside(file, name.replace("\\", "/"), key)) or _DRIVE.match(name)]
+        if outside and like.keys().isdisjoint(outside):
+            raise ValueError(f"{file}: '{key}' must be inside the scene's folder, got {shown(outside[0])}")
         found |= like
     return {name: folder / (found.get(name) or _with_suffixes("/".join(_parts(name)))[0]) for name in names}
 
@@ -83,9 +88,14 @@ def _inside(file: Path, name: str, key: str) -> str:
 
 def _existing(folder: Path, path: str) -> str | None:
     """Returns the file within a folder that a relative path stands for, if there is one."""
-    if path.split(os.sep, 1)[0] == os.pardir:
+    if _leaves(path):
         return None
     return next((path for path in _with_suffixes(path) if (folder / path).is_file()), None)
+
+
+def _leaves(path: str) -> bool:
+    """Returns whether a relative path leads out of its folder."""
+    return path.split(os.sep, 1)[0] == os.pardir
 
 
 def _like(folder: Path, index: Mapping[str, set[str]], name: str) -> str | None:
@@ -112,6 +122,25 @@ def images_within(folder: Path) -> Iterator[str]:
         for name in sorted(files):
             if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."):
                 yield Path(place, name).relative_to(folder).as_posix()
+
+
+def why_missing(folder: Path, wanted: Path) -> str:
+    """Returns, for a message, where the images of a scene may be if all are missing.
+
+    Args:
+        folder: The scene's folder.
+        wanted: The expected path of one of them.
+    """
+    there = sorted(images_within(folder))
+    alike = [path for path in there if _bare(Path(path).name) == _bare(wanted.name)]
+    if alike:
+        return f"; there is {folder / alike[0]}: were the images moved or renamed?"
+    unread = sorted(path.name for path in wanted.parent.glob(f"{glob.escape(wanted.stem)}.*") if path.is_file())
+    if unread:
+        return f"; there is {wanted.with_name(unread[0])}: convert such files to one of {', '.join(IMAGE_SUFFIXES)}"
+    if not there:
+        return f"; {folder} contains no images at all: were they copied along?"
+    return f"; {folder} contains {len(there)} images of other names, such as {there[0]}"
 
 
 def _parts(name: str) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from voxelfield.datasets.image_paths import why_missing
 from voxelfield.datasets.images import (
     IMAGE_SUFFIXES,
     Size,
@@ -69,10 +70,13 @@ class Photo:
     depth_unit: float = 1e-3
 
 
-def present_photos(source: Path, photos: Sequence[Photo], missing_images: Literal["error", "skip"]) -> list[Photo]:
+def present_photos(
+    folder: Path, source: Path, photos: Sequence[Photo], missing_images: Literal["error", "skip"]
+) -> list[Photo]:
     """Returns the photographs whose files exist.
 
     Args:
+        folder: The scene's folder, which is searched for the files if all are missing.
         source: The file that lists them, for messages.
         photos: At least one.
         missing_images: ``error`` refuses a missing file, ``skip`` warns of it.
@@ -84,7 +88,7 @@ def present_photos(source: Path, photos: Sequence[Photo], missing_images: Litera
     if missing:
         lack = f"{len(missing)} of {len(photos)} images are missing, the first is {missing[0]}"
         if len(missing) == len(photos):
-            raise FileNotFoundError(f"{source}: {lack}")
+            raise FileNotFoundError(f"{source}: {lack}{why_missing(folder, missing[0])}")
         if missing_images == "error":
             raise FileNotFoundError(f"{source}: {lack}: data.missing_images=skip leaves such views out")
         logger.warning("%s: %s; their frames are left out", source, lack)

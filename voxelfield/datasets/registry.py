@@ -6,6 +6,7 @@ entry in ``FORMATS``.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,12 +59,13 @@ def formats_of(folder: Path) -> list[Format]:
     """Returns all formats that recognise a folder, at least one, in the order in which they are tried.
 
     Raises:
-        FileNotFoundError: No format does; the message lists the files of each.
+        FileNotFoundError: No format does; the message lists the files of each, and names a scene close by.
     """
     found = [known for known in FORMATS if known.recognises(folder)]
     if not found and folder.is_dir():
         raise FileNotFoundError(
             f"folder must be a scene with {wanted_files()} in it, got {folder}, which holds none of these"
+            f"{_scene_around(folder)}"
         )
     if not found:
         raise FileNotFoundError(f"folder must be a scene, got {folder}, {why_no_folder(folder)}")
@@ -71,8 +73,32 @@ def formats_of(folder: Path) -> list[Format]:
 
 
 def why_no_folder(path: Path) -> str:
-    """Says in a relative clause why a path is not that of a folder."""
-    return "which is a file" if path.exists() else "which does not exist"
+    """Says in a relative clause why a path is not that of a folder, and which scene may be meant."""
+    if path.exists():
+        return f"which is a file{_scene_around(path)}"
+    known = next(parent for parent in path.parents if parent.is_dir() or parent == parent.parent)
+    wanted, *rest = path.relative_to(known).parts
+    close = difflib.get_close_matches(wanted, [child.name for child in _folders_in(known)], n=1)
+    if close:
+        return f"which does not exist; did you mean {known.joinpath(close[0], *rest)}?"
+    return "which does not exist" if known == path.parent else f"which does not exist, as {known / wanted} does not"
+
+
+def _scene_around(path: Path) -> str:
+    """Names a scene among the folders in a folder, or the scene that a path is a part of."""
+    inside = next((child for child in _folders_in(path) if recognised_format(child) is not None), None)
+    if inside is not None:
+        return f"; its folder {inside} is a scene"
+    around = next((parent for parent in path.resolve().parents[:2] if recognised_format(parent) is not None), None)
+    return "" if around is None else f"; it is a part of the scene {around}"
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Returns the folders in a folder by name, without those that begin with a dot; none of what cannot be listed."""
+    try:
+        return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+    except OSError:  # the result only serves a message
+        return []
 
 
 def wanted_files() -> str:

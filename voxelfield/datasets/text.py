@@ -18,6 +18,8 @@ def json_object(name: str, content: str | bytes) -> dict[str, Any]:
     """
     try:
         found = json.loads(content)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: must be UTF-8 text, or UTF-16 with a byte order mark ({error})") from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name}: not valid JSON ({error})") from error
     if not isinstance(found, dict):

@@ -16,7 +16,7 @@ import logging
 import math
 import re
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 _FOCAL_KEYS = {"x": ("fl_x", "camera_angle_x", "x_fov"), "y": ("fl_y", "camera_angle_y", "y_fov")}
 _INTRINSICS = {*_FOCAL_KEYS["x"], *_FOCAL_KEYS["y"], "cx", "cy", "w", "h"}
 _OPTIONAL_PATHS = ("mask_path", "depth_file_path")
+# Relative difference of two values of one focal length that are considered equal.
+_SAME = 0.01
 # COLMAP's names of two coefficients differ from OpenCV's.
 _ALIASES = {"sx1": "s1", "sy1": "s3"}
 # The coefficients that have keys of their own. nerfstudio lists those of fisheye624, whose names differ elsewhere.
@@ -97,6 +99,7 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
         return [], meta
     frames = _frames(file, meta)
     _check_keys(file, meta, frames)
+    _warn_of_two_focal_lengths(file, meta, frames)
     images, masks, depths = (
         find_images(file, (frame[key] for frame in frames if frame.get(key) is not None), key)
         for key in ("file_path", *_OPTIONAL_PATHS)
@@ -259,6 +262,25 @@ def _focal(file: Path, holder: Mapping[str, Any], axis: str) -> Callable[[float]
         raise ValueError(f"{file}: '{key}' must be {expected}, got {value}")
     slope = 2 * math.tan(0.5 * (math.radians(value) if in_degrees else value))
     return lambda side: side / slope
+
+
+def _warn_of_two_focal_lengths(file: Path, meta: Mapping[str, Any], frames: Iterable[Mapping[str, Any]]) -> None:
+    """Warns of a field of view that contradicts the focal length beside it, which counts."""
+    for holder in (meta, *frames):
+        for (axis, keys), side in zip(_FOCAL_KEYS.items(), ("w", "h"), strict=True):
+            given = [key for key in keys if holder.get(key) is not None]
+            if len(given) < 2 or holder.get(side, meta.get(side)) is None:
+                continue
+            length = _number(file, ChainMap(dict(holder), dict(meta)), side)
+            counts, other = (
+                focal(length) for key in given[:2] if (focal := _focal(file, {key: holder[key]}, axis)) is not None
+            )
+            if not math.isclose(counts, other, rel_tol=_SAME):
+                logger.warning(
+                    "%s: %r (%s) has no effect, because %r (%s) is another focal length",
+                    *(file, given[1], shown(holder[given[1]]), given[0], shown(holder[given[0]])),
+                )
+                return
 
 
 def _lens(file: Path, meta: Mapping[str, Any]) -> Lens | None:

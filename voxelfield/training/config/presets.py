@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from voxelfield.config.parsing import parse, unknown_key
+from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.installed import config_folder
@@ -105,8 +106,13 @@ def composition_error(error: Exception) -> str:
     options, file = getattr(error, "options", None), getattr(error, "missing_cfg_file", None)
     if file and options:
         group, _, name = file.partition("/")
-        folder = "a folder, or " if group == "scene" else ""
-        return f"{group} must be {folder}one of {', '.join(options)}, got {clipped(name)!r}"
+        if group != "scene":
+            return f"{group} must be one of {', '.join(options)}, got {clipped(name)!r}"
+        try:
+            found = f": scene={find_scene(name)} is a scene of that name"
+        except OSError:
+            found = ""
+        return f"scene must be a folder, or one of {', '.join(options)}, got {clipped(name)!r}{found}"
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException) and cause.full_key and isinstance(cause.parent_node, DictConfig):
         return unknown_key(cause.full_key, [str(key) for key in cause.parent_node])
