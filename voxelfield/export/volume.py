@@ -18,7 +18,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 
 @torch.no_grad()
 def save_volume(
-    path: Path,
+    path: Path | str,
     field: Field,
     occupancy: OccupancyGrid,
     *,
