@@ -34,7 +34,7 @@ LEVELS = (0.25, 0.5, 1.0, 2.0)
 
 def wanted_surfaces(run: TrainedModel) -> dict[str, SurfaceOptions]:
     """Returns the surfaces to compare, by name."""
-    default = half_absorbing_density(Region.of(run.field).voxel)
+    default = half_absorbing_density(Region.of(run.field, run.occupancy).voxel)
     cells = 2 * (max(run.field.grid.resolution) - 1)
     return {
         **{f"density, level {factor:g}x": SurfaceOptions(level=factor * default) for factor in LEVELS},
@@ -50,7 +50,7 @@ def row(name: str, run: TrainedModel, options: SurfaceOptions, cameras: Cameras,
     mesh = surface_of(run, options, cameras).mesh()
     seconds = time.perf_counter() - start
     found = sample(trimesh.Trimesh(mesh.vertices.numpy(), mesh.faces.numpy(), process=False), cameras)
-    voxel = Region.of(run.field).voxel
+    voxel = Region.of(run.field, run.occupancy).voxel
     off, missed = distances(found, truth) / voxel, distances(truth, found) / voxel
     figures = [f"{len(mesh.faces):,}", f"{seconds:.0f}"]
     for part in (off, missed):
@@ -69,7 +69,7 @@ def main() -> None:
     run = voxelfield.load(arguments.run, arguments.device)
     cameras = load_run_scene(run, "train", arguments.data_root).train.cameras
     truth = sample(modelled_surface(), cameras)
-    voxel = Region.of(run.field).voxel
+    voxel = Region.of(run.field, run.occupancy).voxel
     print(f"a voxel is {voxel:.4f} world units long, the default level is {half_absorbing_density(voxel):.1f}\n")
     print("| surface | triangles | seconds | off, mean | within half a voxel | missed, mean | within half a voxel |")
     print("|---|---|---|---|---|---|---|")

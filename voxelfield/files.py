@@ -56,9 +56,9 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def check_suffix(name: str, path: Path, suffixes: Sequence[str]) -> None:
+def check_suffix(name: str, path: Path | str, suffixes: Sequence[str]) -> None:
     """Raises ValueError unless a path, which the message calls ``name``, ends in one of some suffixes."""
-    if path.suffix.lower() not in suffixes:
+    if Path(path).suffix.lower() not in suffixes:
         raise ValueError(f"{name} must be a file *{', *'.join(suffixes)}, got {path}")
 
 

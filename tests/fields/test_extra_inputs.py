@@ -106,6 +106,7 @@ def test_cameras_carry_values_to_views(device):
     pose[2, 3] = 3.0
     cameras = Cameras(pose.repeat(3, 1, 1), torch.full((3, 4), 4.0), 8, 8).to(device)
     timed = cameras.with_values(time=torch.tensor([-2.0, 0.5, 2.0]), image=7)
+    assert timed.values["image"].dtype == torch.int64, "as in training"
     renderer = FieldRenderer(
         make_field(device), OccupancyGrid(4, BOX).to(device), SETTINGS, torch.zeros(3, device=device)
     )

@@ -25,10 +25,10 @@ from voxelfield.training.state.checkpoint import (
 )
 
 
-def test_the_wanted_parts_are_loaded_to_the_device(tmp_path, device):
+def test_what_is_wanted_is_loaded_to_the_device(tmp_path, device):
     state = {"grid": torch.zeros(100_000, device=device), "optimizer": torch.ones(3), "step": 3}
     save_checkpoint(tmp_path / "last.pt", state)
-    loaded = load_checkpoint(tmp_path / "last.pt", device, parts=("grid", "step"))
+    loaded = load_checkpoint(tmp_path / "last.pt", device, without=("optimizer",))
     assert loaded.keys() == {"format", "voxelfield", "grid", "step"}
     assert loaded["grid"].device.type == torch.device(device).type
     assert torch.equal(loaded["grid"], state["grid"])

@@ -203,7 +203,7 @@ def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras
         if options.path is None:
             cameras = usual_path(trained, around, frames)
         elif options.path == "orbit":
-            cameras = orbit(around, trained.field.centre, frames)
+            cameras = orbit(around, trained.model.centre, frames)
         elif options.path == "spiral":
             target = seen_point(trained, around)
             if target is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.export.mesh_file import Mesh, Texture, mesh_package
-from voxelfield.fields.field import RadianceField
+from voxelfield.fields.field import Field, colors_at
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
@@ -26,7 +26,7 @@ _MIN_OPACITY = 0.1
 
 
 @torch.no_grad()
-def surface_colors(field: RadianceField, points: Tensor, normals: Tensor, chunk: int) -> Tensor:
+def surface_colors(field: Field, points: Tensor, normals: Tensor, chunk: int) -> Tensor:
     """Returns the mean colour of surface points over views that face them.
 
     Views are along the normal, and along six directions around it, 45 degrees from it, so that a reflection seen from
@@ -45,7 +45,7 @@ def surface_colors(field: RadianceField, points: Tensor, normals: Tensor, chunk:
     count = _AROUND + 1
     for part, outwards in zip(points.split(max(chunk // count, 1)), normals.split(max(chunk // count, 1)), strict=True):
         views = -_directions_around(outwards)
-        _, rgb = field(part.repeat_interleave(count, dim=0), views.reshape(-1, 3))
+        rgb = colors_at(field, part.repeat_interleave(count, dim=0), views.reshape(-1, 3))
         found.append(rgb.view(-1, count, 3).mean(dim=1).clamp(0, 1))
     return torch.cat(found)
 
@@ -64,7 +64,7 @@ def _directions_around(normals: Tensor) -> Tensor:
 
 @torch.no_grad()
 def rendered_colors(
-    field: RadianceField,
+    field: Field,
     occupancy: OccupancyGrid,
     settings: RenderSettings,
     points: Tensor,

@@ -14,7 +14,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.files import atomic_write, check_suffix
 
 
-def save_cameras(path: Path, scene: Scene, folder: Path) -> None:
+def save_cameras(path: Path | str, scene: Scene, folder: Path) -> None:
     """Writes the cameras of all loaded splits of a scene, for its image files at their original size.
 
     Poses are camera to world, in the units and axes of the world, with OpenGL axes of the camera (x right, y up,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.fields.field import Field, RadianceField, warp_of
+from voxelfield.fields.field import Field, warp_of
 from voxelfield.grids.boxes import Box, box_extent, cell_indices, parse_box
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_points
@@ -72,19 +72,26 @@ class Region:
     voxels: tuple[float, float, float]
 
     @classmethod
-    def of(cls, field: RadianceField, number: int = 1) -> Region:
+    def of(cls, field: Field, occupancy: OccupancyGrid, number: int = 1) -> Region:
         """Returns a nested box of a field, 1 being the smallest, with the voxels of its finest level.
+
+        The voxels of a field without a grid are the cells of its occupancy grid.
 
         Raises:
             ValueError: There is no such box; fields without nested boxes have one.
         """
-        count = 1 if field.warp is None else field.warp.count
+        warp, grid = warp_of(field), getattr(field, "grid", None)
+        count = 1 if warp is None else warp.count
         if not 1 <= number <= count:
             raise ValueError(f"box must be 1 to {count}, as many as the field has, got {number}")
-        x, y, z = field.grid.voxel_size.tolist()
-        if field.warp is None:
+        if grid is None:
+            cells = torch.tensor(occupancy.occupied.shape, device=occupancy.aabb.device)
+            x, y, z = (occupancy.aabb.diff(dim=0)[0] / cells).tolist()
+        else:
+            x, y, z = grid.voxel_size.tolist()
+        if warp is None:
             return cls(parse_box(field.aabb), (x, y, z))
-        return cls(field.warp.world_box(number), field.warp.voxels_in_world((x, y, z), number))
+        return cls(warp.world_box(number), warp.voxels_in_world((x, y, z), number))
 
     @property
     def voxel(self) -> float:

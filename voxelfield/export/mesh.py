@@ -21,7 +21,7 @@ from voxelfield.export.surfaces import (
     half_absorbing_density,
     surface_normals,
 )
-from voxelfield.fields.field import RadianceField
+from voxelfield.fields.field import Field
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -120,7 +120,7 @@ class FieldSurface:
 
     def __init__(
         self,
-        field: RadianceField,
+        field: Field,
         occupancy: OccupancyGrid,
         settings: RenderSettings,
         options: SurfaceOptions,
@@ -130,7 +130,7 @@ class FieldSurface:
         for package in ("skimage.measure", "trimesh", "scipy.spatial"):
             mesh_package(package)
         self._field, self._occupancy, self._settings, self._chunk = field, occupancy, settings, options.chunk
-        region = Region.of(field, options.box)
+        region = Region.of(field, occupancy, options.box)
         self._voxel = region.voxel
         level = half_absorbing_density(self._voxel) if options.level is None else options.level
         self._surface: Surface = DensitySurface(field, occupancy, level)

@@ -93,7 +93,7 @@ def mesh_package(name: str) -> Any:
         ) from error
 
 
-def save_points(path: Path, cloud: PointCloud) -> None:
+def save_points(path: Path | str, cloud: PointCloud) -> None:
     """Writes points with their normals and colours as a binary PLY, in the units and axes of the world.
 
     Args:

@@ -105,7 +105,7 @@ def save_model(
     field, occupancy, grid, rays = run.field, run.occupancy, run.model.grid, run.model.settings
     occupied = occupancy.occupied if cameras is None else visible_cells(field, occupancy, rays, cameras)
     # Blocks of sparse levels exist only where something is visible.
-    sparse = [blocks is not None for blocks in getattr(grid, "blocks", [None])]
+    sparse = [blocks is not None for blocks in getattr(grid, "blocks", [None] * len(grid.levels))]
     masks = [
         torch.ones(level.shape[:3], dtype=torch.bool, device=level.device)
         if whole
@@ -115,7 +115,7 @@ def save_model(
     stored = [level.detach()[mask] for level, mask in zip(grid.levels, masks, strict=True)]
     steps: list[Tensor] | None = None
     rounding = _ROUNDING[quality]
-    if rounding is not None and all(bool(values.isfinite().all()) for values in stored):
+    if rounding is not None and stored and all(bool(values.isfinite().all()) for values in stored):
         if cameras is None:
             steps = steps_by_spread(stored, rounding[0])
         else:
@@ -211,7 +211,8 @@ def _unpack(
     occupied = torch.from_numpy(np.unpackbits(bits.numpy(), count=math.prod(cells))).to(device).bool().view(cells)
     aabb = tensors["occupancy.aabb"]
     field: dict[str, Any] = {name.removeprefix("field."): x for name, x in tensors.items() if name.startswith("field.")}
-    box = field[min(name for name in field if name.endswith("aabb"))]
+    # A field without a grid need not have its box among its buffers.
+    box = field[min(name for name in field if name.endswith("aabb"))] if shapes else aabb
     for name, corners in (("occupancy.aabb", aabb), ("the grid's aabb", box)):
         check_box(name, corners)
     for name, shape in shapes.items():

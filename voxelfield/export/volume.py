@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from voxelfield.export.lattice import CHUNK, Lattice, OccupiedVertices, Region
-from voxelfield.fields.field import RadianceField
+from voxelfield.fields.field import Field, colors_at
 from voxelfield.files import atomic_path, check_suffix
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 
 @torch.no_grad()
 def save_volume(
-    path: Path,
-    field: RadianceField,
+    path: Path | str,
+    field: Field,
     occupancy: OccupancyGrid,
     *,
     resolution: int | None = None,
@@ -49,7 +49,7 @@ def save_volume(
     for name, value in (("resolution", resolution), ("chunk", chunk)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    region = Region.of(field, box)
+    region = Region.of(field, occupancy, box)
     lattice = region.lattice(resolution)
     reached = OccupiedVertices(field, occupancy, lattice, chunk)
     views = torch.eye(3, device=field.aabb.device)
@@ -59,7 +59,7 @@ def save_volume(
         return _finite("densities", field.density(points))
 
     def rgb(points: Tensor) -> Tensor:
-        _, found = field(points.repeat_interleave(len(views), dim=0), views.repeat(len(points), 1))
+        found = colors_at(field, points.repeat_interleave(len(views), dim=0), views.repeat(len(points), 1))
         mean = _finite("colours", found).view(-1, len(views), 3).mean(dim=1).clamp(0, 1)
         return (255 * mean).round().to(torch.uint8)
 

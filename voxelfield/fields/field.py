@@ -147,13 +147,6 @@ class RadianceField(nn.Module):
             cached = self._outermost = (self.warp, box_tensor(self.warp.outermost, device))
         return cached[1]
 
-    @property
-    def centre(self) -> Tensor:
-        """Centre (3,) of the part of space that matters most, world units, on the CPU; synchronises with the device."""
-        if self.warp is None:
-            return self.grid.aabb.mean(dim=0).cpu()
-        return box_tensor(self.warp.aabb, torch.device("cpu")).mean(dim=0)
-
     def forward(self, points: Tensor, directions: Tensor, **values: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field.
 
@@ -308,6 +301,15 @@ def warp_of(field: Field) -> Warp | None:
             "attribute for the warp of their samples"
         )
     return warp
+
+
+def colors_at(field: Field, points: Tensor, directions: Tensor) -> Tensor:
+    """Returns the colours (M, 3) at world positions (M, 3), seen along unit directions (M, 3)."""
+    if isinstance(field, RadianceField):
+        return field(points, directions)[1]
+    rays = torch.arange(len(points) + 1, device=points.device)
+    zeros = torch.zeros_like(points[:, 0])
+    return field.sample(PackedSamples(points, zeros, zeros, rays[:-1], rays, rays[-1:]), directions)[1]
 
 
 def density_at_samples(field: Field) -> Callable[..., Tensor]:

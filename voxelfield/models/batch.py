@@ -101,8 +101,8 @@ class Outputs:
         return torch.where(counts, values, 0.0).sum() / self.ray_count
 
     def zero_unused(self, values: Tensor) -> Tensor:
-        """Returns values (M,) of samples, with zeros in unused rows."""
-        rows = torch.arange(values.shape[0], device=values.device)
+        """Returns values (M, ...) of samples, with zeros in unused rows."""
+        rows = torch.arange(values.shape[0], device=values.device).view(-1, *[1] * (values.dim() - 1))
         return torch.where(rows < self.rendering.samples.ray_offsets[-1], values, 0.0)
 
 

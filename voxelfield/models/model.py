@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield.fields.field import RadianceField, density_at_samples, warp_of
+from voxelfield.grids.boxes import box_tensor
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.models.batch import Batch, Outputs
@@ -102,6 +103,13 @@ class Model(Part):
     def warp(self) -> Warp | None:
         """The warp of the field's samples; None if they are in world coordinates."""
         return warp_of(self.field)
+
+    @property
+    def centre(self) -> Tensor:
+        """Centre (3,) of the part of space that matters most, world units, on the CPU; synchronises with the device."""
+        if self.warp is None:
+            return self.field.aabb.mean(dim=0).cpu()
+        return box_tensor(self.warp.aabb, torch.device("cpu")).mean(dim=0)
 
     @property
     def settings(self) -> RenderSettings:
@@ -403,7 +411,10 @@ class Model(Part):
         return replace(estimate, sparse=estimate.grids * self.count_sparse_features() // max(values, 1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of the field and of the occupied cells; a subclass may add entries of its own."""
+        """Returns the states of the field and of the occupied cells, the entries ``field`` and ``occupancy``.
+
+        A subclass may add entries, which are in checkpoints but not in model files.
+        """
         return {"field": self.field.state_dict(), "occupancy": self.occupancy.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

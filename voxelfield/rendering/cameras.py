@@ -136,16 +136,17 @@ class Cameras:
         """Returns the same cameras with further values of their rays.
 
         Args:
-            values: Tensors (N, ...), or numbers that are the same for all cameras, by name.
+            values: Tensors (N, ...), or numbers that are the same for all cameras, by name. A number becomes float32;
+                that of ``image`` becomes int64, as in training.
 
         Raises:
             ValueError: A value has another shape.
         """
-        device, like = self.c2w.device, self.c2w[:, 0, 0]
-        given = {
-            name: value.to(device) if isinstance(value, Tensor) else torch.full_like(like, value)
-            for name, value in values.items()
-        }
+        device, given = self.c2w.device, {}
+        for name, value in values.items():
+            if not isinstance(value, Tensor):
+                value = torch.full((len(self),), value, dtype=torch.int64 if name == "image" else torch.float32)
+            given[name] = value.to(device)
         return replace(self, values={**self.values, **given})
 
     def enlarged(self, factor: int) -> Cameras:

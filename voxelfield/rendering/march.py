@@ -79,7 +79,8 @@ class Sampler(Protocol):
         """Returns the samples at which colours are evaluated, and the number of samples before some were dropped.
 
         The arguments and results are those of :func:`visible_samples`. A sampler that ignores ``capacity`` synchronises
-        with the device, which a training step on CUDA must not do.
+        with the device, which a training step on CUDA must not do. Gradients are enabled in training: evaluate the
+        field under ``torch.no_grad()`` unless the gradient of its densities here is wanted.
         """
         ...
 

@@ -17,7 +17,8 @@ from voxelfield.training.state.finished import changed_settings
 logger = logging.getLogger(__name__)
 
 # Entries of every checkpoint, and of some: old checkpoints lack a few, and the file adds "format" and "voxelfield".
-_REQUIRED = ("step", "train_seconds", "rays", "field", "occupancy", "optimizer", "rng", "cuda_rng", "config")
+_OF_MODEL = ("field", "occupancy")
+_REQUIRED = ("step", "train_seconds", "rays", *_OF_MODEL, "optimizer", "rng", "cuda_rng", "config")
 _OPTIONAL = ("untrained_error", "diverged", "average", "data", "format", "voxelfield")
 
 # Settings that a run may change when it is resumed, which is worth a warning.
@@ -28,11 +29,24 @@ _SETTINGS_OF_PARTS = {"cameras": ("camera.name", "refine"), "exposure": ("traine
 
 
 def check_names(model: Model, parts: Sequence[Part]) -> None:
-    """Raises ValueError unless each part has a name of its own, which is no other entry of a checkpoint."""
+    """Raises ValueError unless the model and each part have entries of checkpoints of their own."""
+    state = model.state_dict()
+    own = [name for name in state if name not in _OF_MODEL]
+    if len(own) + len(_OF_MODEL) > len(state):
+        raise ValueError(
+            f"{type(model).__name__}.state_dict must include the entries of Model.state_dict, "
+            f"{' and '.join(_OF_MODEL)}, got {', '.join(state) or 'none'}"
+        )
+    taken = [name for name in own if name in {*_REQUIRED, *_OPTIONAL}]
+    if taken:
+        raise ValueError(
+            f"{type(model).__name__}.state_dict must not have the name of another entry of checkpoints, "
+            f"got {taken[0]!r}"
+        )
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
         raise ValueError(f"parts must have names of their own, got {', '.join(map(repr, names))}")
-    taken = [name for name in names if name in {*_REQUIRED, *_OPTIONAL, *model.state_dict()}]
+    taken = [name for name in names if name in {*_REQUIRED, *_OPTIONAL, *state}]
     if taken:
         raise ValueError(f"parts must not have the name of another entry of checkpoints, got {taken[0]!r}")
 

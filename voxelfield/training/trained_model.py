@@ -40,6 +40,9 @@ from voxelfield.training.fields import untrained_model
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.state.checkpoint import check_state, contents_of, load_resolved
 
+# Entries of checkpoints that rendering does not need.
+_OF_TRAINING_ONLY = ("optimizer", "average", "data", "rng", "cuda_rng")
+
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
@@ -87,7 +90,7 @@ class TrainedModel:
         Args:
             size: Width and height in pixels.
         """
-        camera = reference_camera(self.field.warp, size, size)
+        camera = reference_camera(self.model.warp, size, size)
         return self.render(overview(self.field.aabb, size, size) if camera is None else camera)
 
     def _repr_png_(self) -> bytes | None:
@@ -228,11 +231,11 @@ def load_trained_model(path: Path | str, device: torch.device | str) -> TrainedM
         FileNotFoundError: There is no such file.
         ValueError: The file is not a usable checkpoint, or its configuration is invalid.
     """
-    path, checkpoint = load_resolved(Path(path), device, ("config", "field", "occupancy", "step", "cameras"))
+    path, checkpoint = load_resolved(Path(path), device, _OF_TRAINING_ONLY)
     with contents_of(path):
         config, field, occupancy, step = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))
         cameras = RefinedCameras.from_state(checkpoint["cameras"]) if "cameras" in checkpoint else None
-        return replace(restore_trained_model(config, field, occupancy, step, device), cameras=cameras)
+        return replace(restore_trained_model(config, field, occupancy, step, device, checkpoint), cameras=cameras)
 
 
 def restore_trained_model(
@@ -241,6 +244,7 @@ def restore_trained_model(
     occupancy_state: Mapping[str, Tensor],
     steps: int,
     device: torch.device | str,
+    entries: Mapping[str, Any] | None = None,
 ) -> TrainedModel:
     """Reconstructs a trained model from its saved parts.
 
@@ -250,6 +254,7 @@ def restore_trained_model(
         occupancy_state: State dict of its occupancy grid.
         steps: Number of training steps done.
         device: Device for field and occupancy.
+        entries: Those of a checkpoint, for a model with a state of its own; None leaves it as it is built.
 
     Raises:
         ValueError: The configuration is invalid, or a tensor of a state is not one that a run could have saved.
@@ -265,10 +270,14 @@ def restore_trained_model(
     check_state("field", model.field, state, model.grid.levels)
     check_state("occupancy", model.occupancy, occupancy_state)
     model.field.load_state_dict(state, assign=True)
-    if any(tensor.is_meta for tensor in (*model.field.parameters(), *model.field.buffers())):
-        # A user's decoder may have buffers that are not saved.
+    extends = type(model).load_state_dict is not Model.load_state_dict
+    own = [item for item in vars(model).values() if isinstance(item, Tensor)]
+    if extends or any(tensor.is_meta for tensor in (*own, *model.field.parameters(), *model.field.buffers())):
+        # A user's model may have tensors of its own, and a user's decoder buffers that are not saved.
         model = untrained_model(settings, device)
         model.field.load_state_dict(state)
+    if extends and entries is not None:
+        model.load_state_dict(entries)
     model.occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
     model.field.to(device).requires_grad_(False)
     model.occupancy.to(device)

@@ -43,7 +43,7 @@ def refine_views(model: Model, trainer: TrainerConfig, split: Split, *, steps: i
     device = model.device
     refinement = CameraRefinement(
         split.cameras.to(device),
-        model.field.centre.to(device),
+        model.centre.to(device),
         steps=steps,
         pose_lr=rate,
         final_factor=FINAL_FACTOR,

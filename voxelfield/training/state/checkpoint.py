@@ -112,30 +112,27 @@ def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
         raise
 
 
-def load_checkpoint(
-    path: Path, device: torch.device | str = "cpu", parts: Collection[str] | None = None
-) -> dict[str, Any]:
+def load_checkpoint(path: Path, device: torch.device | str = "cpu", without: Collection[str] = ()) -> dict[str, Any]:
     """Loads a checkpoint without executing code from it (``torch.load(weights_only=True)``).
 
     Args:
         path: A checkpoint or a run directory, see :func:`resolve_checkpoint`.
         device: Device for the tensors.
-        parts: Keys of the state to return; restoring the optimizer's tensors takes longer than everything else. None
-            for all keys.
+        without: Keys of the state to leave out; restoring the optimizer's tensors takes longer than everything else.
 
     Returns:
-        The saved state, or the requested parts of it, including the keys ``format`` and ``voxelfield``.
+        The saved state, including the keys ``format`` and ``voxelfield``.
 
     Raises:
         FileNotFoundError: There is no such file.
         CheckpointVersionError: The file has another format.
         CheckpointError: The file is truncated, damaged, or not a voxelfield checkpoint.
     """
-    return load_resolved(path, device, parts)[1]
+    return load_resolved(path, device, without)[1]
 
 
 def load_resolved(
-    path: Path, device: torch.device | str = "cpu", parts: Collection[str] | None = None
+    path: Path, device: torch.device | str = "cpu", without: Collection[str] = ()
 ) -> tuple[Path, dict[str, Any]]:
     """Returns the file that :func:`load_checkpoint` loads, and its result; arguments and errors are the same.
 
@@ -145,7 +142,7 @@ def load_resolved(
     while True:
         file = resolve_checkpoint(path)
         try:
-            return file, _read(file, device, parts)
+            return file, _read(file, device, without)
         except FileNotFoundError:
             if file == Path(path) or file.exists():
                 raise
@@ -159,7 +156,7 @@ def load_newest(directory: Path) -> tuple[Path, dict[str, Any]] | None:
     """
     for path in reversed(checkpoints(directory) if directory.is_dir() else []):
         try:
-            return path, _read(path, "cpu", None)
+            return path, _read(path, "cpu", ())
         except CheckpointVersionError:
             raise
         except CheckpointError as error:
@@ -222,7 +219,7 @@ def check_state(name: str, module: nn.Module, state: Mapping[str, Any], grids: C
             check_box(f"{name}.{key}", saved)
 
 
-def _read(path: Path, device: torch.device | str, parts: Collection[str] | None) -> dict[str, Any]:
+def _read(path: Path, device: torch.device | str, without: Collection[str]) -> dict[str, Any]:
     check_whole(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -241,9 +238,8 @@ def _read(path: Path, device: torch.device | str, parts: Collection[str] | None)
             + ("upgrade voxelfield" if state["format"] > FORMAT else "train again, or continue with that version")
         )
     try:
-        restored: dict[str, Any] = put_back_zeros(
-            {key: value for key, value in state.items() if parts is None or key in parts or key in _ADDED}, device
-        )
+        wanted = {key: value for key, value in state.items() if key not in without}
+        restored: dict[str, Any] = put_back_zeros(wanted, device)
     except ValueError as error:
         raise _foreign(path, str(error)) from error
     return restored

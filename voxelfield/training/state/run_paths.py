@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield.fields.field import RadianceField
+from voxelfield.fields.field import Field, warp_of
 from voxelfield.grids.boxes import box_tensor
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import spiral
@@ -23,21 +23,22 @@ def usual_path(run: TrainedModel, cameras: Cameras, frames: int) -> Cameras:
         cameras: Its training cameras, on the CPU.
         frames: Number of cameras on the path.
     """
-    centre = run.field.centre
-    if run.field.warp is None or not run.field.warp.is_forward_facing:
+    centre = run.model.centre
+    if run.model.warp is None or not run.model.warp.is_forward_facing:
         return orbit(cameras, centre, frames)
     target = seen_point(run, cameras)
     return spiral(cameras, centre if target is None else target, frames)
 
 
-def depth_bounds(field: RadianceField) -> Tensor:
+def depth_bounds(field: Field) -> Tensor:
     """Returns the box (2, 3), in world units on the CPU, whose depths a depth image distinguishes.
 
     It is the field's box, or ten times its size in normalised device coordinates, which reach to infinity.
     """
-    if field.warp is None or not field.warp.is_forward_facing:
+    warp = warp_of(field)
+    if warp is None or not warp.is_forward_facing:
         return field.aabb.cpu()
-    low, high = box_tensor(field.warp.aabb, torch.device("cpu"))
+    low, high = box_tensor(warp.aabb, torch.device("cpu"))
     centre = (low + high) / 2
     return torch.stack((centre + _BEYOND * (low - centre), centre + _BEYOND * (high - centre)))
 
