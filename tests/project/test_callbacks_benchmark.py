@@ -20,7 +20,7 @@ def callbacks_benchmark(monkeypatch):
 @pytest.mark.parametrize("room", ["waited for", "fixed"])
 def test_it_compares_and_times_the_ways(callbacks_benchmark, room, tmp_path, capsys):
     path = tmp_path / "figures.json"
-    callbacks_benchmark.main(["--device", "cpu", "--quick", "--only", f"mlp, {room}", "--json", str(path)])
+    callbacks_benchmark.main(["--device", "cpu", "--quick", "--only", f"dense, {room}", "--json", str(path)])
     (row,) = json.loads(path.read_text())["rows"]
     assert 0 < row["visible"] < row["candidates"]
     for way in ("field", "class", "functions"):
@@ -28,7 +28,7 @@ def test_it_compares_and_times_the_ways(callbacks_benchmark, room, tmp_path, cap
         assert row[way]["ms"]["median"] > 0
     table = capsys.readouterr().out.splitlines()[-3:]
     assert table[0].split()[-2:] == ["class", "functions"]
-    assert table[2].startswith(f"mlp, {room}")
+    assert table[2].startswith(f"dense, {room}")
 
 
 def test_another_picture_ends_the_run(callbacks_benchmark, monkeypatch):
@@ -37,5 +37,5 @@ def test_another_picture_ends_the_run(callbacks_benchmark, monkeypatch):
         return density, 0.9 * rgb
 
     monkeypatch.setattr(callbacks_benchmark.Members, "sample", darker)
-    with pytest.raises(SystemExit, match=r"^mlp, waited for, class: rgb is off by"):
-        callbacks_benchmark.main(["--device", "cpu", "--quick", "--only", "mlp, waited for"])
+    with pytest.raises(SystemExit, match=r"^dense, waited for, class: rgb is off by"):
+        callbacks_benchmark.main(["--device", "cpu", "--quick", "--only", "dense, waited for"])
