@@ -252,7 +252,7 @@ def test_training_that_everybody_has_left_goes_on(monkeypatch):
 def test_a_run_with_other_settings_keeps_them(working):
     run = trained_run()
     trainer = replace(run.trainer, evaluation_background="black")
-    model = replace(run.model, sampling=trainer.sampling)
+    model = type(run.model)(run.field, run.occupancy, trainer.sampling)
     dark = replace(run, config=replace(run.config, trainer=trainer), model=model)
     worker, _ = working(run=dark)
     picture = worker.screenshot(request_from(0, 16), lambda: True)
