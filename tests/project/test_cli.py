@@ -316,7 +316,7 @@ def test_what_training_needs_is_told_in_one_line_where_it_is_not_installed(
 ) -> None:
     status, complaints = without_packages_for_training[verb]
     assert status == 2
-    wanted = rf'[a-z-]+ must be installed for `voxelfield {verb}`: pip install "voxelfield\[train\]"\n'
+    wanted = rf'[a-z0-9-]+ must be installed for `voxelfield {verb}`: pip install "voxelfield\[train\]"\n'
     assert re.fullmatch(wanted, complaints)
 
 
