@@ -80,19 +80,19 @@ def functions(field: RadianceField) -> CallbackField:
 
 def make_fields(device: torch.device) -> Iterator[tuple[str, RadianceField]]:
     """Yields every kind of field, with working copies."""
-    recipes: tuple[ModelConfig, ...] = (
+    models: tuple[ModelConfig, ...] = (
         PyramidConfig(density=ExponentialDensityConfig(initial=DENSITY)),
         SHConfig(resolutions=SH_LEVELS[device.type], density=SHDensityConfig(initial=DENSITY)),
         DenseConfig(density=SoftplusDensityConfig(initial=DENSITY)),
     )
-    for recipe in recipes:
-        field = recipe.build(torch.tensor(BOX), [FINEST[device.type]], device)
+    for model in models:
+        field = model.build(torch.tensor(BOX), [FINEST[device.type]], device)
         copies = field.grid.enable_copies(torch.float16 if device.type == "cuda" else torch.float32)
         if device.type == "cuda":  # without an optimizer, copies would be rounded anew after each backward pass
             optimizer = GridAdam(field.grid.levels)
             for level, copy in zip(field.grid.levels, copies, strict=True):
                 optimizer.set_working(level, copy)
-        yield recipe.kind, field
+        yield model.kind, field
 
 
 def make_shell(device: torch.device) -> OccupancyGrid:

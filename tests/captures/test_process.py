@@ -15,7 +15,7 @@ from room_corner import corner_cameras, write_photographs
 
 import voxelfield
 from voxelfield.captures.photographs import copy_photographs, extract_frames, photographs_in
-from voxelfield.captures.processing import REPORT, Report, process
+from voxelfield.captures.processing import REPORT, process
 from voxelfield.cli.command import main
 from voxelfield.datasets.images import read_images
 from voxelfield.media.video import write_video
@@ -59,21 +59,6 @@ def test_poses_are_those_the_photographs_were_taken_from(scene):
     turned = rotation @ found.c2w[:, :3, :3].double()
     angles = torch.einsum("nij,nij->n", turned, CAMERAS.c2w[:, :3, :3].double()).sub(1).div(2).clamp(-1, 1).acos()
     assert angles.rad2deg().max() < 0.5
-
-
-@pytest.mark.parametrize(
-    ("matching", "advice"), [("exhaustive", "in between"), ("sequential", "--matching exhaustive")]
-)
-def test_few_registered_photographs_come_with_advice(monkeypatch, tmp_path, caplog, matching, advice):
-    report = Report(matching, 10, 5, ("a.png", "b.png", "c.png", "d.png", "e.png"), 90, 0.5, 3.2, (3, 2), ())
-    monkeypatch.setattr("voxelfield.cli.process.process", lambda *_, **__: report)
-    caplog.set_level("INFO")
-    assert main(["process", "in", "-o", str(tmp_path)]) == 0
-    told = [record.getMessage() for record in caplog.records]
-    assert told[0] == "registered 5 of 10 photographs"
-    assert "not registered: a.png, b.png, c.png, d.png, e.png" in told
-    assert "left out: smaller models of 3 and 2 photographs, which overlap too little with this one" in told
-    assert told[-2].endswith(advice)
 
 
 def test_up_in_the_photographs_is_z_and_they_look_along_y(scene):

@@ -147,12 +147,6 @@ def test_the_first_archive_that_answers_is_taken(server, tmp_path, caplog):
     assert "404" in caplog.text
 
 
-def test_given_urls_replace_the_manifests(server, tmp_path):
-    server.pages["mine.zip"] = zipped(FILES)
-    download("toy", tmp_path, [server.url("mine.zip")], manifest=manifest(server.url("public.zip")))
-    assert server.requests == ["mine.zip"]
-
-
 def test_a_wrong_file_is_named_and_taken_from_the_next_archive(server, tmp_path, caplog):
     server.pages["bad.zip"] = zipped({**FILES, "train/r_1.png": WRONG})
     lacking = {"train/r_1.png": FILES["train/r_1.png"], "transforms_test.json": WRONG}
@@ -263,17 +257,6 @@ def test_files_that_unpack_to_more_than_the_scene_are_not_unpacked(server, tmp_p
     with pytest.raises(DownloadError, match=expected):
         download("toy", tmp_path, manifest=plan)
     assert files_below(tmp_path) == {}
-
-
-def test_a_size_that_is_that_of_the_files_is_enough(server, tmp_path):
-    server.pages["toy.zip"] = zipped({**FILES, "unwanted.bin": bytes(10_000_000)})
-    download("toy", tmp_path, manifest=manifest(server.url("toy.zip")))
-    assert files_below(tmp_path / "toy") == FILES
-
-
-def test_no_archive_to_try(tmp_path):
-    with pytest.raises(DownloadError, match="no archive to try"):
-        download("toy", tmp_path, [], manifest=manifest())
 
 
 def test_unknown_scene(tmp_path):

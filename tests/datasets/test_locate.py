@@ -8,7 +8,6 @@ import pytest
 
 from voxelfield import installed
 from voxelfield.datasets import download
-from voxelfield.datasets.download import downloadable_scenes
 from voxelfield.datasets.locate import SceneNotFoundError, find_scene
 from voxelfield.installed import bundled_scene
 
@@ -38,10 +37,6 @@ def test_root_defaults_to_data_in_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_scene(tmp_path / "data")
     assert find_scene("toy") == Path("data/toy")
-
-
-def test_the_bundled_lego_is_found():
-    assert find_scene("lego", FIXTURES) == FIXTURES / "lego"
 
 
 def test_message_for_a_scene_with_a_download(tmp_path, monkeypatch):
@@ -88,12 +83,6 @@ def test_download_is_called_only_for_a_scene_that_is_nowhere(tmp_path, monkeypat
     assert find_scene("lego", tmp_path, download=True) == tmp_path / "lego"
     assert find_scene("lego", tmp_path, download=True) == tmp_path / "lego"
     assert calls == [("lego", tmp_path)]
-
-
-def test_every_downloadable_scene_has_a_readable_manifest():
-    assert downloadable_scenes() == ("lego",)
-    for name in downloadable_scenes():
-        assert download.load_manifest(name).name == name
 
 
 def test_only_the_bundled_scene_is_found_without_a_root(tmp_path, monkeypatch):

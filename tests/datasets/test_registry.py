@@ -74,14 +74,6 @@ def test_a_folder_is_loaded_by_the_format_that_recognises_it(tmp_path, pictures)
     assert len(pictures) == 3
 
 
-def test_a_scene_of_any_format_is_found_by_name_and_given_a_box(tmp_path, pictures):
-    make_pictures(tmp_path / "scenes" / "mine")
-    box = [[-1, -1, -1], [2, 2, 2]]
-    scene = voxelfield.load_scene("mine", root=tmp_path / "scenes", splits=("train",), aabb=box)
-    assert scene.aabb.tolist() == box
-    assert pictures[0].aabb == box
-
-
 def test_the_first_format_that_recognises_a_folder_has_it(tmp_path, pictures):
     folder = make_pictures(tmp_path / "both")
     (folder / "transforms_train.json").touch()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from voxelfield import CallbackField, FieldRenderer, OccupancyGrid, RadianceField, RenderSettings, VoxelGrid
 from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, SHDecoder
@@ -209,39 +209,6 @@ def test_a_diverged_function_does_not_look_like_background(device):
     occupancy.update_from_samples(field.density, SETTINGS.step, THRESHOLD)
     assert occupancy.fraction() == 1
     assert render(field, some_rays(device), occupancy, SETTINGS).rgb.isnan().all()
-
-
-class SharedWork:
-    """A field of a class of its own: one network for density and colour, evaluated once."""
-
-    def __init__(self, net: nn.Module, aabb: Tensor) -> None:
-        self.net = net
-        self.aabb = aabb
-
-    def density(self, points: Tensor) -> Tensor:
-        return nn.functional.softplus(self.net(points)[:, 0])
-
-    def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
-        out = self.net(samples.positions)
-        return nn.functional.softplus(out[:, 0]), torch.sigmoid(out[:, 1:] + directions[samples.ray_index])
-
-
-def test_any_class_with_the_members_of_a_field_is_drawn(device):
-    net, aabb = network(device), torch.tensor(BOX, device=device)
-    background, occupancy = torch.ones(3, device=device), everywhere(device)
-    views = [
-        FieldRenderer(field, occupancy, SETTINGS, background).view(some_cameras(device), 0)
-        for field in (SharedWork(net, aabb), of_network(net, aabb))
-    ]
-    assert views[0].opacity.max() > 0.3
-    torch.testing.assert_close(views[0].rgb, views[1].rgb, rtol=1e-4, atol=1e-5)
-
-
-def test_the_box_is_on_the_device_of_the_functions(device):
-    field = CallbackField(torch.sum, torch.add, BOX, device=device)
-    assert field.aabb.device.type == device.type
-    assert CallbackField(torch.sum, torch.add, field.aabb).aabb.device == field.aabb.device
-    torch.testing.assert_close(field.aabb.cpu(), torch.tensor(BOX))
 
 
 def rgb(points, directions):

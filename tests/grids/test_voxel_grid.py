@@ -74,13 +74,6 @@ def test_initial_values(dtype):
     assert noisy.std().item() == pytest.approx(0.5, abs=0.05)
 
 
-def test_reset_parameters_draws_anew():
-    grid = make_grid()
-    before = grid.features.clone()
-    grid.reset_parameters()
-    assert not torch.equal(grid.features, before)
-
-
 def test_the_box_is_copied():
     box = torch.tensor(BOX)
     grid = VoxelGrid(4, 1, box)
@@ -754,11 +747,6 @@ class Rendering(nn.Module):
         points = origins[:, None] + t[..., None] * directions[:, None]
         features, inside = self.grid(points), self.grid.contains(points)
         return (features.float().square() * inside[..., None]).sum() + self.grid.total_variation((1, 2, 3))
-
-
-def test_repr():
-    text = "VoxelGrid(resolution=(4, 6, 5), channels=3, aabb=((-1, 0.5, -3), (2, 1, 1)), padding='border')"
-    assert repr(make_grid()) == text
 
 
 def check_compiled(model: Rendering, device: torch.device, backend: str) -> None:

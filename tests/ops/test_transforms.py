@@ -8,10 +8,10 @@ from op_testing import every_linear_lookup, keywords, make, points_off_faces
 from reference import interpolate_cells, sample_grid, sample_grid_with_gradient
 from tolerances import assert_matches
 from torch.autograd import forward_ad, functional
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_flatten
 
-from voxelfield import VoxelGrid, _library
+from voxelfield import _library
 from voxelfield.ops import grid_sample, sample_pyramid, sample_trilinear, trilinear_interpolate
 
 
@@ -73,12 +73,6 @@ def compare(op, device, transform, count=5):
 
 def scalar(sample):
     return lambda source, points: sample(source, points).square().sum()
-
-
-@every_op
-@both_arguments
-def test_grad(device, op, argument):
-    compare(op, device, lambda sample: grad(scalar(sample), argnums=argument))
 
 
 @every_op
@@ -509,20 +503,6 @@ def test_a_refusal_leaves_later_calls_alone(device):
 
 
 # --- what stands on the ops
-
-
-def test_per_point_gradients_of_a_module(device):
-    module = VoxelGrid((4, 5, 3), 2, ((-1, -2, 0), (1, 1, 1)), init_std=1.0, dtype=torch.float64, device=device)
-    parameters = dict(module.named_parameters())
-    points = torch.rand(6, 3, device=device, dtype=torch.float64)
-
-    def energy(parameters, point):
-        return functional_call(module, parameters, (point[None],)).square().sum()
-
-    actual = vmap(grad(energy), in_dims=(None, 0))(parameters, points)["features"]
-    for point, gradient in zip(points, actual, strict=True):
-        assert_matches(gradient, grad(energy)(parameters, point)["features"])
-        assert gradient.any()
 
 
 def test_transforms_of_grid_sample(device):

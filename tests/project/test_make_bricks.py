@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from make_bricks import dataset
-from make_bricks.cameras import hemisphere_cameras, look_at_origin, orbit_cameras
-from make_bricks.geometry.masonry import LARGE, block, cover
+from make_bricks.cameras import hemisphere_cameras, orbit_cameras
 from make_bricks.geometry.model import Model
 from make_bricks.geometry.outlines import rectangle
 from make_bricks.geometry.rings import level, loft
@@ -55,14 +54,6 @@ def test_a_solid_is_closed_and_its_normals_point_outwards(heights):
     assert np.sum(a * np.cross(b, c)) / 6 == pytest.approx(3.0 * (2.0 * 3.0 - 4 * 0.5**2 / 2))
 
 
-def test_bricks_cover_every_cell_once():
-    cells = block(-3, 6, 0, 7) - block(0, 2, 2, 5)
-    bricks = cover(cells, LARGE, np.random.default_rng(0))
-    covered = [cell for x, y, width, depth in bricks for cell in block(x, x + width, y, y + depth)]
-    assert sorted(covered) == sorted(cells)
-    assert len(bricks) < len(cells)
-
-
 def test_pixels_are_srgb_not_multiplied_by_alpha():
     film = np.array([[(0.5, 0.0, 2.0, 1.0), (0.25, 0.0, 0.001, 0.5), (0.3, 0.2, 0.1, 0.0)]], np.float32)
     assert encode_rgba(film).tolist() == [[[188, 0, 255, 255], [188, 0, 7, 128], [0, 0, 0, 0]]]
@@ -75,20 +66,6 @@ def box():
     model = Model()
     model.box("red", (-4.0, -4.0, 3.0), (4.0, 4.0, 12.0))
     return model
-
-
-def test_a_view_shows_the_model_on_a_transparent_background(box):
-    renderer = Renderer(box, size=5, spp=4)
-    c2w = look_at_origin(azimuth=0.4, elevation=0.3)
-    pixels = renderer.render(c2w, seed=0)
-    assert pixels.shape == (5, 5, 4)
-    assert pixels.dtype == np.uint8
-    red, green, blue, alpha = pixels[2, 2].tolist()
-    assert alpha == 255
-    assert red > 1.5 * max(green, blue)
-    assert not pixels[::4, ::4].any()
-    assert np.array_equal(renderer.render(c2w, seed=0), pixels)
-    assert not np.array_equal(renderer.render(c2w, seed=1), pixels)
 
 
 def test_every_split_is_written(box, tmp_path, monkeypatch):

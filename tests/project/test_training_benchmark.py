@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import json
 import multiprocessing
@@ -15,7 +14,6 @@ import torch
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.training import session
 from voxelfield.training.config import preset
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,42 +82,10 @@ def test_levels_and_stages_follow_the_finest(training, finest, levels, stages):
     assert [stage.crop for stage in settings.trainer.stages] == [True, *[False] * (len(stages) - 1)]
 
 
-def test_levels_that_are_added_up_keep_their_ratios(training):
-    for finest, levels in ((64, [8, 16, 32, 64]), (512, [64, 128, 256, 512])):
-        settings = training.resized(preset("model=sh", name="train"), training.Size(finest, 2**19))
-        assert settings.model.resolutions == levels
-
-
-def test_a_model_without_levels_follows_by_its_stages(training):
-    settings = training.resized(preset("model=dense", "trainer=cpu"), training.Size(80, 65536))
-    assert settings.trainer.resolutions == [48, 64, 80]
-
-
-def test_room_for_rays_and_candidates_follows_the_samples(training):
-    settings = preset(name="train")
-    before = copy.deepcopy(settings.trainer)
-    double = training.resized(settings, training.Size(320, 2 * before.visible_samples)).trainer
-    assert (double.visible_samples, double.max_rays, double.candidate_samples) == (
-        2 * before.visible_samples,
-        2 * before.max_rays,
-        2 * before.candidate_samples,
-    )
-    assert settings.trainer == before
-
-
 @pytest.mark.parametrize("overrides", [(), ("trainer=fast",), ("model=sh",), ("model=dense", "trainer=cpu")])
 def test_at_its_own_size_a_preset_is_as_it_is(training, overrides):
     settings = preset(*overrides, name="train")
     assert training.resized(settings, training.own_size(settings)) == settings
-
-
-def test_the_preset_comes_first_and_the_farthest_last(training):
-    own = training.Size(320, 2**19)
-    found = training.sizes(own, (128, 320, 512, 1024), (2**17, 2**18, 2**19))
-    assert found == [own, (512, 2**19), (320, 2**18), (128, 2**19), (1024, 2**19), (320, 2**17)]
-    assert own.sweeps(own) == ["finest_resolution", "samples"]
-    assert training.Size(512, 2**19).sweeps(own) == ["finest_resolution"]
-    assert training.Size(320, 2**18).sweeps(own) == ["samples"]
 
 
 def test_every_so_many_th_view_is_judged_and_the_others_are_trained_on(training):
@@ -167,18 +133,6 @@ def test_a_training_that_fails_is_a_row_and_the_sweep_goes_on(sweep, capsys):
     assert output.splitlines()[-2:] == [
         f"finest resolution {row['finest_resolution']}, samples 2048: {row['error']}" for row in rows[::-1]
     ]
-
-
-def test_what_does_not_fit_is_told_before_the_gpu_is_touched(training, monkeypatch):
-    free = 2**20
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * free))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-    monkeypatch.setattr(session, "choose_device", torch.device)
-    monkeypatch.setattr(session._library, "ensure_loaded", lambda device_type: True)
-    settings = preset("scene=lego", f"data.root={SCENES}", *TINY, "device=cuda")
-    with pytest.raises(ValueError, match=r"^training needs about .* of GPU memory, but 0\.00 GiB are free on cuda"):
-        training.train(settings, 10)
 
 
 # ------------------------------------------------------------------------------------------------- table and plot
@@ -253,35 +207,3 @@ def test_the_plot_has_both_sweeps_of_all_files_and_the_table_names_errors(traini
         ["1024", "4096"],
     ]
     assert table[6] == "finest resolution 1024, samples 4096: training needs about 99 GiB"
-
-
-def test_a_plot_without_figures_of_the_device_leaves_their_panels_out(training, tmp_path):
-    root = drawn(training, tmp_path, [{**row, "peak_gib": None} for row in ROWS[:1]])
-    assert points_of_lines(root) == 4 * [1]
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (ROWS[2:3], "there is no training to draw"),
-        ([ROWS[0], {**ROWS[1], "steps": 11}], "rows to draw together must have the same steps"),
-    ],
-)
-def test_rows_that_make_no_curve_are_refused(training, tmp_path, rows, message):
-    with pytest.raises(ValueError, match=message):
-        drawn(training, tmp_path, rows)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--hold-out", "1"], "--hold-out must be at least 2, got 1"),
-        (["--finest-resolution", "1"], "--finest-resolution must be at least 2, got [1]"),
-        (["--samples", "0"], "--samples must be at least 1, got [0]"),
-        (["--out", "plot.svg"], "--plot and --out go together"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(training, capsys, arguments, message):
-    with pytest.raises(SystemExit):
-        training.main(arguments)
-    assert message in capsys.readouterr().err

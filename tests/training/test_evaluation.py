@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +21,6 @@ from voxelfield.evaluation.evaluation import (
 )
 from voxelfield.evaluation.metrics import psnr, ssim
 from voxelfield.media.png import PngWriter
-from voxelfield.media.video import write_video
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import composite_background
 
@@ -236,62 +234,3 @@ def test_wrong_metrics_leave_the_previous_file(tmp_path, changed, error, message
     with pytest.raises(error, match=message):
         write_metrics(path, {**METRICS, **changed})
     assert json.loads(path.read_text()) == METRICS
-
-
-def _frames(height, width, count=6):
-    gradient = torch.linspace(0, 1, width)[None, :, None]
-    return [gradient.expand(height, width, 3) / (index + 1) for index in range(count)]
-
-
-@pytest.mark.parametrize(("height", "width"), [(48, 64), (47, 63)])
-def test_a_video_contains_the_frames(tmp_path, height, width):
-    av = pytest.importorskip("av")
-    path = tmp_path / "run" / "orbit.mp4"
-    frames = _frames(height, width)
-    write_video(path, iter(frames), fps=12)
-    assert list(path.parent.iterdir()) == [path]
-    with av.open(str(path)) as container:
-        stream = container.streams.video[0]
-        decoded = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
-    assert stream.codec_context.name == "h264"
-    assert stream.pix_fmt == "yuv420p"
-    assert stream.average_rate == 12
-    assert len(decoded) == len(frames)
-    for frame, expected in zip(decoded, frames, strict=True):
-        assert frame.shape == (height + height % 2, width + width % 2, 3)
-        error = np.abs(frame[:height, :width] - 255 * expected.numpy())
-        assert error.mean() < 4
-
-
-def test_video_fails_whole(tmp_path):
-    pytest.importorskip("av")
-    path = tmp_path / "orbit.mp4"
-    path.write_bytes(b"previous")
-    with pytest.raises(ValueError, match="at least one image"):
-        write_video(path, [])
-    with pytest.raises(TypeError, match=r"rgb must be floating point, got torch\.uint8"):
-        write_video(path, [_frames(48, 64)[0], torch.zeros(48, 64, 3, dtype=torch.uint8)])
-    with pytest.raises(ValueError, match=r"images\[1\] must have shape \(48, 64, 3\), got \(48, 32, 3\)"):
-        write_video(path, [_frames(48, 64)[0], _frames(48, 32)[0]])
-    with pytest.raises(ValueError, match=r"images\[0\] must have shape \(H, W, 3\)"):
-        write_video(path, [torch.zeros(48, 64)])
-
-    def interrupted():
-        yield _frames(48, 64)[0]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_video(path, interrupted())
-    assert path.read_bytes() == b"previous"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_missing_package_is_named_before_a_frame_is_drawn(tmp_path, monkeypatch):
-    def never():
-        raise AssertionError("a frame was drawn")
-        yield
-
-    monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(ImportError, match=r'av must be installed to write a video: pip install "voxelfield\[train\]"'):
-        write_video(tmp_path / "orbit.mp4", never())
-    assert list(tmp_path.iterdir()) == []

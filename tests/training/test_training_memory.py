@@ -36,15 +36,6 @@ def say_free(monkeypatch, free: int) -> None:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
 
 
-def test_the_total_is_the_sum_and_the_text_has_every_part():
-    estimate = MemoryEstimate(*(n * GIB for n in (1, 2, 3, 4, 5, 6, 7)))
-    assert estimate.total == 28 * GIB
-    assert str(estimate) == (
-        "28.00 GiB (parameters 1.00, gradients 2.00, optimizer 3.00, copies 4.00, average 5.00, images 6.00, "
-        "samples 7.00)"
-    )
-
-
 def test_parts_of_a_pyramid():
     estimate = estimated("model=pyramid", "model.resolutions=[4,8,12]", "trainer.precision=float16")
     values = 4 * (4**3 + 8**3 + 12**3)

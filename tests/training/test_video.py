@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import sys
 import threading
 import time
 from pathlib import Path
@@ -47,12 +48,12 @@ def slow_down(monkeypatch, seconds: float, then=lambda: None) -> list[np.ndarray
 )
 def test_every_container_supports_its_codecs(ending, codec, tmp_path):
     path = tmp_path / f"video{ending}"
-    write_video(path, images(6), 10, video_format("path", path, codec))
+    write_video(path, images(6, 31, 65), 10, video_format("path", path, codec))
     frames = read(path)
-    assert frames.shape == (6, 32, 64, 3)
-    expected = torch.stack(images(6)).mul(255).numpy()
+    assert frames.shape == (6, 32, 66, 3), "sides are even"
+    expected = torch.stack(images(6, 31, 65)).mul(255).numpy()
     # Colours are shared between neighbouring pixels.
-    assert np.abs(frames - expected).mean() < 5
+    assert np.abs(frames[:, :31, :65] - expected).mean() < 5
     assert [path.name for path in tmp_path.iterdir()] == [path.name]
 
 
@@ -73,14 +74,6 @@ def test_every_codec_takes_its_layouts_of_pixels(codec, tmp_path):
         write_video(path, [torch.zeros(64, 64, 3)] * 2, encoding=chosen)
         with av.open(str(path)) as container:
             assert container.streams.video[0].pix_fmt == pixels
-
-
-def test_a_higher_rate_factor_makes_a_smaller_file(tmp_path):
-    sizes = []
-    for crf in (0, 45):
-        write_video(tmp_path / "a.mp4", images(4), encoding=video_format("path", Path("a.mp4"), crf=crf))
-        sizes.append((tmp_path / "a.mp4").stat().st_size)
-    assert sizes[1] < 0.7 * sizes[0]
 
 
 @pytest.mark.parametrize(
@@ -110,12 +103,6 @@ def test_images_are_rendered_in_the_callers_thread_while_frames_wait(tmp_path, m
     write_video(tmp_path / "video.mp4", render(), room=0)
     assert threads == {threading.main_thread()}
     assert 2 < max(ahead) < 16, "at least eight frames may wait, and no more without room"
-
-
-def test_frames_arrive_in_order_and_whole(tmp_path, monkeypatch):
-    found = slow_down(monkeypatch, 0)
-    write_video(tmp_path / "video.mp4", [torch.full((4, 6, 3), index / 255) for index in range(30)])
-    assert [int(frame[0, 0, 0]) for frame in found] == list(range(30))
 
 
 def test_frames_that_wait_are_dropped_if_rendering_fails(tmp_path, monkeypatch):
@@ -164,4 +151,37 @@ def test_bad_arguments_are_refused(tmp_path):
         write_video(path, [torch.zeros(64, 48, 3)], encoding=CODECS["hevc"])
     with pytest.raises(OSError, match=r"video\.mp4 could not be written: FFmpeg stopped at frame 0 \("):
         write_video(path, [torch.zeros(2, 20000, 3)])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("frames", "error", "message"),
+    [
+        ([], ValueError, "at least one image"),
+        ([torch.zeros(48, 64)], ValueError, r"images\[0\] must have shape \(H, W, 3\)"),
+        (
+            [torch.zeros(48, 64, 3), torch.zeros(48, 64, 3).byte()],
+            TypeError,
+            "rgb must be floating point, got torch.ui",
+        ),
+        ([torch.zeros(48, 64, 3), torch.zeros(48, 32, 3)], ValueError, r"\[1\] must have shape \(48, 64, 3\), got"),
+    ],
+)
+def test_a_video_that_fails_leaves_the_previous_file(tmp_path, frames, error, message):
+    path = tmp_path / "orbit.mp4"
+    path.write_bytes(b"previous")
+    with pytest.raises(error, match=message):
+        write_video(path, frames)
+    assert path.read_bytes() == b"previous"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_package_is_named_before_a_frame_is_drawn(tmp_path, monkeypatch):
+    def never():
+        raise AssertionError("a frame was drawn")
+        yield
+
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ImportError, match=r'av must be installed to write a video: pip install "voxelfield\[train\]"'):
+        write_video(tmp_path / "orbit.mp4", never())
     assert list(tmp_path.iterdir()) == []

@@ -1,1 +1,1 @@
-"""The command ``voxelfield``: one file a verb."""
+"""The command ``voxelfield``: one file per verb."""

@@ -1,1 +1,1 @@
-"""Scenes on disk: where they lie, how they are read, and the one type they become."""
+"""Scenes: formats on disk, how they are found and read, and the type that they become."""

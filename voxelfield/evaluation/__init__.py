@@ -1,1 +1,1 @@
-"""Comparison of renderings with photographs: metrics, views and the report."""
+"""Comparison of renderings with photographs: metrics, and the evaluation of views."""

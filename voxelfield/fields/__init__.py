@@ -1,1 +1,1 @@
-"""Radiance fields: features on grids, the decoders that read them, and the models of whole fields."""
+"""Radiance fields: grids with the decoders of their features, and fields made of plain functions."""
