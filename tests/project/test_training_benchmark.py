@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -133,77 +132,3 @@ def test_a_training_that_fails_is_a_row_and_the_sweep_goes_on(sweep, capsys):
     assert output.splitlines()[-2:] == [
         f"finest resolution {row['finest_resolution']}, samples 2048: {row['error']}" for row in rows[::-1]
     ]
-
-
-# ------------------------------------------------------------------------------------------------- table and plot
-
-ROW = {"scene": "lego", "overrides": [], "steps": 10, "hold_out": 10}
-FIGURES = {"train_seconds": 20.0, "ms_per_step": 2.0, "rays": 9, "psnr": 35.1, "ssim": 0.98, "parameters": 10**7}
-ROWS = [
-    {
-        **ROW,
-        **FIGURES,
-        "finest_resolution": 320,
-        "samples": 4096,
-        "sweeps": ["finest_resolution", "samples"],
-        "peak_gib": 4.0,
-    },
-    {
-        **ROW,
-        **FIGURES,
-        "finest_resolution": 128,
-        "samples": 4096,
-        "sweeps": ["finest_resolution"],
-        "peak_gib": 2.5,
-        "psnr": 33.3,
-    },
-    {
-        **ROW,
-        "finest_resolution": 1024,
-        "samples": 4096,
-        "sweeps": ["finest_resolution"],
-        "error": "training needs about 99 GiB",
-    },
-    {
-        **ROW,
-        **FIGURES,
-        "finest_resolution": 320,
-        "samples": 8192,
-        "sweeps": ["samples"],
-        "peak_gib": 5.0,
-        "train_seconds": 30.0,
-    },
-]
-
-
-def drawn(training, tmp_path, *files: list[dict], out: str = "plot.svg") -> ElementTree.Element:
-    paths = [tmp_path / f"{number}.json" for number in range(len(files))]
-    for path, rows in zip(paths, files, strict=True):
-        path.write_text(json.dumps({"rows": rows}))
-    training.main(["--plot", *map(str, paths), "--out", str(tmp_path / "plots" / out)])
-    return ElementTree.parse(tmp_path / "plots" / out).getroot()
-
-
-def points_of_lines(root: ElementTree.Element) -> list[int]:
-    """How many markers each line has."""
-    svg = "{http://www.w3.org/2000/svg}"
-    lines = [group for group in root.iter(f"{svg}g") if group.get("id", "").startswith("line ")]
-    return [len(list(line.iter(f"{svg}use"))) for line in lines]
-
-
-def test_the_plot_has_both_sweeps_of_all_files_and_the_table_names_errors(training, tmp_path, capsys):
-    replaced = {**ROWS[0], "psnr": 1.0}
-    root = drawn(training, tmp_path, [replaced], ROWS[:2], ROWS[2:])
-    assert points_of_lines(root) == 6 * [2]
-    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"seconds against finest resolution", "GiB against samples per step", "8Ki", "lego, 10 steps"} <= set(texts)
-    # Linear and about the values: 33.3 to 35.1.
-    assert {"34", "35"} <= {text.rstrip("0").rstrip(".") for text in texts if text}
-    table = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in table[2:6]] == [
-        ["128", "4096"],
-        ["320", "4096"],
-        ["320", "8192"],
-        ["1024", "4096"],
-    ]
-    assert table[6] == "finest resolution 1024, samples 4096: training needs about 99 GiB"
