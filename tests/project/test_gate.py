@@ -47,18 +47,6 @@ def test_a_verdict_names_who_has_moved(gate, ratio, share, expected):
     assert gate.verdict(now, before, 0.15) == expected
 
 
-def test_a_baseline_reads_as_it_was_written(gate, tmp_path):
-    rows = gate.figures([[row(), row("splat", 1.5, 0.25)], [row(ratio=4.5), row("splat", 1.3, 0.25)]])
-    machine = {"gpu": None, "threads": 2, "torch": "2.13.0"}
-    gate.store(tmp_path / "baselines" / "machine.json", machine, rows)
-    assert gate.read(tmp_path / "baselines" / "machine.json") == (machine, rows)
-
-
-def test_machines_have_baselines_of_their_own(gate):
-    assert gate.baseline_path({"gpu": None, "threads": 2}).name == "cpu_2_threads.json"
-    assert gate.baseline_path({"gpu": "NVIDIA H200", "threads": 16}).name == "nvidia_h200.json"
-
-
 def test_only_slower_rows_fail(gate, capsys):
     before = gate.figures([[row(), row("cells"), row("splat")]])
     now = gate.figures([[row(ratio=2, share=0.2), row("cells", 2, 0.5), row("concat")]])

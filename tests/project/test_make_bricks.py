@@ -14,11 +14,6 @@ from PIL import Image
 from make_bricks import dataset
 from make_bricks.cameras import hemisphere_cameras, orbit_cameras
 from make_bricks.geometry.model import Model
-from make_bricks.geometry.outlines import rectangle
-from make_bricks.geometry.rings import level, loft
-from make_bricks.harbour.assembly import build_harbour
-from make_bricks.materials import MATERIALS
-from make_bricks.rendering.encoding import encode_rgba
 from make_bricks.rendering.renderer import Renderer
 
 BRICKS = Path(__file__).parents[2] / "data" / "bricks"
@@ -29,34 +24,6 @@ def test_the_committed_cameras_are_reproduced(tmp_path, split, cameras):
     name = f"transforms_{split}.json"
     dataset.write_transforms(tmp_path, split, cameras)
     assert (tmp_path / name).read_text() == (BRICKS / name).read_text()
-
-
-def test_the_harbour_is_the_same_each_time():
-    def arrays(model: Model) -> list[np.ndarray]:
-        solids = [array for solids in model.parts.values() for solid in solids for array in solid]
-        return solids + [array for panel in model.panels for array in (panel.image, panel.corners)]
-
-    first, again = build_harbour(), build_harbour()
-    assert list(first.parts) == list(again.parts)
-    assert set(first.parts) == set(MATERIALS)
-    assert len(first.panels) == 5
-    assert all(np.array_equal(a, b) for a, b in zip(arrays(first), arrays(again), strict=True))
-
-
-@pytest.mark.parametrize("heights", [(-1.0, 0.5, 2.0), (2.0, 0.5, -1.0)])
-def test_a_solid_is_closed_and_its_normals_point_outwards(heights):
-    vertices, triangles = loft([level(rectangle(2.0, 3.0, 0.5), z) for z in heights])
-    edges = [(a, b) for triangle in triangles.tolist() for a, b in zip(triangle, np.roll(triangle, -1), strict=True)]
-    assert len(set(edges)) == len(edges)
-    assert {(b, a) for a, b in edges} == set(edges)
-    # By the divergence theorem, normals that point inwards make the volume negative.
-    a, b, c = vertices[triangles].transpose(1, 0, 2)
-    assert np.sum(a * np.cross(b, c)) / 6 == pytest.approx(3.0 * (2.0 * 3.0 - 4 * 0.5**2 / 2))
-
-
-def test_pixels_are_srgb_not_multiplied_by_alpha():
-    film = np.array([[(0.5, 0.0, 2.0, 1.0), (0.25, 0.0, 0.001, 0.5), (0.3, 0.2, 0.1, 0.0)]], np.float32)
-    assert encode_rgba(film).tolist() == [[[188, 0, 255, 255], [188, 0, 7, 128], [0, 0, 0, 0]]]
 
 
 @pytest.fixture

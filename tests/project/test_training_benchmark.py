@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
@@ -79,21 +78,6 @@ def test_levels_and_stages_follow_the_finest(training, finest, levels, stages):
     assert settings.trainer.finest_resolution == finest
     assert [(stage.step, stage.resolution) for stage in settings.trainer.stages] == stages
     assert [stage.crop for stage in settings.trainer.stages] == [True, *[False] * (len(stages) - 1)]
-
-
-@pytest.mark.parametrize("overrides", [(), ("trainer=fast",), ("model=sh",), ("model=dense", "trainer=cpu")])
-def test_at_its_own_size_a_preset_is_as_it_is(training, overrides):
-    settings = preset(*overrides, name="train")
-    assert training.resized(settings, training.own_size(settings)) == settings
-
-
-def test_every_so_many_th_view_is_judged_and_the_others_are_trained_on(training):
-    split = load_blender(SCENES / "lego", LoadOptions(splits=("train",), downscale=4)).train
-    learned, held_out = training.divide(split, 10)
-    assert held_out.names == (split.names[0], split.names[10], split.names[20])
-    assert learned.names == tuple(name for name in split.names if name not in held_out.names)
-    assert torch.equal(held_out.images[1], split.images[10])
-    assert torch.equal(held_out.cameras.c2w[2], split.cameras.c2w[20])
 
 
 # ------------------------------------------------------------------------------------------------- what is measured

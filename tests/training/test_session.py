@@ -20,17 +20,14 @@ from torch.nn import functional as F
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.models import losses
-from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.render import render_view
 from voxelfield.training import graph
-from voxelfield.training.config import LossConfig, OptimizerConfig, TrainerConfig
+from voxelfield.training.config import OptimizerConfig, TrainerConfig
 from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.session import Hook, Session
 from voxelfield.training.state import saving
 from voxelfield.training.state.checkpoint import load_checkpoint, resolve_checkpoint
-from voxelfield.training.structure import structure_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
@@ -248,24 +245,6 @@ def test_every_weighted_term_is_logged_and_the_rest_is_not(make_session):
         if "train/psnr" in values
     }
     assert logged == dict.fromkeys(range(1, 11), rendered)
-
-
-def test_each_pixel_of_a_step_has_its_own_structure_weight(make_session, scene, monkeypatch):
-    seen: list[tuple[Tensor, Tensor]] = []
-    weigh = losses.rendering_terms
-
-    def record_weights(config: LossConfig, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-        seen.append((batch.pixels, batch["structure"]))
-        return weigh(config, outputs, batch)
-
-    monkeypatch.setattr("voxelfield.models.model.rendering_terms", record_weights)
-    patches = ("trainer.patches=2", "trainer.patch_size=3", "trainer.supersampling=2")
-    make_session("trainer.loss.structure=1e-3", *patches, "trainer.steps=3").fit()
-    weights = structure_weights(scene.train.images).flatten()
-    assert len(seen) == 3
-    for pixels, found in seen:
-        assert len(pixels) >= 18
-        assert torch.equal(found, weights[pixels])
 
 
 def test_total_variation_keeps_the_features_of_a_pyramid_smooth(make_session, device):
