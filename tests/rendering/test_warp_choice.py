@@ -222,9 +222,9 @@ def test_without_points_the_near_plane_must_be_given():
     ("settings", "message"),
     [
         ({"ndc": True, "boxes": 3}, "^warp.ndc must be false or null with 3 nested boxes, got true$"),
-        ({"boxes": 0}, r"^warp.boxes must lie in \[1, 12\], got 0$"),
-        ({"near": -1.0}, "^warp.near must be at least 0, got -1.0$"),
-        ({"ratio": 1.0}, "^warp.ratio must be above 1, got 1.0$"),
+        ({"boxes": 0}, r"^warp.boxes must lie in \[1, 12\], or null, got 0$"),
+        ({"near": -1.0}, "^warp.near must be at least 0, or null, got -1.0$"),
+        ({"ratio": 1.0}, "^warp.ratio must be above 1, or null, got 1.0$"),
     ],
 )
 def test_refuses(settings, message):

@@ -101,7 +101,7 @@ def test_what_is_wrong_with_a_file_is_named(changes, message):
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"[" * 100_000, b"\xff\xfe\x00"])
 def test_other_files_are_refused_by_name(content):
-    with pytest.raises(ValueError, match=r"^notes\.json: (not valid JSON|must hold a JSON object)"):
+    with pytest.raises(ValueError, match=r"^notes\.json: (not valid JSON|must hold a JSON object|must be UTF-8 text)"):
         read_path(content, "notes.json")
 
 
