@@ -136,13 +136,13 @@ def test_rays_are_those_of_nerfbaselines():
 
     cameras = some_cameras(4, nerfbaselines.new_cameras)
     pixels = np.stack(np.meshgrid(np.arange(28), np.arange(18)), -1).reshape(-1, 2)
-    converted = _cameras(cameras)
+    converted, box = _cameras(cameras), torch.tensor([[-100.0] * 3, [100.0] * 3])
     for index in range(4):
-        origins, directions = get_rays(cameras[index : index + 1], pixels[None])
-        rays = converted.rays(torch.full((len(pixels),), index), torch.from_numpy(pixels + 0.5).float())
-        expected = directions[0] / np.linalg.norm(directions[0], axis=-1, keepdims=True)
+        origins, directions = get_rays(cameras[np.full(len(pixels), index)], pixels)
+        rays = converted.rays(torch.full((len(pixels),), index), torch.from_numpy(pixels).float() + 0.5, box)
+        expected = directions / np.linalg.norm(directions, axis=-1, keepdims=True)
         assert np.abs(rays.directions.numpy() - expected).max() < 1e-4
-        assert np.abs(rays.origins.numpy() - origins[0]).max() < 1e-6
+        assert np.abs(rays.origins.numpy() - origins).max() < 1e-6
 
 
 @pytest.mark.skipif(not INSTALLED, reason="needs nerfbaselines")
