@@ -69,11 +69,6 @@ def test_every_pair_and_every_group_of_values_is_there_on_each_device(cases, gro
         assert len(own) == (24 if together else 12), "as few as pairs of the two longest lists allow"
 
 
-def test_every_result_of_a_function_is_there(cases):
-    shown = {(device, size % 2, flag) for device, size, _, flag in cases("by=parity")}
-    assert shown == set(itertools.product(["cpu", "cuda"], [0, 1], [False, True]))
-
-
 def test_sweeps_run_when_asked_for(cases):
     assert "long" not in cases("")
     everything = cases("", "--sweep")

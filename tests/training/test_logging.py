@@ -110,3 +110,15 @@ def test_null_logger_takes_every_call(tmp_path, monkeypatch):
     logger.hyperparameters({}, {})
     logger.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_is_read_after_the_one_before_although_the_clock_was_set_back(tmp_path):
+    for value, first_step in ((1.0, None), (2.0, 1)):
+        logger = TensorBoardLogger(tmp_path, first_step)
+        logger.scalars(2, {"train/psnr": value})
+        logger.close()
+        if first_step is None:
+            (path,) = tmp_path.glob("events*")
+            path.rename(path.with_name("events.out.tfevents.9999999999.host.1.0"))
+    events = _events(tmp_path)
+    assert [event.value for event in events.Scalars("train/psnr")] == [2.0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from voxelfield.rendering.pixels import to_uint8
 _log = logging.getLogger(__name__)
 
 EVENTS = "events.out.tfevents.*"
-"""Names of TensorBoard's files."""
+"""Names of TensorBoard's files, which continue with the second in which a file was begun, the host and the process."""
 
 
 class RunLogger(Protocol):
@@ -128,7 +128,9 @@ class TensorBoardLogger:
                 "TensorBoardLogger needs tensorboard: pip install 'voxelfield[train]', or choose logger=none"
             ) from error
         # The records of the step from which training resumes were made before its checkpoint, and stay visible.
+        earlier = set(directory.glob(EVENTS))
         self._writer = SummaryWriter(str(directory), purge_step=first_step + 1 if first_step else first_step)
+        _put_before(earlier, set(directory.glob(EVENTS)) - earlier)
         # TensorBoard compresses an image in the thread that adds it, which takes longer than rendering it.
         self._pictures = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensorboard")
         self._adding: list[Future[None]] = []
@@ -201,6 +203,30 @@ class TensorBoardLogger:
         self._writer.close()
         for adding in self._adding:
             adding.result()
+
+
+def _put_before(earlier: Collection[Path], new: Collection[Path]) -> None:
+    """Renames earlier event files so that TensorBoard, which reads a folder's files by name, reads them first.
+
+    Otherwise it would read them last if the clock was set back since, or if all were begun in the same second, and hide
+    what it should show.
+
+    Args:
+        earlier: The earlier files.
+        new: The files that must be read after them.
+    """
+    if not earlier or not new or max(earlier) < min(new):
+        return
+    second = int(min(new).name.removeprefix(EVENTS[:-1]).partition(".")[0])
+    taken = {path.name for path in earlier}
+    for path in sorted(earlier, reverse=True):
+        rest = path.name.removeprefix(EVENTS[:-1]).partition(".")[2]
+        while True:
+            second -= 1
+            name = f"{EVENTS[:-1]}{second:010d}.{rest}"
+            if name not in taken:
+                break
+        path.rename(path.with_name(name))
 
 
 def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | str]:
