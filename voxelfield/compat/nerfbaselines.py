@@ -26,6 +26,7 @@ from voxelfield.training.config import RunConfig, preset, trainer_for
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint, resolve_checkpoint
 from voxelfield.training.trained_model import TrainedModel
+from voxelfield.warps.warp import Warp
 
 # nerfbaselines' camera models in the order of their numbers: the lens, which parameters are used, their Lens columns.
 _LENSES: dict[str, tuple[LensModel, list[int], list[int]]] = {
@@ -64,9 +65,11 @@ class VoxelfieldMethod:
         self._loaded_step = None if self._model is None else self._model.steps
         if train_dataset is not None:
             scene, background = _scene(train_dataset), train_dataset["metadata"].get("background_color")
-            config = _config(scene, self._overrides, background) if self._model is None else self._model.config
+            if self._model is None:
+                config, warp = _config(scene, self._overrides, background)
+            else:
+                config, warp = self._model.config, self._model.config.recorded_warp
             self._folder = tempfile.TemporaryDirectory(prefix="voxelfield")
-            warp = None if self._model is None else config.recorded_warp
             self._session = Session(scene, config, warp=warp, output=self._folder.name)
             if checkpoint is not None:
                 self._session.restore(load_checkpoint(Path(checkpoint)))
@@ -133,19 +136,19 @@ class VoxelfieldMethod:
         return self._model
 
 
-def _config(scene: Scene, overrides: dict[str, Any], background: NDArray[Any] | None) -> RunConfig:
-    """Composes settings; transparent pixels are evaluated over the dataset's background, or black."""
+def _config(scene: Scene, overrides: dict[str, Any], background: NDArray[Any] | None) -> tuple[RunConfig, Warp | None]:
+    """Composes settings, and chooses the warp. Behind transparent pixels is the dataset's background, or black."""
     white = background is not None and background[0] > 127
     values = {"trainer.evaluation_background": "white" if white else "black"} | overrides
     texts = [f"{key}={value}" for key, value in values.items()]
     config = preset(*texts)
+    warp = config.model.choose_warp(scene, config.warp)
     if "trainer" in overrides or not torch.cuda.is_available():
-        return config
+        return config, warp
     # Sparse levels contradict other settings of resolutions and camera refinement.
     sparse = not any(key.startswith(("trainer.", "model.", "camera")) for key in overrides)
-    warp = config.model.choose_warp(scene, config.warp)
     trainer = trainer_for(scene, warp, config.model.kind, sparse=sparse)
-    return config if trainer == "default" else preset(f"trainer={trainer}", *texts)
+    return (config if trainer == "default" else preset(f"trainer={trainer}", *texts)), warp
 
 
 def _scene(dataset: Mapping[str, Any]) -> Scene:

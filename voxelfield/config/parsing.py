@@ -86,8 +86,6 @@ _LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 # OmegaConf's marker for a missing value, which nodes of every type accept.
 _MISSING = "???"
 
-_LARGEST_FLOAT = (2 - 2**-23) * 2.0**127  # of float32, with which kernels compute
-
 
 def parse(schema: type[Config], values: Any, name: str = "") -> Config:
     """Validates values against a dataclass whose annotations define the allowed values.

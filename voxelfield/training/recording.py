@@ -97,6 +97,6 @@ class Recorder:
         return {"untrained_error": self._untrained_error, "diverged": self.diverged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the entries of a checkpoint; old ones lack them."""
-        self.diverged = state.get("diverged", False)
-        self._untrained_error.copy_(state.get("untrained_error", torch.tensor(math.inf)))
+        """Loads the entries of a checkpoint."""
+        self.diverged = state["diverged"]
+        self._untrained_error.copy_(state["untrained_error"])

@@ -11,15 +11,15 @@ from voxelfield.models.model import Model
 from voxelfield.models.part import Part
 from voxelfield.models.settings import reached_resolution
 from voxelfield.training.config import RunConfig
-from voxelfield.training.state.checkpoint import check_state
+from voxelfield.training.state.checkpoint import ADDED, check_state
 from voxelfield.training.state.finished import changed_settings
 
 logger = logging.getLogger(__name__)
 
-# Entries of every checkpoint, and of some: old checkpoints lack a few, and the file adds "format" and "voxelfield".
+# Entries of every checkpoint that are not states of parts.
 _OF_MODEL = ("field", "occupancy")
-_REQUIRED = ("step", "train_seconds", "rays", *_OF_MODEL, "optimizer", "rng", "cuda_rng", "config")
-_OPTIONAL = ("untrained_error", "diverged", "average", "data", "format", "voxelfield")
+_OF_SESSION = ("step", "train_seconds", "rays", "untrained_error", "diverged", "optimizer", "average", "data", "config")
+_REQUIRED = (*_OF_SESSION, *_OF_MODEL, "rng", "cuda_rng")
 
 # Settings that a run may change when it is resumed, which is worth a warning.
 _CHANGEABLE = ("optimizer.", "trainer.", "camera.", "seed")
@@ -37,7 +37,7 @@ def check_names(model: Model, parts: Sequence[Part]) -> None:
             f"{type(model).__name__}.state_dict must include the entries of Model.state_dict, "
             f"{' and '.join(_OF_MODEL)}, got {', '.join(state) or 'none'}"
         )
-    taken = [name for name in own if name in {*_REQUIRED, *_OPTIONAL}]
+    taken = [name for name in own if name in {*_REQUIRED, *ADDED}]
     if taken:
         raise ValueError(
             f"{type(model).__name__}.state_dict must not have the name of another entry of checkpoints, "
@@ -46,7 +46,7 @@ def check_names(model: Model, parts: Sequence[Part]) -> None:
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
         raise ValueError(f"parts must have names of their own, got {', '.join(map(repr, names))}")
-    taken = [name for name in names if name in {*_REQUIRED, *_OPTIONAL, *state}]
+    taken = [name for name in names if name in {*_REQUIRED, *ADDED, *state}]
     if taken:
         raise ValueError(f"parts must not have the name of another entry of checkpoints, got {taken[0]!r}")
 
@@ -106,7 +106,7 @@ def _check_box(saved: RunConfig, present: RunConfig) -> None:
 def _check_parts(checkpoint: Mapping[str, Any], model: Model, parts: Sequence[Part]) -> None:
     """Rejects a checkpoint with the state of other parts than this session has."""
     own = {part.name: part for part in parts if part.state_dict()}
-    saved = [name for name in checkpoint if name not in {*_REQUIRED, *_OPTIONAL, *model.state_dict()}]
+    saved = [name for name in checkpoint if name not in {*_REQUIRED, *ADDED, *model.state_dict()}]
     for name in {**own, **dict.fromkeys(saved)}:
         if (name in saved) == (name in own):
             continue

@@ -159,7 +159,6 @@ class Session:
         config = run_settings(scene, model, trainer, optimizer, camera, warp, device, seed)
         self.scene = scene
         self.config = config
-
         self.device = choose_device(config.device)
         self.log = NullLogger() if logger is None else logger
         self._pause: Pause | None = None
@@ -543,8 +542,7 @@ class Session:
         # The model of a script is not found by its name, and a saved setting of the model has no effect here.
         saved = parse(RunConfig, {**checkpoint["config"], "model": self.config.model}, "config of the checkpoint")
         check_resumable(checkpoint, saved, self.config, self.model, self.parts)
-        if "data" in checkpoint:
-            self._compare_data(checkpoint["data"])
+        self._compare_data(checkpoint["data"])
         if self._writer is not None and path is not None:
             self._writer.follow(path, replaced)
         self.model.load_state_dict(checkpoint)
@@ -558,8 +556,7 @@ class Session:
         self._recorder.load_state_dict(checkpoint)
         self.optimizers.attach()
         self._renew()
-        if "average" in checkpoint:
-            self._average.load_state_dict(checkpoint["average"], self.step)
+        self._average.load_state_dict(checkpoint["average"], self.step)
         torch.set_rng_state(checkpoint["rng"].cpu())
         if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)

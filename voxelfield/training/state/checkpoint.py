@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 8
 """Layout version of the files. Raise it when an older voxelfield could not resume from them."""
 
-_ADDED = {"format", "voxelfield"}
+ADDED = {"format", "voxelfield"}
+"""Entries that a file adds to the saved state."""
 _LAST = "last.pt"
 _NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
 
@@ -93,7 +94,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
     """Returns a copy of a state on the CPU for :func:`write_checkpoint`; raises as :func:`save_checkpoint` does."""
-    reserved = sorted(_ADDED & state.keys())
+    reserved = sorted(ADDED & state.keys())
     if reserved:
         raise ValueError(f"state must not contain the keys {reserved}: save_checkpoint adds them")
     return {"format": FORMAT, "voxelfield": _version(), **copy_without_zeros(state)}
