@@ -19,7 +19,7 @@ from voxelfield.ops._autograd import (
     register_autograd,
     traces_ops,
 )
-from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor, coordinate_dtype
 from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError, stop_if_out_of_memory
 from voxelfield.ops._no_derivative import refuse_jvp, refuse_vmap
 
@@ -168,10 +168,6 @@ class _MLPBackward(OpFunction):
     vmap = refuse_vmap("mlp", "call it once with the rows of all calls")
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::mlp")
@@ -181,7 +177,7 @@ def _register() -> None:
 
     @torch.library.register_fake("voxelfield::mlp_backward")
     def _(grad_output: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor) -> tuple[Tensor, list[Tensor]]:
-        sums = [weight.new_empty(weight.shape, dtype=_wide(input.dtype)) for weight in weights]
+        sums = [weight.new_empty(weight.shape, dtype=coordinate_dtype(input.dtype)) for weight in weights]
         return input.new_empty(input.shape), sums
 
     def forward(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> Tensor:
