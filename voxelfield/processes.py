@@ -1,0 +1,75 @@
+"""The processes that train together: their number, this process's place among them, and what they agree on.
+
+They are those of torch.distributed's default process group, which ``devices=N``, torchrun, SLURM or a script of one's
+own has made. Without a group there is one process, and nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import distributed
+
+
+def count() -> int:
+    """Returns the number of processes, 1 without a process group."""
+    return distributed.get_world_size() if _has_group() else 1
+
+
+def rank() -> int:
+    """Returns this process's number among them, from 0."""
+    return distributed.get_rank() if _has_group() else 0
+
+
+def is_first() -> bool:
+    """Returns whether this process is the one that logs and writes files."""
+    return rank() == 0
+
+
+def rows(total: int) -> slice:
+    """Returns this process's part of ``total`` rows; the parts follow each other and differ by one row at most."""
+    own, processes = rank(), count()
+    return slice(total * own // processes, total * (own + 1) // processes)
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Returns the values of all processes, in their order, to each of them; they are pickled.
+
+    A collective call: each process must make it, in the same order among all collective calls.
+    """
+    if count() == 1:
+        return [value]
+    values: list[Any] = [None] * count()
+    distributed.all_gather_object(values, value, group=_hosts())
+    return values
+
+
+def any_of(flag: bool) -> bool:
+    """Returns whether a flag is set in any process; a collective call that does not wait for the device."""
+    if count() == 1:
+        return flag
+    flags = torch.tensor(int(flag))
+    distributed.all_reduce(flags, distributed.ReduceOp.MAX, group=_hosts())
+    return bool(flags)
+
+
+def wait() -> None:
+    """Waits until all processes have come here; a collective call."""
+    if count() > 1:
+        distributed.barrier(group=_hosts())
+
+
+def _has_group() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def _hosts() -> Any:
+    """Returns a group of all processes that communicates between hosts, so that the device is not waited for."""
+    return _hosts_of(distributed.group.WORLD)
+
+
+@functools.lru_cache(maxsize=1)
+def _hosts_of(world: Any) -> Any:
+    return world if distributed.get_backend(world) == "gloo" else distributed.new_group(backend="gloo")
