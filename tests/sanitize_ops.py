@@ -183,8 +183,12 @@ def run_optimizer_ops():
         arrays = [torch.rand(shape, device="cuda") for _ in range(4)]
         ids[-1] = -1
         for grid in (arrays[0], arrays[0].half()):
-            packed = _internal.pack_tiles(grid, ids, grid.new_empty(len(ids), 128, channels))
-            _internal.unpack_tiles(packed, ids, grid)
+            table = torch.empty(len(ids), 5, dtype=torch.int32, device="cuda")
+            _internal.touched_vertices(arrays[1], table, ids, every=True)
+            table[:, 4] = table[:, 4].cumsum(0) - table[:, 4]
+            packed = grid.new_empty(100, channels)
+            _internal.pack_vertices(grid, table, packed, ids)
+            _internal.unpack_vertices(packed, table, grid, ids)
         rates = None, torch.rand(channels, device="cuda")
         for tiles, skip_untouched, own in itertools.product(((None, None), (ids, count)), (False, True), rates):
             _internal.grid_total_variation_grad_(arrays[3], arrays[0], 1.0, tiles=tiles[0], tile_count=tiles[1])
