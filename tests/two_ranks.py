@@ -95,6 +95,37 @@ def optimizers(rank):
         check_data_parallel(rank, kind, lambda model: torch.optim.Adam(model.parameters(), fused=True, **RULE), 2)
 
 
+def scaled_gradients(rank):
+    """GradScaler and active tiles: an overflow in one process makes both skip the step."""
+    points = somewhere(40).view(2, 20, 3)
+    occupied = torch.zeros(8, 8, 8, dtype=torch.bool)
+    occupied[:4] = True
+    model = build("pyramid with copies")
+    twin = copy.deepcopy(model)
+    parallel = DistributedDataParallel(model)
+    trained = []
+    for each in (model, twin):
+        optimizer = grid_adam(each, **RULE)
+        optimizer.set_active(each.levels[1], occupied)
+        trained.append((optimizer, torch.amp.GradScaler("cpu", init_scale=16.0)))
+    for step in range(STEPS):
+        overflow = float("inf") if step == 1 else 1.0
+        weights = (1.0, overflow)
+        losses = (
+            weights[rank] * squared(parallel, points[rank]),
+            sum(weight * squared(twin, each) for weight, each in zip(weights, points, strict=True)) / 2,
+        )
+        for each, loss, (optimizer, scaler) in zip((model, twin), losses, trained, strict=True):
+            scaler.scale(loss).backward()
+            optimizer.add_total_variation(each.levels[0], 0.1 * scaler.get_scale())
+            scaler.step(optimizer)
+            scaler.update()
+    assert {scaler.get_scale() for _, scaler in trained} == {8.0}
+    for found, wanted in zip(model.levels, twin.levels, strict=True):
+        assert found.isfinite().all()
+        torch.testing.assert_close(found.detach(), wanted.detach(), rtol=0, atol=1e-3)
+
+
 def resized_grids(rank):
     points = somewhere(40).view(2, 20, 3)
     changes = (
@@ -192,9 +223,10 @@ def compiled(rank):
     for kind in ("pyramid", "pyramid with copies"):
         model = build(kind)
         twin = copy.deepcopy(model)
-        parallel = torch.compile(DistributedDataParallel(model), backend="aot_eager")
-        for _ in range(2):
-            assert_reduced(rank, parallel, model, twin, points)
+        around = torch.compile(DistributedDataParallel(model), backend="aot_eager")
+        assert_reduced(rank, around, model, twin, points)
+        inside = DistributedDataParallel(torch.compile(model, backend="aot_eager"))
+        assert_reduced(rank, inside, model, twin, points)
 
 
 # --- fully_shard
@@ -314,6 +346,7 @@ CHECKS = {
     check.__name__: check
     for check in (
         optimizers,
+        scaled_gradients,
         resized_grids,
         sparse_levels,
         fields,

@@ -134,7 +134,8 @@ class SparseGrid(nn.Module):
     ) -> int:
         """Allocates the blocks that overlap given cells and drops all others.
 
-        Blocks that are already allocated and still needed retain their features.
+        Blocks that are already allocated and still needed retain their features. Wrap the model in
+        ``DistributedDataParallel`` again afterwards; the previous wrapper raises an error.
 
         Args:
             cells: (X', Y', Z') bool or integers from 0, on the grid's device: how much each cell of ``aabb`` needs

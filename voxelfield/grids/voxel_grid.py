@@ -365,7 +365,7 @@ class VoxelGrid(nn.Module):
         ``"periodic"``. Only a small temporary is allocated besides the new tensor.
 
         The Parameter object stays the same, so optimizers and modules that refer to it remain valid; its ``grad`` is
-        dropped. ``DistributedDataParallel`` sizes its buckets once, so wrap the model again afterwards.
+        dropped. Wrap the model in ``DistributedDataParallel`` again afterwards; the previous wrapper raises an error.
 
         Args:
             resolution: New number of vertices along x, y and z, or one int for all three.
