@@ -1,4 +1,4 @@
-"""Lists the tiles of a grid's vertices that occupied cells can reach, for ops that visit only those vertices."""
+"""Lists the tiles of a grid's vertices that occupied cells can reach, and copies listed tiles."""
 
 from __future__ import annotations
 
@@ -47,6 +47,41 @@ def active_tiles(
     return ids, count
 
 
+@torch.no_grad()
+def pack_tiles(grid: Tensor, ids: Tensor, out: Tensor) -> Tensor:
+    """Copies the vertices of listed tiles of a grid into contiguous memory, for example to send them.
+
+    Like :func:`unpack_tiles`, the call does not synchronise with the device and can be captured in a CUDA graph.
+
+    Args:
+        grid: (X, Y, Z, C) float32, float16 or bfloat16, contiguous; at most 4096, 4096 and 8192 vertices along x, y, z.
+        ids: (K,) int32, contiguous, on the device of ``grid``: ids of tiles as :func:`active_tiles` lists them. An
+            entry of -1 is unused.
+        out: (K, 128, C), contiguous, of the dtype and device of ``grid``; receives the 4 x 4 x 8 vertices of each tile.
+            What belongs to unused entries, or to vertices outside the grid, is not written.
+
+    Returns:
+        ``out``.
+    """
+    _library.ensure_loaded(grid.device.type)
+    torch.ops.voxelfield.pack_tiles_(grid, ids, out)
+    return out
+
+
+@torch.no_grad()
+def unpack_tiles(packed: Tensor, ids: Tensor, grid: Tensor) -> None:
+    """Copies packed tiles to their vertices in a grid, in place. The arguments are those of :func:`pack_tiles`.
+
+    Args:
+        packed: (K, 128, C) vertices of the tiles.
+        ids: (K,) int32, each id at most once. An entry of -1 is unused.
+        grid: (X, Y, Z, C); only vertices of the listed tiles are written.
+    """
+    _library.ensure_loaded(grid.device.type)
+    torch.ops.voxelfield.unpack_tiles_(packed, ids, grid)
+
+
 @_library.when_loaded
 def _register() -> None:
-    torch.library.register_fake("voxelfield::active_tiles_", lambda *_: None)
+    for name in ("active_tiles_", "pack_tiles_", "unpack_tiles_"):
+        torch.library.register_fake(f"voxelfield::{name}", lambda *_: None)
