@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,9 @@ import torch.distributed as dist
 import voxelfield
 from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.runs.results import Timing, finish
+from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.session import Session
+from voxelfield.training.state.checkpoint import load_checkpoint
 from voxelfield.training.trained_model import TrainedModel
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -27,11 +30,13 @@ def evaluate(run: TrainedModel, folder: Path) -> Evaluation:
     return run.evaluate(scene.test, views=3, images=folder, progress=False)
 
 
-def finish_run(run: TrainedModel, folder: Path | None, results: Path) -> dict[str, float]:
-    """Trains the run again, and writes all of its results; returns the metrics."""
-    session = Session(voxelfield.load_scene("lego", image_size=25, root=FIXTURES), run.config, output=folder)
-    session.fit()
-    return finish(session, run.config, results, Timing())
+def finish_run(run: Path, folder: Path) -> dict[str, Any]:
+    """Writes the results of a run to another folder; returns the metrics."""
+    checkpoint = load_checkpoint(run)
+    settings = parse(RunConfig, checkpoint["config"])
+    session = Session(voxelfield.load_scene("lego", image_size=25, root=FIXTURES), settings)
+    session.restore(checkpoint)
+    return finish(session, settings, folder, Timing())
 
 
 def main(rank: int, store: str, folder: Path) -> None:
@@ -39,8 +44,7 @@ def main(rank: int, store: str, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     run = voxelfield.load(folder / "run", "cpu")
     found = {"evaluation": evaluate(run, folder / "views").per_view()}
-    results = folder / "results"
-    found["metrics"] = finish_run(run, results if rank == 0 else None, results)["psnr_per_view"]
+    found["metrics"] = finish_run(folder / "run", folder / "results")["psnr_per_view"]
     for name, change in (("nan", lambda: next(run.field.parameters()).fill_(torch.nan)), ("devices", lambda: None)):
         if rank == 1:
             change()

@@ -33,7 +33,7 @@ TINY = (
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
     """As the processes of :data:`warm_python` have."""
     threads = torch.get_num_threads()
@@ -64,9 +64,9 @@ def test_two_processes_give_the_results_of_one(folder, run, tmp_path):
     program = Path(two_evaluators.__file__)
     both = [warm_python.start(str(program), str(rank), str(tmp_path / "store"), str(folder)) for rank in range(2)]
     expected = two_evaluators.evaluate(run, tmp_path / "views")
-    metrics = two_evaluators.finish_run(run, tmp_path / "results", tmp_path / "results")
+    metrics = two_evaluators.finish_run(folder / "run", tmp_path / "results")
     for process in both:
-        done = process.wait()
+        done = process.wait(120)
         assert done.returncode == 0, done.stderr
     for rank in range(2):
         found = json.loads((folder / str(rank)).read_text())
