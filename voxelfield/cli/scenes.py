@@ -12,6 +12,7 @@ from voxelfield.cli.running import number
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.messages import clipped
 from voxelfield.training.trained_model import TrainedModel
 
 
@@ -38,7 +39,11 @@ def add_devices_argument(parser: argparse.ArgumentParser) -> None:
 
 def _count_of_devices(text: str) -> int | str:
     """Parses a number of devices; :func:`voxelfield.devices.several_devices` knows how many there are."""
-    return text if text == "all" else int(number(int, 1)(text))
+    if text == "all":
+        return text
+    if not text.lstrip("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"must be an integer or all, got {clipped(text)}")
+    return int(number(int, 1)(text))
 
 
 def load_run_and_split(
