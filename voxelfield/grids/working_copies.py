@@ -110,17 +110,6 @@ class WorkingCopies:
                 self.copies[index] = source.to(self.dtype)
             mark_current(self.copies[index], source)
 
-    def lay_out(self, index: int, planes: int) -> Tensor:
-        """Moves a copy to the beginning of a larger tensor (planes, Y, Z, C), which is returned."""
-        copy, grid = self.copies[index], self.grids[index]
-        room = copy.new_zeros(planes, *copy.shape[1:])
-        room[: len(copy)] = copy
-        self.copies[index] = room[: len(copy)]
-        if self.dtype == torch.float32:
-            grid.data = self.copies[index]
-            self._sources[index], self._addresses[index] = grid.detach(), grid.data_ptr()
-        return room
-
     def current(self, grids: Sequence[Tensor]) -> list[Tensor]:
         """Returns the copies of the module's present grids, refreshed if one has changed; does not synchronise."""
         if len(grids) != len(self.grids) or any(map(operator.is_not, grids, self.grids)):
