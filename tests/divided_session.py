@@ -70,7 +70,7 @@ KINDS = {
         "trainer.steps=16",
     ),
     "refined": (*PYRAMID, "camera=refine", "trainer.steps=16"),
-    # With float16 copies, as on GPUs. A rounding error of a master may round its copy the other way.
+    # With float16 copies, as on GPUs: a rounding error of a master may round its copy the other way.
     "halves": (
         "model=pyramid",
         "model.resolutions=[4,8,12]",
@@ -104,9 +104,24 @@ optimizer._WORTH_LISTING = 200
 
 def begin(kind: str, output: Path | None = None) -> tuple[Session, Scalars]:
     scene, log = load_blender(FIXTURE, LoadOptions(downscale=2)), Scalars()
+    watch = check_copies if kind == "halves" else None
     settings = preset(*BASE, *KINDS[kind], "trainer.log_every=4", device="cpu")
     session_module.copies_dtype = lambda *_: torch.float16 if kind == "halves" else torch.float32
-    return Session(scene, settings, output=output, logger=log), log
+    return Session(scene, settings, output=output, logger=log, on_step=watch), log
+
+
+def check_copies(session: Session) -> None:
+    """All processes must have the rounded masters of all."""
+    division = session.optimizers.division
+    if division is None:
+        return
+    grid = session.field.grid
+    for level, copy in zip(grid.levels, grid.working_copies.copies, strict=False):
+        master = division.collected(level, division.owned(level))
+        copies = [torch.empty_like(copy) for _ in range(dist.get_world_size())]
+        dist.all_gather(copies, copy.contiguous())
+        if master is not None:
+            assert all(torch.equal(copied, master.half()) for copied in copies)
 
 
 def weights_of(session: Session) -> dict[str, torch.Tensor]:

@@ -38,7 +38,7 @@ def check_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], 
 def test_processes_train_what_one_trains(results, kind, processes):
     weights, occupied, records = results[processes][kind]
     wanted, occupied_by_one, records_of_one = results[1][kind]
-    check_same(weights, wanted, tolerance=5e-3 if kind == "halves" else 1e-5)
+    check_same(weights, wanted, tolerance=5e-2 if kind == "halves" else 1e-5)
     if kind == "halves":
         return
     assert torch.equal(occupied, occupied_by_one)

@@ -272,13 +272,13 @@ def test_a_tensorboard_that_cannot_begin_does_not_end_training(tmp_path, caplog)
 
 def poison(session: Session, steps: set[int]) -> None:
     """Makes the loss of some steps, counted from 0, not finite."""
-    draw = session._step._pixels.draw
+    read = session._step._pixels._read
 
-    def draw_some(*arguments: Any) -> Any:
-        rays, rgba, numbers = draw(*arguments)
-        return rays, torch.full_like(rgba, math.nan) if session.step in steps else rgba, numbers
+    def read_some(*arguments: Any) -> Any:
+        rays, rgba = read(*arguments)
+        return rays, torch.full_like(rgba, math.nan) if session.step in steps else rgba
 
-    session._step._pixels.draw = draw_some
+    session._step._pixels._read = read_some
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_state_written_out(make_session):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from voxelfield import processes
 from voxelfield.grids.adam import GridAdam, sum_weights
 from voxelfield.grids.resampling import SLAB_ELEMENTS
-from voxelfield.grids.sparse_grid import SparseGrid
+from voxelfield.grids.sparse_grid import BLOCK_VERTICES, SparseGrid
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops import _constants
 from voxelfield.ops._internal.tiles import (
@@ -28,7 +28,7 @@ from voxelfield.ops._internal.tiles import (
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
 # How many times as many vertices fit into an exchange as a step has changed at most, of late.
-_SPARE = 1.5
+_SPARE = 1.2
 
 # The room for an exchange shrinks once it has been too large during so many calls of :meth:`DividedGrids.restrict`.
 _LISTS_PER_CAPACITY = 8
@@ -141,8 +141,15 @@ class DividedGrids:
         dense = len(working.grids) - len(working.sparse)
         self._parts: list[_Part] = []
         for index, (grid, lists) in enumerate(zip(working.grids, listed, strict=True)):
-            bounds = _balanced(next(tiles), grid.shape[0]) if lists else _equal(grid.shape[0])
             sparse = None if index < dense else working.sparse[index - dense]
+            if sparse is not None:
+                costs, size = sparse.plane_costs(), BLOCK_VERTICES
+            elif lists:
+                size = _constants.TILE_X
+                costs = torch.bincount(next(tiles) // _ids_along_x(), minlength=-(-grid.shape[0] // size))
+            else:
+                costs, size = grid.new_ones(grid.shape[0]), 1
+            bounds = _balanced(costs, size, grid.shape[0])
             self._parts.append(self._part(index, grid, bounds, sparse, _constants.TILE_X if halo else 0))
         options = {key: value for key, value in whole.param_groups[0].items() if key not in ("params", "capturable")}
         self.adam = type(whole)([part.owned for part in self._parts], **options)
@@ -451,21 +458,20 @@ def _listed_tiles(shapes: Sequence[Sequence[int]], occupied: Tensor) -> list[Ten
     return [ids[:count] for (ids, _), count in zip(found, counts, strict=True)]
 
 
-def _equal(planes: int) -> list[int]:
-    """Returns bounds that give each process the same number of planes, except for the last ones."""
-    processes_, size = processes.count(), -(-planes // processes.count())
-    return [min(index * size, planes) for index in range(processes_ + 1)]
+def _balanced(costs: Tensor, size: int, planes: int) -> list[int]:
+    """Returns bounds for each process, after which the costs so far are nearest to an equal share.
 
-
-def _balanced(ids: Tensor, planes: int) -> list[int]:
-    """Returns bounds between tiles that give each process about the same number of active tiles."""
-    tiles = -(-planes // _constants.TILE_X)
-    below = torch.bincount(ids // _ids_along_x(), minlength=tiles).cumsum(0).tolist()
+    Args:
+        costs: (T,) those of groups of planes.
+        size: Number of planes of a group; the last one may be smaller.
+        planes: Number of all planes.
+    """
+    so_far = [0.0, *costs.double().cumsum(0).tolist()]
     bounds = [0]
     for index in range(1, processes.count()):
-        goal = below[-1] * index / processes.count()
-        nearest = min(range(tiles), key=lambda tile: abs(below[tile] - goal)) + 1
-        bounds.append(min(max(nearest * _constants.TILE_X, bounds[-1]), planes))
+        share = so_far[-1] * index / processes.count()
+        nearest = min(range(len(so_far)), key=lambda group: abs(so_far[group] - share))
+        bounds.append(min(max(nearest * size, bounds[-1]), planes))
     return [*bounds, planes]
 
 

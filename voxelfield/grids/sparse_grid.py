@@ -86,6 +86,7 @@ class SparseGrid(nn.Module):
         self.register_buffer("_copies", nothing, persistent=False)
         self.register_buffer("_begins", torch.zeros(1, dtype=torch.int32, device=device), persistent=False)
         self._count = 0
+        self._shown: Tensor | None = None  # the sums over cells by which the present blocks were allocated
 
     @property
     def channels(self) -> int:
@@ -163,6 +164,7 @@ class SparseGrid(nn.Module):
         before, rows_before = self.exists, self._rows()
         old_rows = rows_before[wanted[before]].view(-1)
         self._adopt(wanted)
+        self._shown = need[wanted]
         new_rows = self._rows()[before[wanted]].view(-1)
 
         def carried(values: Tensor) -> Tensor:
@@ -228,6 +230,21 @@ class SparseGrid(nn.Module):
         begins = F.pad(sizes[wanted].cumsum(0), (1, 0)).to(torch.int32)
         return low, min(high, self.features.shape[0]), (copies - low * y * z, begins)
 
+    def plane_costs(self) -> Tensor:
+        """Estimates how much of an update of all blocks falls on each plane of blocks along x of the atlas.
+
+        Half of the cost is equal for all blocks. The other half is in proportion to what :meth:`allocate` was given for
+        them, if it has been called: the more is seen of a block, the more of its vertices change in a step.
+
+        Returns:
+            (A,) float32 on the grid's device.
+        """
+        costs = self.features.new_ones(self._count)
+        if self._shown is not None:
+            costs = costs + self._shown / self._shown.float().mean().clamp(min=1)
+        planes = costs.new_zeros(self.features.shape[0] // BLOCK_VERTICES)
+        return planes.index_add(0, self._numbers()[0], costs)
+
     def _sums_over_blocks(self, cells: Tensor, aabb: Tensor) -> Tensor:
         """Returns for each block the sum of the given cells that overlap it, int64."""
         low, high = (corner.tolist() for corner in aabb.double())
@@ -245,6 +262,7 @@ class SparseGrid(nn.Module):
 
     def _adopt(self, exists: Tensor) -> None:
         """Sets which blocks are allocated and updates the derived tables; leaves the features unchanged."""
+        self._shown = None
         self._count = int(exists.sum())
         self.exists = exists
         numbers = torch.stack(self._numbers(), dim=-1)

@@ -404,7 +404,10 @@ class Session:
             self.train_seconds = before + self._now() - started - pause.seconds
             # No CUDA graph is captured from here on, so another thread may use the device.
             self._save(settled=True)
-            self.optimizers.gather()
+            if self.optimizers.division is not None:
+                self.optimizers.gather()
+                # A process group cannot end while a captured graph refers to it.
+                self._capture_anew()
             if wait:
                 self.wait()
 
