@@ -22,6 +22,7 @@ def accumulate_trilinear_(
     reduce: Reduction = "concat",
     padding: Padding = "border",
     align_corners: bool = True,
+    slabs=None,
 ) -> None:
     """Adds the gradient of :func:`voxelfield.ops.sample_pyramid` in its grids to existing tensors, in one pass.
 
@@ -39,6 +40,14 @@ def accumulate_trilinear_(
         padding: See ``reduce``.
         align_corners: See ``reduce``.
     """
+    if slabs is not None:
+        wholes = [t.new_zeros(n, *t.shape[1:]) for t, (b, n) in zip(sums, slabs)]
+        for w, t, (b, n) in zip(wholes, sums, slabs):
+            w[b : b + len(t)] = t
+        accumulate_trilinear_(wholes, values, points, reduce=reduce, padding=padding, align_corners=align_corners)
+        for w, t, (b, n) in zip(wholes, sums, slabs):
+            t.copy_(w[b : b + len(t)])
+        return
     points = check_points(points, (values.shape[0], 3), "values", values)
     add = reduce == "sum"
     _library.ensure_loaded(values.device.type)
