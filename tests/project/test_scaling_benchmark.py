@@ -103,8 +103,9 @@ def test_one_and_several_devices_take_turns_and_are_compared(scaling, monkeypatc
 
 def test_the_figures_of_a_training_are_those_of_its_run(scaling):
     figures = scaling.trained([*TINY, "device=cpu", *scaling.WITHOUT_FILES])
-    assert figures["rays_per_second"] > 100
-    assert 0 < figures["seconds"] < 60
+    assert set(figures) == {"rays_per_second", "seconds", "psnr", "gib"}
+    # Of 20 steps, each has at least one ray and as many as samples at most.
+    assert 20 < figures["rays_per_second"] * figures["seconds"] < 10 * 20 * 4096
     assert 5 < figures["psnr"] < 40
     assert 0.1 < figures["gib"] < 10
 
@@ -168,7 +169,7 @@ def test_two_processes_are_drawn_next_to_each_other(tmp_path):
     rows = rows_of(done.stdout)
     assert list(rows) == ["0", "1"]
     for step, computing, exchanging, both, idle in rows.values():
-        assert step > computing > 0
+        assert min(computing, exchanging) > 0
         assert step == pytest.approx(computing + exchanging - both + idle, abs=0.03)
     drawn = out.read_text()
     assert "process 0, stream" in drawn

@@ -28,8 +28,8 @@ _UPDATE_BYTES = 34
 _ACTIVE_SHARE = 0.1
 
 _POSITION_BYTES, _HALF = 12, 2
-# Positions, gradients of features, copies of dense and of sparse levels, gradients of the networks, counts.
-_EXCHANGES = 6
+# Positions, gradients of features and of the networks, copies of dense levels and of each sparse one, three of counts.
+_EXCHANGES = 8
 
 # For starting the processes and their group.
 _START_SECONDS = 8.0
