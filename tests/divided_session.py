@@ -15,6 +15,8 @@ from quick_presets import preset
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
+from voxelfield.training import optimizer
+from voxelfield.training import session as session_module
 from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
@@ -68,6 +70,18 @@ KINDS = {
         "trainer.steps=16",
     ),
     "refined": (*PYRAMID, "camera=refine", "trainer.steps=16"),
+    # With float16 copies, as on GPUs. A rounding error of a master may round its copy the other way.
+    "halves": (
+        "model=pyramid",
+        "model.resolutions=[4,8,12]",
+        "model.sparse_resolutions=[16]",
+        "model.width=16",
+        "trainer.steps=12",
+        "trainer.average_steps=2",
+        "trainer.loss.tv_features=1e-4",
+        "trainer.loss.tv_every=1",
+        "trainer.loss.tv_until=12",
+    ),
 }
 PAUSED = "sum"
 STOPS = (50, 85)
@@ -84,9 +98,14 @@ class Scalars(NullLogger):
         self.records.setdefault(step, {}).update(values)
 
 
+# Most levels here are too small for lists of active tiles otherwise.
+optimizer._WORTH_LISTING = 200
+
+
 def begin(kind: str, output: Path | None = None) -> tuple[Session, Scalars]:
     scene, log = load_blender(FIXTURE, LoadOptions(downscale=2)), Scalars()
     settings = preset(*BASE, *KINDS[kind], "trainer.log_every=4", device="cpu")
+    session_module.copies_dtype = lambda *_: torch.float16 if kind == "halves" else torch.float32
     return Session(scene, settings, output=output, logger=log), log
 
 

@@ -1,5 +1,7 @@
 // The ops of this folder on the CPU. Threads process spans of vertices that are contiguous in memory, in loops that
 // compilers can vectorise.
+#include <cstring>
+
 #include "common/backend.h"
 #include "common/narrow.h"
 #include "optim/optim_ops.h"
@@ -150,6 +152,18 @@ struct CpuOptim : CpuBackend {
     for (int64_t number = 0; number < total; ++number) {
       if (active[number]) ids[(*count)++] = cells.id(number);
     }
+  }
+
+  static void copy_tiles(const TileCopy& copy) {
+    constexpr int64_t kRow = TileCopy::kRow;
+    for_each(copy.grid.max_visits() / kRow, [&](int64_t row) {
+      const int64_t visit = row * kRow;
+      int32_t vertex[3];
+      if (!copy.grid.find(visit, copy.grid.id_of(visit), vertex)) return;
+      char* const values = copy.values + copy.grid.index_of(vertex) * copy.vertex_bytes;
+      char* const packed = copy.packed + row * copy.row_bytes();
+      std::memcpy(copy.unpacks ? values : packed, copy.unpacks ? packed : values, copy.bytes_inside(vertex));
+    });
   }
 };
 

@@ -1,6 +1,6 @@
 // The formulas of this folder and the host side of its ops, shared by both backends: checks tensors, collects pointers,
-// and calls Backend::adam(levels, rule), Backend::total_variation(task) or
-// Backend::active_tiles(cells, ids, count, like).
+// and calls Backend::adam(levels, rule), Backend::total_variation(task), Backend::active_tiles(cells, ids, count, like)
+// or Backend::copy_tiles(copy).
 #pragma once
 
 #include <cmath>
@@ -150,6 +150,26 @@ struct OccupiedCells {
   }
 };
 
+// Copies the listed tiles of a grid to or from packed tiles, whose vertices are in the order of visits. The vertices of
+// a tile along z are contiguous in both.
+struct TileCopy {
+  static constexpr int64_t kRow = int64_t{1} << optimizer_tile_shift(2);  // vertices
+
+  VertexGrid grid;
+  char* values;
+  char* packed;
+  int64_t vertex_bytes;
+  bool unpacks;
+
+  VOXELFIELD_HOST_DEVICE int64_t row_bytes() const { return kRow * vertex_bytes; }
+
+  // The bytes of a row that starts at this vertex and may be cut by the grid's upper face.
+  VOXELFIELD_HOST_DEVICE int64_t bytes_inside(const int32_t (&vertex)[3]) const {
+    const int64_t rest = grid.size[2] - vertex[2];
+    return (rest < kRow ? rest : kRow) * vertex_bytes;
+  }
+};
+
 template <typename Backend>
 struct OptimOps {
   using Tensors = std::vector<Tensor>;
@@ -256,10 +276,36 @@ struct OptimOps {
                           contiguous_data("count", count, {1}, ScalarType::Int, cells), cells);
   }
 
+  static void pack_tiles_(const Tensor& grid, const Tensor& ids, Tensor packed) {
+    copy_tiles(grid, ids, packed, false);
+  }
+
+  static void unpack_tiles_(const Tensor& packed, const Tensor& ids, Tensor grid) {
+    copy_tiles(grid, ids, packed, true);
+  }
+
   static void implement(Library& m) {
     m.impl("grid_adam_", TORCH_BOX(&OptimOps::grid_adam_));
     m.impl("grid_total_variation_grad_", TORCH_BOX(&OptimOps::grid_total_variation_grad_));
     m.impl("active_tiles_", TORCH_BOX(&OptimOps::active_tiles_));
+    m.impl("pack_tiles_", TORCH_BOX(&OptimOps::pack_tiles_));
+    m.impl("unpack_tiles_", TORCH_BOX(&OptimOps::unpack_tiles_));
+  }
+
+ private:
+  static void copy_tiles(const Tensor& grid, const Tensor& ids, const Tensor& packed, bool unpacks) {
+    const ScalarType dtype = grid.scalar_type();
+    STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
+                    "grid must be float32, float16 or bfloat16, got ", torch::headeronly::toString(dtype));
+    const typename Backend::Guard guard(grid);
+    TileCopy copy{vertex_grid("grid", grid, dtype)};
+    list_tiles("grid", copy.grid, "ids", ids, grid);
+    contiguous_data("packed", packed, {ids.size(0), kOptimizerTileVertices, grid.size(3)}, dtype, grid);
+    copy.values = static_cast<char*>(grid.mutable_data_ptr());
+    copy.packed = static_cast<char*>(packed.mutable_data_ptr());
+    copy.vertex_bytes = grid.size(3) * (dtype == ScalarType::Float ? 4 : 2);
+    copy.unpacks = unpacks;
+    if (packed.numel() > 0 && grid.numel() > 0) Backend::copy_tiles(copy);
   }
 };
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from voxelfield.grids.working_copies import is_current, mark_current, mark_managed
 from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor, is_divided
 from voxelfield.ops._errors import ArgumentValueError
-from voxelfield.ops._internal.active_tiles import active_tiles
 from voxelfield.ops._internal.grid_adam import check_channel_rates, check_rule, grid_adam_
+from voxelfield.ops._internal.tiles import active_tiles
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
 __all__ = ["GridAdam"]

@@ -265,7 +265,8 @@ class DividedGrids:
             )
             part.own_tiles, part.count = torch.empty_like(part.tiles[0]), ids.new_empty(1)
             self.layout += 1
-        assert part.own_tiles is not None and part.count is not None
+        assert part.own_tiles is not None
+        assert part.count is not None
         part.tiles.fill_(-1)
         for row, (begin, end) in zip(part.tiles, pairwise(cuts), strict=True):
             row[: end - begin] = ids[begin:end]

@@ -22,8 +22,8 @@ class Rays:
         far: (R,) float32, world units along the ray. ``near == far`` marks an empty interval.
         values: Further tensors (R, ...) by name, of any dtype: what a field may depend on besides positions and
             directions, such as the time or the index of the image (:attr:`voxelfield.fields.field.Field`).
-        part: Of a batch that several processes share, the numbers (R,) of these rays, int64, and the number of all rays;
-            None if these are all.
+        part: Of a batch that several processes share, the numbers (R,) of these rays, int64, and how many rays it has;
+            None if these are all of a batch.
 
     Raises:
         TypeError: One of the first four is not a float32 tensor, or a value is not a tensor.
