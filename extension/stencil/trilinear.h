@@ -243,76 +243,69 @@ struct GridLocator {
   }
 
   // `clamps`: whether the padding maps all points into the grid; a bool, or std::true_type or std::false_type if known
-  // at compile time.
-  template <typename Clamps>
+  // at compile time. Only axes kFirst, kFirst - 1, ..., kLast are found, as if there were no others.
+  template <int kFirst = 2, int kLast = 0, typename Clamps>
   VOXELFIELD_HOST_DEVICE Stencil<T, offset_t> find(const T* points, int64_t index, Clamps clamps) const {
+    const bool aligned = Plain || align_corners, rounds = !Plain && nearest;
+    const bool closed = MayWrap && padding == Padding::kPeriodicClosed;
+    const bool wraps = MayWrap && (closed || padding == Padding::kPeriodic);
     const T* point = points + 3 * index;
     Stencil<T, offset_t> s;
     s.origin = 0;
     s.empty = !all_finite(point);
     offset_t stride = static_cast<offset_t>(channels);
     VOXELFIELD_UNROLL
-    for (int axis = 2; axis >= 0; --axis) {
-      add_axis(axis, point[axis], stride, clamps, s);
+    for (int axis = kFirst; axis >= kLast; --axis) {
+      const int32_t last = resolution[axis] - (closed ? 2 : 1);
+      const T end = coordinate_of<T>(last);
+      T rise = aligned ? end : T(resolution[axis] - (closed ? 1 : 0));
+      T u = multiply_add(point[axis], rise, aligned ? T(0) : T(-0.5));
+      if (!Plain && padding == Padding::kReflection) {
+        const T margin = aligned ? T(0) : T(0.5);
+        const Reflected<T> folded = reflect(u, -margin, end + margin);
+        // So far outside that float precision does not determine the reflected coordinate.
+        if (!(folded.u >= -margin && folded.u <= end + margin)) s.empty = true;
+        u = folded.u;
+        if (folded.reversed) rise = -rise;
+      }
+      if (wraps) {
+        u = wrap(u, coordinate_of<T>(last + 1));
+      } else if (clamps) {
+        // At and beyond the faces the clamped coordinate is constant, as in F.grid_sample.
+        if (!(u > T(0) && u < end)) rise = T(0);
+        u = clamp(u, end);
+      } else if (!(u >= T(-1) && u < end + T(1))) {
+        s.empty = true;
+        u = T(0);
+      }
+      if (rounds) {
+        u = std::rint(u);
+        if (wraps && u > end) u = T(0);
+        rise = T(0);
+      }
+      const int32_t i = index_below(u, clamps ? last : resolution[axis]);
+      const T fraction = u - T(i);
+      const bool has_lower = clamps || (i >= 0 && i <= last), has_upper = (wraps || i < last) && !rounds;
+      s.lower[axis] = i;
+      s.weight[axis][0] = has_lower ? T(1) - fraction : T(0);
+      // At the last vertex the fraction of a clamped coordinate is zero. If clamping is known at compile time, this
+      // saves a select instruction; at run time it would only add a condition.
+      s.weight[axis][1] = std::is_same_v<Clamps, std::true_type> || has_upper ? fraction : T(0);
+      s.slope[axis][0] = has_lower ? -rise : T(0);
+      s.slope[axis][1] = has_upper ? rise : T(0);
+      // A missing vertex is replaced by the other vertex of the axis, with weight zero.
+      s.origin += (has_lower ? i : 0) * stride;
+      s.step[axis] = !(has_lower && has_upper) ? 0 : wraps && !closed && i == last ? -last * stride : stride;
+      if (!has_lower && !has_upper) s.empty = true;
       stride *= resolution[axis];
     }
     if (!Plain && points_per_grid > 0) s.origin += index / points_per_grid * stride;
     return s;
   }
-
-  // Finds the vertices along one axis, which are `stride` elements apart, and adds them to the stencil.
-  template <typename Clamps>
-  VOXELFIELD_HOST_DEVICE void add_axis(int axis, T position, offset_t stride, Clamps clamps,
-                                       Stencil<T, offset_t>& s) const {
-    const bool aligned = Plain || align_corners, rounds = !Plain && nearest;
-    const bool closed = MayWrap && padding == Padding::kPeriodicClosed;
-    const bool wraps = MayWrap && (closed || padding == Padding::kPeriodic);
-    const int32_t last = resolution[axis] - (closed ? 2 : 1);
-    const T end = coordinate_of<T>(last);
-    T rise = aligned ? end : T(resolution[axis] - (closed ? 1 : 0));
-    T u = multiply_add(position, rise, aligned ? T(0) : T(-0.5));
-    if (!Plain && padding == Padding::kReflection) {
-      const T margin = aligned ? T(0) : T(0.5);
-      const Reflected<T> folded = reflect(u, -margin, end + margin);
-      // So far outside that float precision does not determine the reflected coordinate.
-      if (!(folded.u >= -margin && folded.u <= end + margin)) s.empty = true;
-      u = folded.u;
-      if (folded.reversed) rise = -rise;
-    }
-    if (wraps) {
-      u = wrap(u, coordinate_of<T>(last + 1));
-    } else if (clamps) {
-      // At and beyond the faces the clamped coordinate is constant, as in F.grid_sample.
-      if (!(u > T(0) && u < end)) rise = T(0);
-      u = clamp(u, end);
-    } else if (!(u >= T(-1) && u < end + T(1))) {
-      s.empty = true;
-      u = T(0);
-    }
-    if (rounds) {
-      u = std::rint(u);
-      if (wraps && u > end) u = T(0);
-      rise = T(0);
-    }
-    const int32_t i = index_below(u, clamps ? last : resolution[axis]);
-    const T fraction = u - T(i);
-    const bool has_lower = clamps || (i >= 0 && i <= last), has_upper = (wraps || i < last) && !rounds;
-    s.lower[axis] = i;
-    s.weight[axis][0] = has_lower ? T(1) - fraction : T(0);
-    // At the last vertex the fraction of a clamped coordinate is zero. If clamping is known at compile time, this
-    // saves a select instruction; at run time it would only add a condition.
-    s.weight[axis][1] = std::is_same_v<Clamps, std::true_type> || has_upper ? fraction : T(0);
-    s.slope[axis][0] = has_lower ? -rise : T(0);
-    s.slope[axis][1] = has_upper ? rise : T(0);
-    // A missing vertex is replaced by the other vertex of the axis, with weight zero.
-    s.origin += (has_lower ? i : 0) * stride;
-    s.step[axis] = !(has_lower && has_upper) ? 0 : wraps && !closed && i == last ? -last * stride : stride;
-    if (!has_lower && !has_upper) s.empty = true;
-  }
 };
 
-// Finds the vertices of one grid that lie in a slab, of which alone the planes are in memory. Offsets are those in the
-// slab. As at the faces of a grid, a missing vertex is replaced by the other vertex of the axis, with weight zero.
+// Finds the vertices that lie in a slab of a grid: only its planes are in memory, and offsets are those in the slab. A
+// missing vertex is replaced by the other vertex of the axis, with weight zero. Supports one grid that is not periodic.
 template <typename T, bool Plain = false>
 struct SlabLocator : GridLocator<T, Plain> {
   using Grid = GridLocator<T, Plain>;
@@ -323,35 +316,32 @@ struct SlabLocator : GridLocator<T, Plain> {
   Planes planes() const { return slab; }
 
   bool is_plain() const {
-    Grid stored = *this;
-    stored.resolution[0] = slab.count;
-    return stored.is_plain();
+    Grid in_memory = *this;
+    in_memory.resolution[0] = slab.count;
+    return in_memory.is_plain();
   }
 
   SlabLocator<T, true> plain() const { return {Grid::plain(), slab}; }
 
   VOXELFIELD_HOST_DEVICE Stencil<T, offset_t> operator()(const T* points, int64_t index) const {
-    const T* point = points + 3 * index;
     const bool clamps = this->padding != Padding::kZeros;
-    Stencil<T, offset_t> s{};
-    s.empty = !all_finite(point);
-    // In units of planes. The other axes are found only for points that touch the slab, because most points may not.
-    this->add_axis(0, point[0], offset_t{1}, clamps, s);
-    const offset_t lower = s.origin - slab.first, upper = lower + s.step[0];
+    // The other axes are found only for points that touch the slab, because most points may not.
+    const Stencil<T, offset_t> along_x = this->template find<0, 0>(points, index, clamps);
+    const int32_t first = along_x.lower[0] < 0 ? 0 : along_x.lower[0];
+    const int32_t lower = first - slab.first, upper = along_x.step[0] == 0 ? lower : lower + 1;
     const bool has_lower = lower >= 0 && lower < slab.count, has_upper = upper >= 0 && upper < slab.count;
-    if (!has_lower && !has_upper) s.empty = true;
-    if (s.empty) return s;
-    if (!has_lower) s.weight[0][0] = s.slope[0][0] = T(0);
-    if (!has_upper) s.weight[0][1] = s.slope[0][1] = T(0);
-    s.origin = 0;
-    offset_t stride = static_cast<offset_t>(this->channels);
-    VOXELFIELD_UNROLL
-    for (int axis = 2; axis > 0; --axis) {
-      this->add_axis(axis, point[axis], stride, clamps, s);
-      stride *= this->resolution[axis];
-    }
-    s.origin += (has_lower ? lower : upper) * stride;
-    s.step[0] = (has_lower && has_upper ? upper - lower : 0) * stride;
+    Stencil<T, offset_t> s{};
+    s.empty = true;
+    if (along_x.empty || (!has_lower && !has_upper)) return s;
+    s = this->template find<2, 1>(points, index, clamps);
+    const offset_t plane = static_cast<offset_t>(this->channels) * this->resolution[1] * this->resolution[2];
+    s.origin += (has_lower ? lower : upper) * plane;
+    s.step[0] = has_lower && has_upper && upper > lower ? plane : 0;
+    s.lower[0] = along_x.lower[0];
+    s.weight[0][0] = has_lower ? along_x.weight[0][0] : T(0);
+    s.weight[0][1] = has_upper ? along_x.weight[0][1] : T(0);
+    s.slope[0][0] = has_lower ? along_x.slope[0][0] : T(0);
+    s.slope[0][1] = has_upper ? along_x.slope[0][1] : T(0);
     return s;
   }
 };
