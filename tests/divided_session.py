@@ -145,6 +145,7 @@ def main(rank: int, processes: int, store: str, folder: Path) -> None:
     if rank == 0:
         torch.save(results, folder / f"{processes}.pt")
     if processes > 1:
+        dist.barrier()
         dist.destroy_process_group()
 
 

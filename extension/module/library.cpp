@@ -171,10 +171,14 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // ids into the first `count` of `ids`, in ascending order.
   m.def("active_tiles_(Tensor occupied, int[] resolution, Tensor(a!) ids, Tensor(b!) count) -> ()");
 
-  // Copies the vertices of tiles with such `ids` (K,) between a grid (X, Y, Z, C) and packed tiles (K, 128, C), row by
-  // row along z. Negative ids, and vertices outside the grid, are skipped.
-  m.def("pack_tiles_(Tensor grid, Tensor ids, Tensor(a!) packed) -> ()");
-  m.def("unpack_tiles_(Tensor packed, Tensor ids, Tensor(a!) grid) -> ()");
+  // Which vertices of tiles a step has changed, and copies of these alone. Tiles have such `ids` (K,), or are 128
+  // vertices each that follow one another in memory from vertex `first` on. Rows of `table` (K, 5) int32 are a bit for
+  // each vertex of a tile whose gradient is not zero (for all, with `all`), then their number; to copy, then the number
+  // of those in earlier tiles. Bits belong to rows of `packed` (R, C) in this order, of which the last ones may be
+  // missing.
+  m.def("touched_vertices_(Tensor grad, Tensor? ids, bool all, Tensor(a!) table) -> ()");
+  m.def("pack_vertices_(Tensor grid, Tensor? ids, int first, Tensor table, Tensor(a!) packed) -> ()");
+  m.def("unpack_vertices_(Tensor packed, Tensor? ids, int first, Tensor table, Tensor(a!) grid) -> ()");
 
   // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `tile_counts` of
   // such `tiles`. `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,), factors on

@@ -154,16 +154,37 @@ struct CpuOptim : CpuBackend {
     }
   }
 
-  static void copy_tiles(const TileCopy& copy) {
-    constexpr int64_t kRow = TileCopy::kRow;
-    for_each(copy.grid.max_visits() / kRow, [&](int64_t row) {
-      const int64_t visit = row * kRow;
-      int32_t vertex[3];
-      if (!copy.grid.find(visit, copy.grid.id_of(visit), vertex)) return;
-      char* const values = copy.values + copy.grid.index_of(vertex) * copy.vertex_bytes;
-      char* const packed = copy.packed + row * copy.row_bytes();
-      std::memcpy(copy.unpacks ? values : packed, copy.unpacks ? packed : values, copy.bytes_inside(vertex));
-    });
+  static void find_touched(const FindTouched& find) {
+    for_each(
+        find.touched.tiles,
+        [&](int64_t tile) {
+          int32_t* const row = find.touched.table + tile * TouchedTiles::kColumns;
+          std::fill_n(row, TouchedTiles::kColumns, 0);
+          for (int within = 0; within < kOptimizerTileVertices; ++within) {
+            if (!find(tile, within)) continue;
+            row[within / 32] |= static_cast<int32_t>(1u << within % 32);
+            ++row[TouchedTiles::kWords];
+          }
+        },
+        64);
+  }
+
+  static void copy_touched(const CopyTouched& copy) {
+    for_each(
+        copy.touched.tiles,
+        [&](int64_t tile) {
+          const int32_t* const row = copy.touched.table + tile * TouchedTiles::kColumns;
+          int64_t to = row[TouchedTiles::kWords];
+          for (int within = 0; within < kOptimizerTileVertices; ++within) {
+            if ((static_cast<uint32_t>(row[within / 32]) >> within % 32 & 1) == 0) continue;
+            const int64_t vertex = copy.touched.vertex(tile, within), at = to++;
+            if (vertex < 0 || at < 0 || at >= copy.rows) continue;
+            char* const values = copy.values + vertex * copy.vertex_bytes;
+            char* const packed = copy.packed + at * copy.vertex_bytes;
+            std::memcpy(copy.unpacks ? values : packed, copy.unpacks ? packed : values, copy.vertex_bytes);
+          }
+        },
+        64);
   }
 };
 

@@ -281,35 +281,43 @@ __global__ void __launch_bounds__(kThreads)
   if (end == cells.tile_total() && threadIdx.x == 0) *count = before;
 }
 
-// A thread copies the same `Bytes` bytes of a row along z in each plane of a tile, so that several accesses are under
-// way at once. Threads are numbered along the row first: neighbours access neighbouring addresses.
-template <int Bytes, bool Unpacks>
-__global__ void __launch_bounds__(kThreads) copy_tiles_kernel(const __grid_constant__ TileCopy copy) {
-  constexpr int kPlanes = 1 << optimizer_tile_shift(0), kRows = 1 << optimizer_tile_shift(1);
-  const VertexGrid& grid = copy.grid;
-  const int64_t number = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y, tile = number / kRows;
-  if (tile >= grid.capacity) return;
-  const int64_t first_row = tile * kPlanes * kRows + number % kRows;
-  int32_t vertex[3];
-  if (!grid.find(first_row * TileCopy::kRow, grid.tiles[tile], vertex)) return;
-  char* const packed = copy.packed + first_row * copy.row_bytes();
-  char* const values = copy.values + grid.index_of(vertex) * copy.vertex_bytes;
-  const int64_t packed_plane = kRows * copy.row_bytes();
-  const int64_t values_plane = static_cast<int64_t>(grid.size[1]) * grid.size[2] * copy.vertex_bytes;
-  const char* const from = Unpacks ? packed : values;
-  char* const to = Unpacks ? values : packed;
-  const int64_t from_plane = Unpacks ? packed_plane : values_plane, to_plane = Unpacks ? values_plane : packed_plane;
-  const int planes = min(kPlanes, grid.size[0] - vertex[0]);
-  const int64_t end = copy.bytes_inside(vertex), step = static_cast<int64_t>(blockDim.x) * Bytes;
-  for (int64_t at = static_cast<int64_t>(threadIdx.x) * Bytes; at < end; at += step) {
-    Vector<char, Bytes> part[kPlanes];
+// A warp takes a tile, and a lane one of 32 vertices that follow each other.
+__global__ void __launch_bounds__(kThreads) find_touched_kernel(const __grid_constant__ FindTouched find) {
+  const int64_t tile = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
+  if (tile >= find.touched.tiles) return;
+  const int lane = threadIdx.x % kWarp;
+  int32_t own = 0, total = 0;
 #pragma unroll
-    for (int x = 0; x < kPlanes; ++x) {
-      if (x < planes) part[x] = load_constant<Bytes>(from + x * from_plane + at);
-    }
+  for (int word = 0; word < TouchedTiles::kWords; ++word) {
+    const unsigned marks = __ballot_sync(kFullWarp, find(tile, word * kWarp + lane));
+    if (lane == word) own = static_cast<int32_t>(marks);
+    total += __popc(marks);
+  }
+  if (lane == TouchedTiles::kWords) own = total;
+  if (lane < TouchedTiles::kColumns) find.touched.table[tile * TouchedTiles::kColumns + lane] = own;
+}
+
+template <int Bytes>
+__global__ void __launch_bounds__(kThreads) copy_touched_kernel(const __grid_constant__ CopyTouched copy) {
+  const int64_t tile = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
+  if (tile >= copy.touched.tiles) return;
+  const int lane = threadIdx.x % kWarp;
+  const int32_t* const row = copy.touched.table + tile * TouchedTiles::kColumns;
+  int64_t start = row[TouchedTiles::kWords];
 #pragma unroll
-    for (int x = 0; x < kPlanes; ++x) {
-      if (x < planes) store_global(to + x * to_plane + at, part[x]);
+  for (int word = 0; word < TouchedTiles::kWords; ++word) {
+    const unsigned marks = static_cast<unsigned>(row[word]), own = 1u << lane;
+    const int64_t at = start + __popc(marks & (own - 1));
+    start += __popc(marks);
+    if ((marks & own) == 0 || at < 0 || at >= copy.rows) continue;
+    const int64_t vertex = copy.touched.vertex(tile, word * kWarp + lane);
+    if (vertex < 0) continue;
+    char* const values = copy.values + vertex * copy.vertex_bytes;
+    char* const packed = copy.packed + at * copy.vertex_bytes;
+    const char* const from = copy.unpacks ? packed : values;
+    char* const to = copy.unpacks ? values : packed;
+    for (int64_t byte = 0; byte < copy.vertex_bytes; byte += Bytes) {
+      store_global(to + byte, load<Bytes>(from + byte));
     }
   }
 }
@@ -356,18 +364,14 @@ struct CudaOptim : CudaBackend {
     launch(list_active_tiles_kernel, count_of_parts, kThreads, 0, cells, parts, ids, count);
   }
 
-  static void copy_tiles(const TileCopy& copy) {
-    constexpr int kRows = 1 << optimizer_tile_shift(1);
-    // Rows are as far apart in a grid as its size along z.
-    const int64_t row_distance = copy.grid.size[2] * copy.vertex_bytes;
+  static void find_touched(const FindTouched& find) {
+    launch(find_touched_kernel, blocks(find.touched.tiles * kWarp, kThreads), kThreads, 0, find);
+  }
+
+  static void copy_touched(const CopyTouched& copy) {
     dispatch_vector_width<16, 8, 4, 2>(
-        vector_width(16, {row_distance, copy.row_bytes()}, copy.values, copy.packed), [&](auto bytes) {
-          const int64_t parts = copy.row_bytes() / bytes.value;
-          const unsigned x = static_cast<unsigned>(std::min<int64_t>(parts, kThreads));
-          const dim3 threads(x, kThreads / x);
-          const auto kernel =
-              copy.unpacks ? copy_tiles_kernel<bytes.value, true> : copy_tiles_kernel<bytes.value, false>;
-          launch(kernel, blocks(int64_t{copy.grid.capacity} * kRows, threads.y), threads, 0, copy);
+        vector_width(16, {copy.vertex_bytes}, copy.values, copy.packed), [&](auto bytes) {
+          launch(copy_touched_kernel<bytes.value>, blocks(copy.touched.tiles * kWarp, kThreads), kThreads, 0, copy);
         });
   }
 

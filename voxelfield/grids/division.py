@@ -18,8 +18,22 @@ from voxelfield.grids.resampling import SLAB_ELEMENTS
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops import _constants
-from voxelfield.ops._internal.tiles import active_tiles, pack_tiles, tiles_along, unpack_tiles
+from voxelfield.ops._internal.tiles import (
+    active_tiles,
+    pack_vertices,
+    tiles_along,
+    touched_vertices,
+    unpack_vertices,
+)
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
+
+# How many times as many vertices fit into an exchange as a step has changed at most, of late.
+_SPARE = 1.5
+
+# The room for an exchange shrinks once it has been too large during so many calls of :meth:`DividedGrids.restrict`.
+_LISTS_PER_CAPACITY = 8
+
+_COLUMNS = 5
 
 # Buffers for lists of tiles have the sizes of a geometric series with this ratio, so that the step is captured again
 # only a few times while the occupied cells become fewer.
@@ -40,7 +54,6 @@ class _Part:
         owned: The own planes of ``stored``, whose ``grad`` are those of ``sums``.
         sparse: The sparse grid whose atlas this is, if it is one.
         shared: Of an atlas, the vertices with several copies: arguments of :meth:`SparseGrid.share`.
-        room: Of an atlas, memory for a multiple of the number of processes' planes, of which ``copy`` is the beginning.
         tiles: The ids (N, K) of the active tiles of each process, -1 where there are fewer; None: all are updated.
         own_tiles: The ids (K,) of this process's active tiles within ``owned``.
         count: The number (1,) of these, int32.
@@ -55,7 +68,6 @@ class _Part:
     owned: nn.Parameter
     sparse: SparseGrid | None = None
     shared: tuple[Tensor, Tensor] | None = None
-    room: Tensor | None = None
     tiles: Tensor | None = None
     own_tiles: Tensor | None = None
     count: Tensor | None = None
@@ -70,27 +82,22 @@ class _Part:
         """The end of the own planes."""
         return self.bounds[processes.rank() + 1]
 
-    def sent_elements(self) -> int:
-        """Returns the number of elements that each process sends of a dense grid's copy."""
+    def rows(self) -> int:
+        """Returns the number of tiles that each process has at most: listed ones, or 128 vertices each."""
         if self.tiles is not None:
-            return self.tiles.shape[1] * _tile_vertices() * self.grid.shape[3]
-        return max(end - begin for begin, end in pairwise(self.bounds)) * self.grid[0].numel()
+            return self.tiles.shape[1]
+        planes = max(end - begin for begin, end in pairwise(self.bounds))
+        return -(-planes * self._plane // _tile_vertices())
 
-    def write(self, chunk: Tensor) -> None:
-        """Writes the own part of the copy to the elements to send."""
+    def of_process(self, process: int) -> dict[str, Any]:
+        """Returns the arguments that say to :func:`pack_vertices` and others which tiles a process has."""
         if self.tiles is not None:
-            pack_tiles(self.copy, self.tiles[processes.rank()], chunk.view(-1, _tile_vertices(), self.grid.shape[3]))
-        else:
-            own = self.copy[self.begin : self.end]
-            chunk[: own.numel()] = own.view(-1)
+            return {"ids": self.tiles[process]}
+        return {"first": self.bounds[process] * self._plane}
 
-    def read(self, chunk: Tensor, process: int) -> None:
-        """Reads the part of the copy that another process has sent."""
-        if self.tiles is not None:
-            unpack_tiles(chunk.view(-1, _tile_vertices(), self.grid.shape[3]), self.tiles[process], self.copy)
-        else:
-            part = self.copy[self.bounds[process] : self.bounds[process + 1]]
-            part.view(-1)[:] = chunk[: part.numel()]
+    @property
+    def _plane(self) -> int:
+        return self.grid.shape[1] * self.grid.shape[2]
 
 
 class DividedGrids:
@@ -109,6 +116,7 @@ class DividedGrids:
         whole: The optimizer of the whole grids. Its state moves to :attr:`adam` until :meth:`gather`.
         listed: For each grid, whether only active tiles are updated.
         occupied: (X, Y, Z) bool, the occupied cells, by whose number the planes are divided.
+        samples: Largest number of samples of a step, of all processes.
         halo: Whether the total variation of dense grids will be added, which needs the planes beside the own ones.
 
     Attributes:
@@ -117,7 +125,14 @@ class DividedGrids:
     """
 
     def __init__(
-        self, working: WorkingCopies, whole: GridAdam, listed: Sequence[bool], occupied: Tensor, *, halo: bool
+        self,
+        working: WorkingCopies,
+        whole: GridAdam,
+        listed: Sequence[bool],
+        occupied: Tensor,
+        *,
+        samples: int,
+        halo: bool,
     ) -> None:
         self._working, self._whole = working, whole
         self.layout = 0
@@ -135,6 +150,13 @@ class DividedGrids:
             self._move_state(part)
             if self._rounds:
                 self.adam.set_working(part.owned, part.copy[part.begin : part.end])
+        self._skips = bool(options["skip_untouched"])
+        # A sample reaches eight vertices of each level, and those of an atlas have copies. Until it is known how many
+        # vertices a step changes, there is room for twice as many.
+        reached = 16 * samples * len(self._parts)
+        self._capacity = self._most_rows() if halo or not self._skips else min(reached, self._most_rows())
+        self._most_changed = torch.zeros(1, dtype=torch.int32, device=occupied.device)
+        self._lists_seen = 0
         self._listed = [part for part, lists in zip(self._parts, listed, strict=True) if lists]
         self.restrict(occupied)
         working.division = self
@@ -147,17 +169,16 @@ class DividedGrids:
         self, index: int, grid: nn.Parameter, bounds: Sequence[int], sparse: SparseGrid | None, halo: int
     ) -> _Part:
         begin, end = bounds[processes.rank()], bounds[processes.rank() + 1]
-        low, high, shared, room = max(0, begin - halo), min(grid.shape[0], end + halo), None, None
+        low, high, shared = max(0, begin - halo), min(grid.shape[0], end + halo), None
         if sparse is not None:
             low, high, shared = sparse.shared_by(begin, end)
-            room = self._working.lay_out(index, processes.count() * (bounds[1] - bounds[0]))
         stored = grid.detach()[low:high]
         if self._rounds:
             stored = stored.clone()
         sums = torch.zeros_like(stored)
         owned = nn.Parameter(stored[begin - low : end - low])
         owned.grad = sums[begin - low : end - low]
-        return _Part(grid, self._working.copies[index], bounds, low, stored, sums, owned, sparse, shared, room)
+        return _Part(grid, self._working.copies[index], bounds, low, stored, sums, owned, sparse, shared)
 
     def _move_state(self, part: _Part) -> None:
         """Moves this process's part of the moments to the optimizer of the parts, and frees the whole grid's memory."""
@@ -242,16 +263,35 @@ class DividedGrids:
                 own = part.begin - part.low, part.end - part.low
                 part.sums[: own[0]].zero_()
                 part.sums[own[1] :].zero_()
+        table, count = self._changed(every=not self._skips)
+        torch.maximum(self._most_changed, count, out=self._most_changed)
         self.adam.step()
-        self.publish()
+        self._publish(table, self._capacity)
 
     def restrict(self, occupied: Tensor) -> None:
         """Lists the active tiles anew after a change of the occupied cells; synchronises with the device."""
+        self._adapt_capacity()
         if not self._listed:
             return
         tiles = _listed_tiles([part.grid.shape for part in self._listed], occupied)
         for part, ids in zip(self._listed, tiles, strict=True):
             self._list(part, ids)
+
+    def _adapt_capacity(self) -> None:
+        """Changes the number of vertices that fit into an exchange with the largest number that a step has changed."""
+        most = max(processes.gather_counts(int(self._most_changed)))
+        overflows = most > self._capacity
+        if overflows:
+            # Some copies have not been sent since the last call, and are those of earlier steps.
+            self.refresh()
+        self._lists_seen += 1
+        if overflows or self._lists_seen == _LISTS_PER_CAPACITY:
+            wanted = _room_for(round(most * _SPARE), self._most_rows())
+            self._lists_seen = 0
+            self._most_changed.zero_()
+            if overflows or wanted < self._capacity * _SERIES:
+                self._capacity = wanted
+                self.layout += 1
 
     def _list(self, part: _Part, ids: Tensor) -> None:
         """Lists the active tiles (K,) of a grid by their owners."""
@@ -283,28 +323,42 @@ class DividedGrids:
         if self._rounds:
             for part in self._parts:
                 part.copy[part.begin : part.end] = part.owned
-        self.publish()
+        self._publish(self._changed(every=True)[0], self._most_rows())
 
-    @torch.no_grad()
-    def publish(self) -> None:
-        """Sends the working copies of the own parts to all processes, and receives theirs."""
-        rank, atlases = processes.rank(), [part for part in self._parts if part.room is not None]
-        dense = [part for part in self._parts if part.room is None]
-        for part in atlases:
-            assert part.room is not None
-            processes.gather_into(part.room, part.room.view(processes.count(), -1)[rank])
-        if not dense:
-            return
-        sizes = [part.sent_elements() for part in dense]
-        sent = dense[0].copy.new_empty(sum(sizes))
-        for part, chunk in zip(dense, sent.split(sizes), strict=True):
-            part.write(chunk)
-        received = sent.new_empty(processes.count() * len(sent))
+    def _changed(self, *, every: bool) -> tuple[Tensor, Tensor]:
+        """Lists the own vertices with a gradient, or all, in one table for all grids (:func:`pack_vertices`).
+
+        Also returns their number (1,).
+        """
+        sizes = [part.rows() for part in self._parts]
+        table = self._parts[0].sums.new_zeros(sum(sizes), _COLUMNS, dtype=torch.int32)
+        for part, rows in zip(self._parts, table.split(sizes), strict=True):
+            if part.owned.grad is not None and part.owned.numel() > 0:
+                touched_vertices(part.owned.grad, rows, part.own_tiles, every=every)
+        counts = table[:, -1]
+        ends = counts.cumsum(0, dtype=torch.int32)
+        table[:, -1] = ends - counts
+        return table, ends[-1:]
+
+    def _most_rows(self) -> int:
+        """Returns the number of vertices that each process can have at most."""
+        return sum(part.rows() for part in self._parts) * _tile_vertices()
+
+    def _publish(self, table: Tensor, capacity: int) -> None:
+        """Sends the working copies of listed vertices to all processes, and receives theirs."""
+        rank, sizes = processes.rank(), [part.rows() for part in self._parts]
+        sent = self._parts[0].copy.new_empty(capacity, self._parts[0].grid.shape[3])
+        for part, rows in zip(self._parts, table.split(sizes), strict=True):
+            pack_vertices(part.copy, rows, sent, **part.of_process(rank))
+        tables = table.new_empty(processes.count(), *table.shape)
+        received = sent.new_empty(processes.count(), *sent.shape)
+        processes.gather_into(tables, table)
         processes.gather_into(received, sent)
-        for other, row in enumerate(received.split(len(sent))):
-            for part, chunk in zip(dense, row.split(sizes), strict=True):
-                if other != rank:
-                    part.read(chunk, other)
+        for other in range(processes.count()):
+            if other == rank:
+                continue
+            for part, rows in zip(self._parts, tables[other].split(sizes), strict=True):
+                unpack_vertices(received[other], rows, part.copy, **part.of_process(other))
 
     # ---------------------------------------------------------------------------------------- the whole again
 

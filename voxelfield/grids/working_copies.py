@@ -42,8 +42,11 @@ class WorkingCopies:
     ``grid.data`` itself was changed in place; call :meth:`refresh` after that.
 
     Because ``grad`` is changed during the backward pass itself, ``torch.autograd.grad`` and tensor hooks of the grids
-    are refused, and so are second derivatives. A graph that is compiled by ``torch.compile``, and a function that
-    ``torch.func`` or forward-mode differentiation transforms, sample the grids themselves and round the result.
+    are refused, and so are second derivatives. Hooks after the accumulation, such as those by which
+    ``DistributedDataParallel`` reduces gradients, see them.
+
+    A graph that is compiled by ``torch.compile``, and a function that ``torch.func`` or forward-mode differentiation
+    transforms, sample the grids themselves and round the result.
 
     Copying or pickling this object makes copies of the copied or unpickled grids.
 
@@ -109,17 +112,6 @@ class WorkingCopies:
             else:
                 self.copies[index] = source.to(self.dtype)
             mark_current(self.copies[index], source)
-
-    def lay_out(self, index: int, planes: int) -> Tensor:
-        """Moves a copy to the beginning of a larger tensor (planes, Y, Z, C), which is returned."""
-        copy, grid = self.copies[index], self.grids[index]
-        room = copy.new_zeros(planes, *copy.shape[1:])
-        room[: len(copy)] = copy
-        self.copies[index] = room[: len(copy)]
-        if self.dtype == torch.float32:
-            grid.data = self.copies[index]
-            self._sources[index], self._addresses[index] = grid.detach(), grid.data_ptr()
-        return room
 
     def current(self, grids: Sequence[Tensor]) -> list[Tensor]:
         """Returns the copies of the module's present grids, refreshed if one has changed; does not synchronise."""

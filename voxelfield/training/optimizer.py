@@ -76,6 +76,7 @@ class Optimizers:
             does not update those that are the field's.
         copies: Dtype of the grids' working copies.
         total_variation: Whether :meth:`add_total_variation` will be called.
+        samples: Largest number of samples of a step, if several processes take it.
 
     Attributes:
         grid: The grids' optimizer; pass it to operations that change a grid's resolution or box. None without grids.
@@ -96,10 +97,11 @@ class Optimizers:
         groups: Mapping[str, tuple[Sequence[nn.Parameter], float]] | None = None,
         copies: torch.dtype = torch.float32,
         total_variation: bool = False,
+        samples: int = 0,
     ) -> None:
         self._model = model
         self._copies = copies
-        self._total_variation = total_variation
+        self._total_variation, self._samples = total_variation, samples
         self.attached = 0
         self.division: DividedGrids | None = None
         field, device = model.field, model.device
@@ -155,7 +157,9 @@ class Optimizers:
             return
         if divides:
             listed, occupied = [self._is_listed(level) for level in working.grids], self._model.occupancy.occupied
-            self.division = DividedGrids(working, self.grid, listed, occupied, halo=self._total_variation)
+            self.division = DividedGrids(
+                working, self.grid, listed, occupied, samples=self._samples, halo=self._total_variation
+            )
             return
         for parameter, copy in zip(working.grids, working.copies, strict=True):
             self.grid.set_working(parameter, copy if self._copies != torch.float32 else None)

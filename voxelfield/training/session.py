@@ -203,7 +203,9 @@ class Session:
         self._joined = [self.model, *self.parts]
         groups = {name: group for part in self._joined for name, group in part.param_groups().items()}
         copies, varies = copies_dtype(trainer.precision, self.device), trainer.loss.tv_features > 0
-        self.optimizers = Optimizers(self.model, config.optimizer, trainer.rates, groups, copies, varies)
+        self.optimizers = Optimizers(
+            self.model, config.optimizer, trainer.rates, groups, copies, varies, trainer.visible_samples
+        )
         self._step = TrainingStep(
             self.model,
             pixels,

@@ -1,4 +1,4 @@
-"""Lists the tiles of a grid's vertices that occupied cells can reach, and copies listed tiles."""
+"""Lists the tiles of a grid's vertices that occupied cells can reach, and copies vertices that a step has changed."""
 
 from __future__ import annotations
 
@@ -48,40 +48,49 @@ def active_tiles(
 
 
 @torch.no_grad()
-def pack_tiles(grid: Tensor, ids: Tensor, out: Tensor) -> Tensor:
-    """Copies the vertices of listed tiles of a grid into contiguous memory, for example to send them.
+def touched_vertices(grad: Tensor, table: Tensor, ids: Tensor | None = None, *, every: bool = False) -> None:
+    """Lists the vertices of a grid whose gradient is not zero, by tiles.
 
-    Like :func:`unpack_tiles`, the call does not synchronise with the device and can be captured in a CUDA graph.
+    Like the functions that copy these vertices, the call does not synchronise with the device and can be captured in a
+    CUDA graph.
 
     Args:
-        grid: (X, Y, Z, C) float32, float16 or bfloat16, contiguous; at most 4096, 4096 and 8192 vertices along x, y, z.
-        ids: (K,) int32, contiguous, on the device of ``grid``: ids of tiles as :func:`active_tiles` lists them. An
-            entry of -1 is unused.
-        out: (K, 128, C), contiguous, of the dtype and device of ``grid``; receives the 4 x 4 x 8 vertices of each tile.
-            What belongs to unused entries, or to vertices outside the grid, is not written.
-
-    Returns:
-        ``out``.
+        grad: (X, Y, Z, C) float32, contiguous.
+        table: (K, 5) int32, contiguous, on the device of ``grad``; written to. A row belongs to a tile: a bit for each
+            of its 128 vertices in four numbers, and how many bits are set.
+        ids: (K,) int32, contiguous: ids of tiles as :func:`active_tiles` lists them; an entry of -1 is unused. None:
+            a tile is 128 vertices that follow each other in memory, from the first vertex on.
+        every: List all vertices of the tiles, whatever their gradient.
     """
-    _library.ensure_loaded(grid.device.type)
-    torch.ops.voxelfield.pack_tiles_(grid, ids, out)
-    return out
+    _library.ensure_loaded(grad.device.type)
+    torch.ops.voxelfield.touched_vertices_(grad, ids, every, table)
 
 
 @torch.no_grad()
-def unpack_tiles(packed: Tensor, ids: Tensor, grid: Tensor) -> None:
-    """Copies packed tiles to their vertices in a grid, in place. The arguments are those of :func:`pack_tiles`.
+def pack_vertices(grid: Tensor, table: Tensor, packed: Tensor, ids: Tensor | None = None, *, first: int = 0) -> None:
+    """Copies listed vertices of a grid into rows, for example to send them.
 
     Args:
-        packed: (K, 128, C) vertices of the tiles.
-        ids: (K,) int32, each id at most once. An entry of -1 is unused.
-        grid: (X, Y, Z, C); only vertices of the listed tiles are written.
+        grid: (X, Y, Z, C) float32, float16 or bfloat16, contiguous.
+        table: (K, 5) int32, contiguous, as :func:`touched_vertices` writes it, but the last number of a row is the
+            number of vertices in all rows before it.
+        packed: (R, C), contiguous, of the dtype and device of ``grid``; receives the listed vertices in their order, as
+            far as there are rows.
+        ids: As for :func:`touched_vertices`.
+        first: Without ``ids``, the index of the vertex with which the first tile begins.
     """
     _library.ensure_loaded(grid.device.type)
-    torch.ops.voxelfield.unpack_tiles_(packed, ids, grid)
+    torch.ops.voxelfield.pack_vertices_(grid, ids, first, table, packed)
+
+
+@torch.no_grad()
+def unpack_vertices(packed: Tensor, table: Tensor, grid: Tensor, ids: Tensor | None = None, *, first: int = 0) -> None:
+    """Copies rows back to the listed vertices of a grid, in place; the arguments are those of :func:`pack_vertices`."""
+    _library.ensure_loaded(grid.device.type)
+    torch.ops.voxelfield.unpack_vertices_(packed, ids, first, table, grid)
 
 
 @_library.when_loaded
 def _register() -> None:
-    for name in ("active_tiles_", "pack_tiles_", "unpack_tiles_"):
+    for name in ("active_tiles_", "touched_vertices_", "pack_vertices_", "unpack_vertices_"):
         torch.library.register_fake(f"voxelfield::{name}", lambda *_: None)
