@@ -207,11 +207,11 @@ def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 
 
 def measured_link(device: torch.device) -> Link:
     """Measures what connects the processes; each of them must call this."""
-    count = distributed.get_world_size()
+    count = processes.count()
     part = torch.zeros((64 if device.type == "cuda" else 1) << 20, dtype=torch.uint8, device=device)
     whole, small = part.new_empty(count * len(part)), part[:4].float()
-    large = seconds_of(lambda: distributed.all_gather_into_tensor(whole, part), device)
-    least = seconds_of(lambda: distributed.all_reduce(small), device)
+    large = seconds_of(lambda: processes.gather_into(whole, part), device)
+    least = seconds_of(lambda: processes.sum_of(small), device)
     return Link((count - 1) * len(part) / max(large - least, 1e-9), least)
 
 
