@@ -7,10 +7,13 @@ own has made. Without a group there is one process, and nothing here communicate
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
+
+T = TypeVar("T")
 
 
 def count() -> int:
@@ -68,6 +71,41 @@ def gather_objects(value: Any) -> list[Any]:
     values: list[Any] = [None] * count()
     distributed.all_gather_object(values, value, group=_hosts())
     return values
+
+
+def gather_results(call: Callable[[], T]) -> list[T]:
+    """Returns what a function returns in each process, in their order, to all of them.
+
+    A collective call, but the function may fail in some processes alone.
+
+    Raises:
+        BaseException: The error of the first process in which the function failed, in all of them.
+    """
+    if count() == 1:
+        return [call()]
+    own: T | BaseException
+    try:
+        own = call()
+    except (Exception, KeyboardInterrupt) as error:  # without an answer, the others would wait for this process
+        own = error
+    results = gather_objects(own)
+    results[rank()] = own  # not its pickled copy: with the traceback
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def gather_to_first(tensor: Tensor) -> list[Tensor]:
+    """Returns the tensors of all processes, in their order, to the first of them, and nothing to the others.
+
+    A collective call. The tensors, of one shape and dtype, are on the devices of the processes and stay there.
+    """
+    if count() == 1:
+        return [tensor]
+    tensors = [torch.empty_like(tensor) for _ in range(count())] if is_first() else None
+    distributed.gather(tensor.contiguous(), tensors)
+    return tensors or []
 
 
 def gather_counts(own: int) -> list[int]:

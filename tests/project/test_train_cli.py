@@ -342,6 +342,16 @@ def test_a_sweep_makes_a_run_directory_for_each_choice(tmp_path):
     assert [{grid.shape[-1] for grid in levels} for levels in grids] == [{12}, {28}]
 
 
+@pytest.mark.slow
+def test_runs_of_a_sweep_may_run_at_once(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    options = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"hydra.sweep.dir={tmp_path}")
+    result = train("-m", "seed=0,1,2", "model=dense", "logger=none", "trainer.steps=8", *options)
+    assert result.returncode == 0, result.stdout
+    assert sorted(path.parent.name for path in tmp_path.glob("*/metrics.json")) == ["0", "1", "2"]
+    assert len({read_metrics(tmp_path / str(number))["psnr"] for number in range(3)}) == 3
+
+
 # ------------------------------------------------------------------------------------------------------- mistakes
 
 

@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 
 from voxelfield.cli.running import number
-from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
+from voxelfield.cli.scenes import add_devices_argument, add_run_arguments, load_run_and_split
 from voxelfield.evaluation.evaluation import write_table
 from voxelfield.evaluation.lpips import check_lpips
 from voxelfield.files import atomic_write
@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add_run_arguments(parser)
+    add_devices_argument(parser)
     parser.add_argument("--split", default="test", help="split to evaluate: train, val or test (default: test)")
     parser.add_argument("--downscale", type=int, help="shrink images by this factor (default: to the run's image size)")
     parser.add_argument("--holdout", type=int, metavar="N", help="hold out every N-th view (default: as in the run)")
@@ -38,7 +39,9 @@ def run(options: argparse.Namespace) -> None:
     if options.lpips:
         check_lpips()
     trained, split = load_run_and_split(options, options.split, downscale=options.downscale, holdout=options.holdout)
-    evaluation = trained.evaluate(split, views=options.views, images=options.images, lpips=options.lpips)
+    evaluation = trained.evaluate(
+        split, views=options.views, images=options.images, lpips=options.lpips, devices=options.devices
+    )
     if options.csv is not None:
         write_table(options.csv, evaluation)
     if options.json is not None:

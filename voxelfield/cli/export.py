@@ -11,7 +11,7 @@ from pathlib import Path
 
 import voxelfield
 from voxelfield.cli.running import number
-from voxelfield.cli.scenes import add_run_arguments, load_scene_of, scene_folder
+from voxelfield.cli.scenes import add_devices_argument, add_run_arguments, load_scene_of, scene_folder
 from voxelfield.export.camera_file import save_cameras
 from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions, surface_of
 from voxelfield.export.mesh_file import MESH_SUFFIXES, save_mesh, save_points
@@ -28,6 +28,7 @@ _SUFFIXES = {"mesh": MESH_SUFFIXES, "points": (".ply",), "volume": (".npz",), "c
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add_run_arguments(parser)
+    add_devices_argument(parser)
     parser.add_argument("--mesh", type=Path, metavar="FILE", help="triangles with normals and colours: ply, obj or glb")
     parser.add_argument(
         "--points", type=Path, metavar="FILE", help="points of the surface with normals and colours: ply"
@@ -91,7 +92,8 @@ def run(options: argparse.Namespace) -> None:
     if options.volume is not None:
         if is_empty(trained.field, trained.occupancy):
             logger.warning("the field is empty: %s contains no visible density", options.volume)
-        save_volume(options.volume, trained.field, trained.occupancy, resolution=options.resolution, box=options.box)
+        copies = [(copy.field, copy.occupancy) for copy in trained.copies(options.devices)]
+        save_volume(options.volume, *copies[0], *copies[1:], resolution=options.resolution, box=options.box)
         logger.info("wrote %s", options.volume)
     if options.cameras is not None:
         scene = load_scene_of(trained, options, None, downscale=1)
@@ -104,7 +106,7 @@ def _export_surface(
 ) -> None:
     fused = wanted.kind == "tsdf"
     cameras = load_scene_of(trained, options, ("train",)).train.cameras if fused else None
-    surface: FieldSurface = surface_of(trained, wanted, cameras)
+    surface: FieldSurface = surface_of(trained, wanted, cameras, devices=options.devices)
     if options.mesh is not None:
         mesh = surface.mesh(shape)
         save_mesh(options.mesh, mesh)

@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from voxelfield.cli.command import INTERRUPTED
 from voxelfield.cli.running import exit_status, one_line_records
+from voxelfield.cli.sweep import own_device
 from voxelfield.config.parsing import parse
 from voxelfield.datasets.locate import configured_scenes, is_path
 from voxelfield.datasets.registry import formats_of, why_no_folder
@@ -233,7 +235,11 @@ def train(config: DictConfig) -> float | None:
         output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())
         depends_on_scene = choices["trainer"] == "auto" and not settings.ends_at_box
         for_scene = functools.partial(settings_for, settings) if depends_on_scene else None
-        metrics = train_as_configured(settings, output, root, configured_viewer(settings.logger), for_scene)
+        with contextlib.ExitStack() as stack:
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                # In place, for settings_for to see.
+                settings.device = stack.enter_context(own_device(settings.device, Path(HydraConfig.get().sweep.dir)))
+            metrics = train_as_configured(settings, output, root, configured_viewer(settings.logger), for_scene)
     except Exception as error:
         status = 1 if isinstance(error, EmptyFieldError) else exit_status(error)
         if status is None:
@@ -277,7 +283,7 @@ def settings_for(settings: RunConfig, scene: Scene, warp: Warp | None) -> RunCon
         record = Path(job.runtime.output_dir) / job.output_subdir
         OmegaConf.save(composed, record / "config.yaml")
         OmegaConf.save(OmegaConf.create(overrides), record / "overrides.yaml")
-    return parse(RunConfig, composed)
+    return replace(parse(RunConfig, composed), device=settings.device)
 
 
 def configured_viewer(settings: LoggerConfig) -> Watcher | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from tqdm import tqdm
 
+from voxelfield.devices import in_order
 from voxelfield.evaluation.exposure_fit import cross_fitted
 from voxelfield.evaluation.metrics import psnr, ssim
 from voxelfield.files import atomic_write, is_replaceable
@@ -68,6 +70,17 @@ class Evaluation:
         columns = {"name": self.names, **self.scores}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
+    @classmethod
+    def interleaved(cls, parts: Sequence[Evaluation]) -> Evaluation:
+        """Returns the evaluation of all views from n parts, of which the i-th has views i, i + n, i + 2n, ..."""
+        names = [""] * sum(len(part.names) for part in parts)
+        scores = {name: [0.0] * len(names) for name in parts[0].scores}
+        for index, part in enumerate(parts):
+            names[index :: len(parts)] = part.names
+            for name, values in part.scores.items():
+                scores[name][index :: len(parts)] = values
+        return cls(tuple(names), {name: tuple(values) for name, values in scores.items()})
+
     def __str__(self) -> str:
         """Returns the means in one line."""
         means = self.means()
@@ -83,7 +96,76 @@ def evenly_spaced(count: int, total: int) -> list[int]:
     return [index * total // count for index in range(count)] if count < total else list(range(total))
 
 
-@torch.no_grad()
+@dataclass(frozen=True, eq=False)
+class ComparedView:
+    """A rendered view beside its ground truth.
+
+    Attributes:
+        name: Name of the view.
+        view: As rendered, which may have colours outside [0, 1].
+        truth: (H, W, 3) in [0, 1], on the view's device.
+        mask: (H, W) bool, on that device: the pixels that count; None for all.
+        figures: Scalars on that device: ``bad``, the number of pixels that are not finite, and the metrics by name.
+    """
+
+    name: str
+    view: View
+    truth: torch.Tensor
+    mask: torch.Tensor | None
+    figures: Mapping[str, torch.Tensor]
+
+
+class Comparison:
+    """Renders the views of a split on one device, and compares them with the ground truth.
+
+    The arguments are as for :func:`evaluate_split`.
+    """
+
+    def __init__(
+        self,
+        render_view: Callable[[Cameras, int], View],
+        split: Split,
+        background: torch.Tensor,
+        *,
+        lpips: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+        fit_exposure: bool = False,
+    ) -> None:
+        self.split = split
+        self._render_view, self._background = render_view, background
+        self._lpips, self._fit_exposure = lpips, fit_exposure
+        # All at once, because copying each camera separately would wait for the views before it.
+        self._cameras = split.cameras.to(background.device)
+        self._uploads = Uploads()
+
+    @torch.no_grad()
+    def __call__(self, index: int) -> ComparedView:
+        """Compares one view, without waiting for the device.
+
+        Raises:
+            ValueError: The rendered image has another size than its ground truth.
+        """
+        name, background = self.split.names[index], self._background
+        view = self._render_view(self._cameras, index)
+        rgb = view.rgb
+        truth = composite_background(self._uploads.to(self.split.image(index), rgb.device), background)
+        if rgb.shape != truth.shape:
+            raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
+        bad = (~rgb.isfinite()).any(dim=-1).sum()
+        rgb = rgb.clamp(0, 1)
+        counted = self.split.mask(index)
+        mask = None if counted is None else self._uploads.to(counted, rgb.device)
+        shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
+        figures = {"bad": bad.float(), "psnr": psnr(rgb, truth, mask), "ssim": ssim(shown, truth)}
+        if self._lpips is not None:
+            # The network rejects NaN with a message of its own; views with NaN are rejected by evaluate_views.
+            figures["lpips"] = self._lpips(shown.nan_to_num(), truth)
+        if self._fit_exposure:
+            fitted = cross_fitted(rgb, view.opacity, truth, background, mask)
+            shown = fitted if mask is None else torch.where(mask[..., None], fitted, truth)
+            figures |= {"psnr_fitted": psnr(fitted, truth, mask), "ssim_fitted": ssim(shown, truth)}
+        return ComparedView(name, view, truth, mask, figures)
+
+
 def evaluate_split(
     render_view: Callable[[Cameras, int], View],
     split: Split,
@@ -124,44 +206,44 @@ def evaluate_split(
     indices = range(len(split.names)) if views is None else views
     if len(indices) == 0:
         raise ValueError("views must name at least one view, got none")
-    figures: dict[str, torch.Tensor] = {}
+    comparison = Comparison(render_view, split, background, lpips=lpips, fit_exposure=fit_exposure)
+    return evaluate_views([comparison], indices, on_view=on_view, progress=progress)
+
+
+def evaluate_views(
+    comparisons: Sequence[Comparison], indices: Sequence[int], *, on_view: Sequence[OnView] = (), progress: bool = True
+) -> Evaluation:
+    """Evaluates views of a split, which one or several devices share.
+
+    Args:
+        comparisons: One per device, all of the same split.
+        indices: Indices of the views to evaluate, in [0, N); none gives an evaluation without scores.
+        on_view: As for :func:`evaluate_split`; called in the calling thread, in the order of ``indices``.
+        progress: As for :func:`evaluate_split`.
+
+    Raises:
+        ValueError: A rendered image has another size than its ground truth.
+        FloatingPointError: A rendered image contains NaN or infinity.
+    """
+    names: list[str] = []
     scores: list[torch.Tensor] = []
-    uploads = Uploads()
-    # All at once, because copying each camera separately would wait for the views before it.
-    cameras = split.cameras.to(background.device)
+    figures: Mapping[str, torch.Tensor] = {}
     # tqdm takes None as "only on a terminal"
-    for index in tqdm(indices, desc="evaluate", unit="view", leave=False, disable=None if progress else True):
-        name = split.names[index]
-        view = render_view(cameras, index)
-        rgb = view.rgb
-        truth = composite_background(uploads.to(split.image(index), rgb.device), background)
-        if rgb.shape != truth.shape:
-            raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
-        bad = (~rgb.isfinite()).any(dim=-1).sum()
-        rgb = rgb.clamp(0, 1)
-        # Left on the device: reading each number immediately would delay the launch of the next view.
-        counted = split.mask(index)
-        mask = None if counted is None else uploads.to(counted, rgb.device)
-        shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
-        figures = {"bad": bad.float(), "psnr": psnr(rgb, truth, mask), "ssim": ssim(shown, truth)}
-        if lpips is not None:
-            # The network rejects NaN with a message of its own; views with NaN are rejected below.
-            figures["lpips"] = lpips(shown.nan_to_num(), truth)
-        if fit_exposure:
-            fitted = cross_fitted(rgb, view.opacity, truth, background, mask)
-            shown = fitted if mask is None else torch.where(mask[..., None], fitted, truth)
-            figures |= {"psnr_fitted": psnr(fitted, truth, mask), "ssim_fitted": ssim(shown, truth)}
-        scores.append(torch.stack(list(figures.values())))
-        for call in on_view:
-            call(name, view, truth, mask)
-    table = torch.stack(scores).cpu().to(torch.float64)
-    measured = dict(zip(figures, map(tuple, table.T.tolist()), strict=True))
-    for index, count in zip(indices, measured.pop("bad"), strict=True):
+    bar = {"total": len(indices), "desc": "evaluate", "unit": "view", "leave": False, "disable": not progress or None}
+    with contextlib.closing(in_order(comparisons, indices)) as compared:
+        for each in tqdm(compared, **bar):
+            # Left on the device: reading each number immediately would delay the launch of the next view.
+            figures = each.figures
+            scores.append(torch.stack(list(figures.values())))
+            names.append(each.name)
+            for call in on_view:
+                call(each.name, each.view, each.truth, each.mask)
+    rows = [row.cpu().to(torch.float64).tolist() for row in scores]
+    measured = dict(zip(figures, zip(*rows, strict=True), strict=True)) if rows else {}
+    for name, count in zip(names, measured.pop("bad", ()), strict=True):
         if count > 0:
-            raise FloatingPointError(
-                f"rendered view {split.names[index]!r} has {int(count)} pixels that are NaN or infinite"
-            )
-    return Evaluation(tuple(split.names[index] for index in indices), measured)
+            raise FloatingPointError(f"rendered view {name!r} has {int(count)} pixels that are NaN or infinite")
+    return Evaluation(tuple(names), measured)
 
 
 def write_table(path: Path, evaluation: Evaluation) -> None:

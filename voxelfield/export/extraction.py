@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.export.lattice import CHUNK, SLAB, Lattice
+from voxelfield.devices import in_order
+from voxelfield.export.lattice import CHUNK, SLAB, Lattice, OccupiedVertices
 from voxelfield.export.mesh_file import mesh_package
 from voxelfield.export.surfaces import Surface
 
@@ -17,7 +22,7 @@ _BISECTIONS = 8
 
 @torch.no_grad()
 def extract_surface(
-    surface: Surface, lattice: Lattice, *, slab: int = SLAB, chunk: int = CHUNK
+    surface: Surface, lattice: Lattice, *others: Surface, slab: int = SLAB, chunk: int = CHUNK
 ) -> tuple[Tensor, Tensor]:
     """Finds the triangles of a surface by marching cubes (Lewiner et al. 2003, by scikit-image).
 
@@ -27,6 +32,7 @@ def extract_surface(
     Args:
         surface: The surface; its function is evaluated at the vertices that it names, on their device.
         lattice: Points whose cells are searched.
+        others: The same surface on other devices, which share the slabs.
         slab: Layers of cells at once.
         chunk: Evaluations at once.
 
@@ -37,19 +43,25 @@ def extract_surface(
     Raises:
         MissingPackageError: scikit-image is not installed.
     """
-    reached = surface.vertices(lattice, chunk)
-    edges, vertices, triangles, count = [], [], [], 0
-    last: Tensor | None = None
-    for first in range(0, lattice.shape[0] - 1, slab):
-        stop = min(first + slab, lattice.shape[0] - 1)
-        layers = _evaluate(surface, lattice, reached.layers(first + (last is not None), stop + 1), stop + 1, chunk)
-        values = layers if last is None else torch.cat((last, layers))
-        last = values[-1:]
-        steps, faces = _march(values.cpu())
-        edges.append(_edges(steps, lattice, first))
-        vertices.append(_refined(surface, lattice, steps, values, first, chunk))
-        triangles.append(faces + count)
-        count += len(steps)
+    surfaces = (surface, *others)
+    edges, vertices, triangles = [], [], []
+
+    def marched() -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yields the first layer of each slab, its vertices, and whether the function is above 0 below them."""
+        evaluate = [partial(_evaluate, each, lattice, each.vertices(lattice, chunk), chunk) for each in surfaces]
+        bounds = [0, *range(slab + 1, lattice.shape[0], slab), lattice.shape[0]]
+        last, count = torch.zeros(0, *lattice.shape[1:]), 0
+        for layers, start in zip(in_order(evaluate, pairwise(bounds)), bounds, strict=False):
+            first, values = start - len(last), torch.cat((last, layers))
+            last = values[-1:]
+            steps, faces = _march(values)
+            edges.append(_edges(steps, lattice, first))
+            triangles.append(faces + count)
+            count += len(steps)
+            yield first, steps, values[steps.long().unbind(-1)] > 0
+
+    refine = [partial(_refined, each, lattice, chunk) for each in surfaces]
+    vertices = list(in_order(refine, marched()))
     # Neighbouring slabs have the vertices on the layer between them in common.
     unique, index = torch.cat(edges).unique(return_inverse=True)
     merged = torch.zeros(len(unique), 3)
@@ -57,13 +69,17 @@ def extract_surface(
     return merged, index[torch.cat(triangles)]
 
 
-def _evaluate(surface: Surface, lattice: Lattice, reached: Tensor, stop: int, chunk: int) -> Tensor:
-    """Returns the values (n, Y, Z) of the layers before ``stop``, evaluated where they are reached."""
+@torch.no_grad()
+def _evaluate(
+    surface: Surface, lattice: Lattice, vertices: OccupiedVertices, chunk: int, layers: tuple[int, int]
+) -> Tensor:
+    """Returns the values (n, Y, Z), on the CPU, of the layers from one on up to another, where these are reached."""
+    reached = vertices.layers(*layers)
     values = torch.full(reached.shape, surface.elsewhere, device=reached.device)
-    flat, first = values.view(-1), stop - reached.shape[0]
+    flat = values.view(-1)
     for part in reached.view(-1).nonzero()[:, 0].split(chunk):
-        flat[part] = surface(lattice.layer_positions(part, first))
-    return torch.where(values.abs() < _CLOSEST, torch.where(values < 0, -_CLOSEST, _CLOSEST), values)
+        flat[part] = surface(lattice.layer_positions(part, layers[0]))
+    return torch.where(values.abs() < _CLOSEST, torch.where(values < 0, -_CLOSEST, _CLOSEST), values).cpu()
 
 
 def _march(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,20 +116,21 @@ def _edges(steps: Tensor, lattice: Lattice, first: int) -> Tensor:
     return (((x + first) * lattice.shape[1] + y) * lattice.shape[2] + z) * 4 + axis
 
 
-def _refined(surface: Surface, lattice: Lattice, steps: Tensor, values: Tensor, first: int, chunk: int) -> Tensor:
+@torch.no_grad()
+def _refined(surface: Surface, lattice: Lattice, chunk: int, slab: tuple[int, Tensor, Tensor]) -> Tensor:
     """Moves vertices along their edges to where the function changes its sign; returns world positions on the CPU.
 
-    ``steps`` (V, 3) are vertices, in steps from the first point of a slab that begins with layer ``first`` and has
-    ``values``. Vertices within a cube, of which there are few, stay in place.
+    A slab is its first layer, its vertices (V, 3), in steps from the first point of that layer, and whether the
+    function is above 0 at the lower ends of their edges (V,). Vertices within a cube, of which there are few, stay in
+    place.
     """
-    device = values.device
+    first, steps, positive = slab
+    device = surface.device
     shift = torch.tensor([first, 0, 0], device=device)
     moved = [torch.zeros(0, 3)]
-    for part in steps.to(device).split(chunk):
+    for part, inside in zip(steps.to(device).split(chunk), positive.to(device).split(chunk), strict=True):
         low = part.floor().long()
         along = (part - low > 0).float()
-        x, y, z = low.unbind(-1)
-        inside = values[x, y, z] > 0
         begin, end = torch.zeros_like(along[:, 0]), torch.ones_like(along[:, 0])
         for _ in range(_BISECTIONS):
             middle = (begin + end) / 2

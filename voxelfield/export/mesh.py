@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from voxelfield.devices import in_order
 from voxelfield.export.appearance import rendered_colors, surface_colors, textured
 from voxelfield.export.extraction import extract_surface
 from voxelfield.export.lattice import CHUNK, SLAB, Region
@@ -17,7 +20,7 @@ from voxelfield.export.surfaces import (
     DensitySurface,
     FusedDepth,
     Surface,
-    depth_maps,
+    depth_map,
     half_absorbing_density,
     surface_normals,
 )
@@ -108,6 +111,7 @@ class FieldSurface:
         settings: Sampling settings.
         options: Definition of the surface.
         cameras: Cameras whose depth maps are fused, for ``tsdf``, without their lenses.
+        others: Copies of field and occupied cells on other devices, which share the work of finding the surface.
 
     Attributes:
         vertices: (V, 3) float32, world units, on the CPU.
@@ -125,6 +129,7 @@ class FieldSurface:
         settings: RenderSettings,
         options: SurfaceOptions,
         cameras: Cameras | None = None,
+        others: Sequence[tuple[Field, OccupancyGrid]] = (),
     ) -> None:
         # Before the surface is extracted, which may take minutes.
         for package in ("skimage.measure", "trimesh", "scipy.spatial"):
@@ -133,12 +138,16 @@ class FieldSurface:
         region = Region.of(field, occupancy, options.box)
         self._voxel = region.voxel
         level = half_absorbing_density(self._voxel) if options.level is None else options.level
-        self._surface: Surface = DensitySurface(field, occupancy, level)
+        copies = [(field, occupancy), *others]
+        surfaces: Sequence[Surface] = [DensitySurface(*each, level) for each in copies]
         if options.kind == "tsdf":
-            self._surface = self._fused(cameras)
+            surfaces = self._fused(cameras, copies)
+        self._surface = surfaces[0]
         # With one more point on each side, the surface is closed at the field's box.
         lattice = region.lattice(options.resolution).enlarged()
-        self.vertices, self.faces = extract_surface(self._surface, lattice, slab=options.slab, chunk=options.chunk)
+        self.vertices, self.faces = extract_surface(
+            surfaces[0], lattice, *surfaces[1:], slab=options.slab, chunk=options.chunk
+        )
         if not len(self.faces):
             if options.kind == "tsdf":
                 raise ValueError("cameras must see a surface for surface tsdf, got empty space in all of their pixels")
@@ -208,13 +217,20 @@ class FieldSurface:
         points, outwards = (torch.from_numpy(np.asarray(each)).float() for each in (points, mesh.face_normals[faces]))
         return PointCloud(points, *self._appearance(points, outwards))
 
-    def _fused(self, cameras: Cameras | None) -> Surface:
+    def _fused(self, cameras: Cameras | None, copies: Sequence[tuple[Field, OccupancyGrid]]) -> list[Surface]:
+        """Returns the fused surface of each copy of the field; the copies share the depth maps' rendering."""
         if cameras is None or not len(cameras):
             raise ValueError("cameras must be at least one for surface tsdf, got none")
-        pinholes = replace(cameras.to(self._field.aabb.device), lens=None)
+        pinholes = replace(cameras, lens=None)
         # A ray has many samples.
-        maps = depth_maps(self._field, self._occupancy, self._settings, pinholes, max(self._chunk // 16, 1))
-        return FusedDepth(self._field, self._occupancy, pinholes, maps, TRUNCATION * self._voxel)
+        chunk = max(self._chunk // 16, 1)
+        render = [partial(depth_map, *each, self._settings, pinholes.to(each[0].aabb.device), chunk) for each in copies]
+        maps = torch.stack([depths.cpu() for depths in in_order(render, range(len(pinholes)))])
+        found: list[Surface] = []
+        for field, occupancy in copies:
+            here = field.aabb.device
+            found.append(FusedDepth(field, occupancy, pinholes.to(here), maps.to(here), TRUNCATION * self._voxel))
+        return found
 
     def _appearance(self, points: Tensor, outwards: Tensor) -> tuple[Tensor, Tensor]:
         """Returns normals and sRGB colours of points of triangles that face ``outwards``; all of them are (M, 3)."""
@@ -227,7 +243,11 @@ class FieldSurface:
 
 
 def surface_of(
-    run: TrainedModel, options: SurfaceOptions | None = None, cameras: Cameras | None = None
+    run: TrainedModel,
+    options: SurfaceOptions | None = None,
+    cameras: Cameras | None = None,
+    *,
+    devices: int | Literal["all"] = 1,
 ) -> FieldSurface:
     """Finds the surface of a run's field, from which meshes and points are made.
 
@@ -235,12 +255,14 @@ def surface_of(
         run: The run, as :func:`voxelfield.load` returns it.
         options: Definition of the surface; None for the level set of the density at its default level.
         cameras: As for :class:`FieldSurface`.
+        devices: Number of devices that share the work of finding it (:meth:`voxelfield.TrainedModel.copies`).
 
     Raises:
         MissingPackageError: A package of the extra ``mesh`` is not installed.
-        ValueError: The field has no such surface or box, or there are no cameras to fuse.
+        ValueError: The field has no such surface or box, there are no cameras to fuse, or there are fewer devices.
     """
-    return FieldSurface(run.field, run.occupancy, run.model.settings, options or SurfaceOptions(), cameras)
+    others = [(copy.field, copy.occupancy) for copy in run.copies(devices)[1:]]
+    return FieldSurface(run.field, run.occupancy, run.model.settings, options or SurfaceOptions(), cameras, others)
 
 
 def _trimesh(vertices: Tensor, faces: Tensor) -> Any:

@@ -42,6 +42,11 @@ class Surface:
         """Maps world positions (M, 3) to values (M,), above 0 inside and below 0 outside; NaN where unknown."""
         raise NotImplementedError
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the field."""
+        return self._field.aabb.device
+
     def vertices(self, lattice: Lattice, chunk: int) -> OccupiedVertices:
         """Returns which points of a lattice need to be evaluated; ``chunk`` of them at once, to bound memory."""
         return OccupiedVertices(self._field, self._occupancy, lattice, chunk)
@@ -83,7 +88,7 @@ class FusedDepth(Surface):
         field: The field that the maps show.
         occupancy: The occupied cells, on the field's device; only they and their neighbours are fused.
         cameras: N pinhole cameras, on that device.
-        depths: (N, H, W) their :func:`depth_maps`.
+        depths: (N, H, W) their depth maps (:func:`depth_map`).
         truncation: Distance, world units.
     """
 
@@ -135,26 +140,23 @@ class FusedDepth(Surface):
 
 
 @torch.no_grad()
-def depth_maps(
-    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, chunk: int
+def depth_map(
+    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, chunk: int, index: int
 ) -> Tensor:
-    """Renders the median depth of every pixel of N cameras: where a ray has lost half of its light.
+    """Renders the median depth of every pixel of one camera: where a ray has lost half of its light.
 
     Unlike the mean, the median is never between two surfaces that a pixel shows. ``chunk`` rays are rendered at once.
 
     Returns:
-        (N, H, W) distances along the rays, world units; infinite where more than half of the light comes through, and
-        outside of images that are smaller than H x W.
+        (H, W) distances along the rays, world units, for the largest height and width of the cameras, which are on the
+        field's device; infinite where more than half of the light comes through, and outside of a smaller image.
     """
-    device = field.aabb.device
-    cameras = cameras.to(device)
-    maps = torch.full((len(cameras), cameras.height, cameras.width), torch.inf, device=device)
-    for camera, image in enumerate(maps):
-        rays, (width, height) = cameras.image_rays(camera, field.aabb), cameras.size(camera)
-        parts = [rays[first : first + chunk] for first in range(0, len(rays), chunk)]
-        depths = torch.cat([_median_depth(field, part, occupancy, settings) for part in parts])
-        image[:height, :width] = depths.view(height, width)
-    return maps
+    rays, (width, height) = cameras.image_rays(index, field.aabb), cameras.size(index)
+    parts = [rays[first : first + chunk] for first in range(0, len(rays), chunk)]
+    depths = torch.cat([_median_depth(field, part, occupancy, settings) for part in parts])
+    image = depths.new_full((cameras.height, cameras.width), torch.inf)
+    image[:height, :width] = depths.view(height, width)
+    return image
 
 
 def _median_depth(field: Field, rays: Rays, occupancy: OccupancyGrid, settings: RenderSettings) -> Tensor:

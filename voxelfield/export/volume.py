@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from voxelfield.devices import in_order
 from voxelfield.export.lattice import CHUNK, Lattice, OccupiedVertices, Region
 from voxelfield.fields.field import Field, colors_at
 from voxelfield.files import atomic_path, check_suffix
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 
-@torch.no_grad()
 def save_volume(
     path: Path | str,
     field: Field,
     occupancy: OccupancyGrid,
-    *,
+    *others: tuple[Field, OccupancyGrid],
     resolution: int | None = None,
     box: int = 1,
     chunk: int = CHUNK,
@@ -36,6 +36,7 @@ def save_volume(
         path: ``*.npz``.
         field: The field.
         occupancy: The occupied cells, on the field's device.
+        others: Copies of both on other devices, which share the layers.
         resolution: Cells along the longest edge of the box; None: as many as the field has voxels along it.
         box: Number of the nested box to write, with its voxel size; 1 is the smallest.
         chunk: Evaluations of the field at once, to bound memory.
@@ -51,23 +52,56 @@ def save_volume(
             raise ValueError(f"{name} must be at least 1, got {value}")
     region = Region.of(field, occupancy, box)
     lattice = region.lattice(resolution)
-    reached = OccupiedVertices(field, occupancy, lattice, chunk)
-    views = torch.eye(3, device=field.aabb.device)
-    views = torch.cat((views, -views))
-
-    def density(points: Tensor) -> Tensor:
-        return _finite("densities", field.density(points))
-
-    def rgb(points: Tensor) -> Tensor:
-        found = colors_at(field, points.repeat_interleave(len(views), dim=0), views.repeat(len(points), 1))
-        mean = _finite("colours", found).view(-1, len(views), 3).mean(dim=1).clamp(0, 1)
-        return (255 * mean).round().to(torch.uint8)
-
+    copies = [_Layers(*each, lattice, chunk) for each in ((field, occupancy), *others)]
+    numbers = range(lattice.shape[0])
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
-        _write_layers(file, "density", density, torch.zeros(()), lattice, reached, chunk)
-        _write_layers(file, "rgb", rgb, torch.zeros(3, dtype=torch.uint8), lattice, reached, chunk // len(views) + 1)
+        for name, layers, (kind, shape) in (
+            ("density", in_order([each.density for each in copies], numbers), (np.float32, lattice.shape)),
+            ("rgb", in_order([each.rgb for each in copies], numbers), (np.uint8, (*lattice.shape, 3))),
+        ):
+            with file.open(f"{name}.npy", "w", force_zip64=True) as array:
+                head = {"descr": np.dtype(kind).str, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(array, head)
+                for layer in layers:
+                    array.write(layer.cpu().numpy().tobytes())
         with file.open("aabb.npy", "w") as array:
             np.lib.format.write_array(array, np.array(region.box, np.float32))
+
+
+class _Layers:
+    """Layers of a lattice in a field."""
+
+    def __init__(self, field: Field, occupancy: OccupancyGrid, lattice: Lattice, chunk: int) -> None:
+        self._field, self._lattice, self._chunk = field, lattice, chunk
+        self._reached = OccupiedVertices(field, occupancy, lattice, chunk)
+        views = torch.eye(3, device=field.aabb.device)
+        self._views = torch.cat((views, -views))
+
+    @torch.no_grad()
+    def density(self, number: int) -> Tensor:
+        """Returns the densities (Y * Z,) of a layer, 0 where none is evaluated."""
+        return self._evaluate(number, self._density, torch.zeros(()), self._chunk)
+
+    @torch.no_grad()
+    def rgb(self, number: int) -> Tensor:
+        """Returns the colours (Y * Z, 3) of a layer, uint8, black where none is evaluated."""
+        return self._evaluate(number, self._rgb, torch.zeros(3, dtype=torch.uint8), self._chunk // len(self._views) + 1)
+
+    def _evaluate(self, number: int, values: Callable[[Tensor], Tensor], empty: Tensor, chunk: int) -> Tensor:
+        inside = self._reached.layers(number, number + 1).view(-1)
+        layer = empty.to(inside.device).repeat(len(inside), *[1] * empty.dim())
+        for part in inside.nonzero()[:, 0].split(chunk):
+            layer[part] = values(self._lattice.layer_positions(part, number))
+        return layer
+
+    def _density(self, points: Tensor) -> Tensor:
+        return _finite("densities", self._field.density(points))
+
+    def _rgb(self, points: Tensor) -> Tensor:
+        count = len(self._views)
+        found = colors_at(self._field, points.repeat_interleave(count, dim=0), self._views.repeat(len(points), 1))
+        mean = _finite("colours", found).view(-1, count, 3).mean(dim=1).clamp(0, 1)
+        return (255 * mean).round().to(torch.uint8)
 
 
 def _finite(name: str, values: Tensor) -> Tensor:
@@ -77,24 +111,3 @@ def _finite(name: str, values: Tensor) -> Tensor:
             "training diverged"
         )
     return values
-
-
-def _write_layers(
-    file: zipfile.ZipFile,
-    name: str,
-    values: Callable[[Tensor], Tensor],
-    empty: Tensor,
-    lattice: Lattice,
-    reached: OccupiedVertices,
-    chunk: int,
-) -> None:
-    """Writes an array of ``values`` (M, ...) at positions (M, 3), ``empty`` where none is evaluated, by layers."""
-    head = {"descr": empty.numpy().dtype.str, "fortran_order": False, "shape": (*lattice.shape, *empty.shape)}
-    with file.open(f"{name}.npy", "w", force_zip64=True) as array:
-        np.lib.format.write_array_header_1_0(array, head)
-        for first in range(lattice.shape[0]):
-            inside = reached.layers(first, first + 1).view(-1)
-            layer = empty.to(inside.device).repeat(len(inside), *[1] * empty.dim())
-            for part in inside.nonzero()[:, 0].split(chunk):
-                layer[part] = values(lattice.layer_positions(part, first))
-            array.write(layer.cpu().numpy().tobytes())

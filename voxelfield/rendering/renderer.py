@@ -67,6 +67,7 @@ class FieldRenderer:
 
     Attributes:
         backend: Name of the backend, which is the name of the function that renders.
+        device: Device of the field.
 
     Raises:
         TypeError: ``background`` is not a float32 tensor.
@@ -82,6 +83,7 @@ class FieldRenderer:
     """
 
     backend: str
+    device: torch.device
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class FieldRenderer:
             )
             chosen = GenericBackend
         self.backend = chosen.name
-        self._device = background.device
+        self.device = background.device
         self._supersampling = supersampling
         self._pixel_averaging = pixel_averaging
         self._background = background
@@ -148,7 +150,7 @@ class FieldRenderer:
             raise TypeError(f"index must be an int, got {type(index).__name__}")
         if not 0 <= index < len(cameras):
             raise IndexError(f"index must lie in [0, {len(cameras)}), got {shown(index)}")
-        cameras = cameras.to(self._device)
+        cameras = cameras.to(self.device)
         if self._supersampling == 1:
             return self._draw(cameras, index)
         rays = self._draw(cameras[index : index + 1].enlarged(self._supersampling), 0)

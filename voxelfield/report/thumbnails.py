@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield import processes
 from voxelfield.rendering.images import turbo
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.render import View
@@ -83,6 +84,14 @@ class Thumbnails:
         # Where only part of a pixel is filled, its depth is the mean of that part.
         mean_depth = small[8] / small[7].clamp(min=1e-6)
         self._views[name] = to_uint8(small[:8]), mean_depth.clamp(max=torch.finfo(torch.float16).max).half()
+
+    def gather(self) -> None:
+        """Adds the views of all processes that train together; a collective call, which waits for the device."""
+        if processes.count() == 1:
+            return
+        own = {name: (colors.cpu(), depth.cpu()) for name, (colors, depth) in self._views.items()}
+        for views in processes.gather_objects(own):
+            self._views |= views
 
     def pictures(self) -> dict[str, ViewPictures]:
         """Returns the pictures by the views' names; waits for the device."""

@@ -9,19 +9,21 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import voxelfield
+from voxelfield import processes
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import Evaluation, picture_name, save_images, write_metrics, write_table
 from voxelfield.export.model_file import save_model
 from voxelfield.installed import MissingPackageError
 from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_video
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, write_cameras
 from voxelfield.training.config import RunConfig
@@ -29,6 +31,7 @@ from voxelfield.training.session import Session
 from voxelfield.training.state.finished import recorded_settings
 from voxelfield.training.state.run_directory import METRICS, MODEL_FILE, PER_VIEW, REPORT, VIDEO, RunDirectoryLock
 from voxelfield.training.state.run_paths import usual_path
+from voxelfield.training.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,9 @@ def finish(session: Session, settings: RunConfig, run_directory: Path, timing: T
 
     The rendered views are written as images at the same time. If one result cannot be written, the others still are.
 
+    All processes that train together must make this call. They share the views, each of which is written by the process
+    that has rendered it, and the frames of the video; the first writes everything else.
+
     Args:
         session: The trained session.
         settings: The settings of the run as configured, for ``metrics.json``.
@@ -82,24 +88,24 @@ def finish(session: Session, settings: RunConfig, run_directory: Path, timing: T
     # The compressing threads compete with the evaluating one for Python's interpreter lock, so there are few of them.
     images = PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room)
     try:
-        return _write_results(session, settings, run_directory, timing, images)
+        return _evaluate_and_write(session, settings, run_directory, timing, images)
     finally:
         images.close(cancel=True)
 
 
-def _write_results(
+def _evaluate_and_write(
     session: Session, settings: RunConfig, directory: Path, timing: Timing, images: PngWriter
 ) -> dict[str, Any]:
-    trained, config = session.result(), session.config.trainer
-    refined, options = trained.cameras, config.evaluation
+    trained, options = session.result(), session.config.trainer.evaluation
     results = _Results(directory)
     name, split = evaluated_split(session.scene)
     peak = torch.cuda.max_memory_allocated(session.device) if session.device.type == "cuda" else None
     # Results of an earlier state of the field must not be mistaken for those of this run until they are replaced.
-    if options.save_images:
+    if options.save_images and processes.is_first():
         with results.writing("removal of earlier images"):
             for view in split.names:
                 (directory / name / picture_name(view)).unlink(missing_ok=True)
+    processes.wait()
     logger.info("evaluating views rendered by %s", trained.backend)
     thumbnails = Thumbnails(len(split) if options.views is None else min(options.views, len(split)))
     save = save_images(directory / name, images)
@@ -112,39 +118,30 @@ def _write_results(
                 save(*view)
 
     evaluation = trained.evaluate(split, views=options.views, on_view=on_view)
+    if options.report:
+        thumbnails.gather()
     timing.end("evaluate")
     logger.info("%s over %d %s views", evaluation, len(evaluation.names), name)
     metrics = {
         **_measured(session, evaluation),
         **({} if peak is None else {"peak_gpu_gib": peak / 2**30}),
-        **({} if refined is None else {"cameras": refined.changes()}),
+        **({} if trained.cameras is None else {"cameras": trained.cameras.changes()}),
         "settings": recorded_settings(settings),
         "split": name,
         "image_size": [split.cameras.width, split.cameras.height],
         "drawn_by": trained.backend,
         "seconds": timing.seconds,
     }
-    with results.writing("removal of earlier results"):
-        for file in (MODEL_FILE, VIDEO, REPORT):
-            (directory / file).unlink(missing_ok=True)
-    with results.writing(METRICS):
-        write_metrics(directory / METRICS, metrics)
-    with results.writing(PER_VIEW):
-        write_table(directory / PER_VIEW, evaluation)
-    cameras = session.scene.train.cameras if refined is None else refined.refined
-    if refined is not None:
-        with results.writing(CAMERAS_FILE):
-            write_cameras(directory / CAMERAS_FILE, session.scene.train, cameras)
-    if config.model_file != "none":
-        with results.writing(MODEL_FILE):
-            shown = cameras if config.model_file == "small" else None
-            save_model(directory / MODEL_FILE, trained, quality=config.model_file, cameras=shown)
+    train = session.scene.train
+    if trained.cameras is not None:
+        train = replace(train, cameras=trained.cameras.refined)
+    if processes.is_first():
+        _write_files(trained, train, metrics, evaluation, results)
     if options.video_frames > 0:
-        with results.writing(VIDEO):
-            around = usual_path(trained, cameras, options.video_frames)
-            write_video(directory / VIDEO, (view.rgb for view in trained.render_path(around)))
+        _write_video(trained, usual_path(trained, train.cameras, options.video_frames), results)
     with results.writing(name):
         images.close()
+    results.gather()
     unsaved: OSError | None = None
     try:
         session.wait()
@@ -156,7 +153,7 @@ def _write_results(
     session.log.hyperparameters(asdict(session.config), {key: metrics[key] for key in reported if key in metrics})
     # The report reads the records, so they must be complete; nothing is recorded after this point.
     session.log.close()
-    if options.report:
+    if options.report and processes.is_first():
         # Imported here, because it is not needed before and takes a while.
         from voxelfield.report.page import write_report
 
@@ -168,27 +165,72 @@ def _write_results(
     return metrics
 
 
+def _write_files(
+    trained: TrainedModel, train: Split, metrics: dict[str, Any], evaluation: Evaluation, results: _Results
+) -> None:
+    """Writes the metrics and the trained model; ``train`` has the refined cameras, if cameras were refined."""
+    directory, quality = results.directory, trained.trainer.model_file
+    with results.writing("removal of earlier results"):
+        for file in (MODEL_FILE, VIDEO, REPORT):
+            (directory / file).unlink(missing_ok=True)
+    with results.writing(METRICS):
+        write_metrics(directory / METRICS, metrics)
+    with results.writing(PER_VIEW):
+        write_table(directory / PER_VIEW, evaluation)
+    if trained.cameras is not None:
+        with results.writing(CAMERAS_FILE):
+            write_cameras(directory / CAMERAS_FILE, train, train.cameras)
+    if quality != "none":
+        with results.writing(MODEL_FILE):
+            shown = train.cameras if quality == "small" else None
+            save_model(directory / MODEL_FILE, trained, quality=quality, cameras=shown)
+
+
+def _write_video(trained: TrainedModel, cameras: Cameras, results: _Results) -> None:
+    """Writes a video along a path, whose frames all processes render and the first encodes."""
+    frames = _shared_frames(trained, cameras)
+    if processes.is_first():
+        with results.writing(VIDEO):
+            write_video(results.directory / VIDEO, frames)
+    if processes.count() > 1:
+        for _ in frames:  # to the end also after an error, because the other processes wait for each of them
+            pass
+
+
+def _shared_frames(trained: TrainedModel, cameras: Cameras) -> Iterator[torch.Tensor]:
+    """Yields the images (H, W, 3) of a path in the first process, a round of one image per process at a time."""
+    rounds = range(0, len(cameras), processes.count())
+    own = [min(first + processes.rank(), len(cameras) - 1) for first in rounds]
+    for first, view in zip(rounds, trained.render_path(cameras[own]), strict=True):
+        yield from processes.gather_to_first(view.rgb)[: len(cameras) - first]
+
+
 class _Results:
     """Writes results one after another; an error in one of them does not prevent the others."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._missing: list[str] = []
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:
         """Logs an OSError or a missing package in a block that writes the result of a name."""
         try:
-            RunDirectoryLock.renew(self._directory)
+            RunDirectoryLock.renew(self.directory)
             yield
         except (OSError, MissingPackageError) as error:
-            logger.error("%s: %s", self._directory / name, getattr(error, "strerror", None) or error)
+            logger.error("%s: %s", self.directory / name, getattr(error, "strerror", None) or error)
             self._missing.append(name)
+
+    def gather(self) -> None:
+        """Adds the results that other processes could not write; a collective call."""
+        missing = processes.gather_objects(self._missing)
+        self._missing = [*dict.fromkeys(name for names in missing for name in names)]
 
     def check(self) -> None:
         """Raises OSError if a result could not be written."""
         if self._missing:
-            raise OSError(f"{', '.join(self._missing)} could not be written in {self._directory}")
+            raise OSError(f"{', '.join(self._missing)} could not be written in {self.directory}")
 
 
 def _measured(session: Session, evaluation: Evaluation) -> dict[str, Any]:

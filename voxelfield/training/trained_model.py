@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from voxelfield import processes
 from voxelfield.datasets.scene import Split
+from voxelfield.devices import in_order, several_devices
 from voxelfield.evaluation.evaluation import (
+    Comparison,
     Evaluation,
     OnView,
     check_pictures,
-    evaluate_split,
+    evaluate_views,
     evenly_spaced,
     save_images,
 )
@@ -139,10 +142,14 @@ class TrainedModel:
         lpips: bool | None = None,
         on_view: OnView | None = None,
         progress: bool = True,
+        devices: int | Literal["all"] = 1,
     ) -> Evaluation:
         """Compares the field with photographs, as the run's own evaluation does.
 
         After training with ``trainer.exposure=affine``, views are evaluated as rendered and with a fitted exposure.
+
+        In processes that train together (:mod:`voxelfield.processes`), all of them must make this call: each evaluates
+        every n-th view, writes its image and calls ``on_view``, and all return the evaluation of all views.
 
         Args:
             split: Images and cameras, such as ``scene.test``, in the scene's world frame.
@@ -151,10 +158,12 @@ class TrainedModel:
             lpips: Whether to compute LPIPS too; None for the value of ``trainer.evaluation.lpips``.
             on_view: Called with each view (:data:`voxelfield.evaluation.evaluation.OnView`).
             progress: Show a progress bar if the standard error stream is a terminal.
+            devices: Number of devices that share the views, as for :func:`voxelfield.devices.several_devices`; each
+                gets a copy of the model. 1 in processes that train together, which have a device each.
 
         Raises:
             TypeError: ``split`` is not a :class:`voxelfield.datasets.scene.Split`.
-            ValueError: ``views`` is not an int of at least 1, or the split has no views.
+            ValueError: ``views`` is not an int of at least 1, the split has no views, or there are fewer devices.
             MissingPackageError: LPIPS needs a package that is not installed.
             FileNotFoundError: A file of weights that LPIPS needs does not exist.
             FileExistsError: ``images`` contains an image of a view's name that voxelfield has not written.
@@ -166,24 +175,53 @@ class TrainedModel:
             check_at_least_one("views", views)
         if self.cameras is not None:
             split = self._refined(self.cameras.follow_split(split))
+        if processes.count() > 1 and devices != 1:
+            raise ValueError(
+                f"devices must be 1 in processes that train together, which share the views already, got {devices!r}"
+            )
         chosen = evenly_spaced(len(split) if views is None else views, len(split))
-        device = self.field.aabb.device
         wanted = self.trainer.evaluation.lpips if lpips is None else lpips
         callbacks = [] if on_view is None else [on_view]
-        with contextlib.ExitStack() as stack:
-            if images is not None:
-                check_pictures("images", Path(images), (split.names[index] for index in chosen))
-                callbacks.append(save_images(Path(images), stack.enter_context(PngWriter())))
-            return evaluate_split(
-                self._default_renderer.view,
-                split,
-                self.model.background,
-                views=chosen,
-                lpips=Lpips(device) if wanted else None,
-                fit_exposure=self.trainer.exposure != "none",
-                on_view=callbacks,
-                progress=progress,
-            )
+
+        def evaluate_own() -> Evaluation:
+            with contextlib.ExitStack() as stack:
+                if images is not None:
+                    check_pictures("images", Path(images), (split.names[index] for index in chosen))
+                    callbacks.append(save_images(Path(images), stack.enter_context(PngWriter())))
+                comparisons = [
+                    Comparison(
+                        run._default_renderer.view,
+                        split,
+                        run.model.background,
+                        lpips=Lpips(run.model.device) if wanted else None,
+                        fit_exposure=self.trainer.exposure != "none",
+                    )
+                    for run in self.copies(devices)
+                ]
+                own = chosen[processes.rank() :: processes.count()]
+                return evaluate_views(comparisons, own, on_view=callbacks, progress=progress and processes.is_first())
+
+        if not chosen:
+            raise ValueError("split must have views to evaluate, got none")
+        return Evaluation.interleaved(processes.gather_results(evaluate_own))
+
+    def copies(self, devices: int | Literal["all"]) -> list[TrainedModel]:
+        """Returns this model and copies of it for work that several devices share; on the CPU, they are the same.
+
+        Args:
+            devices: Their number, as for :func:`voxelfield.devices.several_devices`.
+
+        Raises:
+            ValueError: There are fewer devices.
+        """
+        first, *others = several_devices(self.model.device, devices)
+        return [self, *(self._on(device) if device != first else self for device in others)]
+
+    def _on(self, device: torch.device) -> TrainedModel:
+        """Returns a copy on another device."""
+        state = self.model.state_dict()
+        copy = restore_trained_model(self.config, state["field"], state["occupancy"], self.steps, device, state)
+        return replace(copy, cameras=self.cameras)
 
     def _refined(self, split: Split) -> Split:
         """Refines the poses of views before they are evaluated, if ``camera.test_steps`` is positive."""
@@ -201,19 +239,21 @@ class TrainedModel:
         """
         return self._default_renderer.view(cameras, index)
 
-    def render_path(self, cameras: Cameras, renderer: FieldRenderer | None = None) -> Iterator[View]:
+    def render_path(
+        self, cameras: Cameras, renderer: FieldRenderer | None = None, *others: FieldRenderer
+    ) -> Iterator[View]:
         """Renders the images of successive cameras lazily.
 
         Args:
             cameras: The cameras of the path, for example from :func:`voxelfield.rendering.cameras.orbit` or
                 :mod:`voxelfield.rendering.paths`.
             renderer: A renderer from :meth:`renderer`; None for the one of the run's own evaluation.
+            others: Renderers of :meth:`copies` on other devices, which share the images; each image stays on its own.
         """
-        draw = self._default_renderer if renderer is None else renderer
+        renderers = [self._default_renderer if renderer is None else renderer, *others]
         # All at once, because copying each camera separately would wait for the images before it.
-        cameras = cameras.to(self.field.aabb.device)
-        for index in range(len(cameras)):
-            yield draw.view(cameras, index)
+        draws = [partial(each.view, cameras.to(each.device)) for each in renderers]
+        yield from in_order(draws, range(len(cameras)))
 
     @cached_property
     def _default_renderer(self) -> FieldRenderer:
