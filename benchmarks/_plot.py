@@ -19,7 +19,7 @@ PANEL_WIDTH, PANEL_HEIGHT, LEGEND_HEIGHT = 3.0, 2.3, 0.4
 INK = "#7d8590"
 BLUE, ORANGE = "#3b82f6", "#e0701a"
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     # Text stays text, so that it can be searched and copied; ids are reproducible.
     "svg.fonttype": "none",
     "svg.hashsalt": "voxelfield",
@@ -68,7 +68,7 @@ def figure(rows: Sequence[Sequence[Panel]]) -> str:
     """
     columns = max(len(row) for row in rows)
     size = (PANEL_WIDTH * columns, PANEL_HEIGHT * len(rows) + LEGEND_HEIGHT)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         drawn = Figure(figsize=size, layout="constrained")
         axes = drawn.subplots(len(rows), columns, sharey="row", squeeze=False)
         lines: dict[str, Line2D] = {}

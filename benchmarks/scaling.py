@@ -1,0 +1,295 @@
+"""Time of a training step against the number of devices: predicted, measured, and as a timeline of one step.
+
+    python benchmarks/scaling.py --predict [NAME=VALUE ...] [--link GIGABYTES MICROSECONDS]
+    python benchmarks/scaling.py --measure [OVERRIDE ...] [--count N] [--rounds R] [--device cpu|cuda] [--json PATH]
+    torchrun --nproc-per-node=N benchmarks/scaling.py --timeline [OVERRIDE ...] [--device cpu|cuda] [--out PATH.svg]
+
+- ``--predict`` prints tables from the parts of a step on one device: those of two presets as measured on an H200, or
+  those of another step, the fields of ``StepWork`` in ``voxelfield/training/scaling.py`` as ``NAME=VALUE`` (numbers,
+  seconds). "Hidden" is the step in which copies are exchanged while other parts of the grids are updated; "together"
+  are the rays that all devices process in a second, relative to one device, if each has the batch of one.
+- ``--measure`` trains with ``devices=1`` and ``devices=N`` in turn, with another seed in each round, and prints medians
+  and ratios. There are two kinds of rows for N devices: those with the same batch in all as one device, and those with
+  the same batch for each device, whose sizes are N times the preset's. Seconds, PSNR and peak memory are those of
+  ``metrics.json``; rays per second are the median over the second half of the steps.
+- ``--timeline`` trains up to the finest level and profiles a few steps in each process. It prints how long these
+  compute, exchange, and do both, the longest kernels, and the speed of the link. The file shows every stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import _harness as harness
+import _timeline
+import torch
+from torch import distributed
+
+from voxelfield import processes
+from voxelfield.report.history import read_history
+from voxelfield.runs.configured import load_configured_scene
+from voxelfield.training.config import preset
+from voxelfield.training.scaling import NVLINK, Link, StepSeconds, StepWork
+from voxelfield.training.session import Session
+from voxelfield.training.state.run_directory import METRICS
+
+WORKS = {
+    # docs/performance.md: 2.50 ms, of which Adam takes 0.314 and 38 small kernels 0.107. The 25 others take at least as
+    # long as these on average, 2.8 microseconds. Adam's time is that of 31 million features.
+    "lego, trainer=default": StepWork(2**19, 24, 6, 31_400_000, 2.006e-3, 0.314e-3, 0.18e-3),
+    # 8.3 ms. 134,000 and 36,000 blocks of 512 vertices, all of which are updated, and a tenth of the dense levels.
+    "bonsai, trainer=many_photographs": StepWork(2**20, 28, 7, 355_800_000, 4.56e-3, 3.56e-3, 0.18e-3),
+}
+LINKS = {
+    "NVLink, 300 GB/s": NVLINK,
+    "400 Gbit/s": Link(50e9, 40e-6),
+    "100 Gbit/s": Link(12.5e9, 40e-6),
+}
+COUNTS = (1, 2, 4, 8, 16, 64)
+# The files of a run that no figure needs.
+WITHOUT_FILES = (
+    "trainer.evaluation.save_images=false",
+    "trainer.evaluation.video_frames=0",
+    "trainer.evaluation.report=false",
+    "trainer.model_file=none",
+    "trainer.preview_every=0",
+)
+SAME_BATCH, SAME_BATCH_EACH = "in all", "for each"
+LONGEST_KERNELS = 12
+
+# --- what is predicted ----------------------------------------------------------------------------------------------
+
+
+def hidden(step: StepSeconds) -> float:
+    """Returns the seconds of a step in which a part of the copies is exchanged while the next part is updated."""
+    return step.total - min(step.update, step.copies)
+
+
+def predicted(work: StepWork, link: Link) -> str:
+    """Formats a line for each number of devices."""
+    alone = work.on(1, link).total
+    lines = []
+    for count in COUNTS:
+        step = work.on(count, link)
+        larger = dataclasses.replace(work, samples=count * work.samples, rays=count * work.rays).on(count, link)
+        lines.append(
+            [
+                str(count),
+                *(f"{1e3 * part:.2f}" for part in dataclasses.astuple(step)),
+                *(f"{1e3 * total:.2f}" for total in (step.total, hidden(step))),
+                *(f"{alone / total:.2f}x" for total in (step.total, hidden(step))),
+                *(f"{count * alone / total:.2f}x" for total in (larger.total, hidden(larger))),
+            ]
+        )
+    parts = [field.name for field in dataclasses.fields(step)]
+    header = ["devices, ms", *parts, "step", "hidden", "speed-up", "hidden", "together", "hidden"]
+    return harness.table(header, lines)
+
+
+def work_from(values: Sequence[str]) -> StepWork:
+    """Returns the work that ``NAME=VALUE`` describe.
+
+    Raises:
+        ValueError: A name is missing or unknown, or a value is not a number.
+    """
+    given = dict(value.partition("=")[::2] for value in values)
+    names = [field.name for field in dataclasses.fields(StepWork)]
+    if sorted(given) != sorted(names):
+        raise ValueError(f"NAME=VALUE must be given for each of {', '.join(names)}, got {' '.join(values)}")
+    numbers = {name: float(value) for name, value in given.items()}
+    counts = {name: int(numbers[name]) for name in ("samples", "channels", "levels", "features")}
+    return StepWork(**{**numbers, **counts})  # type: ignore[arg-type]
+
+
+def predict(values: Sequence[str], link: Sequence[float] | None) -> None:
+    """Prints a table for each step and link."""
+    works = {"the given step": work_from(values)} if values else WORKS
+    links = LINKS if link is None else {f"{link[0]:g} GB/s": Link(1e9 * link[0], 1e-6 * link[1])}
+    for name, work in works.items():
+        print(f"{name}: {work.sample_bytes / 1e6:.0f} MB of samples, {work.copy_bytes / 1e6:.0f} MB of copies")
+        for link_name, connection in links.items():
+            print(f"\n{name}, {link_name}\n{predicted(work, connection)}\n")
+
+
+# --- what is measured -----------------------------------------------------------------------------------------------
+
+
+def larger_batch(overrides: Sequence[str], device: str, count: int) -> list[str]:
+    """Returns overrides that multiply the sizes of a batch by a number of devices."""
+    trainer = preset(*overrides, device=device).trainer
+    names = ("max_rays", "visible_samples", "candidate_samples")
+    return [f"trainer.{name}={count * getattr(trainer, name)}" for name in names]
+
+
+def trained(overrides: Sequence[str]) -> dict[str, float]:
+    """Trains in a process of its own; returns the figures of its row.
+
+    Raises:
+        RuntimeError: Training failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "voxelfield", "train", *overrides, f"hydra.run.dir={folder}"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode != 0:
+            last = done.stdout.strip().rpartition("\n")[2]
+            raise RuntimeError(f"{' '.join(command[2:])} ended with status {done.returncode}: {last}")
+        metrics = json.loads(Path(folder, METRICS).read_text())
+        rates = [rate for _, rate in read_history(Path(folder))["train/rays_per_second"]]
+    return {
+        "rays_per_second": statistics.median(rates[len(rates) // 2 :]),
+        "seconds": metrics["train_seconds"],
+        "psnr": metrics["psnr"],
+        "gib": metrics.get("peak_gpu_gib", metrics["peak_host_gib"]),
+    }
+
+
+def measure(overrides: Sequence[str], device: str, count: int, rounds: int) -> list[dict[str, Any]]:
+    """Trains on one device and on several, in turn; returns a row for each training."""
+    common = [*overrides, *WITHOUT_FILES, f"device={device}"]
+    cases = [
+        (1, SAME_BATCH, []),
+        (count, SAME_BATCH, []),
+        (count, SAME_BATCH_EACH, larger_batch(common, device, count)),
+    ]
+    rows = []
+    for seed in range(rounds):
+        for devices, batch, sizes in cases:
+            figures = trained([*common, *sizes, f"devices={devices}", f"seed={seed}"])
+            rows.append({"devices": devices, "batch": batch, "seed": seed, **figures})
+            print(f"devices={devices}, same batch {batch}, seed {seed}: {figures}", flush=True)
+    return rows
+
+
+def as_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Formats medians over the rounds, and their ratios to one device."""
+    figures = ("rays_per_second", "seconds", "psnr", "gib")
+    medians: dict[tuple[int, str], list[float]] = {}
+    for row in rows:
+        key = row["devices"], row["batch"]
+        same = [other for other in rows if (other["devices"], other["batch"]) == key]
+        medians[key] = [statistics.median(other[name] for other in same) for name in figures]
+    alone = medians[1, SAME_BATCH]
+    lines = []
+    for (devices, batch), (rate, seconds, psnr, gib) in medians.items():
+        cells = [str(devices), batch, f"{rate:.0f}", f"{rate / alone[0]:.2f}x", f"{seconds:.1f}"]
+        cells += [f"{seconds / alone[1]:.2f}", f"{psnr:.2f}", f"{psnr - alone[2]:+.2f}", f"{gib:.2f}"]
+        lines.append([*cells, f"{gib / alone[3]:.2f}"])
+    header = ["devices", "same batch", "rays per second", "ratio", "seconds", "ratio", "PSNR", "dB", "GiB", "ratio"]
+    return harness.table(header, lines)
+
+
+# --- the timeline ---------------------------------------------------------------------------------------------------
+
+
+def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
+    """Returns the mean seconds of a call on the device, after two others."""
+    for timed in (2, repeats):
+        started = time.perf_counter()
+        for _ in range(timed):
+            call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elapsed = (time.perf_counter() - started) / timed
+    return elapsed
+
+
+def measured_link(device: torch.device) -> Link:
+    """Measures what connects the processes; each of them must call this."""
+    count = processes.count()
+    part = torch.zeros((64 if device.type == "cuda" else 1) << 20, dtype=torch.uint8, device=device)
+    whole, small = part.new_empty(count * len(part)), part[:4].float()
+    large = seconds_of(lambda: processes.gather_into(whole, part), device)
+    least = seconds_of(lambda: processes.sum_of(small), device)
+    return Link((count - 1) * len(part) / max(large - least, 1e-9), least)
+
+
+def at_finest_level(overrides: Sequence[str], device: torch.device) -> Session:
+    """Trains until all levels are in use, and until the step after an update of the occupied cells."""
+    settings = preset(*overrides, device=device.type)
+    settings.device = str(device)
+    session = Session(load_configured_scene(settings, Path.cwd(), splits=("train",)), settings)
+    trainer = settings.trainer
+    # The step is captured in a graph a few steps after each change of the grids.
+    first, every = max(trainer.stages[-1].step, trainer.occupancy.start) + 8, trainer.occupancy.every
+    first += (trainer.occupancy.start + 1 - first) % every
+    while session.step < first:
+        session.train_step()
+    return session
+
+
+def timeline(overrides: Sequence[str], kind: str, steps: int, out: Path | None) -> None:
+    """Profiles some steps in each process of torchrun's, or in this one; the first prints and draws them."""
+    device = torch.device(kind)
+    if kind == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    if "RANK" in os.environ:
+        distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
+    session = at_finest_level(overrides, device)
+    link = measured_link(device) if processes.count() > 1 else None
+    processes.wait()
+    recorded = processes.gather_objects(_timeline.record(lambda: [session.train_step() for _ in range(steps)], device))
+    if processes.is_first():
+        if link is not None:
+            print(f"link: {link.bandwidth / 1e9:.1f} GB/s, {1e6 * link.latency:.0f} microseconds for a small exchange")
+        summaries = [_timeline.summary(work, steps) for work in recorded]
+        lines = [[str(rank), *(f"{value:.2f}" for value in parts.values())] for rank, parts in enumerate(summaries)]
+        print(harness.table(["process, ms per step", *summaries[0]], lines))
+        spent: collections.Counter[str] = collections.Counter()
+        for work in recorded[0]:
+            spent[work.name] += (work.end - work.begin) / steps
+        longest = [[name[:80], f"{value:.3f}"] for name, value in spent.most_common(LONGEST_KERNELS)]
+        print("\n" + harness.table(["process 0", "ms per step"], longest))
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(_timeline.draw(recorded))
+    if "RANK" in os.environ:
+        distributed.destroy_process_group()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parses the command line and does what it asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    tasks = parser.add_mutually_exclusive_group(required=True)
+    for task in ("predict", "measure", "timeline"):
+        tasks.add_argument(f"--{task}", dest="task", action="store_const", const=task)
+    parser.add_argument("values", nargs="*", metavar="NAME=VALUE", help="parts of a step, or overrides of train.py's")
+    parser.add_argument("--link", type=float, nargs=2, metavar=("GB/S", "MICROSECONDS"), help="only this link")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds it")
+    parser.add_argument("--count", type=int, default=2, metavar="N", help="devices to compare with one (default: 2)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="R", help="trainings of each kind (default: 3)")
+    parser.add_argument("--steps", type=int, default=4, metavar="K", help="steps in the timeline (default: 4)")
+    parser.add_argument("--json", type=Path, help="file for the row of each training")
+    parser.add_argument("--out", type=Path, help="SVG file for the timeline")
+    options = parser.parse_intermixed_args(arguments)
+    kind = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if options.task == "predict":
+        try:
+            predict(options.values, options.link)
+        except ValueError as error:
+            parser.error(str(error))
+    elif options.task == "timeline":
+        timeline(options.values, kind, options.steps, options.out)
+    else:
+        rows = measure(options.values, kind, options.count, options.rounds)
+        print("\n" + as_table(rows))
+        if options.json:
+            content = {"benchmark": "scaling", "machine": harness.machine(torch.device(kind)), "rows": rows}
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
