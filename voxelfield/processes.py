@@ -72,4 +72,4 @@ def _hosts() -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _hosts_of(world: Any) -> Any:
-    return world if distributed.get_backend(world) == "gloo" else distributed.new_group(backend="gloo")
+    return world if "gloo" in distributed.get_backend_config(world) else distributed.new_group(backend="gloo")

@@ -11,6 +11,8 @@ from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
+from voxelfield import processes
+
 logger = logging.getLogger(__name__)
 
 
@@ -19,6 +21,7 @@ class Progress:
 
     On a terminal it draws a tqdm bar; elsewhere (batch systems, log files) it logs a line now and then instead of
     printing control characters. Between displays, :meth:`update` only reads a clock, so it may be called every step.
+    Of several processes that train together, only the first one draws a bar.
 
     Args:
         total: Number of steps of the whole run.
@@ -38,7 +41,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         stream = stream or sys.stderr
-        terminal = stream.isatty()
+        terminal = stream.isatty() and processes.is_first()
         self._total = total
         self._clock = clock
         self._interval = interval if interval is not None else (0.5 if terminal else 10.0)
