@@ -7,6 +7,7 @@ that torchrun or SLURM's srun has started, on one machine or several, find each 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -14,9 +15,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import FrameType
+from typing import ParamSpec
 
 import torch
 from torch import distributed
@@ -30,6 +32,8 @@ from voxelfield.training.config.run import AUTO
 from voxelfield.training.interrupt import SIGNALS, Interrupt
 
 logger = logging.getLogger(__name__)
+
+Arguments = ParamSpec("Arguments")
 
 # How long a process that has failed waits for the launcher to end it, in seconds. The launcher looks ten times a
 # second, torchrun likewise, and ends all processes once one has ended.
@@ -173,7 +177,11 @@ def launch(count: int, device: str) -> int:
 
 
 def join(settings: RunConfig) -> None:
-    """Joins the group of the processes that have been started, with one device each."""
+    """Joins the group of the processes that have been started, with one device each.
+
+    Raises:
+        ConnectionError: They have not found each other within ``process_timeout``.
+    """
     device = choose_device(settings.device)
     if device.type == "cuda":
         # With SLURM's binding, each task may see only its own GPU.
@@ -182,23 +190,35 @@ def join(settings: RunConfig) -> None:
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    distributed.init_process_group(backend, timeout=timedelta(seconds=settings.process_timeout))
-
-
-@contextlib.contextmanager
-def membership() -> Iterator[None]:
-    """Ends this process's membership in its group at the end of a block, if it has one by then."""
     try:
-        yield
-    except SystemExit as ended:
+        distributed.init_process_group(backend, timeout=timedelta(seconds=settings.process_timeout))
+    except RuntimeError as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).partition("\n")[0]
+        raise ConnectionError(f"the processes must find each other at {address}, got: {reason}") from error
+
+
+def leaves_group(program: Callable[Arguments, int]) -> Callable[Arguments, int]:
+    """Makes a program, which returns its exit status, leave the group that it may have joined."""
+
+    @functools.wraps(program)
+    def leaving(*arguments: Arguments.args, **options: Arguments.kwargs) -> int:
+        try:
+            status = program(*arguments, **options)
+        except SystemExit as ended:
+            if not distributed.is_initialized():
+                raise
+            status = ended.code if isinstance(ended.code, int) else 1
         if distributed.is_initialized():
-            # To leave in order takes the others, which may have ended.
-            logging.shutdown()
-            sys.stdout.flush()
-            os._exit(ended.code if isinstance(ended.code, int) else 1)
-        raise
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
+            if status != 0:
+                # Leaving in order would wait for the other processes, which may have ended.
+                logging.shutdown()
+                sys.stdout.flush()
+                os._exit(status)
+            distributed.destroy_process_group()
+        return status
+
+    return leaving
 
 
 @contextlib.contextmanager

@@ -62,6 +62,7 @@ _RESOLUTION_SETTINGS = (
 )
 
 
+@launching.leaves_group
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains; returns the exit status.
 
@@ -86,13 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         return _end(str(error), 2)
     try:
-        with (
-            one_line_records(),
-            without_tracebacks(),
-            launching.membership(),
-            Interrupt(last=True) as interrupt,
-            interrupt.at_once(),
-        ):
+        with one_line_records(), without_tracebacks(), Interrupt(last=True) as interrupt, interrupt.at_once():
             hydra.version.setbase("1.3")
             # hydra.main calls it, but has no parameter for a command line other than that of the process.
             _run_hydra(given, parser, train, str(config_folder()), configuration)
@@ -125,12 +120,12 @@ class StartRun(Callback):
         try:
             settings = parse(RunConfig, OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
             count = launching.count_processes(settings)
-        except ValueError as error:
-            sys.exit(_end(str(error), 2))
-        if count > 1 and not launching.is_started():
+            if count > 1 and launching.is_started():
+                launching.join(settings)
+        except (ValueError, ConnectionError) as error:
+            sys.exit(_end(str(error), 2 if isinstance(error, ValueError) else 1))
+        if count > processes.count():
             sys.exit(launching.launch(count, choose_device(settings.device).type))
-        if count > 1:
-            launching.join(settings)
         if processes.is_first():
             _lock_run_directory(config)
         with launching.failing_together():

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield import _library
+from voxelfield import _library, processes
 from voxelfield.config.parsing import parse
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
@@ -362,7 +362,7 @@ class Session:
             pause = self._pause = Pause(self._now, progress.paused)
             logged = 0.0
             with contextlib.suppress(GeneratorExit):
-                while self.step < config.steps and not interrupt.requested:
+                while self.step < config.steps and not processes.any_of(interrupt.requested):
                     # On CUDA the number of rays that fit is known only to the device.
                     rays = self._step.rays if self._step.capacity is None else 0
                     batch = self._advance()
