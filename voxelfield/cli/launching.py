@@ -55,7 +55,9 @@ def count_processes(settings: RunConfig) -> int:
     if started > 1:
         count = started
         if given.isdecimal() and int(given) != started:
-            raise ValueError(f"devices must be auto or {started}, the number of processes that were started, got {given}")
+            raise ValueError(
+                f"devices must be auto or {started}, the number of processes that were started, got {given}"
+            )
     elif given == AUTO:
         count = devices_that_pay(settings)
     elif given == "all":
@@ -89,13 +91,13 @@ def _started() -> int:
     """Returns the number of processes that a launcher has started with this one, by torch's variables or SLURM's."""
     # Those of the step, because a batch script, which srun has not started, has those of its job.
     if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in os.environ:
-        for name, value in _by_slurm(os.environ["SLURM_STEP_NODELIST"], int(os.environ["SLURM_JOB_ID"])).items():
+        for name, value in by_slurm(os.environ["SLURM_STEP_NODELIST"], int(os.environ["SLURM_JOB_ID"])).items():
             os.environ.setdefault(name, value)
     group = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in group) else 1
 
 
-def _by_slurm(nodes: str, job: int) -> dict[str, str]:
+def by_slurm(nodes: str, job: int) -> dict[str, str]:
     """Returns torch's variables for a task of srun.
 
     Args:
@@ -243,7 +245,8 @@ def failing_together() -> Iterator[None]:
             silent = [rank for rank in range(processes.count()) if not store.check([str(rank)])]
             if silent:
                 names = " and ".join(map(str, silent))
-                raise TimeoutError(f"each process must answer within process_timeout, got no answer of process {names}")
+                message = f"each process must answer within process_timeout, got no answer of process {names}"
+                raise TimeoutError(message) from error
         raise
 
 
