@@ -10,7 +10,7 @@ import functools
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 
 def count() -> int:
@@ -34,6 +34,30 @@ def rows(total: int) -> slice:
     return slice(total * own // processes, total * (own + 1) // processes)
 
 
+def gather_into(out: Tensor, own: Tensor) -> None:
+    """Writes the tensors of all processes, of one size, into a contiguous one, one after the other.
+
+    A collective call on the tensors' device. ``own`` may be this process's part of ``out``.
+    """
+    # Gloo must not read from the memory to which it writes.
+    sent = own.reshape(-1) if own.is_cuda else own.flatten().clone()
+    distributed.all_gather_into_tensor(out.view(-1), sent)
+
+
+def sum_of(values: Tensor) -> Tensor:
+    """Returns the sum of a tensor over all processes, which is the same in each of them; a collective call."""
+    total = values.clone()
+    distributed.all_reduce(total)
+    return total
+
+
+def of_first(values: Tensor) -> Tensor:
+    """Returns the tensor of process 0, given one of the same shape in each; a collective call."""
+    copied = values.clone()
+    distributed.broadcast(copied, 0)
+    return copied
+
+
 def gather_objects(value: Any) -> list[Any]:
     """Returns the values of all processes, in their order, to each of them; they are pickled.
 
@@ -44,6 +68,15 @@ def gather_objects(value: Any) -> list[Any]:
     values: list[Any] = [None] * count()
     distributed.all_gather_object(values, value, group=_hosts())
     return values
+
+
+def gather_counts(own: int) -> list[int]:
+    """Returns a number of each process, in their order; a collective call that does not wait for the device."""
+    if count() == 1:
+        return [own]
+    counts = torch.empty(count(), dtype=torch.int64)
+    distributed.all_gather_into_tensor(counts, torch.tensor([own]), group=_hosts())
+    return counts.tolist()
 
 
 def any_of(flag: bool) -> bool:

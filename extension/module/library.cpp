@@ -42,9 +42,10 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Trilinear sampling of grids (X, Y, Z, C) of one or several resolutions at points (N, 3) of the unit cube. Channels
   // are concatenated, or summed over grids with `sum`. Grids (B, X, Y, Z, C) take points (B, N, 3). With `direction`,
   // shaped like points, each op computes its derivative along that direction of the point; `with_gradient` stacks the
-  // value and its three derivatives in a leading dimension of 4. `accumulate` adds to existing sums. padding: 0 border,
-  // 1 zeros, 2 reflection, 3 periodic, 4 periodic with a further vertex along each axis, a copy of the first one. Sums
-  // of periodic grids need padding 4. Grids of integers can be sampled with `nearest`, without derivatives. A grid
+  // value and its three derivatives in a leading dimension of 4. `accumulate` adds to existing sums, or to slabs of
+  // sums: `slabs` are the first plane along x of each tensor and the planes of its grid, or none. padding: 0 border, 1
+  // zeros, 2 reflection, 3 periodic, 4 periodic with a further vertex along each axis, a copy of the first one. Sums of
+  // periodic grids need padding 4. Grids of integers can be sampled with `nearest`, without derivatives. A grid
   // expanded over the batch is not copied. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1 atomic, 2
   // tiled, 3 tiled with a fixed order of summation.
   m.def(
@@ -59,7 +60,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "bool nearest, bool sum, bool with_gradient, int method) -> Tensor[]");
   m.def(
       "accumulate_trilinear_(Tensor(a!)[] sums, Tensor values, Tensor points, int padding, bool align_corners, "
-      "bool nearest) -> ()");
+      "bool nearest, int[] slabs) -> ()");
   m.def(
       "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, Tensor? direction, int padding, "
       "bool align_corners, bool nearest, bool sum, bool with_gradient) -> Tensor");
@@ -169,6 +170,15 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Lists tiles of 4 x 4 x 8 vertices of a grid that samples in occupied cells (X, Y, Z) of the same box touch: their
   // ids into the first `count` of `ids`, in ascending order.
   m.def("active_tiles_(Tensor occupied, int[] resolution, Tensor(a!) ids, Tensor(b!) count) -> ()");
+
+  // Which vertices of tiles a step has changed, and copies of these alone. Tiles have such `ids` (K,), or are 128
+  // vertices each that follow one another in memory from vertex `first` on. Rows of `table` (K, 5) int32 are a bit for
+  // each vertex of a tile whose gradient is not zero (for all, with `all`), then their number; to copy, then the number
+  // of those in earlier tiles. Bits belong to rows of `packed` (R, C) in this order, of which the last ones may be
+  // missing.
+  m.def("touched_vertices_(Tensor grad, Tensor? ids, bool all, Tensor(a!) table) -> ()");
+  m.def("pack_vertices_(Tensor grid, Tensor? ids, int first, Tensor table, Tensor(a!) packed) -> ()");
+  m.def("unpack_vertices_(Tensor packed, Tensor? ids, int first, Tensor table, Tensor(a!) grid) -> ()");
 
   // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `tile_counts` of
   // such `tiles`. `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,), factors on

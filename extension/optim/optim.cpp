@@ -1,5 +1,7 @@
 // The ops of this folder on the CPU. Threads process spans of vertices that are contiguous in memory, in loops that
 // compilers can vectorise.
+#include <cstring>
+
 #include "common/backend.h"
 #include "common/narrow.h"
 #include "optim/optim_ops.h"
@@ -150,6 +152,39 @@ struct CpuOptim : CpuBackend {
     for (int64_t number = 0; number < total; ++number) {
       if (active[number]) ids[(*count)++] = cells.id(number);
     }
+  }
+
+  static void find_touched(const FindTouched& find) {
+    for_each(
+        find.touched.tiles,
+        [&](int64_t tile) {
+          int32_t* const row = find.touched.table + tile * TouchedTiles::kColumns;
+          std::fill_n(row, TouchedTiles::kColumns, 0);
+          for (int within = 0; within < kOptimizerTileVertices; ++within) {
+            if (!find(tile, within)) continue;
+            row[within / 32] |= static_cast<int32_t>(1u << within % 32);
+            ++row[TouchedTiles::kWords];
+          }
+        },
+        64);
+  }
+
+  static void copy_touched(const CopyTouched& copy) {
+    for_each(
+        copy.touched.tiles,
+        [&](int64_t tile) {
+          const int32_t* const row = copy.touched.table + tile * TouchedTiles::kColumns;
+          int64_t to = row[TouchedTiles::kWords];
+          for (int within = 0; within < kOptimizerTileVertices; ++within) {
+            if ((static_cast<uint32_t>(row[within / 32]) >> within % 32 & 1) == 0) continue;
+            const int64_t vertex = copy.touched.vertex(tile, within), at = to++;
+            if (vertex < 0 || at < 0 || at >= copy.rows) continue;
+            char* const values = copy.values + vertex * copy.vertex_bytes;
+            char* const packed = copy.packed + at * copy.vertex_bytes;
+            std::memcpy(copy.unpacks ? values : packed, copy.unpacks ? packed : values, copy.vertex_bytes);
+          }
+        },
+        64);
   }
 };
 

@@ -281,6 +281,47 @@ __global__ void __launch_bounds__(kThreads)
   if (end == cells.tile_total() && threadIdx.x == 0) *count = before;
 }
 
+// A warp takes a tile, and a lane one of 32 vertices that follow each other.
+__global__ void __launch_bounds__(kThreads) find_touched_kernel(const __grid_constant__ FindTouched find) {
+  const int64_t tile = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
+  if (tile >= find.touched.tiles) return;
+  const int lane = threadIdx.x % kWarp;
+  int32_t own = 0, total = 0;
+#pragma unroll
+  for (int word = 0; word < TouchedTiles::kWords; ++word) {
+    const unsigned marks = __ballot_sync(kFullWarp, find(tile, word * kWarp + lane));
+    if (lane == word) own = static_cast<int32_t>(marks);
+    total += __popc(marks);
+  }
+  if (lane == TouchedTiles::kWords) own = total;
+  if (lane < TouchedTiles::kColumns) find.touched.table[tile * TouchedTiles::kColumns + lane] = own;
+}
+
+template <int Bytes>
+__global__ void __launch_bounds__(kThreads) copy_touched_kernel(const __grid_constant__ CopyTouched copy) {
+  const int64_t tile = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
+  if (tile >= copy.touched.tiles) return;
+  const int lane = threadIdx.x % kWarp;
+  const int32_t* const row = copy.touched.table + tile * TouchedTiles::kColumns;
+  int64_t start = row[TouchedTiles::kWords];
+#pragma unroll
+  for (int word = 0; word < TouchedTiles::kWords; ++word) {
+    const unsigned marks = static_cast<unsigned>(row[word]), own = 1u << lane;
+    const int64_t at = start + __popc(marks & (own - 1));
+    start += __popc(marks);
+    if ((marks & own) == 0 || at < 0 || at >= copy.rows) continue;
+    const int64_t vertex = copy.touched.vertex(tile, word * kWarp + lane);
+    if (vertex < 0) continue;
+    char* const values = copy.values + vertex * copy.vertex_bytes;
+    char* const packed = copy.packed + at * copy.vertex_bytes;
+    const char* const from = copy.unpacks ? packed : values;
+    char* const to = copy.unpacks ? values : packed;
+    for (int64_t byte = 0; byte < copy.vertex_bytes; byte += Bytes) {
+      store_global(to + byte, load<Bytes>(from + byte));
+    }
+  }
+}
+
 struct CudaOptim : CudaBackend {
   static void adam(const std::vector<AdamLevel>& levels, const AdamRule& rule) {
     // Levels are grouped by vector width and by whether rates differ by channel, so that grids with one rate avoid the
@@ -321,6 +362,17 @@ struct CudaOptim : CudaBackend {
     const TileParts parts{length, data_of(active), data_of(counts)};
     launch(find_active_tiles_kernel, blocks(tiles * lanes, kThreads), kThreads, 0, cells, lanes, parts);
     launch(list_active_tiles_kernel, count_of_parts, kThreads, 0, cells, parts, ids, count);
+  }
+
+  static void find_touched(const FindTouched& find) {
+    launch(find_touched_kernel, blocks(find.touched.tiles * kWarp, kThreads), kThreads, 0, find);
+  }
+
+  static void copy_touched(const CopyTouched& copy) {
+    dispatch_vector_width<16, 8, 4, 2>(
+        vector_width(16, {copy.vertex_bytes}, copy.values, copy.packed), [&](auto bytes) {
+          launch(copy_touched_kernel<bytes.value>, blocks(copy.touched.tiles * kWarp, kThreads), kThreads, 0, copy);
+        });
   }
 
  private:

@@ -1,6 +1,6 @@
 // The formulas of this folder and the host side of its ops, shared by both backends: checks tensors, collects pointers,
-// and calls Backend::adam(levels, rule), Backend::total_variation(task) or
-// Backend::active_tiles(cells, ids, count, like).
+// and calls Backend::adam(levels, rule), Backend::total_variation(task), Backend::active_tiles(cells, ids, count,
+// like), Backend::find_touched(find) or Backend::copy_touched(copy).
 #pragma once
 
 #include <cmath>
@@ -150,6 +150,51 @@ struct OccupiedCells {
   }
 };
 
+// Some vertices of the tiles of a grid. Without a list, a tile is 128 vertices that follow each other in memory.
+struct TouchedTiles {
+  static constexpr int kWords = kOptimizerTileVertices / 32;
+  static constexpr int kColumns = kWords + 1;
+
+  VertexGrid grid;
+  int64_t first;   // without a list, the first vertex of the first tile
+  int32_t* table;  // (tiles, kColumns): a bit for each vertex; the number of these, or of those in the tiles before
+  int64_t tiles;
+
+  // The index of a vertex of a tile, or -1 if it lies outside the grid.
+  VOXELFIELD_HOST_DEVICE int64_t vertex(int64_t tile, int within) const {
+    if (grid.tiles != nullptr) return grid.index_of_visit(tile * kOptimizerTileVertices + within, grid.tiles[tile]);
+    const int64_t index = first + tile * kOptimizerTileVertices + within;
+    return index < grid.vertices ? index : -1;
+  }
+};
+
+// Marks the vertices of a gradient that are not zero, or all of them.
+struct FindTouched {
+  TouchedTiles touched;
+  const float* grad;
+  bool all;
+
+  VOXELFIELD_HOST_DEVICE bool operator()(int64_t tile, int within) const {
+    const int64_t vertex = touched.vertex(tile, within);
+    if (vertex < 0 || all) return vertex >= 0;
+    const float* const values = grad + vertex * touched.grid.channels;
+    for (int32_t c = 0; c < touched.grid.channels; ++c) {
+      if (values[c] != 0.0f) return true;
+    }
+    return false;
+  }
+};
+
+// Copies marked vertices of a grid to or from rows that follow each other. Those without a row are left out.
+struct CopyTouched {
+  TouchedTiles touched;
+  char* values;
+  char* packed;
+  int64_t rows;
+  int64_t vertex_bytes;
+  bool unpacks;
+};
+
 template <typename Backend>
 struct OptimOps {
   using Tensors = std::vector<Tensor>;
@@ -256,10 +301,55 @@ struct OptimOps {
                           contiguous_data("count", count, {1}, ScalarType::Int, cells), cells);
   }
 
+  static void touched_vertices_(const Tensor& grad, const OptionalTensor& ids, bool all, Tensor table) {
+    const typename Backend::Guard guard(grad);
+    const FindTouched find{touched_tiles("grad", grad, ScalarType::Float, ids, 0, table), data_of(grad), all};
+    if (find.touched.tiles > 0) Backend::find_touched(find);
+  }
+
+  static void pack_vertices_(const Tensor& grid, const OptionalTensor& ids, int64_t first, const Tensor& table,
+                             Tensor packed) {
+    copy_touched(grid, ids, first, table, packed, false);
+  }
+
+  static void unpack_vertices_(const Tensor& packed, const OptionalTensor& ids, int64_t first, const Tensor& table,
+                               Tensor grid) {
+    copy_touched(grid, ids, first, table, packed, true);
+  }
+
   static void implement(Library& m) {
     m.impl("grid_adam_", TORCH_BOX(&OptimOps::grid_adam_));
     m.impl("grid_total_variation_grad_", TORCH_BOX(&OptimOps::grid_total_variation_grad_));
     m.impl("active_tiles_", TORCH_BOX(&OptimOps::active_tiles_));
+    m.impl("touched_vertices_", TORCH_BOX(&OptimOps::touched_vertices_));
+    m.impl("pack_vertices_", TORCH_BOX(&OptimOps::pack_vertices_));
+    m.impl("unpack_vertices_", TORCH_BOX(&OptimOps::unpack_vertices_));
+  }
+
+ private:
+  static TouchedTiles touched_tiles(const char* name, const Tensor& grid, ScalarType dtype, const OptionalTensor& ids,
+                                    int64_t first, const Tensor& table) {
+    TouchedTiles touched{vertex_grid(name, grid, dtype), first, nullptr, 0};
+    if (ids.has_value()) list_tiles(name, touched.grid, "ids", *ids, grid);
+    STD_TORCH_CHECK(first >= 0, "first must not be negative, got ", first);
+    touched.table = contiguous_data("table", table, {ids.has_value() ? ids->size(0) : kAny, TouchedTiles::kColumns},
+                                    ScalarType::Int, grid);
+    touched.tiles = table.size(0);
+    return touched;
+  }
+
+  static void copy_touched(const Tensor& grid, const OptionalTensor& ids, int64_t first, const Tensor& table,
+                           const Tensor& packed, bool unpacks) {
+    const ScalarType dtype = grid.scalar_type();
+    STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
+                    "grid must be float32, float16 or bfloat16, got ", torch::headeronly::toString(dtype));
+    const typename Backend::Guard guard(grid);
+    contiguous_data("packed", packed, {kAny, grid.size(3)}, dtype, grid);
+    const CopyTouched copy{
+        touched_tiles("grid", grid, dtype, ids, first, table), static_cast<char*>(grid.mutable_data_ptr()),
+        static_cast<char*>(packed.mutable_data_ptr()),         packed.size(0),
+        grid.size(3) * (dtype == ScalarType::Float ? 4 : 2),   unpacks};
+    if (copy.touched.tiles > 0 && packed.numel() > 0) Backend::copy_touched(copy);
   }
 };
 

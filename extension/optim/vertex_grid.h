@@ -34,7 +34,7 @@ struct VertexGrid {
   int32_t channels;
   int64_t vertices;
   const int32_t* tiles;       // ids; null: every vertex is visited
-  const int32_t* tile_count;  // the number of listed tiles to visit
+  const int32_t* tile_count;  // the number of listed tiles to visit; unused by kernels that visit the whole list
   int32_t capacity;           // length of the list
 
   // The number of visits. Some visits of listed tiles lie outside the grid, where its upper faces cut a tile.
@@ -86,29 +86,40 @@ struct VertexGrid {
   }
 };
 
-// Host side: creates a VertexGrid from checked tensors. The vertices are all vertices of a grid (X, Y, Z, C), or those
-// of the first `tile_count` tiles listed in `tiles`.
-inline VertexGrid vertex_grid(const char* name, const Tensor& like, const OptionalTensor& tiles,
-                              const OptionalTensor& tile_count) {
-  contiguous_data(name, like, {kAny, kAny, kAny, kAny}, ScalarType::Float, like);
+// Host side: creates a VertexGrid of all vertices of a checked tensor (X, Y, Z, C).
+inline VertexGrid vertex_grid(const char* name, const Tensor& like, ScalarType dtype) {
+  contiguous_data(name, like, {kAny, kAny, kAny, kAny}, dtype, like);
   VertexGrid grid{};
   for (int axis = 0; axis < 4; ++axis) {
     STD_TORCH_CHECK(like.size(axis) <= 0x7fffffff, name, " must have sizes below 2^31, got ", like.size(axis));
     (axis < 3 ? grid.size[axis] : grid.channels) = static_cast<int32_t>(like.size(axis));
   }
   grid.vertices = int64_t{grid.size[0]} * grid.size[1] * grid.size[2];
-  STD_TORCH_CHECK(tiles.has_value() == tile_count.has_value(),
-                  "tiles and tile_count must be given together, got only one of them");
-  if (!tiles.has_value()) return grid;
+  return grid;
+}
+
+// Restricts a VertexGrid to the tiles listed in `tiles`.
+inline void list_tiles(const char* name, VertexGrid& grid, const char* tiles_name, const Tensor& tiles,
+                       const Tensor& like) {
   for (int axis = 0; axis < 3; ++axis) {
     STD_TORCH_CHECK(tiles_along(grid.size[axis], axis) <= kMaxTilesAlong, name, " must have at most ",
                     kMaxTilesAlong << optimizer_tile_shift(axis), " vertices along axis ", axis,
                     " if tiles are listed, got ", grid.size[axis]);
   }
-  grid.tiles = contiguous_data("tiles", *tiles, {kAny}, ScalarType::Int, like);
+  grid.tiles = contiguous_data(tiles_name, tiles, {kAny}, ScalarType::Int, like);
+  STD_TORCH_CHECK(tiles.size(0) <= 0x7fffffff, tiles_name, " must be fewer than 2^31, got ", tiles.size(0));
+  grid.capacity = static_cast<int32_t>(tiles.size(0));
+}
+
+// Creates a VertexGrid of all vertices of a float32 grid, or of those of the first `tile_count` tiles in `tiles`.
+inline VertexGrid vertex_grid(const char* name, const Tensor& like, const OptionalTensor& tiles,
+                              const OptionalTensor& tile_count) {
+  VertexGrid grid = vertex_grid(name, like, ScalarType::Float);
+  STD_TORCH_CHECK(tiles.has_value() == tile_count.has_value(),
+                  "tiles and tile_count must be given together, got only one of them");
+  if (!tiles.has_value()) return grid;
+  list_tiles(name, grid, "tiles", *tiles, like);
   grid.tile_count = contiguous_data("tile_count", *tile_count, {1}, ScalarType::Int, like);
-  STD_TORCH_CHECK(tiles->size(0) <= 0x7fffffff, "tiles must be fewer than 2^31, got ", tiles->size(0));
-  grid.capacity = static_cast<int32_t>(tiles->size(0));
   return grid;
 }
 

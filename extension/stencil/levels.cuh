@@ -22,6 +22,10 @@ int max_vectors(const Levels<Locator, scalar_t>& levels, int width) {
 template <typename Weights>
 constexpr bool kSpecialised = std::is_same_v<Weights, ValueWeights<float>>;
 
+// Whether levels with such locators have a compiled version with plain ones.
+template <typename Locator>
+constexpr bool kMayBePlain = std::is_same_v<Locator, GridLocator<float>> || std::is_same_v<Locator, SlabLocator<float>>;
+
 // Calls f with the widest vector that is compiled for these weights, has at most `Bytes` bytes of elements of the
 // levels, and is suitable for every level and the rows. Also passes the levels, unchanged or with plain locators if all
 // of them are plain.
@@ -35,8 +39,8 @@ void dispatch_levels(const Levels<Locator, element_t>& levels, const scalar_t* r
     dispatch_vector_width<kFour, 1>(width, [&](auto chosen) { f(chosen, levels); });
   } else {
     dispatch_vector_width<kWidest, kFour, kTwo, 1>(width, [&](auto chosen) {
-      if constexpr (std::is_same_v<Locator, GridLocator<float>>) {
-        Levels<GridLocator<float, true>, element_t> plain(levels.columns, levels.sum);
+      if constexpr (kMayBePlain<Locator>) {
+        Levels<decltype(levels.level[0].locator.plain()), element_t> plain(levels.columns, levels.sum);
         bool all_plain = levels.columns < 0x7fffffff;
         for (const auto& level : levels) {
           all_plain = all_plain && level.locator.is_plain();

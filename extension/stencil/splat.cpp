@@ -23,7 +23,7 @@ constexpr int64_t kTileWidth = 8;
 // Enough tiles that threads that finish early can process further ones.
 constexpr int64_t kTilesPerThread = 4;
 
-// The points of a level, sorted by the column of cells that contains them. Points without a cell are omitted.
+// The points of a level, sorted by the column of cells that contains them. Points that touch no plane are omitted.
 struct SortedPoints {
   std::unique_ptr<int64_t[]> order;
   std::unique_ptr<float[]> points, values;  // in this order; only for few channels, which have no list of indices
@@ -44,8 +44,9 @@ struct CellColumns {
 };
 
 template <typename T>
-VOXELFIELD_MULTIVERSION void find_columns(const GridLocator<T>& locator, const T* points, int64_t begin, int64_t end,
-                                          int64_t columns, int64_t* column, int64_t* histogram) {
+VOXELFIELD_MULTIVERSION void find_columns(const GridLocator<T>& locator, const Planes& planes, const T* points,
+                                          int64_t begin, int64_t end, int64_t columns, int64_t* column,
+                                          int64_t* histogram) {
   CellColumns cells;
   GridLocator<T> one = locator;
   one.points_per_grid = 0;
@@ -54,8 +55,9 @@ VOXELFIELD_MULTIVERSION void find_columns(const GridLocator<T>& locator, const T
     locate(one, points, Consecutive{first}, count, &cells);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t grid = locator.points_per_grid > 0 ? (first + i) / locator.points_per_grid : 0;
-      const int64_t x = grid * (locator.resolution[0] + 1) + cells.x[i] + 1;
-      const int64_t key = cells.empty[i] ? columns : x * (locator.resolution[1] + 1) + cells.y[i] + 1;
+      const int64_t x = cells.x[i] - planes.first + 1, row = grid * (planes.count + 1) + x;
+      const bool omitted = cells.empty[i] || x < 0 || x > planes.count;
+      const int64_t key = omitted ? columns : row * (locator.resolution[1] + 1) + cells.y[i] + 1;
       column[first + i] = key;
       ++histogram[key];
     }
@@ -65,11 +67,11 @@ VOXELFIELD_MULTIVERSION void find_columns(const GridLocator<T>& locator, const T
 // A stable counting sort that processes ranges of points in parallel. The order does not depend on the number of
 // ranges. With few channels, `values` are those of the points, and `stride` is the distance between two of them.
 template <typename Weights, typename scalar_t, typename T>
-SortedPoints sort_by_column(const GridLocator<T>& locator, const PointsView<Weights>& at, bool few,
-                            const scalar_t* values, int64_t stride) {
+SortedPoints sort_by_column(const GridLocator<T>& locator, const Planes& planes, const PointsView<Weights>& at,
+                            bool few, const scalar_t* values, int64_t stride) {
   const int64_t n = at.count;
-  const int64_t columns = locator.grids(n) * (locator.resolution[0] + 1) * (locator.resolution[1] + 1);
-  // Points without a cell have the last key.
+  const int64_t columns = locator.grids(n) * (planes.count + 1) * (locator.resolution[1] + 1);
+  // Omitted points have the last key.
   const int64_t keys = columns + 1;
   // Each range has its own histogram. Clearing it should not take longer than counting the points of the range.
   const int64_t ranges = threads_for(n / std::max(keys, kPointsPerTask));
@@ -77,7 +79,7 @@ SortedPoints sort_by_column(const GridLocator<T>& locator, const PointsView<Weig
   const std::unique_ptr<int64_t[]> column(new int64_t[n]);
   std::vector<int64_t> place(ranges * keys, 0);
   for_each_task(ranges, [&](int64_t range, int64_t /*thread*/) {
-    find_columns(locator, at.points, range_start(range), range_start(range + 1), columns, column.get(),
+    find_columns(locator, planes, at.points, range_start(range), range_start(range + 1), columns, column.get(),
                  place.data() + range * keys);
   });
   SortedPoints sorted;
@@ -90,7 +92,9 @@ SortedPoints sort_by_column(const GridLocator<T>& locator, const PointsView<Weig
   const auto for_each_point = [&](const auto& put) {
     for_each_task(ranges, [&](int64_t range, int64_t /*thread*/) {
       int64_t* next = place.data() + range * keys;
-      for (int64_t i = range_start(range); i < range_start(range + 1); ++i) put(i, next[column[i]]++);
+      for (int64_t i = range_start(range); i < range_start(range + 1); ++i) {
+        if (column[i] < columns) put(i, next[column[i]]++);
+      }
     });
   };
   if constexpr (kVectorisesPoints<Weights, scalar_t>) {
@@ -168,7 +172,7 @@ struct TermArrays {
   }
 };
 
-// Vertex rows [x0, x1) x [y0, y1) of one grid of a batch.
+// Vertex rows [x0, x1) x [y0, y1) of one grid of a batch. Here and in splat_tile, x counts the planes in memory.
 struct Tile {
   int64_t grid;
   int64_t x0, x1, y0, y1;
@@ -181,6 +185,7 @@ constexpr bool kInPlace = std::is_same_v<scalar_t, opmath_t<scalar_t>>;
 template <typename Weights, typename scalar_t>
 struct Splat {
   GridLocator<opmath_t<scalar_t>> locator;
+  Planes planes;
   const scalar_t* values;  // starting at the first column of the level
   int64_t stride;          // from the values of one point to those of the next
   PointsView<Weights> at;
@@ -200,7 +205,7 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, con
                                         const Tile& tile, T* spare) {
   constexpr int kSets = Weights::kSets;
   const int64_t channels = job.locator.channels;
-  const int64_t resolution[] = {job.locator.resolution[0], job.locator.resolution[1], job.locator.resolution[2]};
+  const int64_t resolution[] = {job.planes.count, job.locator.resolution[1], job.locator.resolution[2]};
   const int64_t row_size = resolution[2] * channels;
   const int64_t height = tile.y1 - tile.y0;
   T *const outside = spare, *const planes = outside + row_size;
@@ -232,7 +237,6 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, con
       const bool upper = !job.locator.nearest;
       T* const rows[4] = {sums_of(x, y), upper ? sums_of(x, y + 1) : outside, upper ? sums_of(x + 1, y) : outside,
                           upper ? sums_of(x + 1, y + 1) : outside};
-      const int64_t row_start = vertex_row(std::max<int64_t>(x, 0), std::max<int64_t>(y, 0)) * row_size;
       for (; next < start[y + 1]; ++next) {
         if constexpr (kFew > 0) {
           if (next == batch_end) {
@@ -272,7 +276,7 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, con
             add.value = job.values_of(point, 0);
             add.set_stride = job.at.count * job.stride;
           }
-          const int64_t z = s.origin - row_start;
+          const int64_t z = std::max(s.lower[2], 0) * channels;
           for (int k = 0; k < kCorners; ++k) {
             for (int set = 0; set < kSets; ++set) add.weight[set][k] = weights(s, k, set);
             add.target[k] = rows[k >> 1] + z + corner_side(k, 2) * s.step[2];
@@ -287,17 +291,19 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, con
   }
 }
 
-template <typename T, typename scalar_t, typename Weights>
-void splat_grid(const Level<GridLocator<T>, scalar_t>& level, const Tensor& values, int64_t columns,
+template <typename Locator, typename scalar_t, typename Weights>
+void splat_grid(const Level<Locator, scalar_t>& level, const Tensor& values, int64_t columns,
                 const PointsView<Weights>& at, bool accumulate) {
+  using T = opmath_t<scalar_t>;
   const scalar_t* first = values.const_data_ptr<scalar_t>() + level.column;
-  const Splat<Weights, scalar_t> job{level.locator, first, columns, at, level.data, accumulate};
+  const Planes planes = level.locator.planes();
+  const Splat<Weights, scalar_t> job{level.locator, planes, first, columns, at, level.data, accumulate};
   const int64_t channels = job.locator.channels;
   const bool few = kVectorisesPoints<Weights, scalar_t> && channels > 0 && channels <= kFewChannels &&
                    !job.locator.nearest && job.locator.resolution[2] > 1;
-  const SortedPoints sorted = sort_by_column(job.locator, job.at, few, first, columns);
+  const SortedPoints sorted = sort_by_column(job.locator, planes, job.at, few, first, columns);
   const int64_t grids = job.locator.grids(job.at.count);
-  const int64_t size_x = job.locator.resolution[0], size_y = job.locator.resolution[1];
+  const int64_t size_x = planes.count, size_y = job.locator.resolution[1];
   const int64_t row_bytes = job.locator.resolution[2] * job.locator.channels * sizeof(T);
   const int64_t height = std::clamp<int64_t>(kTileBytes / std::max<int64_t>(2 * row_bytes, 1), 1, size_y);
   const int64_t tiles_y = (size_y + height - 1) / height;
@@ -370,8 +376,8 @@ struct Cpu : CpuBackend {
     return sums;
   }
 
-  template <typename scalar_t, typename Weights, typename T>
-  static void accumulate(const Levels<GridLocator<T>, T>& levels, const Tensor& values, const PointsView<Weights>& at) {
+  template <typename scalar_t, typename Weights, typename Locator, typename T>
+  static void accumulate(const Levels<Locator, T>& levels, const Tensor& values, const PointsView<Weights>& at) {
     const Tensor wide = torch::stable::to(values, scalar_type_of<T>());
     for (const auto& level : levels) splat_grid(level, wide, levels.columns, at, true);
   }

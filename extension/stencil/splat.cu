@@ -133,14 +133,14 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // `dense`: there are more points than vertices.
-template <typename Weights, typename scalar_t, typename T>
-void launch_atomic(const SplatLevels<T>& levels, const SplatInput<scalar_t, Weights>& input, bool dense) {
+template <typename Weights, typename scalar_t, typename Locator, typename T>
+void launch_atomic(const Levels<Locator, T>& levels, const SplatInput<scalar_t, Weights>& input, bool dense) {
   const PointsView<Weights>& at = input.at;
   dispatch_levels<Weights>(levels, input.values, [&](auto width, const auto& located) {
     constexpr int kWidth = decltype(width)::value;
     const LaneLayout layout(max_vectors(levels, kWidth));
     using Located = std::decay_t<decltype(located.level[0].locator)>;
-    if constexpr (std::is_same_v<Located, GridLocator<float, true>> && kWidth <= 2) {
+    if constexpr (std::is_same_v<typename Located::offset_t, int32_t> && kWidth <= 2) {
       if (layout.max_vectors * kWidth <= kFewChannels && (!dense || layout.max_vectors == 1)) {
         const int64_t per_block = layout.points * (kThreads / kWarp);
         return CudaBackend::launch(splat_runs_kernel<scalar_t, kWidth, Located, T>,
@@ -160,15 +160,15 @@ void launch_atomic(const SplatLevels<T>& levels, const SplatInput<scalar_t, Weig
 }
 
 // Adds to the data of the levels with atomics.
-template <typename Weights, typename scalar_t, typename T>
-void splat_atomic(const SplatLevels<T>& levels, const SplatInput<scalar_t, Weights>& input) {
-  SplatLevels<T> dense(levels.columns);
+template <typename Weights, typename scalar_t, typename Locator, typename T>
+void splat_atomic(const Levels<Locator, T>& levels, const SplatInput<scalar_t, Weights>& input) {
+  Levels<Locator, T> dense(levels.columns);
   for (const auto& level : levels) {
     if (input.at.count > level.locator.vertices(input.at.count)) {
       dense.add(level);
     } else {
       // This level gets its own launch, because two large grids would evict each other from the L2 cache.
-      SplatLevels<T> alone(levels.columns);
+      Levels<Locator, T> alone(levels.columns);
       alone.add(level);
       launch_atomic(alone, input, false);
     }
@@ -240,8 +240,8 @@ struct Cuda : CudaBackend {
     return sums;
   }
 
-  template <typename scalar_t, typename Weights, typename T>
-  static void accumulate(const Levels<GridLocator<T>, T>& levels, const Tensor& values, const PointsView<Weights>& at) {
+  template <typename scalar_t, typename Weights, typename Locator, typename T>
+  static void accumulate(const Levels<Locator, T>& levels, const Tensor& values, const PointsView<Weights>& at) {
     splat_atomic(levels, SplatInput<scalar_t>{values, data_of(values), at});
   }
 

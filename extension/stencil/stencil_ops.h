@@ -102,8 +102,8 @@ struct StencilOps {
   }
 
   static void accumulate_trilinear_(std::vector<Tensor> sums, const Tensor& values, const Tensor& points,
-                                    int64_t padding, bool align_corners, bool nearest) {
-    const Grids target = checked_grids(sums, {padding, align_corners, nearest, false});
+                                    int64_t padding, bool align_corners, bool nearest, std::vector<int64_t> slabs) {
+    const Grids target = checked_grids(sums, {padding, align_corners, nearest, false}, std::move(slabs));
     check_consecutive(target);
     const Points at = checked_points(values, points, std::nullopt, false, target.batch);
     const Tensor v = checked_values(values, at, values, target.columns);
@@ -112,8 +112,10 @@ struct StencilOps {
     if (v.numel() == 0) return;
     dispatch_floating(v.scalar_type(), "accumulate", [&](auto zero) {
       using T = opmath_t<decltype(zero)>;
-      Backend::template accumulate<decltype(zero)>(target.template levels<T>(at), v,
-                                                   at.template view<ValueWeights<T>>());
+      dispatch_flag(!target.slabs.empty(), [&](auto of_slabs) {
+        Backend::template accumulate<decltype(zero)>(target.template levels<T, of_slabs.value>(at), v,
+                                                     at.template view<ValueWeights<T>>());
+      });
     });
   }
 
@@ -198,8 +200,9 @@ struct StencilOps {
     Shapes shapes;
     Lookup lookup;
     std::optional<int64_t> batch;
-    std::vector<Tensor> data;  // contiguous; empty for sums that are not allocated yet
-    std::vector<bool> shared;  // whether all elements of the batch read the same memory, as for an expanded grid
+    std::vector<Tensor> data;    // contiguous; empty for sums that are not allocated yet
+    std::vector<bool> shared;    // whether all elements of the batch read the same memory, as for an expanded grid
+    std::vector<int64_t> slabs;  // two numbers for each tensor that has only some planes; empty for whole grids
     int64_t columns = 0;
 
     Grids(Shapes all, const Lookup& lookup) : shapes(std::move(all)), lookup(lookup) {
@@ -221,15 +224,16 @@ struct StencilOps {
       }
     }
 
-    // Levels without channels have no memory, so they are omitted if memory has been allocated.
-    template <typename element_t>
+    // Levels without channels or planes have no memory, so they are omitted if memory has been allocated.
+    template <typename element_t, bool kSlabs = false>
     auto levels(const Points& at) const {
       using T = opmath_t<std::remove_const_t<element_t>>;
-      Levels<GridLocator<T>, element_t> levels(columns, lookup.sum);
+      Levels<std::conditional_t<kSlabs, SlabLocator<T>, GridLocator<T>>, element_t> levels(columns, lookup.sum);
       int64_t column = 0;
       for (size_t i = 0; i < shapes.size(); ++i) {
-        const int64_t channels = shapes[i].back();
-        if (channels == 0 && !data.empty()) continue;
+        const int64_t channels = shapes[i].back(), first_column = column;
+        if (!lookup.sum) column += channels;
+        if (!data.empty() && data[i].numel() == 0) continue;
         const bool one_grid = batch.value_or(1) <= 1 || (!shared.empty() && shared[i]);
         GridLocator<T> locator{{},
                                static_cast<Padding>(lookup.padding),
@@ -238,8 +242,13 @@ struct StencilOps {
                                lookup.align_corners,
                                lookup.nearest};
         std::copy_n(shapes[i].end() - 4, 3, locator.resolution);
-        levels.add({locator, TensorData{data.empty() ? nullptr : &data[i]}, column});
-        if (!lookup.sum) column += channels;
+        const TensorData values{data.empty() ? nullptr : &data[i]};
+        if constexpr (kSlabs) {
+          const Planes slab{static_cast<int32_t>(slabs[2 * i]), static_cast<int32_t>(data[i].size(0))};
+          levels.add({{locator, slab}, values, first_column});
+        } else {
+          levels.add({locator, values, first_column});
+        }
       }
       return levels;
     }
@@ -332,7 +341,9 @@ struct StencilOps {
     return checked("values", values, at.rows(columns), like.scalar_type(), like);
   }
 
-  static Grids checked_grids(const std::vector<Tensor>& grids, const Lookup& lookup) {
+  // With `slabs`, each tensor holds consecutive planes along x of a larger grid; two numbers for each tensor are its
+  // first plane and the number of planes of the grid.
+  static Grids checked_grids(const std::vector<Tensor>& grids, const Lookup& lookup, std::vector<int64_t> slabs = {}) {
     STD_TORCH_CHECK(!grids.empty(), "grids must be 1 to ", kMaxLevels, " tensors, got 0");
     const std::vector<int64_t> any(grids[0].dim() == 5 ? 5 : 4, kAny);
     Shapes shapes;
@@ -340,7 +351,9 @@ struct StencilOps {
       check_tensor("grids", grid, any, grids[0].scalar_type(), grids[0]);
       shapes.push_back(shape_of(grid));
     }
+    if (!slabs.empty()) replace_planes(slabs, shapes);
     Grids checked(std::move(shapes), lookup);
+    checked.slabs = std::move(slabs);
     for (const Tensor& grid : grids) {
       const bool shared = grid.dim() == 5 && grid.size(0) > 1 && grid.stride(0) == 0;
       checked.shared.push_back(shared);
@@ -353,6 +366,19 @@ struct StencilOps {
   static void check_consecutive(const Grids& target) {
     STD_TORCH_CHECK(target.lookup.padding != static_cast<int64_t>(Padding::kPeriodic),
                     "padding must be 4 for sums of periodic grids, which need a further vertex along each axis, got 3");
+  }
+
+  // Replaces the shapes of slabs by those of their grids.
+  static void replace_planes(const std::vector<int64_t>& slabs, Shapes& shapes) {
+    STD_TORCH_CHECK(shapes[0].size() == 4, "slabs must be empty for a batch of grids, got ", slabs.size(), " numbers");
+    STD_TORCH_CHECK(slabs.size() == 2 * shapes.size(), "slabs must be two numbers for each of ", shapes.size(),
+                    " grids, got ", slabs.size());
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      const int64_t first = slabs[2 * i], planes = slabs[2 * i + 1], count = shapes[i][0];
+      STD_TORCH_CHECK(first >= 0 && planes >= count && first <= planes - count,
+                      "slabs must lie within their grids, got ", count, " planes from ", first, " of ", planes);
+      shapes[i][0] = planes;
+    }
   }
 
   static Cells checked_cells(const Tensor& feats, const Tensor& points) {

@@ -191,6 +191,12 @@ VOXELFIELD_HOST_DEVICE T wrap(T u, T period) {
   return rest >= T(0) && rest < period ? rest : T(0);
 }
 
+// Consecutive planes along x of a grid.
+struct Planes {
+  int32_t first;
+  int32_t count;
+};
+
 // Finds the cell of dense, contiguous (B, X, Y, Z, C) grids that contains a point of the unit cube. A `Plain` locator
 // supports only the common case (see is_plain()), and takes half the instructions. Without `MayWrap`, it supports all
 // but periodic grids, and takes a fifth fewer registers.
@@ -223,6 +229,9 @@ struct GridLocator {
     return {{resolution[0], resolution[1], resolution[2]}, padding, channels, 0, true, false};
   }
 
+  // The planes that are in memory.
+  Planes planes() const { return {0, resolution[0]}; }
+
   bool is_periodic() const { return padding == Padding::kPeriodic || padding == Padding::kPeriodicClosed; }
 
   GridLocator<T, false, false> without_wrapping() const {
@@ -234,8 +243,8 @@ struct GridLocator {
   }
 
   // `clamps`: whether the padding maps all points into the grid; a bool, or std::true_type or std::false_type if known
-  // at compile time.
-  template <typename Clamps>
+  // at compile time. Only axes kFirst, kFirst - 1, ..., kLast are found, as if there were no others.
+  template <int kFirst = 2, int kLast = 0, typename Clamps>
   VOXELFIELD_HOST_DEVICE Stencil<T, offset_t> find(const T* points, int64_t index, Clamps clamps) const {
     const bool aligned = Plain || align_corners, rounds = !Plain && nearest;
     const bool closed = MayWrap && padding == Padding::kPeriodicClosed;
@@ -246,7 +255,7 @@ struct GridLocator {
     s.empty = !all_finite(point);
     offset_t stride = static_cast<offset_t>(channels);
     VOXELFIELD_UNROLL
-    for (int axis = 2; axis >= 0; --axis) {
+    for (int axis = kFirst; axis >= kLast; --axis) {
       const int32_t last = resolution[axis] - (closed ? 2 : 1);
       const T end = coordinate_of<T>(last);
       T rise = aligned ? end : T(resolution[axis] - (closed ? 1 : 0));
@@ -291,6 +300,48 @@ struct GridLocator {
       stride *= resolution[axis];
     }
     if (!Plain && points_per_grid > 0) s.origin += index / points_per_grid * stride;
+    return s;
+  }
+};
+
+// Finds the vertices that lie in a slab of a grid: only its planes are in memory, and offsets are those in the slab. A
+// missing vertex is replaced by the other vertex of the axis, with weight zero. Supports one grid that is not periodic.
+template <typename T, bool Plain = false>
+struct SlabLocator : GridLocator<T, Plain> {
+  using Grid = GridLocator<T, Plain>;
+  using offset_t = typename Grid::offset_t;
+
+  Planes slab;
+
+  Planes planes() const { return slab; }
+
+  bool is_plain() const {
+    Grid in_memory = *this;
+    in_memory.resolution[0] = slab.count;
+    return in_memory.is_plain();
+  }
+
+  SlabLocator<T, true> plain() const { return {Grid::plain(), slab}; }
+
+  VOXELFIELD_HOST_DEVICE Stencil<T, offset_t> operator()(const T* points, int64_t index) const {
+    const bool clamps = this->padding != Padding::kZeros;
+    // The other axes are found only for points that touch the slab, because most points may not.
+    const Stencil<T, offset_t> along_x = this->template find<0, 0>(points, index, clamps);
+    const int32_t first = along_x.lower[0] < 0 ? 0 : along_x.lower[0];
+    const int32_t lower = first - slab.first, upper = along_x.step[0] == 0 ? lower : lower + 1;
+    const bool has_lower = lower >= 0 && lower < slab.count, has_upper = upper >= 0 && upper < slab.count;
+    Stencil<T, offset_t> s{};
+    s.empty = true;
+    if (along_x.empty || (!has_lower && !has_upper)) return s;
+    s = this->template find<2, 1>(points, index, clamps);
+    const offset_t plane = static_cast<offset_t>(this->channels) * this->resolution[1] * this->resolution[2];
+    s.origin += (has_lower ? lower : upper) * plane;
+    s.step[0] = has_lower && has_upper && upper > lower ? plane : 0;
+    s.lower[0] = along_x.lower[0];
+    s.weight[0][0] = has_lower ? along_x.weight[0][0] : T(0);
+    s.weight[0][1] = has_upper ? along_x.weight[0][1] : T(0);
+    s.slope[0][0] = has_lower ? along_x.slope[0][0] : T(0);
+    s.slope[0][1] = has_upper ? along_x.slope[0][1] : T(0);
     return s;
   }
 };

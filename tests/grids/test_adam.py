@@ -14,7 +14,7 @@ from voxelfield import VoxelGrid, _library
 from voxelfield.grids.adam import GridAdam
 from voxelfield.ops import sample_trilinear
 from voxelfield.ops._internal import active_tiles, grid_adam_, grid_total_variation_grad_
-from voxelfield.ops._internal.active_tiles import tiles_along
+from voxelfield.ops._internal.tiles import tiles_along
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 # One value; odd sizes; tiles cut by every face; several vectors a vertex; more vectors than a warp has lanes.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from op_testing import DTYPES, NON_FINITE
@@ -123,3 +125,101 @@ def test_the_same_bits_in_every_run_when_asked(device):
         torch.use_deterministic_algorithms(False)
     for copies in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(copies, results[0], strict=True))
+
+
+# --- slabs
+
+
+def slab_of(total, first, last):
+    """Planes first to last - 1 of a grid, in their own memory."""
+    return total[first:last].clone()
+
+
+def assert_same_slab(total, whole):
+    # The CPU adds the terms of a vertex in the order of the points; atomics add them in any order.
+    if total.is_cuda:
+        assert_matches(total, whole.double(), "slab")
+    else:
+        assert torch.equal(total, whole)
+
+
+@pytest.mark.covering("padding align_corners span")
+@pytest.mark.parametrize("channels", [1, 3, 4, 28])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("padding", ["border", "zeros", "reflection", "periodic"])
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.parametrize("span", [(0, 1), (0, 4), (5, 6), (3, 7), (8, 9), (6, 9), (0, 9), (4, 4)], ids=str)
+def test_a_slab_receives_what_its_planes_would(device, channels, dtype, padding, align_corners, span, deterministic):
+    whole = torch.randn(9, 6, 5, channels, device=device, dtype=arithmetic(dtype))
+    slab = slab_of(whole, *span)
+    points = torch.rand(2000, 3, device=device, dtype=arithmetic(dtype)) * 1.4 - 0.2
+    points[:200, 0] = torch.randint(-1, 10, (200,), device=device) / 8  # on planes
+    points[200:300, 1] = float("nan")
+    values = torch.randn(2000, channels, device=device).to(dtype)
+    options = {"padding": padding, "align_corners": align_corners}
+    accumulate_trilinear_([slab], values, points, slabs=[(span[0], 9)], **options)
+    accumulate_trilinear_([whole], values, points, **options)
+    assert_same_slab(slab, whole[slice(*span)])
+
+
+@pytest.mark.parametrize("reduce", ["concat", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_every_level_has_its_own_slab(device, reduce, dtype, deterministic):
+    channels = (4, 3, 1, 8) if reduce == "concat" else (4,) * 4
+    sums, values, points = make(device, dtype, channels, count=3000)
+    values = values[:, : sum(channels) if reduce == "concat" else 4]
+    spans = [(1, 3), (2, 3), (0, 0), (5, 16)]
+    slabs = [slab_of(total, *span) for total, span in zip(sums, spans, strict=True)]
+    planes = [(first, total.shape[0]) for total, (first, _) in zip(sums, spans, strict=True)]
+    accumulate_trilinear_(slabs, values, points, reduce=reduce, slabs=planes)
+    accumulate_trilinear_(sums, values, points, reduce=reduce)
+    for slab, total, span in zip(slabs, sums, spans, strict=True):
+        assert_same_slab(slab, total[slice(*span)])
+
+
+def test_slabs_that_tile_a_grid_receive_all_of_it(device):
+    """More points than vertices, and more than one vector of channels, take the other kernels of CUDA."""
+    for resolution, count in (((40, 20, 24), 5000), ((12, 4, 3), 20_000)):
+        whole = torch.zeros(*resolution, 12, device=device)
+        points, values = torch.rand(count, 3, device=device), torch.randn(count, 12, device=device)
+        accumulate_trilinear_([whole], values, points)
+        cuts = [0, 1, resolution[0] // 3, resolution[0] // 2, resolution[0]]
+        for first, last in itertools.pairwise(cuts):
+            slab = torch.zeros_like(whole[first:last])
+            accumulate_trilinear_([slab], values, points, slabs=[(first, resolution[0])])
+            assert_same_slab(slab, whole[first:last])
+
+
+def test_a_slab_without_points_keeps_its_bits(device):
+    slab = torch.randn(3, 4, 4, 2, device=device)
+    before = slab.clone()
+    for points in (torch.rand(0, 3, device=device), torch.rand(100, 3, device=device) * 0.4):
+        accumulate_trilinear_([slab], torch.ones(len(points), 2, device=device), points, slabs=[(6, 9)])
+        assert torch.equal(slab, before)
+
+
+@pytest.mark.parametrize(
+    ("slabs", "error", "message"),
+    [
+        ([], ValueError, "slabs must be one for each of 1 sums, got 0"),
+        ([(7, 9)], RuntimeError, "slabs must lie within their grids, got 3 planes from 7 of 9"),
+        ([(-1, 9)], RuntimeError, "slabs must lie within their grids, got 3 planes from -1 of 9"),
+        ([(0, 2)], RuntimeError, "slabs must lie within their grids, got 3 planes from 0 of 2"),
+        ([(0, 2**40)], RuntimeError, "grids must have 1 to 2\\^30 vertices along each axis"),
+        ([(0, 3, 4)], RuntimeError, "slabs must be two numbers for each of 1 grids, got 3"),
+    ],
+    ids=str,
+)
+def test_unfit_slabs_are_refused(device, slabs, error, message):
+    slab, points = torch.zeros(3, 4, 4, 2, device=device), torch.rand(10, 3, device=device)
+    with pytest.raises(error, match=message):
+        accumulate_trilinear_([slab], torch.ones(10, 2, device=device), points, slabs=slabs)
+
+
+def test_registration(device):
+    points, values = torch.rand(10, 3, device=device), torch.ones(10, 2, device=device)
+    slab = torch.zeros(3, 4, 4, 2, device=device)
+    accumulate_trilinear_([slab], values, points, slabs=[(2, 9)])  # loads the extension
+    for slabs in ([], [2, 9]):
+        op = torch.ops.voxelfield.accumulate_trilinear_.default
+        torch.library.opcheck(op, ([slab], values, points, 0, True, False, slabs))

@@ -233,21 +233,25 @@ def failing_together() -> Iterator[None]:
     Raises:
         TimeoutError: Another process has not answered; the message names it.
     """
-    try:
-        yield
-    except Exception as error:
-        if processes.count() == 1 or (processes.is_first() and exit_status(error) is not None):
+    with Interrupt() as interrupt:
+        try:
+            yield
+        except Exception as error:
+            if processes.count() == 1 or (processes.is_first() and exit_status(error) is not None):
+                raise
+            notes = _sign_as_failed()
+            deadline = time.monotonic() + _VERDICT_SECONDS
+            while not interrupt.requested and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+            if interrupt.requested:
+                sys.exit(1)
+            if notes is not None and _TIMED_OUT in str(error):
+                silent = [rank for rank in range(processes.count()) if not notes.check([str(rank)])]
+                if silent:
+                    names = " and ".join(map(str, silent))
+                    message = f"each process must answer within process_timeout, got no answer of process {names}"
+                    raise TimeoutError(message) from error
             raise
-        store = _sign_as_failed()
-        if _is_told_to_end():
-            sys.exit(1)
-        if store is not None and _TIMED_OUT in str(error):
-            silent = [rank for rank in range(processes.count()) if not store.check([str(rank)])]
-            if silent:
-                names = " and ".join(map(str, silent))
-                message = f"each process must answer within process_timeout, got no answer of process {names}"
-                raise TimeoutError(message) from error
-        raise
 
 
 def _sign_as_failed() -> distributed.Store | None:
@@ -270,12 +274,3 @@ def describe() -> str:
 
 def _described(rank: int, count: int, device: str) -> str:
     return f"process {rank} of {count} ({device} on {socket.gethostname()})"
-
-
-def _is_told_to_end() -> bool:
-    """Returns whether the launcher ends this process within some time, because another one has ended."""
-    deadline = time.monotonic() + _VERDICT_SECONDS
-    with Interrupt() as interrupt:
-        while not interrupt.requested and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        return interrupt.requested

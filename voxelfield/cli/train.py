@@ -277,12 +277,12 @@ def train(config: DictConfig) -> float | None:
             metrics = train_as_configured(settings, output, root, configured_viewer(settings.logger), for_scene)
     except Exception as error:
         status = 1 if isinstance(error, EmptyFieldError) else exit_status(error)
-        if processes.count() > 1 and status != 2:
-            kind = f"{type(error).__name__}: " if status is None else ""
-            fail(RuntimeError(f"{launching.describe()}: {kind}{error}"), 1)
-        if status is None:
+        if status is None and processes.count() == 1:
             raise
-        fail(error, status)
+        text = str(error) if status is not None else f"{type(error).__name__}: {error}"
+        # The logs of the others name them anyway.
+        named = processes.count() > 1 and processes.is_first() and status != 2
+        fail(f"{launching.describe()}: {text}" if named else text, status or 1)
     if metrics is None:
         sys.exit(INTERRUPTED)
     if not processes.is_first():
@@ -292,7 +292,7 @@ def train(config: DictConfig) -> float | None:
         diverged = f"training diverged ({psnr:.2f} dB): lower trainer.rates.grid and trainer.rates.network"
         # A sweep over rates continues with the next ones.
         if HydraConfig.get().mode == RunMode.RUN:
-            fail(ValueError(diverged), 1)
+            fail(diverged, 1)
         logger.error(diverged)
     return psnr
 
@@ -335,10 +335,10 @@ def configured_viewer(settings: LoggerConfig) -> Watcher | None:
     return TrainingViewer(settings)
 
 
-def fail(error: Exception, status: int) -> NoReturn:
+def fail(error: str, status: int) -> NoReturn:
     """Ends the run with its error on stderr and in its log; Hydra's handler of the terminal writes to stdout."""
     for handler in logging.getLogger().handlers:
         if type(handler) is logging.StreamHandler:
             handler.setStream(sys.stderr)
-    logger.error("%s", clipped(str(error), LONGEST_MESSAGE))
+    logger.error("%s", clipped(error, LONGEST_MESSAGE))
     sys.exit(status)

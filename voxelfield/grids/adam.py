@@ -12,8 +12,8 @@ from torch import Tensor
 from voxelfield.grids.working_copies import is_current, mark_current, mark_managed
 from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor, is_divided
 from voxelfield.ops._errors import ArgumentValueError
-from voxelfield.ops._internal.active_tiles import active_tiles
 from voxelfield.ops._internal.grid_adam import check_channel_rates, check_rule, grid_adam_
+from voxelfield.ops._internal.tiles import active_tiles
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
 __all__ = ["GridAdam"]
@@ -165,6 +165,17 @@ class GridAdam(torch.optim.Optimizer):
             active_tiles(occupied, resolution, out=present[1:])
         else:
             self._active[param] = (resolution, *active_tiles(occupied, resolution))
+
+    def set_tiles(self, param: Tensor, ids: Tensor, count: Tensor) -> None:
+        """Restricts updates of a parameter to listed tiles; later steps use what the tensors contain by then.
+
+        Args:
+            param: A parameter of this optimizer.
+            ids: (K,) int32, as :meth:`active_tiles` returns them.
+            count: (1,) int32, the number of ids in use.
+        """
+        self._check_trained(param)
+        self._active[param] = (tuple(param.shape[:3]), ids, count)
 
     def active_tiles(self, param: Tensor) -> tuple[Tensor, Tensor] | None:
         """Returns the ids and the count of the tiles that are updated; None if the whole grid is updated."""
@@ -340,6 +351,17 @@ class GridAdam(torch.optim.Optimizer):
     def _check_trained(self, param: Tensor) -> None:
         if not any(trained is param for group in self.param_groups for trained in group["params"]):
             raise ValueError("param must be a parameter of this optimizer, but is in none of its groups")
+
+
+def sum_weights(grid: Tensor, weight: float) -> list[float]:
+    """Returns the weights of :meth:`GridAdam.add_total_variation` that make it a sum over pairs instead of means.
+
+    Args:
+        grid: (X, Y, Z, C).
+        weight: Factor on the sum of the squared differences between neighbouring vertices.
+    """
+    x, y, z, channels = grid.shape
+    return [weight * channels * pairs for pairs in ((x - 1) * y * z, x * (y - 1) * z, x * y * (z - 1))]
 
 
 def _check_rate(group: dict[str, Any]) -> None:

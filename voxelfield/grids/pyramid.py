@@ -209,13 +209,14 @@ class VoxelPyramid(nn.Module):
             features = F.pad(features, (0, channels - features.shape[-1]))
         return features if points.dim() == 2 else features.reshape(*points.shape[:-1], channels)
 
-    def enable_copies(self, dtype: torch.dtype) -> list[Tensor]:
+    def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
         """Makes the active levels read copies and accumulate gradients in place; see :class:`WorkingCopies`.
 
         Inactive levels get no gradient. Activating or deactivating levels ends this, and so does ``load_state_dict``.
 
         Args:
             dtype: Dtype of the copies: float16, bfloat16 or float32.
+            allocate_gradients: Allocate the gradients now, and not in the first backward pass.
 
         Returns:
             The copies, one for each active level, for :meth:`voxelfield.grids.adam.GridAdam.set_working`. With another
@@ -229,9 +230,14 @@ class VoxelPyramid(nn.Module):
             refuse_sharded(level, "enable_copies")
         copies = WorkingCopies(self._active_features, dtype, self.reduce, self._active_sparse)
         for index, level in enumerate(self.levels):
-            level.grad = torch.zeros_like(level) if index < self.active else None
+            level.grad = torch.zeros_like(level) if index < self.active and allocate_gradients else None
         self._copies = copies
         return copies.copies
+
+    @property
+    def working_copies(self) -> WorkingCopies | None:
+        """What :meth:`enable_copies` has enabled, if it has."""
+        return self._copies
 
     @property
     def sampled_levels(self) -> list[Tensor]:

@@ -184,14 +184,41 @@ class SparseGrid(nn.Module):
         self.share(self.features.grad)
 
     @torch.no_grad()
-    def share(self, sums: Tensor | None) -> None:
+    def share(self, sums: Tensor | None, copies: Tensor | None = None, begins: Tensor | None = None) -> None:
         """Sets all copies of a vertex to the sum of their values, in place.
 
         Args:
             sums: Tensor of the atlas's shape, float32, contiguous; None does nothing.
+            copies: Of planes of the atlas alone, what :meth:`shared_by` returns; None for the whole atlas.
+            begins: See ``copies``.
         """
-        if sums is not None and self._copies.numel() > 0:
-            share_copies_(sums, self._copies, self._begins)
+        if copies is None or begins is None:
+            copies, begins = self._copies, self._begins
+        if sums is not None and copies.numel() > 0:
+            share_copies_(sums, copies, begins)
+
+    def shared_by(self, begin: int, end: int) -> tuple[int, int, tuple[Tensor, Tensor]]:
+        """Finds the vertices of planes of the atlas that are stored in several blocks, and where their copies are.
+
+        Args:
+            begin: The first plane along x.
+            end: The end of the planes.
+
+        Returns:
+            The first plane, and the end of the planes, that contain the given ones and all copies of their vertices;
+            and the arguments of :meth:`share` for a tensor of these planes.
+        """
+        _, y, z, _ = self.features.shape
+        sizes = self._begins.diff()
+        group = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
+        plane = self._copies // (y * z)
+        wanted = torch.zeros_like(sizes, dtype=torch.bool)
+        wanted[group[(plane >= begin) & (plane < end)]] = True
+        copies = self._copies[wanted[group]]
+        planes = torch.cat((plane[wanted[group]], plane.new_tensor([begin, max(end - 1, begin)])))
+        low, high = int(planes.min()), int(planes.max()) + 1
+        begins = F.pad(sizes[wanted].cumsum(0), (1, 0)).to(torch.int32)
+        return low, min(high, self.features.shape[0]), (copies - low * y * z, begins)
 
     def _sums_over_blocks(self, cells: Tensor, aabb: Tensor) -> Tensor:
         """Returns for each block the sum of the given cells that overlap it, int64."""

@@ -296,13 +296,14 @@ class VoxelGrid(nn.Module):
         rows = unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
         return self._copies.sample([self.features], rows, self.padding).reshape(*unit.shape[:-1], self.channels)
 
-    def enable_copies(self, dtype: torch.dtype) -> list[Tensor]:
+    def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
         """Makes the grid read a copy of its features and add gradients in place; see :class:`WorkingCopies`.
 
         This ends when the grid's resolution or box changes, and with ``load_state_dict``.
 
         Args:
             dtype: Type of the copy: float16, bfloat16 or float32.
+            allocate_gradients: Allocate the gradient now, and not in the first backward pass.
 
         Returns:
             A list of the copy only, for :meth:`voxelfield.grids.adam.GridAdam.set_working`. With another optimizer it
@@ -316,8 +317,13 @@ class VoxelGrid(nn.Module):
         if not self.align_corners:
             raise ArgumentValueError("align_corners must be True for enable_copies, got False")
         self._copies = WorkingCopies([self.features], dtype)
-        self.features.grad = torch.zeros_like(self.features)
+        self.features.grad = torch.zeros_like(self.features) if allocate_gradients else None
         return self._copies.copies
+
+    @property
+    def working_copies(self) -> WorkingCopies | None:
+        """What :meth:`enable_copies` has enabled, if it has."""
+        return self._copies
 
     def refresh_copies(self) -> None:
         """Copies the features into the copy of :meth:`enable_copies`, if there is one.

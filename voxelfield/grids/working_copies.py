@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,16 @@ from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._grids import Padding, known_stencil
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
 from voxelfield.ops.pyramid import Reduction
+
+
+class Division(Protocol):
+    """Divides grids over processes; :class:`voxelfield.grids.division.DividedGrids` implements it."""
+
+    def receive(self, values: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the gradients in the features, and the positions, of the samples of all processes."""
+
+    def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
+        """Returns the tensors to which gradients are added, and the planes of each, as ``accumulate_trilinear_``."""
 
 
 class WorkingCopies:
@@ -45,7 +55,12 @@ class WorkingCopies:
         sparse: The sparse grids whose features are the last of ``grids``; their samples are concatenated to the others.
 
     Attributes:
+        grids: As given.
+        dtype: As given.
+        sparse: As given.
         copies: One tensor for each grid, of the same shape. Read them by :meth:`current`.
+        division: Divides the grids over processes: it keeps the copies up to date and adds up the gradients. None where
+            the grids are whole.
 
     Raises:
         TypeError: A grid is not a float32 parameter, or ``dtype`` is not one of the three.
@@ -60,57 +75,60 @@ class WorkingCopies:
     ) -> None:
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise TypeError(f"dtype must be float16, bfloat16 or float32, got {dtype}")
-        self._grids = tuple(grids)
-        self._dtype = dtype
+        self.grids = tuple(grids)
+        self.dtype = dtype
         self._reduce = reduce
-        self._sparse = tuple(sparse)
+        self.sparse = tuple(sparse)
         self.copies: list[Tensor] = []
+        self.division: Division | None = None
         self._may_change = False  # whether an optimizer may have changed the grids since the copies were last read
         with torch.inference_mode(False):  # inference tensors cannot be written to outside inference mode
             self.refresh()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WorkingCopies, (self._grids, self._dtype, self._reduce, self._sparse)
+        return WorkingCopies, (self.grids, self.dtype, self._reduce, self.sparse)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Copies the grids into the copies."""
-        for index, grid in enumerate(self._grids):
+        for index, grid in enumerate(self.grids):
             if not isinstance(grid, nn.Parameter):
                 raise TypeError(f"grids[{index}] must be a parameter, got a tensor computed from others")
             if grid.dtype != torch.float32:
                 raise TypeError(f"grids[{index}] must be float32, got {grid.dtype}")
         # These share the grids' memory and prevent its release, so other memory has another address.
-        self._sources = [grid.detach() for grid in self._grids]
+        self._sources = [grid.detach() for grid in self.grids]
         self._addresses = [source.data_ptr() for source in self._sources]
         previous, self.copies[:] = list(self.copies), self._sources
-        if self._dtype == torch.float32:
+        if self.dtype == torch.float32:
             return
         for index, source in enumerate(self._sources):
             copy = previous[index] if previous else None
             if copy is not None and copy.shape == source.shape and copy.device == source.device:
                 self.copies[index] = copy.copy_(source)
             else:
-                self.copies[index] = source.to(self._dtype)
+                self.copies[index] = source.to(self.dtype)
             mark_current(self.copies[index], source)
 
     def current(self, grids: Sequence[Tensor]) -> list[Tensor]:
         """Returns the copies of the module's present grids, refreshed if one has changed; does not synchronise."""
-        if len(grids) != len(self._grids) or any(map(operator.is_not, grids, self._grids)):
+        if len(grids) != len(self.grids) or any(map(operator.is_not, grids, self.grids)):
             raise ArgumentValueError(
                 "features must be the parameters that enable_copies copied, got others (fully_shard, functional_call, "
                 "parametrizations and pruning replace them): do not call enable_copies for such a module"
             )
+        if self.division is not None:
+            return self.copies
         if self._may_change:
             expect_change(self.copies)
             self._may_change = False
-        rounded = self._dtype != torch.float32
-        for grid, address, copy in zip(self._grids, self._addresses, self.copies, strict=True):
+        rounded = self.dtype != torch.float32
+        for grid, address, copy in zip(self.grids, self._addresses, self.copies, strict=True):
             if grid.data_ptr() != address or (rounded and not is_current(copy, grid)):
                 break
         else:
             return self.copies
-        if self._grids[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        if self.grids[0].is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "copies must be up to date while a graph is captured, got features that have changed: pass the copies "
                 "to GridAdam.set_working, or call refresh_copies() (inside of the graph if an optimizer steps there)"
@@ -124,31 +142,41 @@ class WorkingCopies:
         Returns:
             (N, sum of C_l), or (N, C) for ``reduce="sum"``, in the copies' dtype.
         """
-        if torch.is_grad_enabled() and points.requires_grad and self._sparse:
+        if torch.is_grad_enabled() and points.requires_grad and self.sparse:
             raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
         if needs_long_path():
             self._may_change = self._may_change or torch.is_grad_enabled()
-            return sample_levels(grids, self._sparse, points, self._reduce, padding).to(self._dtype)
+            return sample_levels(grids, self.sparse, points, self._reduce, padding).to(self.dtype)
         self.current(grids)
         if not torch.is_grad_enabled():
             return self.read(points, padding)
-        sampled: Tensor = _Sample.apply(points, self, padding, *self._grids)
+        sampled: Tensor = _Sample.apply(points, self, padding, *self.grids)
         return sampled
 
     def read(self, points: Tensor, padding: Padding) -> Tensor:
         """Samples the copies as they are; arguments as for :meth:`sample`."""
-        return sample_levels(self.copies, self._sparse, points, self._reduce, padding)
+        return sample_levels(self.copies, self.sparse, points, self._reduce, padding)
 
     def accumulate(self, wanted: Sequence[bool], values: Tensor, points: Tensor, padding: Padding) -> None:
         """Adds the gradients of samples to the ``grad`` of those grids whose gradient is wanted."""
-        sums = [
-            _sum_of(grid) if wants else torch.zeros_like(grid) for grid, wants in zip(self._grids, wanted, strict=True)
-        ]
-        dense = len(sums) - len(self._sparse)
-        column = values.shape[-1] - sum(grid.channels for grid in self._sparse)
-        accumulate_trilinear_(sums[:dense], values[:, :column], points, reduce=self._reduce, padding=padding)
-        for grid, total in zip(self._sparse, sums[dense:], strict=True):
-            accumulate_trilinear_([total], values[:, column : column + grid.channels], grid.atlas_positions(points))
+        slabs: list[tuple[int, int]] | None = None
+        if self.division is not None:
+            values, points = self.division.receive(values, points)
+            sums, slabs = self.division.targets()
+            sums = [total if wants else torch.zeros_like(total) for total, wants in zip(sums, wanted, strict=True)]
+        else:
+            sums = [
+                _sum_of(grid) if wants else torch.zeros_like(grid)
+                for grid, wants in zip(self.grids, wanted, strict=True)
+            ]
+        dense = len(sums) - len(self.sparse)
+        column = values.shape[-1] - sum(grid.channels for grid in self.sparse)
+        options: dict[str, Any] = {"reduce": self._reduce, "padding": padding, "slabs": slabs and slabs[:dense]}
+        accumulate_trilinear_(sums[:dense], values[:, :column], points, **options)
+        for index, grid in enumerate(self.sparse, dense):
+            features = values[:, column : column + grid.channels]
+            part = slabs and slabs[index : index + 1]
+            accumulate_trilinear_([sums[index]], features, grid.atlas_positions(points), slabs=part)
             column += grid.channels
         self._may_change = True
 

@@ -25,11 +25,13 @@ class Gridless:
         levels: Empty.
         active: 0.
         channels: 0.
+        working_copies: None.
     """
 
     levels: Sequence[nn.Parameter] = ()
     active = 0
     channels = 0
+    working_copies = None
 
     def __init__(self, aabb: Tensor, resolution: int) -> None:
         self.aabb = aabb
@@ -54,7 +56,7 @@ class Gridless:
         """Returns no modules."""
         return iter(())
 
-    def enable_copies(self, dtype: torch.dtype) -> list[Tensor]:
+    def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
         """Returns no copies."""
         return []
 

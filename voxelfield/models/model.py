@@ -261,6 +261,7 @@ class Model(Part):
         crop = stage.crop and self.warp is None
         if crop:
             self.occupied_fraction(stage.step)  # raises if no occupied cell is left to crop to
+        self.setup.optimizer.gather()
         self.resize(stage.resolution, self.occupancy.bounds() if crop else None)
         if crop:
             self.restrict_occupancy()
@@ -335,7 +336,7 @@ class Model(Part):
             bounds = getattr(self.field, "vertex_density", None)  # which a field without a grid need not have
             density = None if bounds is None else bounds()
             if density is None:
-                self.occupancy.update_from_samples(density_at_samples(self.field), step, threshold)
+                self.occupancy.update_from_samples(self.setup.divide(density_at_samples(self.field)), step, threshold)
             else:
                 self.occupancy.update_from_vertices(density, self.grid.aabb, step, threshold)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -22,6 +22,10 @@ _FEWEST_VIEWS = 2
 _GIB = 2**30
 
 
+PositionDensity = Callable[[Tensor], Tensor]
+"""A function that maps positions (M, 3) to densities (M,)."""
+
+
 class EmptyFieldError(RuntimeError):
     """No occupied cell is left, so there is nothing to render or train."""
 
@@ -34,6 +38,9 @@ class GridOptimizer(Protocol):
     """
 
     grid: GridAdam | None
+
+    def gather(self) -> None:
+        """Makes grids that are divided over processes whole, until :meth:`attach`; call before any change of them."""
 
     def attach(self) -> None:
         """Renews everything that depends on the grids' shapes; call after any change of them."""
@@ -58,6 +65,8 @@ class TrainingSetup:
         cameras: The training cameras as given, on the device.
         alpha: (N, H, W) uint8, opacities of the training images, on the device; None if the poses are too inaccurate to
             exclude space that the images show as transparent.
+        divide: Divides the evaluation of densities over processes: given a function of positions (M, 3), returns one of
+            the same values (M,).
         reliable_poses: Whether the poses are accurate enough to exclude space that cameras cannot see.
     """
 
@@ -69,6 +78,7 @@ class TrainingSetup:
     cameras: Cameras
     alpha: Tensor | None
     reliable_poses: bool = True
+    divide: Callable[[PositionDensity], PositionDensity] = lambda density: density
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def march(
     Returns:
         The packed samples; there may be none.
     """
-    offset = torch.rand_like(rays.near) if jitter else None
+    offset = rays.random() if jitter else None
     return march_through(
         _cuts(warp),
         *_mapped(rays, warp),
@@ -193,7 +193,7 @@ def visible_samples(
             density.weights,
             step=settings.step,
             density_initial=density.initial,
-            offset=torch.rand_like(rays.near) if jitter else None,
+            offset=rays.random() if jitter else None,
             min_transmittance=settings.min_transmittance,
             min_weight=settings.min_weight,
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,

@@ -22,6 +22,8 @@ class Rays:
         far: (R,) float32, world units along the ray. ``near == far`` marks an empty interval.
         values: Further tensors (R, ...) by name, of any dtype: what a field may depend on besides positions and
             directions, such as the time or the index of the image (:attr:`voxelfield.fields.field.Field`).
+        part: Of a batch that several processes share, the numbers (R,) of these rays, int64, and how many rays it has;
+            None if these are all of a batch.
 
     Raises:
         TypeError: One of the first four is not a float32 tensor, or a value is not a tensor.
@@ -33,6 +35,7 @@ class Rays:
     near: Tensor
     far: Tensor
     values: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
+    part: tuple[Tensor, int] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_field("Rays.origins", self.origins, ("R", 3), torch.float32)
@@ -52,7 +55,19 @@ class Rays:
     def to(self, device: torch.device | str) -> Rays:
         """Returns the same rays on ``device``."""
         geometry = (self.origins, self.directions, self.near, self.far)
-        return Rays(*(x.to(device) for x in geometry), values={name: x.to(device) for name, x in self.values.items()})
+        values = {name: x.to(device) for name, x in self.values.items()}
+        return Rays(*(x.to(device) for x in geometry), values=values, part=self.part)
+
+    def random(self) -> Tensor:
+        """Draws a number (R,) in [0, 1) for each ray from torch's global generator, in the dtype of :attr:`near`.
+
+        Of a batch that processes share, numbers are drawn for all rays. A ray's number then does not depend on how many
+        processes there are.
+        """
+        if self.part is None:
+            return torch.rand_like(self.near)
+        rows, total = self.part
+        return torch.rand(total, dtype=self.near.dtype, device=self.near.device)[rows]
 
     def select_values(self, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Tensor]:
         """Returns some of the values, (R, ...) by name.

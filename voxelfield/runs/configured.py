@@ -214,8 +214,7 @@ def _begin(
         check_pictures("hydra.run.dir", run_directory / evaluated, split.names)
     timing.end("load")
     on_step = None if watcher is None else watcher.after_step
-    output = run_directory if processes.is_first() else None
-    session = Session(scene, settings, warp=warp, output=output, on_step=on_step)
+    session = Session(scene, settings, warp=warp, output=run_directory, on_step=on_step)
     first_step = 0
     if resumed is not None:
         path, checkpoint = resumed
@@ -225,7 +224,7 @@ def _begin(
         with contents_of(path):
             session.restore(checkpoint, path=path, replaced=older if in_place else ())
         logger.info("resumed at step %d from %s", session.step, path)
-    if output is None:
+    if not processes.is_first():
         return session
     # Not earlier, so that a run that is rejected creates neither a file nor its directory.
     with RunDirectoryLock.acquire(run_directory) as lock:

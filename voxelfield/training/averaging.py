@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from voxelfield.models.model import Model
+from voxelfield.training.optimizer import Optimizers
 
 # Number of steps between updates of the average: weights of consecutive steps hardly differ, and an update moves as
 # much memory as a step.
@@ -31,14 +33,25 @@ class WeightAverage:
         steps: Number of steps of the run.
         time_constant: Number of steps after which the contribution of an update has decayed to 1/e; the decay per step
             is :math:`\beta = e^{-1 / \mathrm{time\_constant}}`. 0 disables averaging.
+        optimizers: Those of the model, which may have divided its grids: each process then averages its own parts.
     """
 
-    def __init__(self, model: Model, steps: int, time_constant: int) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: Model,
+        steps: int,
+        time_constant: int,
+        optimizers: Optimizers | None = None,
+    ) -> None:
+        self._model, self._optimizers = model, optimizers
         self._steps = steps
         self._first = max(0, steps - _SPAN * time_constant)
         self._share = -math.expm1(-_EVERY / time_constant) if time_constant > 0 else 0.0
         self._mean: list[Tensor] | None = None
+
+    def _weights(self) -> list[Tensor]:
+        weights = list(self._model.field.parameters())
+        return list(weights if self._optimizers is None else self._optimizers.own_parts(weights))
 
     def restart(self) -> None:
         """Discards the average; call this when the grids have changed their shape."""
@@ -49,7 +62,7 @@ class WeightAverage:
         """Updates the average with the weights after a number of steps, if an update is due."""
         if self._share == 0 or step < self._first or (step % _EVERY != 0 and step != self._steps):
             return
-        weights: list[Tensor] = list(self._model.field.parameters())
+        weights = self._weights()
         if self._mean is None:
             self._mean = [weight.detach().clone() for weight in weights]
         else:
@@ -60,19 +73,32 @@ class WeightAverage:
         """Replaces the field's weights, and the grids' working copies, by their average, if there is one."""
         if self._mean is None:
             return
-        for weight, mean in zip(self._model.field.parameters(), self._mean, strict=True):
+        for weight, mean in zip(self._weights(), self._mean, strict=True):
             weight.copy_(mean)
-        self._model.grid.refresh_copies()
+        if self._optimizers is None:
+            self._model.grid.refresh_copies()
+        else:
+            self._optimizers.refresh_copies()
         self._mean = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint: the averages under the names of the weights."""
-        names = [name for name, _ in self._model.field.named_parameters()]
-        return {"mean": None if self._mean is None else dict(zip(names, self._mean, strict=True))}
+        """Returns the state for a checkpoint: the averages under the names of the weights; a collective call."""
+        if self._mean is None:
+            return {"mean": None}
+        weights = dict(self._model.field.named_parameters())
+        means: Sequence[Tensor | None] = self._mean
+        if self._optimizers is not None:
+            means = self._optimizers.collected(list(weights.values()), self._mean)
+        return {"mean": dict(zip(weights, means, strict=True))}
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Loads a state from any device, unless this run would not yet have begun averaging at that step."""
         mean = state["mean"]
-        wanted = mean is not None and self._share > 0 and step >= self._first
-        weights = self._model.field.named_parameters()
-        self._mean = [mean[name].to(weight.device) for name, weight in weights] if wanted else None
+        if mean is None or self._share == 0 or step < self._first:
+            self._mean = None
+            return
+        weights = dict(self._model.field.named_parameters())
+        means = [mean[name] for name in weights]
+        if self._optimizers is not None:
+            means = self._optimizers.own_planes(list(weights.values()), means)
+        self._mean = [own.to(weight.device) for own, weight in zip(means, weights.values(), strict=True)]

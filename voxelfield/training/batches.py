@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,6 +14,7 @@ from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.rays import Rays
+from voxelfield.training.reduction import Reduction
 from voxelfield.transfers import read_from_host
 
 
@@ -103,16 +106,45 @@ class PixelSampler:
         # index_select instead of brackets, because on CUDA the backward pass of the latter sorts the indices.
         return data.index_select(0, self.images_of(pixels))
 
-    def batch(self, count: int, aabb: Tensor, background: str, cameras: Cameras | None = None) -> Batch:
+    def batch(
+        self,
+        count: int,
+        aabb: Tensor,
+        background: str,
+        cameras: Cameras | None = None,
+        reduction: Reduction | None = None,
+    ) -> Batch:
         """Draws a batch of at least ``count`` pixels, and at least those of the patches.
 
-        The other arguments are those of :meth:`draw` and :func:`background_for`.
+        Args:
+            count: Number of pixels, of all processes.
+            aabb: As for :meth:`draw`.
+            background: As for :func:`background_for`.
+            cameras: As for :meth:`draw`.
+            reduction: Divides pixels and patches over the processes, each of which draws all and returns its own.
         """
-        count = max(count, 0 if self._patches is None else self._patches.count * self._patch_size**2)
-        rays, rgba, pixels = self.draw(count, aabb, cameras)
-        behind = background_for(background, count, rgba.device)
         patches = 0 if self._patches is None else self._patches.count
-        return Batch(rays, rgba, pixels, behind, patches, self._patch_size, self.look_up, self.images_of)
+        side = self._patch_size
+        count = max(count, patches * side**2)
+        index = self._draw_indices(count)
+        behind = background_for(background, count, index.device)
+        part = None
+        if reduction is not None and reduction.processes > 1:
+            own, others = reduction.rows(patches), reduction.rows(count - patches * side**2)
+            rows = torch.cat(
+                (
+                    torch.arange(own.start * side**2, own.stop * side**2, device=index.device),
+                    torch.arange(others.start, others.stop, device=index.device) + patches * side**2,
+                )
+            )
+            index, behind, patches = index[rows], behind[rows], own.stop - own.start
+            square = self._supersampling**2
+            rays_of_rows = (rows[:, None] * square + torch.arange(square, device=rows.device)).flatten()
+            part = rays_of_rows, count * square
+        rays, rgba = self._read(index, aabb, cameras)
+        return Batch(
+            replace(rays, part=part), rgba, index, behind, patches, self._patch_size, self.look_up, self.images_of
+        )
 
     @property
     def images(self) -> Tensor:
@@ -137,9 +169,16 @@ class PixelSampler:
             P * supersampling**2 rays, with the rays of each pixel consecutive; the pixels' (P, 4) RGBA, float32 in
             [0, 1], straight alpha; and their indices (P,), int64 (:meth:`images_of`).
         """
-        index = self._draw_pixels(count) if self._patches is None else self._draw_patches(count, self._patches)
+        index = self._draw_indices(count)
+        return *self._read(index, aabb, cameras), index
+
+    def _draw_indices(self, count: int) -> Tensor:
+        return self._draw_pixels(count) if self._patches is None else self._draw_patches(count, self._patches)
+
+    def _read(self, index: Tensor, aabb: Tensor, cameras: Cameras | None) -> tuple[Rays, Tensor]:
+        """Returns the rays of pixels (P,), and their colours (P, 4)."""
         if cameras is not None:
-            return self._cast(index, cameras, aabb), self._images.view(-1, 4)[index].float() / 255, index
+            return self._cast(index, cameras, aabb), self._images.view(-1, 4)[index].float() / 255
         *rays, rgba = pixel_rays(
             self._images,
             index,
@@ -149,7 +188,7 @@ class PixelSampler:
             supersampling=self._supersampling,
             lens=lens_rows(self.cameras.lens),
         )
-        return Rays(*rays), rgba, index
+        return Rays(*rays), rgba
 
     def images_of(self, pixels: Tensor) -> Tensor:
         """Returns the indices of the images to which pixels belong; of the shape and dtype of ``pixels``."""

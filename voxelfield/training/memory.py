@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from voxelfield import processes
 from voxelfield.datasets.scene import Split
 from voxelfield.models.model import Model
 from voxelfield.models.training import MemoryEstimate
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 def estimate_memory(
     model: Model, config: TrainerConfig, split: Split, device_type: str = "cuda", *, images_on_host: bool = False
 ) -> MemoryEstimate:
-    """Estimates the peak memory use of training steps: on CUDA, accurate up to allocator overhead.
+    """Estimates the peak memory use of training steps in each process: on CUDA, accurate up to allocator overhead.
 
     On the CPU, candidate samples are left out, because their number is not limited.
 
@@ -37,14 +38,28 @@ def estimate_memory(
         device_type: ``cuda`` or ``cpu``.
         images_on_host: Whether the images stay in host memory.
     """
+    count, copies = processes.count(), copies_dtype(config.precision, torch.device(device_type))
     estimate = model.estimate_memory(
         max(config.resolutions),
-        rays=config.max_rays,
-        candidates=0 if device_type == "cpu" else config.candidate_samples,
-        visible=config.visible_samples,
-        copies=copies_dtype(config.precision, torch.device(device_type)),
+        rays=config.max_rays // count,
+        candidates=0 if device_type == "cpu" else config.candidate_samples // count,
+        visible=config.visible_samples // count,
+        copies=copies,
         averaged=config.average_steps > 0,
     )
+    if count > 1:
+        # Each process has a part of everything that belongs to the grids, but whole copies, which are the grids
+        # themselves in float32. It receives the positions and gradients of the samples of all.
+        received = config.visible_samples * (12 + model.grid.channels * copies.itemsize)
+        estimate = replace(
+            estimate,
+            parameters=estimate.parameters // (1 if copies == torch.float32 else count),
+            gradients=estimate.gradients // count,
+            optimizer=estimate.optimizer // count,
+            average=estimate.average // count,
+            samples=estimate.samples + received,
+            sparse=estimate.sparse // count,
+        )
     if images_on_host:
         return estimate
     numbers = 0 if split.masks is None else int(split.masks.sum()) * pixel_number_type(split.masks).itemsize

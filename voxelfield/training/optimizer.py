@@ -7,14 +7,17 @@ undecorated methods.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from voxelfield import processes
 from voxelfield.fields.field import RadianceField
-from voxelfield.grids.adam import GridAdam
+from voxelfield.grids.adam import GridAdam, sum_weights
+from voxelfield.grids.division import DividedGrids
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.models.model import Model
 from voxelfield.training.config import OptimizerConfig, RatesConfig
@@ -72,12 +75,15 @@ class Optimizers:
         groups: Parameters with learning rates of their own, by name; without weight decay. The network's optimizer
             does not update those that are the field's.
         copies: Dtype of the grids' working copies.
+        total_variation: Whether :meth:`add_total_variation` will be called.
+        samples: Largest number of samples of a step, if several processes take it.
 
     Attributes:
         grid: The grids' optimizer; pass it to operations that change a grid's resolution or box. None without grids.
         network: The network's optimizer, or None.
         others: The optimizers of the further groups, by name.
         attached: Number of calls of :meth:`attach`.
+        division: The division of the grids over several processes, between :meth:`attach` and :meth:`gather`.
 
     Raises:
         ValueError: ``config.view_lr_factor`` is not 1, but the decoder has no channels that describe view dependence.
@@ -90,10 +96,14 @@ class Optimizers:
         rates: RatesConfig,
         groups: Mapping[str, tuple[Sequence[nn.Parameter], float]] | None = None,
         copies: torch.dtype = torch.float32,
+        total_variation: bool = False,
+        samples: int = 0,
     ) -> None:
         self._model = model
         self._copies = copies
+        self._total_variation, self._samples = total_variation, samples
         self.attached = 0
+        self.division: DividedGrids | None = None
         field, device = model.field, model.device
         grids = model.grid.levels
         groups = groups or {}
@@ -135,28 +145,93 @@ class Optimizers:
         }
 
     def attach(self) -> None:
-        """Makes the field read working copies of its grids and accumulate gradients; call after any change of them."""
-        copies = self._model.grid.enable_copies(self._copies)
-        for (adam, parameter), copy in zip(self._active_levels(), copies, strict=True):
-            adam.set_working(parameter, copy if self._copies != torch.float32 else None)
-        self.restrict()
+        """Makes the field read working copies of its grids and accumulate gradients; call after any change of them.
+
+        With several processes, grids and moments are divided among them until :meth:`gather`.
+        """
+        grid, divides = self._model.grid, processes.count() > 1
+        grid.enable_copies(self._copies, allocate_gradients=not divides)
         self.attached += 1
+        working = grid.working_copies
+        if working is None or self.grid is None:
+            return
+        if divides:
+            listed, occupied = [self._is_listed(level) for level in working.grids], self._model.occupancy.occupied
+            self.division = DividedGrids(
+                working, self.grid, listed, occupied, samples=self._samples, halo=self._total_variation
+            )
+            return
+        for parameter, copy in zip(working.grids, working.copies, strict=True):
+            self.grid.set_working(parameter, copy if self._copies != torch.float32 else None)
+        self.restrict()
+
+    def gather(self) -> None:
+        """Makes grids and moments whole in each process until :meth:`attach`; a collective call."""
+        if self.division is not None:
+            self.division.gather()
+            self.division = None
+
+    def gathered_on_host(self) -> contextlib.AbstractContextManager[None]:
+        """For a block, shows process 0 whole grids and moments, in host memory if they are divided; collective."""
+        return contextlib.nullcontext() if self.division is None else self.division.gathered_on_host()
+
+    def own_parts(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Returns the parameters, and of those that are divided among processes this process's parts."""
+        if self.division is None:
+            return list(parameters)
+        owned = [self.division.owned(parameter) for parameter in parameters]
+        return [parameter if own is None else own for parameter, own in zip(parameters, owned, strict=True)]
+
+    def own_planes(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[Tensor]:
+        """Returns this process's part of values that belong to whole parameters."""
+        if self.division is None:
+            return list(values)
+        return [self.division.own_planes(*pair) for pair in zip(parameters, values, strict=True)]
+
+    def collected(self, parameters: Sequence[nn.Parameter], own: Sequence[Tensor]) -> list[Tensor | None]:
+        """Returns the values of whole parameters, given those of :meth:`own_parts`; a collective call.
+
+        Those of divided parameters are in host memory, and None in all processes but the first.
+        """
+        if self.division is None:
+            return list(own)
+        return [self.division.collected(*pair) for pair in zip(parameters, own, strict=True)]
+
+    def refresh_copies(self) -> None:
+        """Rounds the grids into their working copies, after a change by something else than a step; collective."""
+        if self.division is None:
+            self._model.grid.refresh_copies()
+        else:
+            self.division.refresh()
+
+    @property
+    def layout(self) -> int:
+        """Changes whenever tensors that a captured step refers to have been replaced."""
+        return self.attached if self.division is None else self.attached + self.division.layout
 
     def restrict(self) -> None:
         """Updates the active tiles, so that only vertices that samples in occupied cells can read are updated.
 
         Call after a change of the occupied cells.
         """
+        if self.division is not None:
+            self.division.restrict(self._model.occupancy.occupied)
+            return
         for adam, parameter in self._active_levels():
-            # Updating a whole small grid is faster than listing its active tiles. The blocks of a sparse grid are all
-            # active.
-            if parameter[..., 0].numel() >= _WORTH_LISTING and not self._is_sparse(parameter):
+            if self._is_listed(parameter):
                 # Total variation also adds gradients outside the tiles; later steps must not use them.
                 if parameter.grad is not None:
                     parameter.grad.zero_()
                 adam.set_active(parameter, self._model.occupancy.occupied)
             else:
                 adam.set_active(parameter, None)
+
+    def _is_listed(self, parameter: nn.Parameter) -> bool:
+        """Returns whether only the active tiles of a level are updated.
+
+        Updating a whole small grid is faster than listing its active tiles. The blocks of a sparse grid are all active.
+        """
+        return parameter[..., 0].numel() >= _WORTH_LISTING and not self._is_sparse(parameter)
 
     @torch.no_grad()
     def scale(self, factor: Tensor | float) -> None:
@@ -175,21 +250,24 @@ class Optimizers:
         Args:
             weight: Factor on the sum of these squares.
         """
+        if self.division is not None:
+            self.division.add_total_variation(weight)
+            return
         for adam, parameter in self._active_levels():
             if self._is_sparse(parameter):
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            x, y, z, channels = parameter.shape
             # The optimizer's term is a mean over the pairs of neighbours along each axis.
-            pairs = [(x - 1) * y * z, x * (y - 1) * z, x * y * (z - 1)]
-            adam.add_total_variation(parameter, [weight * channels * along for along in pairs])
+            adam.add_total_variation(parameter, sum_weights(parameter, weight))
 
     def step(self) -> None:
         """Updates the grids and clears their gradients; updates everything else and drops its gradients."""
-        for grid in self._sparse:
-            grid.share_gradient()
-        if self.grid is not None:
+        if self.division is not None:
+            self.division.step()
+        elif self.grid is not None:
+            for grid in self._sparse:
+                grid.share_gradient()
             self.grid.step()
         for optimizer in (self.network, *self.others.values()):
             if optimizer is not None:

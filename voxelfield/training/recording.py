@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from voxelfield import processes
 from voxelfield.models.model import Model
 from voxelfield.models.part import Part
 from voxelfield.training.config import TrainerConfig
@@ -43,8 +44,9 @@ class Recorder:
         return step % self._config.log_every == 0 or step == self._config.steps
 
     def is_finite(self) -> bool:
-        """Returns whether all parameters of the field are finite; synchronises with the device."""
-        return all(bool(parameter.detach().sum().isfinite()) for parameter in self._model.field.parameters())
+        """Returns whether all parameters of the field are finite; synchronises with the device, a collective call."""
+        own = self._optimizers.own_parts(list(self._model.field.parameters()))
+        return not processes.any_of(not all(bool(parameter.detach().sum().isfinite()) for parameter in own))
 
     def collect_metrics(self, step: int, seconds: float, since_last: float) -> dict[str, float]:
         """Returns the metrics of the steps since the last call, by tag; synchronises with the device.

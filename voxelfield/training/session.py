@@ -52,7 +52,7 @@ from voxelfield.training.memory import check_memory, estimate_memory, explain_sh
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.parts import configured_parts
 from voxelfield.training.recording import Recorder
-from voxelfield.training.reduction import Reduction
+from voxelfield.training.reduction import divided_density, reduction
 from voxelfield.training.resume import check_complete, check_names, check_resumable
 from voxelfield.training.state.fingerprint import changes, fingerprint
 from voxelfield.training.state.run_directory import RunDirectoryLock
@@ -63,6 +63,8 @@ from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
 _log = logging.getLogger(__name__)
+
+_STEPS_BETWEEN_AGREEMENTS = 32
 
 Hook = Callable[["Session"], None]
 """A function that a session calls with itself as the argument."""
@@ -160,13 +162,14 @@ class Session:
         self.scene = scene
         self.config = config
         self.device = choose_device(config.device)
-        self.log = NullLogger() if logger is None else logger
+        self.log = NullLogger() if logger is None or not processes.is_first() else logger
         self._pause: Pause | None = None
         self.output = None if output is None else Path(output)
         self._on_step, self._on_stage, self._on_preview = on_step, on_stage, on_preview
         self._writer: CheckpointWriter | None = None
         self._writing = contextlib.ExitStack()
-        if self.output is not None:
+        if self._writes:
+            assert self.output is not None
             # The log is flushed first, because a run that is resumed does not log earlier steps again.
             keep = config.trainer.keep_checkpoints
             self._writer = CheckpointWriter(self.output, keep, lambda: self._records.flush())
@@ -199,8 +202,10 @@ class Session:
         check_names(self.model, self.parts)
         self._joined = [self.model, *self.parts]
         groups = {name: group for part in self._joined for name, group in part.param_groups().items()}
-        copies = copies_dtype(trainer.precision, self.device)
-        self.optimizers = Optimizers(self.model, config.optimizer, trainer.rates, groups, copies)
+        copies, varies = copies_dtype(trainer.precision, self.device), trainer.loss.tv_features > 0
+        self.optimizers = Optimizers(
+            self.model, config.optimizer, trainer.rates, groups, copies, varies, trainer.visible_samples
+        )
         self._step = TrainingStep(
             self.model,
             pixels,
@@ -208,7 +213,7 @@ class Session:
             trainer,
             parts=[*self._joined, _Losses(losses)],
             sampler=sampler,
-            reduction=Reduction(),
+            reduction=reduction(),
         )
         refines, coarse = config.camera.refines, bool(config.camera.stages)
         setup = TrainingSetup(
@@ -222,9 +227,10 @@ class Session:
             # pixels only, so that the space beside the cameras is known.
             alpha=None if refines else pixels.alpha,
             reliable_poses=not (refines and coarse),
+            divide=divided_density,
         )
         self.model.begin_training(setup)
-        self._average = WeightAverage(self.model, trainer.steps, trainer.average_steps)
+        self._average = WeightAverage(self.model, trainer.steps, trainer.average_steps, self.optimizers)
         self.step = 0
         self._recorded_seconds = 0.0
         self._recorder = Recorder(self.model, self.parts, self._step, self.optimizers, trainer)
@@ -234,10 +240,19 @@ class Session:
 
     def _renew(self) -> None:
         """Recreates everything that depends on the grids' shapes, apart from the optimizers' part of it."""
+        self._average.restart()
+        self._capture_anew()
+
+    def _capture_anew(self) -> None:
         # The graph captures these as numbers, because computing them inside the capture would read from the device.
         settings = self.model.settings
         self._graphed = GraphedCall(lambda: self._step.run(settings), self.device, self.config.trainer.cuda_graph)
-        self._average.restart()
+        self._layout = self.optimizers.layout
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this process writes files."""
+        return self.output is not None and processes.is_first()
 
     @property
     def field(self) -> RadianceField:
@@ -326,11 +341,15 @@ class Session:
 
     def _advance(self) -> Batch:
         """Takes one step."""
+        if processes.count() > 1 and self.optimizers.division is None:
+            self.optimizers.attach()
         attached = self.optimizers.attached
         for part in self._joined:
             part.before_step(self.step)
         if self.optimizers.attached != attached:
             self._begin_stage()
+        elif self.optimizers.layout != self._layout:
+            self._capture_anew()
         self._graphed()
         if self.step == 0:
             self._recorder.note_untrained_error()
@@ -357,12 +376,12 @@ class Session:
             self._locked_output(wait),
             explain_shortage(self.estimate_memory, self.device),
             Interrupt() as interrupt,
-            Progress(config.steps, self.step) as progress,
+            Progress(config.steps, self.step, silent=not processes.is_first()) as progress,
         ):
             pause = self._pause = Pause(self._now, progress.paused)
             logged = 0.0
             with contextlib.suppress(GeneratorExit):
-                while self.step < config.steps and not processes.any_of(interrupt.requested):
+                while self.step < config.steps and not self._stops(interrupt):
                     # On CUDA the number of rays that fit is known only to the device.
                     rays = self._step.rays if self._step.capacity is None else 0
                     batch = self._advance()
@@ -385,8 +404,17 @@ class Session:
             self.train_seconds = before + self._now() - started - pause.seconds
             # No CUDA graph is captured from here on, so another thread may use the device.
             self._save(settled=True)
+            self.optimizers.gather()
             if wait:
                 self.wait()
+
+    def _stops(self, interrupt: Interrupt) -> bool:
+        """Returns whether any process has been asked to stop; all of them stop after the same step."""
+        # Hosts of GPUs are many steps ahead of them, and need not wait for each other in every step.
+        every = _STEPS_BETWEEN_AGREEMENTS if self.device.type == "cuda" else 1
+        if processes.count() > 1 and self.step % every > 0:
+            return False
+        return processes.any_of(interrupt.requested)
 
     def off_the_clock(self) -> contextlib.AbstractContextManager[object]:
         """Returns a context for hooks whose time is excluded from ``train_seconds`` and from the logged rates.
@@ -417,8 +445,9 @@ class Session:
     def result(self) -> TrainedModel:
         """Returns the current state as a :class:`TrainedModel` for rendering and saving.
 
-        Further steps change its field.
+        Further steps change its field. A collective call.
         """
+        self.optimizers.gather()
         # Without the training images and the optimizer.
         return TrainedModel(self.model.around(), copy.deepcopy(self.config), self.step, self.cameras)
 
@@ -432,7 +461,7 @@ class Session:
     def preview(self) -> None:
         """Logs render | truth | error | depth for fixed test views, and their PSNR; no-op without a test split."""
         split = self.scene.splits.get("test")
-        if split is not None:
+        if split is not None and processes.is_first():
             views, cameras = self.config.trainer.preview_views, self.cameras
             split = split if cameras is None else cameras.follow_split(split)
             log_preview(self.renderer(), split, self.model.background, self._records, self.step, views)
@@ -482,7 +511,7 @@ class Session:
     @contextlib.contextmanager
     def _locked_output(self, wait: bool) -> Iterator[None]:
         """Locks the output folder for a block and, unless the block waits for its files, until :meth:`wait`."""
-        if self.output is None:
+        if self.output is None or not self._writes:
             yield
             return
         with RunDirectoryLock.acquire(self.output, "output"):
@@ -492,10 +521,13 @@ class Session:
 
     def _save(self, *, settled: bool = False, optional: bool = False) -> Path | None:
         """Like :meth:`save`, but does not wait; the arguments are as for :meth:`CheckpointWriter.save`."""
-        if self._writer is None:
+        if self.output is None:
             return None
         finite = self._recorder.is_finite()
-        return self._writer.save(self.step, self._state(), finite=finite, settled=settled, optional=optional)
+        with self._whole_state() as state:
+            if self._writer is None:
+                return None
+            return self._writer.save(self.step, state, finite=finite, settled=settled, optional=optional)
 
     def wait(self) -> None:
         """Waits until the last checkpoint is on disk.
@@ -507,6 +539,13 @@ class Session:
             with self._writing:
                 self._writer.wait()
 
+    @contextlib.contextmanager
+    def _whole_state(self) -> Iterator[dict[str, Any]]:
+        """Yields the content of a checkpoint, valid only in the first process; a collective call."""
+        average = self._average.state_dict()
+        with self.optimizers.gathered_on_host():
+            yield {} if self._writer is None else self._state() | {"average": average}
+
     def _state(self) -> dict[str, Any]:
         parts = {part.name: part.state_dict() for part in self.parts}
         return {name: state for name, state in parts.items() if state} | {
@@ -516,7 +555,6 @@ class Session:
             **self._recorder.state_dict(),
             **self.model.state_dict(),
             "optimizer": self.optimizers.state_dict(),
-            "average": self._average.state_dict(),
             "data": self._fingerprint.result(),
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
@@ -542,7 +580,9 @@ class Session:
         # The model of a script is not found by its name, and a saved setting of the model has no effect here.
         saved = parse(RunConfig, {**checkpoint["config"], "model": self.config.model}, "config of the checkpoint")
         check_resumable(checkpoint, saved, self.config, self.model, self.parts)
-        self._compare_data(checkpoint["data"])
+        if processes.is_first():
+            self._compare_data(checkpoint["data"])
+        self.optimizers.gather()
         if self._writer is not None and path is not None:
             self._writer.follow(path, replaced)
         self.model.load_state_dict(checkpoint)
@@ -564,7 +604,7 @@ class Session:
     def _compare_data(self, saved: dict[str, Tensor]) -> None:
         """Logs a warning if the training images are not those of the checkpoint."""
         train = self.scene.train
-        now = self._fingerprint.result() if self.output is not None else fingerprint(train)
+        now = self._fingerprint.result() if self._writes else fingerprint(train)
         changed = changes(saved, now, train.names)
         if changed:
             _log.warning("scene %s: training continues with the present data", changed)
@@ -575,12 +615,14 @@ class Session:
             self._records.scalars(self.step, self._recorder.collect_metrics(self.step, seconds, since_last))
         except FloatingPointError as error:
             hints = ""
+            with self._whole_state() as state:
+                if self._writer is not None:
+                    try:
+                        hints = f"; the state is in {self._writer.save(self.step, state, finite=False)}"
+                        self._writer.wait()
+                    except OSError as failure:
+                        hints = f"; {failure}"
             if self._writer is not None:
-                try:
-                    hints = f"; the state is in {self._writer.save(self.step, self._state(), finite=False)}"
-                    self._writer.wait()
-                except OSError as failure:
-                    hints = f"; {failure}"
                 hints += "" if self.checkpoint is None else f", and the last valid checkpoint is {self.checkpoint}"
             raise FloatingPointError(f"{error}{hints}") from None
 

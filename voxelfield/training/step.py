@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from voxelfield import processes
 from voxelfield.evaluation.metrics import mse_to_psnr
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.model import Model
@@ -56,13 +57,13 @@ class StepTotals:
         names = tuple(values)
         if names not in self._sums:
             self._sums[names] = torch.zeros(len(names), dtype=torch.float64, device=self._device)
-        self._sums[names] += self._reduction.count(torch.stack(list(values.values())))
+        self._sums[names] += torch.stack(list(values.values()))
 
     def read(self) -> dict[str, float]:
-        """Returns all totals and sets them to zero; synchronises with the device."""
+        """Returns all totals and sets them to zero; synchronises with the device, and is a collective call."""
         totals: dict[str, float] = {}
         for names, sums in self._sums.items():
-            for name, total in zip(names, sums.tolist(), strict=True):
+            for name, total in zip(names, self._reduction.sum(sums).tolist(), strict=True):
                 totals[name] = totals.get(name, 0.0) + total
             sums.zero_()
         return totals
@@ -112,9 +113,13 @@ class TrainingStep:
         self.number = torch.zeros((), dtype=torch.int64, device=self.device)
         self._reduction = Reduction() if reduction is None else reduction
         self.totals = StepTotals(self.device, self._reduction)
-        self.capacity = (
-            Capacity(config.candidate_samples, config.visible_samples) if self.device.type == "cuda" else None
-        )
+        shared_by = self._reduction.processes
+        self.capacity = None
+        if self.device.type == "cuda":
+            # Kernels of one size in all processes, which exchange samples and draw random numbers in a captured graph.
+            if config.patches % shared_by > 0:
+                raise ValueError(f"trainer.patches must be a multiple of {shared_by} devices, got {config.patches}")
+            self.capacity = Capacity(config.candidate_samples // shared_by, config.visible_samples // shared_by)
         self._adapts = self.capacity is None and rays is None
         if rays is None:
             rays = config.max_rays if self.capacity else min(config.max_rays, max(1, config.visible_samples // 64))
@@ -127,7 +132,9 @@ class TrainingStep:
         self._sampler = sampler
         self._loss_scale = torch.tensor(config.loss_scale, device=self.device)
         self.error = torch.zeros((), device=self.device)
-        self._one = torch.ones((), dtype=torch.int64, device=self.device)
+        # Steps are counted by one process alone.
+        counted = self._reduction.processes == 1 or processes.is_first()
+        self._one = torch.full((), int(counted), dtype=torch.int64, device=self.device)
         self._batch: Batch | None = None
 
     @property
@@ -149,9 +156,14 @@ class TrainingStep:
             terms.update(part.losses(outputs, batch))
         if "photometric" not in terms:
             raise KeyError(f"losses must contain 'photometric', by which divergence is detected, got {list(terms)}")
-        backpropagate(list(terms.values()), self._loss_scale)
+        share = self._reduction.share(outputs.rendering.rays_kept)
+        backpropagate(list(terms.values()), self._loss_scale if share is None else self._loss_scale * share)
+        terms = {name: term.detach() if share is None else term.detach() * share for name, term in terms.items()}
         parameters = [parameter for part in self._parts for parameter in part.parameters()]
-        self._reduction.gradients(parameters)
+        if self._optimizers is not None:
+            divided = self._optimizers.own_parts(parameters)
+            self._reduction.gradients([own for own, whole in zip(divided, parameters, strict=True) if own is whole])
+            parameters = divided
         if config.not_finite == "skip":
             terms = self._drop_unless_finite(terms, parameters)
         for part in self._parts:
@@ -161,8 +173,8 @@ class TrainingStep:
         for part in self._parts:
             part.after_step(self.number)
         self.number += 1
-        self.error.copy_(terms["photometric"].detach())
-        self.totals.add({f"loss/{name}": term.detach() for name, term in terms.items()})
+        self.error.copy_(terms["photometric"] if share is None else terms["photometric"] / share.clamp(min=1e-6))
+        self.totals.add({f"loss/{name}": term for name, term in terms.items()})
         rendering = outputs.rendering
         counts = {"steps": self._one, "rays": rendering.rays_kept, "samples": rendering.samples.ray_offsets[-1]}
         if rendering.candidates is not None:
@@ -170,14 +182,20 @@ class TrainingStep:
         self.totals.add(counts)
         if self._adapts:
             # As space empties, rays have fewer samples, so more rays fit in the same number of samples.
-            wanted = self.rays * config.visible_samples / max(len(rendering.samples.positions), 1)
+            samples = self._reduction.samples(len(rendering.samples.positions))
+            wanted = self.rays * config.visible_samples / max(samples, 1)
             self.rays = int(min(config.max_rays, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
+        if self.device.type != "cuda":
+            self._reduction.align_random_numbers()
 
     def _draw(self) -> Batch:
         config = self._config
         moved = [cameras for cameras in (part.cameras() for part in self._parts) if cameras is not None]
         count = max(1, self.rays // config.supersampling**2)
-        batch = self._pixels.batch(count, self._model.field.aabb, config.background, moved[-1] if moved else None)
+        if self.capacity is not None:
+            count = -(-count // self._reduction.processes) * self._reduction.processes
+        cameras = moved[-1] if moved else None
+        batch = self._pixels.batch(count, self._model.field.aabb, config.background, cameras, self._reduction)
         batch.rays = self._model.rays_of(batch)
         return batch
 
@@ -213,12 +231,12 @@ class TrainingStep:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         # A sum may overflow although its terms are finite; such a gradient is not usable either.
         sums = [gradient.sum(dtype=torch.float32) for gradient in gradients]
-        finite = torch.stack([value.detach().float() for value in (*terms.values(), *sums)]).isfinite().all()
+        finite = torch.stack([value.float() for value in (*terms.values(), *sums)]).isfinite().all()
         finite = self._reduction.finite(finite)
         for gradient in gradients:
             gradient.masked_fill_(~finite, 0)
-        self.totals.add({"skipped": (~finite).to(torch.int64)})
-        return {name: torch.where(finite, term.detach(), 0.0) for name, term in terms.items()}
+        self.totals.add({"skipped": (~finite).to(torch.int64) * self._one})
+        return {name: torch.where(finite, term, 0.0) for name, term in terms.items()}
 
     def psnr(self) -> float:
         """Returns the PSNR of the last step's pixels, dB; synchronises with the device."""

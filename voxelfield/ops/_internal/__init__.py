@@ -1,7 +1,6 @@
 """Ops that only voxelfield's own classes call. They may change without notice; `voxelfield.ops` has the public ones."""
 
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
-from voxelfield.ops._internal.active_tiles import active_tiles
 from voxelfield.ops._internal.append_view import append_view
 from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
 from voxelfield.ops._internal.empty_distance import empty_distance
@@ -14,6 +13,7 @@ from voxelfield.ops._internal.pixel_rays import PixelBatch, pixel_rays
 from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
 from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
 from voxelfield.ops._internal.sparse_grid import places_in_atlas, share_copies_
+from voxelfield.ops._internal.tiles import active_tiles, pack_vertices, touched_vertices, unpack_vertices
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "lens_rays",
     "march_pieces",
     "march_visible",
+    "pack_vertices",
     "pixel_color_error",
     "pixel_colors",
     "pixel_rays",
@@ -37,4 +38,6 @@ __all__ = [
     "render_pyramid_image",
     "sample_color_error",
     "share_copies_",
+    "touched_vertices",
+    "unpack_vertices",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +23,7 @@ def accumulate_trilinear_(
     reduce: Reduction = "concat",
     padding: Padding = "border",
     align_corners: bool = True,
+    slabs: Sequence[tuple[int, int]] | None = None,
 ) -> None:
     """Adds the gradient of :func:`voxelfield.ops.sample_pyramid` in its grids to existing tensors, in one pass.
 
@@ -31,26 +33,38 @@ def accumulate_trilinear_(
 
     Args:
         sums: 1 to 16 tensors (X_l, Y_l, Z_l, C_l), contiguous, float32 (float64 for float64 ``values``); changed in
-            place.
+            place. With ``slabs``, each holds only some planes along x of its grid.
         values: (N, sum of C_l), or (N, C) for ``"sum"``: the gradient in the samples; any floating dtype.
         points: (N, 3) positions of the samples, as for :func:`voxelfield.ops.sample_trilinear`. Points that are not
             finite add nothing.
         reduce: This and the other options are those that the samples were taken with.
         padding: See ``reduce``.
         align_corners: See ``reduce``.
+        slabs: For each of ``sums`` its first plane along x, and the number of planes of the whole grid. Positions are
+            those in the whole grid, and what belongs to vertices in other planes is dropped. A tensor may have no
+            planes. None means that ``sums`` are whole grids.
+
+    Raises:
+        ValueError: ``slabs`` is not as long as ``sums``.
+        RuntimeError: A slab does not lie within its grid.
     """
+    if slabs is not None and len(slabs) != len(sums):
+        raise ValueError(f"slabs must be one for each of {len(sums)} sums, got {len(slabs)}")
     points = check_points(points, (values.shape[0], 3), "values", values)
     add = reduce == "sum"
     _library.ensure_loaded(values.device.type)
     if padding == "periodic" or (values.is_cuda and torch.are_deterministic_algorithms_enabled()):
         stencil = known_stencil(padding, bool(align_corners), "linear", add, False)
-        fresh = stencil.splat(values.to(sums[0].dtype), points, None, tuple(total.shape for total in sums))
-        for total, part in zip(sums, fresh, strict=True):
-            total.add_(part)
+        of_grids = [(0, total.shape[0]) for total in sums] if slabs is None else slabs
+        shapes = tuple((planes, *total.shape[1:]) for total, (_, planes) in zip(sums, of_grids, strict=True))
+        fresh = stencil.splat(values.to(sums[0].dtype), points, None, shapes)
+        for total, part, (first, _) in zip(sums, fresh, of_grids, strict=True):
+            total.add_(part.narrow(0, first, total.shape[0]))
     else:
         options = (PADDINGS[padding], bool(align_corners), False)
-        for group in [[total] for total in sums] if add else [list(sums)]:
-            torch.ops.voxelfield.accumulate_trilinear_(group, values, points, *options)
+        for group in [slice(i, i + 1) for i in range(len(sums))] if add else [slice(None)]:
+            numbers = [] if slabs is None else list(itertools.chain.from_iterable(slabs[group]))
+            torch.ops.voxelfield.accumulate_trilinear_(list(sums[group]), values, points, *options, numbers)
 
 
 @_library.when_loaded

@@ -11,8 +11,6 @@ from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
-from voxelfield import processes
-
 logger = logging.getLogger(__name__)
 
 
@@ -21,7 +19,6 @@ class Progress:
 
     On a terminal it draws a tqdm bar; elsewhere (batch systems, log files) it logs a line now and then instead of
     printing control characters. Between displays, :meth:`update` only reads a clock, so it may be called every step.
-    Of several processes that train together, only the first one draws a bar.
 
     Args:
         total: Number of steps of the whole run.
@@ -29,6 +26,7 @@ class Progress:
         stream: Stream for the bar, standard error by default; the bar is drawn only if it is a terminal.
         interval: Seconds between two displays; None means 0.5 on a terminal, else 10.
         clock: Source of seconds.
+        silent: Display nothing, as in all processes but the first.
     """
 
     def __init__(
@@ -39,9 +37,11 @@ class Progress:
         stream: TextIO | None = None,
         interval: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        silent: bool = False,
     ) -> None:
         stream = stream or sys.stderr
-        terminal = stream.isatty() and processes.is_first()
+        terminal = stream.isatty() and not silent
+        self._silent = silent
         self._total = total
         self._clock = clock
         self._interval = interval if interval is not None else (0.5 if terminal else 10.0)
@@ -73,7 +73,7 @@ class Progress:
         self._rays += rays
         now = self._clock()
         elapsed = now - self._shown
-        if elapsed < self._interval and step < self._total:
+        if self._silent or (elapsed < self._interval and step < self._total):
             return
         fields = [] if psnr is None else [f"PSNR {psnr():.2f} dB"]
         if self._rays and elapsed > 0:

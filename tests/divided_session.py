@@ -1,0 +1,153 @@
+"""One of several processes that train together: ``python divided_session.py RANK PROCESSES STORE FOLDER``.
+
+Trains each of :data:`KINDS`, then trains one with a pause from checkpoints, and saves in process 0 what came of it as
+``FOLDER/PROCESSES.pt``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from quick_presets import preset
+
+from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.options import LoadOptions
+from voxelfield.training import optimizer
+from voxelfield.training import session as session_module
+from voxelfield.training.logs.logging import NullLogger
+from voxelfield.training.session import Session
+from voxelfield.training.state.checkpoint import load_checkpoint
+
+FIXTURE = Path(__file__).resolve().parent / "fixtures" / "lego"
+
+# Without thresholds that a rounding error decides. Adam divides gradients by their own size: a small epsilon would let
+# a gradient that is nothing but rounding errors move a feature as far as any other.
+BASE = (
+    "trainer=smoke",
+    "trainer.visible_samples=2048",
+    "trainer.preview_every=0",
+    "trainer.checkpoint_every=0",
+    "trainer.stages=[{step: 0, resolution: 12}, {step: 8, resolution: 16}]",
+    "trainer.occupancy.resolution=12",
+    "trainer.occupancy.start=4",
+    "trainer.occupancy.every=3",
+    "trainer.occupancy.threshold=1e-4",
+    "trainer.background=random",
+    "trainer.render.min_weight=0",
+    "trainer.render.min_transmittance=0",
+    "optimizer.eps=1e-4",
+)
+PYRAMID = ("model=pyramid", "model.resolutions=[4,8,16]", "model.width=16")
+
+KINDS = {
+    "dense": (
+        "model=dense",
+        "trainer.steps=100",
+        "trainer.loss.tv_features=1e-4",
+        "trainer.loss.tv_every=1",
+        "trainer.loss.tv_until=80",
+    ),
+    "sum": ("model=sh", "model.resolutions=[4,8,16]", "trainer.average_steps=20", "trainer.steps=100"),
+    # Networks of rectified units, which rounding errors switch after some more steps.
+    "pyramid": (
+        *PYRAMID,
+        "trainer.patches=4",
+        "trainer.patch_size=11",
+        "trainer.loss.ssim=0.1",
+        "trainer.supersampling=2",
+        "trainer.exposure=affine",
+        "trainer.steps=16",
+    ),
+    "sparse": (
+        "model=pyramid",
+        "model.resolutions=[4,8,12]",
+        "model.sparse_resolutions=[16]",
+        "model.width=16",
+        "trainer.not_finite=skip",
+        "trainer.steps=16",
+    ),
+    "refined": (*PYRAMID, "camera=refine", "trainer.steps=16"),
+    # With float16 copies, as on GPUs. A rounding error of a master may round its copy the other way.
+    "halves": (
+        "model=pyramid",
+        "model.resolutions=[4,8,12]",
+        "model.sparse_resolutions=[16]",
+        "model.width=16",
+        "trainer.steps=12",
+        "trainer.average_steps=2",
+        "trainer.loss.tv_features=1e-4",
+        "trainer.loss.tv_every=1",
+        "trainer.loss.tv_until=12",
+    ),
+}
+PAUSED = "sum"
+STOPS = (50, 85)
+"""Steps at which the run of :data:`PAUSED` is saved, one before and one within the averaging of its weights."""
+
+
+class Scalars(NullLogger):
+    """Keeps scalars by step."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, dict[str, float]] = {}
+
+    def scalars(self, step, values) -> None:
+        self.records.setdefault(step, {}).update(values)
+
+
+# Most levels here are too small for lists of active tiles otherwise.
+optimizer._WORTH_LISTING = 200
+
+
+def begin(kind: str, output: Path | None = None) -> tuple[Session, Scalars]:
+    scene, log = load_blender(FIXTURE, LoadOptions(downscale=2)), Scalars()
+    settings = preset(*BASE, *KINDS[kind], "trainer.log_every=4", device="cpu")
+    session_module.copies_dtype = lambda *_: torch.float16 if kind == "halves" else torch.float32
+    return Session(scene, settings, output=output, logger=log), log
+
+
+def weights_of(session: Session) -> dict[str, torch.Tensor]:
+    own = {name: value.detach().clone() for name, value in session.field.named_parameters()}
+    for part in session.parts:
+        own |= {f"{part.name}.{index}": value.detach().clone() for index, value in enumerate(part.parameters())}
+    return own
+
+
+def checkpoint(folder: Path, processes: int, stop: int) -> Path:
+    """The checkpoint that some processes saved at a stop."""
+    return next((folder / f"by_{processes}_at_{stop}").glob("checkpoint_*.pt"))
+
+
+def main(rank: int, processes: int, store: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    if processes > 1:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=processes)
+    results = {}
+    for kind in KINDS:
+        session, log = begin(kind)
+        session.fit()
+        results[kind] = weights_of(session), session.occupancy.occupied, log.records
+    for stop in STOPS:
+        session, _ = begin(PAUSED, folder / f"by_{processes}_at_{stop}")
+        while session.step < stop:
+            session.train_step()
+        session.save()
+    # From the checkpoints of as many processes, and of one.
+    for saved_by in {1, processes}:
+        for stop in STOPS:
+            session, _ = begin(PAUSED)
+            session.restore(load_checkpoint(checkpoint(folder, saved_by, stop)))
+            session.fit()
+            results[f"resumed from {saved_by} at {stop}"] = weights_of(session), session.occupancy.occupied, {}
+    if rank == 0:
+        torch.save(results, folder / f"{processes}.pt")
+    if processes > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))

@@ -1,0 +1,65 @@
+"""A session on two and three processes computes what one process computes, but for rounding; on CPUs, by gloo."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from divided_session import KINDS, PAUSED, STOPS
+
+PROGRAM = Path(__file__).resolve().parents[1] / "divided_session.py"
+SEVERAL = (2, 3)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict[int, dict]:
+    """What one, two and three processes computed, by their number."""
+    folder = tmp_path_factory.mktemp("divided")
+    for processes in (1, *SEVERAL):
+        arguments = [str(processes), str(folder / f"store_{processes}"), str(folder)]
+        command = [sys.executable, str(PROGRAM)]
+        running = [subprocess.Popen([*command, str(rank), *arguments]) for rank in range(processes)]
+        assert [process.wait(timeout=300) for process in running] == [0] * processes
+    return {processes: torch.load(folder / f"{processes}.pt") for processes in (1, *SEVERAL)}
+
+
+def check_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float = 1e-5) -> None:
+    assert found.keys() == wanted.keys()
+    for name, weights in wanted.items():
+        error = float((found[name] - weights).norm() / weights.norm().clamp(min=1e-12))
+        assert error <= tolerance, f"{name} differs by {error:.1e} of its norm"
+
+
+@pytest.mark.parametrize("processes", SEVERAL)
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_train_what_one_trains(results, kind, processes):
+    weights, occupied, records = results[processes][kind]
+    wanted, occupied_by_one, records_of_one = results[1][kind]
+    check_same(weights, wanted, tolerance=5e-3 if kind == "halves" else 1e-5)
+    if kind == "halves":
+        return
+    assert torch.equal(occupied, occupied_by_one)
+    assert records.keys() == records_of_one.keys()
+    for step, values in records_of_one.items():
+        for tag, value in values.items():
+            if tag not in ("train/seconds", "train/rays_per_second"):
+                assert records[step][tag] == pytest.approx(value, rel=1e-4, abs=1e-7), f"{tag} at step {step}"
+
+
+@pytest.mark.parametrize("processes", SEVERAL)
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_resumed_run_continues_bit_by_bit_on_as_many_processes(results, processes, stop):
+    weights, occupied, _ = results[processes][f"resumed from {processes} at {stop}"]
+    wanted, occupied_before, _ = results[processes][PAUSED]
+    assert torch.equal(occupied, occupied_before)
+    for name, tensor in wanted.items():
+        assert torch.equal(weights[name], tensor), name
+
+
+@pytest.mark.parametrize("processes", SEVERAL)
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_run_of_one_process_resumes_on_several(results, processes, stop):
+    check_same(results[processes][f"resumed from 1 at {stop}"][0], results[1][PAUSED][0])
