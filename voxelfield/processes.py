@@ -41,7 +41,7 @@ def gather_into(out: Tensor, own: Tensor) -> None:
     """
     # Gloo must not read from the memory to which it writes.
     sent = own.reshape(-1) if own.is_cuda else own.flatten().clone()
-    distributed.all_gather_into_tensor(out.view(-1), sent)
+    _all_gather(out.view(-1), sent)
 
 
 def sum_of(values: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def gather_counts(own: int) -> list[int]:
     if count() == 1:
         return [own]
     counts = torch.empty(count(), dtype=torch.int64)
-    distributed.all_gather_into_tensor(counts, torch.tensor([own]), group=_hosts())
+    _all_gather(counts, torch.tensor([own]), group=_hosts())
     return counts.tolist()
 
 
@@ -92,6 +92,12 @@ def wait() -> None:
     """Waits until all processes have come here; a collective call."""
     if count() > 1:
         distributed.barrier(group=_hosts())
+
+
+def _all_gather(out: Tensor, own: Tensor, group: Any = None) -> None:
+    # Torch 2.13 has renamed it, and warns of the earlier name.
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+    gather(out, own, group=group)
 
 
 def _has_group() -> bool:

@@ -151,7 +151,8 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("error", "line"), [("MemoryError('no room')", "not enough memory on cpu: .*"), ("IndexError('far off')", "IndexError: far off")]
+    ("error", "line"),
+    [("MemoryError('no room')", "not enough memory on cpu: .*"), ("IndexError('far off')", "IndexError: far off")],
 )
 def test_an_error_in_one_process_is_one_line_that_names_it(start, tmp_path, error, line):
     command = (sys.executable, "-c", FAILING.format(error=error), *TINY)

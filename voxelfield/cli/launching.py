@@ -22,6 +22,7 @@ from typing import ParamSpec
 
 import torch
 from torch import distributed
+from torch.distributed.rendezvous import rendezvous
 
 from voxelfield import processes
 from voxelfield.cli.command import INTERRUPTED
@@ -191,9 +192,14 @@ def join(settings: RunConfig) -> None:
     # What NCCL's flight recorder needs, to tell which process has not taken part in which collective call.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    backend, timeout = (
+        "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+        timedelta(seconds=settings.process_timeout),
+    )
     try:
-        distributed.init_process_group(backend, timeout=timedelta(seconds=settings.process_timeout))
+        store, rank, count = next(rendezvous("env://", timeout=timeout))
+        store = distributed.PrefixStore(_attempt(), store)
+        distributed.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=count)
     except RuntimeError as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).partition("\n")[0]
@@ -259,7 +265,7 @@ def _sign_as_failed() -> distributed.Store | None:
     try:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = distributed.TCPStore(address, port, timeout=timedelta(seconds=_VERDICT_SECONDS))
-        notes = distributed.PrefixStore(f"failed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        notes = distributed.PrefixStore(f"{_attempt()}/failed", store)
         notes.set(str(processes.rank()), "")
     except RuntimeError:  # its process has ended, or does not answer
         return None
@@ -274,3 +280,8 @@ def describe() -> str:
 
 def _described(rank: int, count: int, device: str) -> str:
     return f"process {rank} of {count} ({device} on {socket.gethostname()})"
+
+
+def _attempt() -> str:
+    """Returns a prefix of keys in the store, which torchrun keeps when it restarts processes, with their addresses."""
+    return f"voxelfield/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
