@@ -75,6 +75,9 @@ def run_crowded_tiles():
         for narrow in (values, values.half()):
             sums = [torch.zeros(1, size, size, size, channels, device="cuda") for size in (3, 40)]
             torch.ops.voxelfield.accumulate_trilinear_(sums, torch.cat([narrow] * 2, -1), points, 0, True, False, [])
+            slabs = [torch.zeros(1, 20, 20, channels, device="cuda") for _ in range(2)]
+            spans = [(7, 20), (8, 20)]
+            _internal.accumulate_trilinear_(slabs, torch.cat([narrow[0]] * 2, -1), points[0], slabs=spans)
 
 
 def run_cell_ops():
@@ -173,11 +176,19 @@ def run_sparse_grids():
 
 
 def run_optimizer_ops():
-    """Lists tiles, adds total variation and takes steps of Adam, over whole grids and listed tiles."""
+    """Lists and copies tiles, adds total variation and takes steps of Adam, over whole grids and listed tiles."""
     for channels in (1, 2, 3, 4, 33, 140):
         shape = (9, 6, 20, channels)
         ids, count = _internal.active_tiles(torch.rand(30, 4, 50, device="cuda") < 0.1, shape[:3])
         arrays = [torch.rand(shape, device="cuda") for _ in range(4)]
+        ids[-1] = -1
+        for grid in (arrays[0], arrays[0].half()):
+            table = torch.empty(len(ids), 5, dtype=torch.int32, device="cuda")
+            _internal.touched_vertices(arrays[1], table, ids, every=True)
+            table[:, 4] = table[:, 4].cumsum(0) - table[:, 4]
+            packed = grid.new_empty(100, channels)
+            _internal.pack_vertices(grid, table, packed, ids)
+            _internal.unpack_vertices(packed, table, grid, ids)
         rates = None, torch.rand(channels, device="cuda")
         for tiles, skip_untouched, own in itertools.product(((None, None), (ids, count)), (False, True), rates):
             _internal.grid_total_variation_grad_(arrays[3], arrays[0], 1.0, tiles=tiles[0], tile_count=tiles[1])

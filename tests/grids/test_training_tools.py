@@ -511,5 +511,5 @@ def test_a_captured_step_keeps_copies_up_to_date():
 def test_two_processes_train_as_one(tmp_path):
     program = Path(two_ranks.__file__)
     running = [warm_python.start(str(program), str(rank), str(tmp_path / "store"), merged=True) for rank in range(2)]
-    for done in [process.wait(120) for process in running]:
+    for done in [process.wait(300) for process in running]:
         assert done.returncode == 0, done.stdout

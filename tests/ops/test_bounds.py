@@ -541,7 +541,7 @@ def calls_of_every_op(device):
     one = torch.ones(1, device=device)
     rows, network = torch.rand(70, 24, device=device).half(), [(64, 24), (3, 64)]
     weights = [torch.randn(size, device=device) for size in network]
-    packed = torch.rand(2, 128, 4, device=device)
+    packed, table = torch.rand(9, 4, device=device), torch.zeros(2, 5, dtype=torch.int32, device=device)
     found = torch.zeros(8, dtype=torch.int32, device=device), torch.zeros(1, dtype=torch.int32, device=device)
     return {
         **calls(device),
@@ -553,8 +553,9 @@ def calls_of_every_op(device):
         "interpolate_cells": (*cells, None),
         "splat_cells": (values[:20], cells[1], None),
         "point_gradient_cells": (values[:20], *cells, None),
-        "pack_tiles_": (grid, found[0][:2], packed),
-        "unpack_tiles_": (packed[:1], found[0][:1], grid),
+        "touched_vertices_": (grid, found[0][:2], False, table),
+        "pack_vertices_": (grid, found[0][:1], 0, table[:1], packed),
+        "unpack_vertices_": (packed, found[0][:1], 0, table[:1], grid),
         "active_tiles_": (torch.ones(3, 3, 3, dtype=torch.bool, device=device), [5, 6, 9], *found),
         "grid_adam_": (
             *([x] for x in moments),

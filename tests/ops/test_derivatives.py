@@ -221,7 +221,7 @@ CALLS = {
 # Updates of optimizers and copies, in place and outside of autograd, and ops on cells, which are bools, and indices.
 NOT_DIFFERENTIATED = {
     *("accumulate_trilinear_", "grid_adam_", "grid_total_variation_grad_", "share_copies_"),
-    *("pack_tiles", "unpack_tiles"),
+    *("touched_vertices", "pack_vertices", "unpack_vertices"),
     *("pack_occupancy", "empty_distance", "active_tiles"),
     *("offsets_from_ray_index", "pack_info", "ray_index_from_offsets"),
 }

@@ -16,7 +16,10 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 from build_testing import environment
+from free_ports import free_port
+from warm_python import warm_python
 
 import voxelfield
 
@@ -54,6 +57,34 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
         # Blank lines in front put the page's own line numbers, and thus its lines, into tracebacks.
         lines_before = text.count("\n", 0, block.start(1))
         exec(compile("\n" * lines_before + block[1], str(path), "exec", dont_inherit=True), guide.__dict__)
+
+
+def test_the_training_loop_on_several_gpus_runs_on_two_processes_as_on_one(tmp_path: Path) -> None:
+    program = dict(FILE.findall((ROOT / "docs" / "several_gpus.md").read_text(encoding="utf-8")))["fit_field.py"]
+    path = tmp_path / "fit_field.py"
+    path.write_text(program)
+    fields = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        folder.mkdir()
+        # What torchrun sets.
+        shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        running = [
+            warm_python.start(
+                str(path),
+                cwd=folder,
+                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                merged=True,
+            )
+            for rank in range(processes)
+        ]
+        ended = [process.wait(120) for process in running]
+        assert [done.returncode for done in ended] == [0] * processes, "".join(done.stdout for done in ended)
+        assert float(re.findall(r"^loss (.*)$", ended[0].stdout, re.MULTILINE)[0]) < 0.02
+        fields.append(torch.load(folder / "field.pt"))
+    one, two = fields
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=0, atol=1e-3)
 
 
 def imports_of_pages() -> list[tuple[str, str, str]]:

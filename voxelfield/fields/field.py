@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from voxelfield.fields.decoders import Decoder, FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
@@ -292,8 +293,13 @@ def warp_of(field: Field) -> Warp | None:
     """Returns the warp of a field's samples; None for the world frame.
 
     Raises:
-        TypeError: The field's attribute ``warp`` is something else.
+        TypeError: The field's attribute ``warp`` is something else, or the field is in a wrapper without its methods.
     """
+    if isinstance(field, DistributedDataParallel):
+        raise TypeError(
+            "field must not be a DistributedDataParallel, which has forward() alone: pass its .module, or for training "
+            "wrap a module whose forward() renders the field"
+        )
     warp: Warp | None = getattr(field, "warp", None)
     if warp is not None and not hasattr(warp, "map_rays"):
         raise TypeError(

@@ -127,7 +127,7 @@ class GridAdam(torch.optim.Optimizer):
             if is_divided(param):
                 raise ArgumentValueError(
                     f"params must be whole, got a DTensor of shape {tuple(param.shape)}: for a grid that fully_shard "
-                    "manages, use torch.optim.Adam, or name its features in ignored_params"
+                    "manages, use torch.optim.Adam, or name them in its ignored_params and all-reduce their gradient"
                 )
             check_tensor("params", param, ("X", "Y", "Z", "C"))
             check_dtype("params", param, (torch.float32,), " (16-bit grids are working copies: see set_working)")

@@ -333,7 +333,7 @@ class VoxelPyramid(nn.Module):
             For each of these levels, the number of blocks wanted.
 
         Raises:
-            ValueError: The optimizer's state cannot be resized.
+            ValueError: A sparse level is sharded (``fully_shard``), or the optimizer's state cannot be resized.
         """
         self._copies = None
         limits = {} if max_blocks is None else self.block_limits(max_blocks)

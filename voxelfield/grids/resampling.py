@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from voxelfield import ops
+from voxelfield import ops, processes
 from voxelfield.ops._checks import coordinate_dtype, is_divided
 from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._grids import Padding
@@ -67,8 +68,8 @@ def refuse_sharded(features: Tensor, operation: str) -> None:
     """
     if is_divided(features) or _is_lent(features):
         raise ArgumentValueError(
-            f"features must be whole for {operation}, got those of a grid that fully_shard manages: name them in its "
-            "ignored_params, or change the grid before it"
+            f"features must be whole for {operation}, got those of a grid that fully_shard manages: use "
+            "DistributedDataParallel, or name them in its ignored_params and all-reduce their gradient"
         )
 
 
@@ -79,6 +80,32 @@ def _is_lent(features: Tensor) -> bool:
         return False
     referrers = (getattr(holder, "__dict__", holder) for holder in gc.get_referrers(features))
     return any(isinstance(names, dict) and names.get("_unsharded_param") is features for names in referrers)
+
+
+def replace_values(parameter: nn.Parameter, values: Tensor) -> None:
+    """Replaces a parameter's values by a tensor of any shape, without replacing the Parameter object; drops its grad.
+
+    A ``DistributedDataParallel`` that reduces its gradient refuses to be called from then on.
+    """
+    parameter.grad = None
+    # As long as the graph of an earlier step is referenced, for example by a loss stored for logging, autograd
+    # reuses the Parameter's gradient accumulator, which still has the old shape, and the next backward pass
+    # would fail. Autograd discards the accumulator when the dtype changes, so the dtype is changed for a moment.
+    other = torch.float32 if values.dtype != torch.float32 else torch.float64
+    parameter.data = torch.empty(0, dtype=other, device=values.device)
+    parameter.data = values
+    if processes.count() > 1:
+        # With the accumulator, DistributedDataParallel has lost its hook: it might never notice that processes differ.
+        for held in gc.get_objects():
+            if issubclass(type(held), DistributedDataParallel) and any(own is parameter for own in held.parameters()):
+                held.register_forward_pre_hook(_refuse_outdated)
+
+
+def _refuse_outdated(*_: Any) -> None:
+    raise RuntimeError(
+        "DistributedDataParallel must be a new one after features are resized (upsample, refit, allocate, "
+        "load_state_dict), got one that would no longer reduce their gradient: wrap the model again"
+    )
 
 
 def migratable_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
-from voxelfield.grids.resampling import migratable_state
+from voxelfield.grids.resampling import migratable_state, refuse_sharded, replace_values
+from voxelfield.ops._checks import is_divided
 from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._internal.sparse_grid import places_in_atlas, share_copies_
 
@@ -133,7 +134,8 @@ class SparseGrid(nn.Module):
     ) -> int:
         """Allocates the blocks that overlap given cells and drops all others.
 
-        Blocks that are already allocated and still needed retain their features.
+        Blocks that are already allocated and still needed retain their features. Wrap the model in
+        ``DistributedDataParallel`` again afterwards; the previous wrapper raises an error.
 
         Args:
             cells: (X', Y', Z') bool or integers from 0, on the grid's device: how much each cell of ``aabb`` needs
@@ -147,8 +149,9 @@ class SparseGrid(nn.Module):
             Number of blocks needed.
 
         Raises:
-            ValueError: The optimizer's state cannot be resized.
+            ValueError: The grid is sharded (``fully_shard``), or the optimizer's state cannot be resized.
         """
+        refuse_sharded(self.features, "allocate")
         state, shaped = ({}, []) if optimizer is None else migratable_state(self.features, optimizer)
         need = self._sums_over_blocks(cells, aabb)
         wanted = need > 0
@@ -174,13 +177,18 @@ class SparseGrid(nn.Module):
 
         for key in shaped:
             state[key] = carried(state[key])
-        self.features.data = carried(self.features.data)
-        self.features.grad = None
+        replace_values(self.features, carried(self.features.data))
         return count
 
     @torch.no_grad()
     def share_gradient(self) -> None:
-        """Sets the gradient of all copies of a vertex to its sum; call once, before the optimizer's step."""
+        """Sets the gradient of all copies of a vertex to its sum; call once, before the optimizer's step.
+
+        Raises:
+            ValueError: The grid is sharded (``fully_shard``).
+        """
+        if is_divided(self.features):  # after a backward pass they are not lent, which would take long to find out
+            refuse_sharded(self.features, "share_gradient")
         self.share(self.features.grad)
 
     @torch.no_grad()
@@ -298,8 +306,9 @@ class SparseGrid(nn.Module):
                 raise ArgumentValueError(
                     f"{prefix}features must have shape {wanted} for {self._count} blocks, got {tuple(features.shape)}"
                 )
-            self.features.data = self.features.new_empty(wanted)
-            self.features.grad = None
+            if self.features.shape != wanted:
+                refuse_sharded(self.features, "load_state_dict of other blocks")
+                replace_values(self.features, self.features.new_empty(wanted))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from voxelfield import ops
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
-from voxelfield.grids.resampling import migratable_state, refuse_sharded, sample_vertices, vertex_fractions
+from voxelfield.grids.resampling import (
+    migratable_state,
+    refuse_sharded,
+    replace_values,
+    sample_vertices,
+    vertex_fractions,
+)
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._autograd import needs_long_path
 from voxelfield.ops._checks import (
@@ -365,7 +371,7 @@ class VoxelGrid(nn.Module):
         ``"periodic"``. Only a small temporary is allocated besides the new tensor.
 
         The Parameter object stays the same, so optimizers and modules that refer to it remain valid; its ``grad`` is
-        dropped. ``DistributedDataParallel`` sizes its buckets once, so wrap the model again afterwards.
+        dropped. Wrap the model in ``DistributedDataParallel`` again afterwards; the previous wrapper raises an error.
 
         Args:
             resolution: New number of vertices along x, y and z, or one int for all three.
@@ -445,24 +451,13 @@ class VoxelGrid(nn.Module):
         def resampled(values: Tensor) -> Tensor:
             return sample_vertices(values, corners, resolution, align_corners=self.align_corners, periodic=periodic)
 
-        self._set_features(resampled(self.features.detach()))
+        self._copies = None
+        replace_values(self.features, resampled(self.features.detach()))
         for key in shaped:
             state[key] = resampled(state[key])
         if box is not None:
             self._box = box
             self.aabb.copy_(box_tensor(box, torch.device("cpu")))
-
-    def _set_features(self, values: Tensor) -> None:
-        """Replaces the Parameter's values by a tensor of any shape, without replacing the Parameter object."""
-        parameter = self.features
-        parameter.grad = None
-        self._copies = None
-        # As long as the graph of an earlier step is referenced, for example by a loss stored for logging, autograd
-        # reuses the Parameter's gradient accumulator, which still has the old shape, and the next backward pass
-        # would fail. Autograd discards the accumulator when the dtype changes, so the dtype is changed for a moment.
-        other = torch.float32 if values.dtype != torch.float32 else torch.float64
-        parameter.data = torch.empty(0, dtype=other, device=values.device)
-        parameter.data = values
 
     # ---------------------------------------------------------------------------------------- regularisation
 
@@ -530,7 +525,7 @@ class VoxelGrid(nn.Module):
             if saved.shape[-1] == self.channels:
                 for values in (self.features, saved):
                     refuse_sharded(values, "load_state_dict of another resolution")
-                self._set_features(self.features.new_empty(saved.shape))
+                replace_values(self.features, self.features.new_empty(saved.shape))
             else:
                 error_msgs.append(
                     f"{key}: the checkpoint has {saved.shape[-1]} channels, this grid {self.channels}; a "

@@ -42,8 +42,11 @@ class WorkingCopies:
     ``grid.data`` itself was changed in place; call :meth:`refresh` after that.
 
     Because ``grad`` is changed during the backward pass itself, ``torch.autograd.grad`` and tensor hooks of the grids
-    are refused, and so are second derivatives. A graph that is compiled by ``torch.compile``, and a function that
-    ``torch.func`` or forward-mode differentiation transforms, sample the grids themselves and round the result.
+    are refused, and so are second derivatives. Hooks after the accumulation, such as those by which
+    ``DistributedDataParallel`` reduces gradients, see them.
+
+    A graph that is compiled by ``torch.compile``, and a function that ``torch.func`` or forward-mode differentiation
+    transforms, sample the grids themselves and round the result.
 
     Copying or pickling this object makes copies of the copied or unpickled grids.
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from voxelfield import ops
 from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
@@ -302,6 +303,10 @@ class _Derived:
         """Returns the value for the present content of ``occupied``; a compiled graph recomputes it in each run."""
         if traces_ops():  # versions cannot be compared in a graph
             return self._compute(occupied)
+        parallel = DistributedDataParallel._get_active_ddp_module()
+        if parallel is not None and parallel.broadcast_buffers and not occupied.is_inference():
+            # It has just overwritten the cells by those of the first process, and left their version as it was.
+            torch.autograd.graph.increment_version(occupied)
         version = None if occupied.is_inference() else occupied._version  # inference tensors have no version counter
         if self._value is None or self._source is not occupied or version is None or self._version != version:
             with torch.inference_mode(False):  # inference tensors cannot be written to outside inference mode

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_dataclass
 
 from voxelfield import ops
 from voxelfield.fields.field import Field, warp_of
@@ -53,6 +54,10 @@ class Rendering:
     def over(self, background: Tensor) -> Tensor:
         """Composites over a background (3,) or (R, 3), giving (R, 3)."""
         return self.rgb + (1 - self.opacity)[:, None] * background
+
+
+# DistributedDataParallel(static_graph=True) never reduces gradients if it finds no tensors in what forward() returns.
+register_dataclass(Rendering)
 
 
 @dataclass(frozen=True, eq=False)
