@@ -189,9 +189,6 @@ def join(settings: RunConfig) -> None:
     if device.type == "cuda":
         # With SLURM's binding, each task may see only its own GPU.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    # What NCCL's flight recorder needs, to tell which process has not taken part in which collective call.
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
-    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
     backend, timeout = (
         "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
         timedelta(seconds=settings.process_timeout),
