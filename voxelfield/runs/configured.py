@@ -291,7 +291,7 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
 
 
 def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str] = ("train", "test")) -> Scene:
-    """Loads the configured scene, downloading it first if ``data.download`` is set.
+    """Loads the configured scene, downloading it first if ``data.download`` is set: once for all processes of a group.
 
     Args:
         settings: Settings of the run.
@@ -299,7 +299,12 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         splits: Names of the splits to read.
     """
     # A folder and not a name: the configuration already has the box of a configured scene.
-    folder = find_scene(settings.scene.name, root / settings.data.root, download=settings.data.download)
+    downloads = settings.data.download
+    if downloads and not processes.is_first():
+        processes.wait()
+    folder = find_scene(settings.scene.name, root / settings.data.root, download=downloads)
+    if downloads and processes.is_first():
+        processes.wait()
     return load_scene(folder, **settings.load_options(splits=splits))
 
 
