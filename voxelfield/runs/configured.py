@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 import yaml
 
-from voxelfield import _library
+from voxelfield import _library, processes
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
@@ -73,6 +73,8 @@ def train_as_configured(
 ) -> dict[str, Any] | None:
     """Trains and evaluates according to a configuration.
 
+    Of several processes that train together, only the first one evaluates and writes files.
+
     Args:
         settings: All settings of the run.
         run_directory: Folder for checkpoints, logs, images and ``metrics.json``.
@@ -82,7 +84,7 @@ def train_as_configured(
             depend on it.
 
     Returns:
-        The content of ``metrics.json``, or None if training was interrupted.
+        The content of ``metrics.json``, empty in processes other than the first, or None if training was interrupted.
 
     Raises:
         ValueError: The configuration is invalid, needs more memory than is free on the GPU, or names a directory that
@@ -92,7 +94,8 @@ def train_as_configured(
         MissingPackageError: The scene's format or LPIPS needs a package that is not installed.
         OSError: A result cannot be written.
     """
-    with RunDirectoryLock.acquire(run_directory), Interrupt() as interrupt, reproducible(settings.deterministic):
+    lock = RunDirectoryLock.acquire(run_directory) if processes.is_first() else contextlib.nullcontext()
+    with lock, Interrupt() as interrupt, reproducible(settings.deterministic):
         return _train(settings, run_directory, root, interrupt, watcher, for_scene)
 
 
@@ -121,7 +124,10 @@ def _train(
                         logger.warning("there is no checkpoint of its last step: training cannot be extended")
                     return metrics
             session = _begin(settings, load, run_directory, root, timing, watcher)
-        if not session.fit(wait=False):
+        done = session.fit(wait=False)
+        if not processes.is_first():
+            return {}
+        if not done:
             session.wait()
             logger.warning("stopped after step %d; %s", session.step, _how_to_go_on(session))
             return None
@@ -218,6 +224,8 @@ def _begin(
         with contents_of(path):
             session.restore(checkpoint, path=path, replaced=older if in_place else ())
         logger.info("resumed at step %d from %s", session.step, path)
+    if not processes.is_first():
+        return session
     # Not earlier, so that a run that is rejected creates neither a file nor its directory.
     with RunDirectoryLock.acquire(run_directory) as lock:
         lock.created = False
@@ -258,7 +266,8 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
             logger.info("no checkpoint in %s to continue from: training starts from scratch", run_directory)
             return None
     else:
-        check_ended(resolve_checkpoint(root / settings.resume).parent)
+        if processes.is_first():  # which uses that directory itself if the run is resumed in place
+            check_ended(resolve_checkpoint(root / settings.resume).parent)
         found = load_resolved(root / settings.resume)
     path, state = found
     with contents_of(path):
@@ -282,7 +291,7 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
 
 
 def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str] = ("train", "test")) -> Scene:
-    """Loads the configured scene, downloading it first if ``data.download`` is set.
+    """Loads the configured scene, downloading it first if ``data.download`` is set: once for all processes of a group.
 
     Args:
         settings: Settings of the run.
@@ -290,7 +299,12 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         splits: Names of the splits to read.
     """
     # A folder and not a name: the configuration already has the box of a configured scene.
-    folder = find_scene(settings.scene.name, root / settings.data.root, download=settings.data.download)
+    downloads = settings.data.download
+    if downloads and not processes.is_first():
+        processes.wait()
+    folder = find_scene(settings.scene.name, root / settings.data.root, download=downloads)
+    if downloads and processes.is_first():
+        processes.wait()
     return load_scene(folder, **settings.load_options(splits=splits))
 
 
