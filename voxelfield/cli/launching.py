@@ -31,6 +31,7 @@ from voxelfield.devices import choose_device
 from voxelfield.training.config import RunConfig
 from voxelfield.training.config.run import AUTO
 from voxelfield.training.interrupt import SIGNALS, Interrupt
+from voxelfield.training.scaling import devices_that_pay
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,12 @@ _POLL_SECONDS = 0.1
 _TIMED_OUT = "Timed out waiting"
 
 
-def count_processes(settings: RunConfig) -> int:
+def count_processes(settings: RunConfig, expected: Callable[[], RunConfig]) -> int:
     """Returns how many processes a run has: those that have been started, or else those that ``devices`` asks for.
+
+    Args:
+        settings: The settings of the run.
+        expected: Returns the settings by which ``devices=auto`` is decided; only called with several GPUs.
 
     Raises:
         ValueError: ``devices`` contradicts the processes that have been started, the GPUs there are, or ``device``.
@@ -60,7 +65,8 @@ def count_processes(settings: RunConfig) -> int:
                 f"devices must be auto or {started}, the number of processes that were started, got {given}"
             )
     elif given == AUTO:
-        count = devices_that_pay(settings)
+        available = torch.cuda.device_count() if settings.device in (AUTO, "cuda") else 1
+        count = devices_that_pay(expected(), available) if available > 1 else 1
     elif given == "all":
         count = 1 if on_cpu else torch.cuda.device_count()
     else:
@@ -73,14 +79,6 @@ def count_processes(settings: RunConfig) -> int:
             there_are = torch.cuda.device_count()
             raise ValueError(f"devices must be at most {there_are}, the CUDA devices that torch finds, got {count}")
     return count
-
-
-def devices_that_pay(settings: RunConfig) -> int:
-    """Returns how many processes ``devices=auto`` stands for, and logs why if there was a choice."""
-    available = torch.cuda.device_count() if settings.device in (AUTO, "cuda") else 1
-    if available > 1:
-        logger.info("devices=auto trains on one of %d GPUs; devices=all trains on each of them", available)
-    return 1
 
 
 def is_started() -> bool:

@@ -121,7 +121,7 @@ class StartRun(Callback):
         """Starts the other processes, or joins them, and locks the directory."""
         try:
             settings = parse(RunConfig, OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
-            count = launching.count_processes(settings)
+            count = launching.count_processes(settings, lambda: _expected(settings, config))
             if count > 1 and launching.is_started():
                 launching.join(settings)
         except (ValueError, ConnectionError) as error:
@@ -134,6 +134,18 @@ class StartRun(Callback):
             (directory, *_) = processes.gather_objects(str(Path(config.hydra.run.dir).resolve()))
         if not processes.is_first():
             _follow(config, directory)
+
+
+def _expected(settings: RunConfig, config: DictConfig) -> RunConfig:
+    """Returns the settings that a run is likely to have: ``trainer=auto`` is resolved only once the scene is loaded.
+
+    For photographs of a place these are assumed to be many, because few of them are trained quickly.
+    """
+    choices = config.hydra.runtime.choices
+    if choices["trainer"] != "auto" or choices["model"] != "pyramid" or settings.ends_at_box:
+        return settings
+    overrides = [*config.hydra.overrides.task, "trainer=many_photographs"]
+    return parse(RunConfig, hydra.compose(config.hydra.job.config_name, overrides))
 
 
 def _lock_run_directory(config: DictConfig) -> None:
