@@ -31,7 +31,7 @@ from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 _SPARE = 1.2
 
 # The room for an exchange shrinks once it has been too large during so many calls of :meth:`DividedGrids.restrict`.
-_LISTS_PER_CAPACITY = 8
+_LISTS_PER_CAPACITY = 2
 
 _COLUMNS = 5
 

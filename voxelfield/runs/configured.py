@@ -9,7 +9,7 @@ import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -116,6 +116,7 @@ def _train(
             load = functools.cache(functools.partial(_load, settings, root))
             if for_scene is not None:
                 settings = for_scene(*load())
+            settings = replace(settings, trainer=settings.trainer.scaled(processes.count()))
             if settings.resume == AUTO:
                 metrics = finished_metrics(run_directory, settings)
                 if metrics is not None:
