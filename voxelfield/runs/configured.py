@@ -73,7 +73,7 @@ def train_as_configured(
 ) -> dict[str, Any] | None:
     """Trains and evaluates according to a configuration.
 
-    Of several processes that train together, only the first one evaluates and writes files.
+    Of several processes that train together, the first one writes all files but the views that others have rendered.
 
     Args:
         settings: All settings of the run.
@@ -84,7 +84,7 @@ def train_as_configured(
             depend on it.
 
     Returns:
-        The content of ``metrics.json``, empty in processes other than the first, or None if training was interrupted.
+        The content of ``metrics.json``, or None if training was interrupted.
 
     Raises:
         ValueError: The configuration is invalid, needs more memory than is free on the GPU, or names a directory that
@@ -125,12 +125,10 @@ def _train(
                         logger.warning("there is no checkpoint of its last step: training cannot be extended")
                     return metrics
             session = _begin(settings, load, run_directory, root, timing, watcher)
-        done = session.fit(wait=False)
-        if not processes.is_first():
-            return {}
-        if not done:
+        if not session.fit(wait=False):
             session.wait()
-            logger.warning("stopped after step %d; %s", session.step, _how_to_go_on(session))
+            if processes.is_first():
+                logger.warning("stopped after step %d; %s", session.step, _how_to_go_on(session))
             return None
         timing.end("train")
         with interrupt.at_once(), explain_shortage(session.estimate_memory, session.device):
