@@ -28,7 +28,7 @@ from voxelfield.ops._internal.tiles import (
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
 # How many times as many vertices fit into an exchange as a step has changed at most, of late.
-_SPARE = 1.5
+_SPARE = 1.25
 
 # The room for an exchange shrinks once it has been too large during so many calls of :meth:`DividedGrids.restrict`.
 _LISTS_PER_CAPACITY = 8
