@@ -37,9 +37,11 @@ _VERTICES_PER_SAMPLE = 32
 
 _COLUMNS = 5
 
-# Buffers for lists of tiles have the sizes of a geometric series with this ratio, so that the step is captured again
-# only a few times while the occupied cells become fewer.
+# Buffers have the sizes of a geometric series with this ratio, so that the step is captured again only a few times
+# while the occupied cells become fewer.
 _SERIES = 0.8
+# A list of tiles shrinks once it is this many times too long. Its unused entries cost little.
+_LONGEST = 3.0
 
 
 @dataclass(eq=False)
@@ -334,7 +336,7 @@ class DividedGrids:
         cuts = [0, *torch.searchsorted(ids, ids.new_tensor(first[1:-1])).tolist(), len(ids)]
         wanted = max(end - begin for begin, end in pairwise(cuts))
         present = 0 if part.tiles is None else part.tiles.shape[1]
-        if part.tiles is None or not wanted <= present <= wanted / _SERIES**2:
+        if part.tiles is None or not wanted <= present <= _LONGEST * wanted:
             part.tiles = ids.new_empty(
                 processes.count(), _room_for(wanted, math.prod(tiles_along(part.grid.shape[:3])))
             )
