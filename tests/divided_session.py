@@ -105,10 +105,6 @@ class Scalars(NullLogger):
         self.records.setdefault(step, {}).update(values)
 
 
-# Most levels here are too small for lists of active tiles otherwise.
-optimizer._WORTH_LISTING = 200
-
-
 def begin(kind: str, output: Path | None = None, device: str = "cpu") -> tuple[Session, Scalars]:
     scene, log = load_blender(FIXTURE, LoadOptions(downscale=2)), Scalars()
     halves = kind == "halves" or device == "cuda"
@@ -172,6 +168,8 @@ def train_with_pauses(processes: int, folder: Path) -> dict[str, Any]:
 
 def main(rank: int, processes: int, store: str, folder: Path, device: str = "cpu") -> None:
     torch.set_num_threads(1)
+    # Most levels here are too small for lists of active tiles otherwise.
+    optimizer._WORTH_LISTING = 200
     if device == "cuda":
         torch.cuda.set_device(rank)
     if processes > 1:
