@@ -133,9 +133,11 @@ def test_torchrun_restarts_a_run_whose_process_was_killed(start, tmp_path):
     running.wait_for_checkpoint(tmp_path)
     os.kill(running.workers()[1], signal.SIGKILL)
     running.wait_until(lambda: "resumed at step" in (tmp_path / "train.log").read_text())
+    resumed = load_checkpoint(tmp_path)["step"]
+    running.wait_until(lambda: not checkpoint_path(tmp_path, resumed).exists())
     running.launcher.send_signal(signal.SIGTERM)
     _, out, _ = running.finish()
-    check_stopped(tmp_path, out)
+    assert check_stopped(tmp_path, out) > resumed
 
 
 @pytest.mark.slow
