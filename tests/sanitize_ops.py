@@ -157,6 +157,10 @@ def run_sparse_grids():
     begins = torch.arange(0, 4 * vertices + 1, 4, device=device, dtype=torch.int32)
     _internal.share_copies_(atlas, copies, begins)
     _internal.share_copies_(atlas, copies.clamp(0, rows - 1), begins)
+    table = torch.empty(-(-rows // 128), 5, device=device, dtype=torch.int32)
+    _internal.touched_vertices(atlas, table)
+    _internal.share_copies_(atlas, copies, begins, table)
+    _internal.share_copies_(atlas, copies.clamp(0, rows - 1), begins, table)
     levels, blocks = [torch.randn(5, 4, 9, 4, device=device).half(), atlas.half()], [None, sparse.blocks]
     networks = [
         [torch.randn(b, a, device=device) / 8 for a, b in itertools.pairwise(sizes)]
@@ -190,8 +194,11 @@ def run_optimizer_ops():
             _internal.pack_vertices(grid, table, packed, ids)
             _internal.unpack_vertices(packed, table, grid, ids)
         rates = None, torch.rand(channels, device="cuda")
-        for tiles, skip_untouched, own in itertools.product(((None, None), (ids, count)), (False, True), rates):
+        lists, skipped = ((None, None), (ids, count)), ("none", "without gradient", "not in a table")
+        for tiles, skips, own in itertools.product(lists, skipped, rates):
             _internal.grid_total_variation_grad_(arrays[3], arrays[0], 1.0, tiles=tiles[0], tile_count=tiles[1])
+            table = torch.empty(9 if tiles[0] is None else len(ids), 5, dtype=torch.int32, device="cuda")
+            _internal.touched_vertices(arrays[3], table, tiles[0])
             _internal.grid_adam_(
                 *([x] for x in arrays),
                 [0.1],
@@ -199,8 +206,9 @@ def run_optimizer_ops():
                 working=[torch.empty(shape, device="cuda", dtype=torch.float16)],
                 tiles=[tiles[0]],
                 tile_counts=[tiles[1]],
+                touched=[table if skips == "not in a table" else None],
                 channel_rates=[own],
-                skip_untouched=skip_untouched,
+                skip_untouched=skips != "none",
             )
 
 

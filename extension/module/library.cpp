@@ -66,9 +66,10 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "bool align_corners, bool nearest, bool sum, bool with_gradient) -> Tensor");
 
   // Sparse grids (stencil/sparse_grid.h): the positions of points of the unit cube in the atlas of stored blocks, NaN
-  // if the block is not stored; and a sum over the copies of each vertex, for gradients of an atlas.
+  // if the block is not stored; and a sum over the copies of each vertex, for gradients of an atlas. If a table of
+  // touched vertices says which copies are not zero (touched_vertices_), it then has all copies of these vertices.
   m.def("places_in_atlas(Tensor points, Tensor blocks, int[] atlas) -> Tensor");
-  m.def("share_copies_(Tensor(a!) sums, Tensor copies, Tensor begins) -> ()");
+  m.def("share_copies_(Tensor(a!) sums, Tensor copies, Tensor begins, Tensor(b!)? touched) -> ()");
 
   // The same for points that each have their own cell: feats (N, 8, C), points (N, 3) in [-1, 1].
   m.def("interpolate_cells(Tensor feats, Tensor points, Tensor? direction) -> Tensor");
@@ -181,14 +182,15 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("unpack_vertices_(Tensor packed, Tensor? ids, int first, Tensor table, Tensor(a!) grid) -> ()");
 
   // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `tile_counts` of
-  // such `tiles`. `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,), factors on
-  // `lrs`, lie on the device, so that a captured graph uses their current values. `grad_scale` is divided out of the
-  // gradients; if `found_inf` is not 0, gradients are only cleared, those of all vertices.
+  // such `tiles`; with `skip_untouched`, those of them with a gradient, or those that a table `touched` has
+  // (touched_vertices_). `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,),
+  // factors on `lrs`, lie on the device, so that a captured graph uses their current values. `grad_scale` is divided
+  // out of the gradients; if `found_inf` is not 0, gradients are only cleared, those of all vertices.
   m.def(
       "grid_adam_(Tensor(a!)[] params, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] grads, "
       "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] tiles, Tensor?[] tile_counts, "
-      "Tensor?[] channel_rates, Tensor? grad_scale, Tensor? found_inf, float beta1, float beta2, float eps, "
-      "float weight_decay, float l2_penalty, bool skip_untouched, bool clear_grad) -> ()");
+      "Tensor?[] touched, Tensor?[] channel_rates, Tensor? grad_scale, Tensor? found_inf, float beta1, float beta2, "
+      "float eps, float weight_decay, float l2_penalty, bool skip_untouched, bool clear_grad) -> ()");
 
   // Adds the gradient of a grid's total variation to `grad`, at the same vertices; `weights` (3,) of the axes.
   m.def(

@@ -9,20 +9,20 @@
 namespace voxelfield {
 namespace {
 
-// Calls f(first, count) for spans that together cover all vertices to be visited.
+// Calls f(first, count, visit) for spans that together cover all vertices to be visited; `visit` is the first visit.
 template <typename F>
 void for_each_span(const VertexGrid& grid, const F& f) {
   constexpr int64_t kValuesPerTask = 1 << 15;
   const int64_t visits_per_task =
       (kValuesPerTask / std::max(grid.channels, 1) / kOptimizerTileVertices + 1) * kOptimizerTileVertices;
   for_each_range(grid.visits(), visits_per_task, [&](int64_t begin, int64_t end) {
-    if (grid.tiles == nullptr) return f(begin, end - begin);
+    if (grid.tiles == nullptr) return f(begin, end - begin, begin);
     // Visits follow the rows of a tile along z, so only the first vertex of each row needs a lookup.
     constexpr int64_t kRow = int64_t{1} << optimizer_tile_shift(2);
     for (int64_t visit = begin; visit < end; visit += kRow) {
       int32_t vertex[3];
       if (grid.find(visit, grid.id_of(visit), vertex)) {
-        f(grid.index_of(vertex), std::min<int64_t>(kRow, grid.size[2] - vertex[2]));
+        f(grid.index_of(vertex), std::min<int64_t>(kRow, grid.size[2] - vertex[2]), visit);
       }
     }
   });
@@ -77,12 +77,17 @@ void clear_gradients(const AdamLevel& level) {
                  [&](int64_t begin, int64_t end) { std::fill(level.grad + begin, level.grad + end, 0.0f); });
 }
 
+bool is_touched(const float* grad, int64_t vertex, int64_t channels) {
+  const float* const values = grad + vertex * channels;
+  return std::any_of(values, values + channels, [](float x) { return x != 0.0f; });
+}
+
 // Updates each run of consecutive touched vertices in a span.
-void update_touched(const AdamLevel& level, const AdamRule& rule, const AdamStep& step, int64_t first, int64_t count) {
-  const int64_t channels = level.grid.channels;
+void update_touched(const AdamLevel& level, const AdamRule& rule, const AdamStep& step, int64_t first, int64_t count,
+                    int64_t visit) {
   const auto touched = [&](int64_t vertex) {
-    const float* grad = level.grad + vertex * channels;
-    return std::any_of(grad, grad + channels, [](float x) { return x != 0.0f; });
+    return level.touched.rows == nullptr ? is_touched(level.grad, vertex, level.grid.channels)
+                                         : level.touched.has(visit + vertex - first);
   };
   const int64_t last = first + count;
   for (int64_t begin = first; begin < last; ++begin) {
@@ -128,13 +133,15 @@ struct CpuOptim : CpuBackend {
         continue;
       }
       const AdamStep step = level.step(rule);
-      const auto update = rule.skip_untouched ? update_touched : update_span;
-      for_each_span(level.grid, [&](int64_t first, int64_t count) { update(level, rule, step, first, count); });
+      for_each_span(level.grid, [&](int64_t first, int64_t count, int64_t visit) {
+        if (rule.skip_untouched) return update_touched(level, rule, step, first, count, visit);
+        update_span(level, rule, step, first, count);
+      });
     }
   }
 
   static void total_variation(const TotalVariation& task) {
-    for_each_span(task.grid, [&](int64_t first, int64_t count) {
+    for_each_span(task.grid, [&](int64_t first, int64_t count, int64_t /*visit*/) {
       for (const int64_t last = first + count; first < last;) {
         const int64_t z = first % task.grid.size[2], length = std::min(last - first, task.grid.size[2] - z);
         add_row(task, first, z, length);
@@ -158,12 +165,11 @@ struct CpuOptim : CpuBackend {
     for_each(
         find.touched.tiles,
         [&](int64_t tile) {
-          int32_t* const row = find.touched.table + tile * TouchedTiles::kColumns;
-          std::fill_n(row, TouchedTiles::kColumns, 0);
+          std::fill_n(find.touched.table.row(tile), TouchedTable::kColumns, 0);
           for (int within = 0; within < kOptimizerTileVertices; ++within) {
-            if (!find(tile, within)) continue;
-            row[within / 32] |= static_cast<int32_t>(1u << within % 32);
-            ++row[TouchedTiles::kWords];
+            const int64_t vertex = find.touched.vertex(tile, within);
+            if (vertex < 0 || !(find.all || is_touched(find.grad, vertex, find.touched.grid.channels))) continue;
+            find.touched.table.add(tile * kOptimizerTileVertices + within);
           }
         },
         64);
@@ -173,10 +179,9 @@ struct CpuOptim : CpuBackend {
     for_each(
         copy.touched.tiles,
         [&](int64_t tile) {
-          const int32_t* const row = copy.touched.table + tile * TouchedTiles::kColumns;
-          int64_t to = row[TouchedTiles::kWords];
+          int64_t to = copy.touched.table.row(tile)[TouchedTable::kWords];
           for (int within = 0; within < kOptimizerTileVertices; ++within) {
-            if ((static_cast<uint32_t>(row[within / 32]) >> within % 32 & 1) == 0) continue;
+            if (!copy.touched.table.has(tile * kOptimizerTileVertices + within)) continue;
             const int64_t vertex = copy.touched.vertex(tile, within), at = to++;
             if (vertex < 0 || at < 0 || at >= copy.rows) continue;
             char* const values = copy.values + vertex * copy.vertex_bytes;

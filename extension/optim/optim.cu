@@ -144,7 +144,10 @@ __device__ void clear_gradients(const AdamLevels& levels) {
   }
 }
 
-template <int Width, bool SkipUntouched, bool ByChannel>
+// Which vertices are not updated: none; those whose gradient is zero; those that are not in a table.
+enum class Skipped { kNone, kWithoutGradient, kNotInTable };
+
+template <int Width, Skipped kSkipped, bool ByChannel>
 __global__ void __launch_bounds__(kThreads) adam_kernel(const __grid_constant__ AdamLevels levels, AdamRule rule) {
   if (rule.skips_step()) {
     if (rule.clear_grad) clear_gradients(levels);
@@ -160,7 +163,8 @@ __global__ void __launch_bounds__(kThreads) adam_kernel(const __grid_constant__ 
         const int64_t vertex = visit < 0 ? -1 : level.grid.index_of_visit(visit, id);
         const int64_t start = vertex * level.grid.channels;
         const int vectors = vertex < 0 ? 0 : lanes.vectors;
-        if (SkipUntouched) {
+        if (kSkipped == Skipped::kNotInTable && (vertex < 0 || !level.touched.has(visit))) return;
+        if (kSkipped == Skipped::kWithoutGradient) {
           bool any = false;
           for (int j = lanes.first; j < vectors; j += kWarp) {
             any = any || any_nonzero(load<Width>(level.grad + start + j * Width));
@@ -281,20 +285,40 @@ __global__ void __launch_bounds__(kThreads)
   if (end == cells.tile_total() && threadIdx.x == 0) *count = before;
 }
 
-// A warp takes a tile, and a lane one of 32 vertices that follow each other.
+// A warp takes a tile, and a lane one of 32 vertices that follow each other. All values are read before any is tested,
+// so that a warp waits for memory once.
+template <int Width>
 __global__ void __launch_bounds__(kThreads) find_touched_kernel(const __grid_constant__ FindTouched find) {
   const int64_t tile = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
   if (tile >= find.touched.tiles) return;
   const int lane = threadIdx.x % kWarp;
+  const int32_t channels = find.touched.grid.channels;
+  bool found[TouchedTable::kWords];
+  int64_t first[TouchedTable::kWords];
+#pragma unroll
+  for (int word = 0; word < TouchedTable::kWords; ++word) {
+    const int64_t vertex = find.touched.vertex(tile, word * kWarp + lane);
+    found[word] = find.all && vertex >= 0;
+    first[word] = find.all || vertex < 0 ? -1 : vertex * channels;
+  }
+  for (int32_t channel = 0; channel < channels; channel += Width) {
+    Vector<float, Width> values[TouchedTable::kWords];
+#pragma unroll
+    for (int word = 0; word < TouchedTable::kWords; ++word) {
+      values[word] = first[word] < 0 ? Vector<float, Width>{} : load_constant<Width>(find.grad + first[word] + channel);
+    }
+#pragma unroll
+    for (int word = 0; word < TouchedTable::kWords; ++word) found[word] |= any_nonzero(values[word]);
+  }
   int32_t own = 0, total = 0;
 #pragma unroll
-  for (int word = 0; word < TouchedTiles::kWords; ++word) {
-    const unsigned marks = __ballot_sync(kFullWarp, find(tile, word * kWarp + lane));
+  for (int word = 0; word < TouchedTable::kWords; ++word) {
+    const unsigned marks = __ballot_sync(kFullWarp, found[word]);
     if (lane == word) own = static_cast<int32_t>(marks);
     total += __popc(marks);
   }
-  if (lane == TouchedTiles::kWords) own = total;
-  if (lane < TouchedTiles::kColumns) find.touched.table[tile * TouchedTiles::kColumns + lane] = own;
+  if (lane == TouchedTable::kWords) own = total;
+  if (lane < TouchedTable::kColumns) find.touched.table.row(tile)[lane] = own;
 }
 
 template <int Bytes>
@@ -302,10 +326,10 @@ __global__ void __launch_bounds__(kThreads) copy_touched_kernel(const __grid_con
   const int64_t tile = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
   if (tile >= copy.touched.tiles) return;
   const int lane = threadIdx.x % kWarp;
-  const int32_t* const row = copy.touched.table + tile * TouchedTiles::kColumns;
-  int64_t start = row[TouchedTiles::kWords];
+  const int32_t* const row = copy.touched.table.row(tile);
+  int64_t start = row[TouchedTable::kWords];
 #pragma unroll
-  for (int word = 0; word < TouchedTiles::kWords; ++word) {
+  for (int word = 0; word < TouchedTable::kWords; ++word) {
     const unsigned marks = static_cast<unsigned>(row[word]), own = 1u << lane;
     const int64_t at = start + __popc(marks & (own - 1));
     start += __popc(marks);
@@ -324,17 +348,17 @@ __global__ void __launch_bounds__(kThreads) copy_touched_kernel(const __grid_con
 
 struct CudaOptim : CudaBackend {
   static void adam(const std::vector<AdamLevel>& levels, const AdamRule& rule) {
-    // Levels are grouped by vector width and by whether rates differ by channel, so that grids with one rate avoid the
-    // cost of rates per channel.
-    std::map<std::pair<int, bool>, std::vector<AdamLevel>> groups;
+    // Levels are grouped by vector width, by whether rates differ by channel, and by whether a table says what to skip,
+    // so that grids with one rate avoid the cost of rates per channel, and those without a table that of a table.
+    std::map<std::tuple<int, bool, bool>, std::vector<AdamLevel>> groups;
     for (const AdamLevel& level : levels) {
       for (const AdamLevel& part : parts_of(level, rule)) {
-        groups[{width_of(part), part.channel_rates != nullptr}].push_back(part);
+        groups[{width_of(part), part.channel_rates != nullptr, part.touched.rows != nullptr}].push_back(part);
       }
     }
     for (const auto& [kind, parts] : groups) {
-      const bool by_channel = kind.second;
-      dispatch_vector_width<4, 2, 1>(kind.first, [&, &parts = parts](auto width) {
+      const bool by_channel = std::get<1>(kind);
+      dispatch_vector_width<4, 2, 1>(std::get<0>(kind), [&, &parts = parts](auto width) {
         by_channel ? update<width.value, true>(parts, rule) : update<width.value, false>(parts, rule);
       });
     }
@@ -365,7 +389,9 @@ struct CudaOptim : CudaBackend {
   }
 
   static void find_touched(const FindTouched& find) {
-    launch(find_touched_kernel, blocks(find.touched.tiles * kWarp, kThreads), kThreads, 0, find);
+    dispatch_vector_width<4, 2, 1>(vector_width(4, {find.touched.grid.channels}, find.grad), [&](auto width) {
+      launch(find_touched_kernel<width.value>, blocks(find.touched.tiles * kWarp, kThreads), kThreads, 0, find);
+    });
   }
 
   static void copy_touched(const CopyTouched& copy) {
@@ -379,7 +405,10 @@ struct CudaOptim : CudaBackend {
   template <int Width, bool ByChannel>
   static void update(const std::vector<AdamLevel>& parts, const AdamRule& rule) {
     const bool skip = rule.skip_untouched;
-    const auto kernel = skip ? adam_kernel<Width, true, ByChannel> : adam_kernel<Width, false, ByChannel>;
+    const auto kernel = !skip ? adam_kernel<Width, Skipped::kNone, ByChannel>
+                        : parts.front().touched.rows == nullptr
+                            ? adam_kernel<Width, Skipped::kWithoutGradient, ByChannel>
+                            : adam_kernel<Width, Skipped::kNotInTable, ByChannel>;
     for (size_t next = 0; next < parts.size();) {
       AdamLevels batch{};
       WalkSize size;

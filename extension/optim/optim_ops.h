@@ -68,6 +68,7 @@ struct AdamLevel {
   const float* lr;
   const void* steps;
   const float* channel_rates;  // factor on the learning rate for each channel; null if all channels have the same rate
+  TouchedTable touched;  // the vertices that AdamRule::skip_untouched does not skip; null rows: those with a gradient
 
   VOXELFIELD_HOST_DEVICE int64_t values() const { return grid.vertices * grid.channels; }
 
@@ -152,12 +153,9 @@ struct OccupiedCells {
 
 // Some vertices of the tiles of a grid. Without a list, a tile is 128 vertices that follow each other in memory.
 struct TouchedTiles {
-  static constexpr int kWords = kOptimizerTileVertices / 32;
-  static constexpr int kColumns = kWords + 1;
-
   VertexGrid grid;
-  int64_t first;   // without a list, the first vertex of the first tile
-  int32_t* table;  // (tiles, kColumns): a bit for each vertex; the number of these, or of those in the tiles before
+  int64_t first;       // without a list, the first vertex of the first tile
+  TouchedTable table;  // to copy vertices, the last number of a row is that of the vertices in all rows before it
   int64_t tiles;
 
   // The index of a vertex of a tile, or -1 if it lies outside the grid.
@@ -173,16 +171,6 @@ struct FindTouched {
   TouchedTiles touched;
   const float* grad;
   bool all;
-
-  VOXELFIELD_HOST_DEVICE bool operator()(int64_t tile, int within) const {
-    const int64_t vertex = touched.vertex(tile, within);
-    if (vertex < 0 || all) return vertex >= 0;
-    const float* const values = grad + vertex * touched.grid.channels;
-    for (int32_t c = 0; c < touched.grid.channels; ++c) {
-      if (values[c] != 0.0f) return true;
-    }
-    return false;
-  }
 };
 
 // Copies marked vertices of a grid to or from rows that follow each other. Those without a row are left out.
@@ -202,12 +190,12 @@ struct OptimOps {
 
   static void grid_adam_(Tensors params, Tensors exp_avgs, Tensors exp_avg_sqs, Tensors grads, OptionalTensors working,
                          Tensors lrs, Tensors steps, OptionalTensors tiles, OptionalTensors tile_counts,
-                         OptionalTensors channel_rates, const OptionalTensor& grad_scale,
+                         OptionalTensors touched, OptionalTensors channel_rates, const OptionalTensor& grad_scale,
                          const OptionalTensor& found_inf, double beta1, double beta2, double eps, double weight_decay,
                          double l2_penalty, bool skip_untouched, bool clear_grad) {
     const size_t count = params.size();
     for (const size_t length : {exp_avgs.size(), exp_avg_sqs.size(), grads.size(), working.size(), lrs.size(),
-                                steps.size(), tiles.size(), tile_counts.size(), channel_rates.size()}) {
+                                steps.size(), tiles.size(), tile_counts.size(), touched.size(), channel_rates.size()}) {
       STD_TORCH_CHECK(length == count, "every list must be as long as params, ", count, ", got ", length);
     }
     if (count == 0) return;
@@ -237,6 +225,12 @@ struct OptimOps {
       level.counts_in_float = steps[i].scalar_type() == ScalarType::Float;
       number_data("steps", steps[i], level.counts_in_float ? ScalarType::Float : ScalarType::Long, param);
       level.steps = steps[i].const_data_ptr();
+      if (touched[i].has_value()) {
+        STD_TORCH_CHECK(skip_untouched, "touched must be given with skip_untouched, got it without");
+        const int64_t rows = tiles[i].has_value() ? level.grid.capacity : TouchedTable::rows_for(level.grid.vertices);
+        level.touched.rows =
+            contiguous_data("touched", *touched[i], {rows, TouchedTable::kColumns}, ScalarType::Int, param);
+      }
       if (channel_rates[i].has_value()) {
         level.channel_rates =
             contiguous_data("channel_rates", *channel_rates[i], {param.size(3)}, ScalarType::Float, param);
@@ -329,11 +323,11 @@ struct OptimOps {
  private:
   static TouchedTiles touched_tiles(const char* name, const Tensor& grid, ScalarType dtype, const OptionalTensor& ids,
                                     int64_t first, const Tensor& table) {
-    TouchedTiles touched{vertex_grid(name, grid, dtype), first, nullptr, 0};
+    TouchedTiles touched{vertex_grid(name, grid, dtype), first, {}, 0};
     if (ids.has_value()) list_tiles(name, touched.grid, "ids", *ids, grid);
     STD_TORCH_CHECK(first >= 0, "first must not be negative, got ", first);
-    touched.table = contiguous_data("table", table, {ids.has_value() ? ids->size(0) : kAny, TouchedTiles::kColumns},
-                                    ScalarType::Int, grid);
+    touched.table.rows = contiguous_data(
+        "table", table, {ids.has_value() ? ids->size(0) : kAny, TouchedTable::kColumns}, ScalarType::Int, grid);
     touched.tiles = table.size(0);
     return touched;
   }

@@ -3,6 +3,7 @@
 
 #include "common/checks.h"
 #include "common/constants.h"
+#include "common/touched.h"
 
 namespace voxelfield {
 
@@ -11,7 +12,6 @@ namespace voxelfield {
 VOXELFIELD_HOST_DEVICE constexpr int optimizer_tile_shift(int axis) {
   return axis < 2 ? kOptimizerTileShiftXY : kOptimizerTileShiftZ;
 }
-constexpr int kOptimizerTileVertices = 1 << (2 * kOptimizerTileShiftXY + kOptimizerTileShiftZ);
 
 VOXELFIELD_HOST_DEVICE constexpr int32_t tiles_along(int32_t vertices, int axis) {
   return ((vertices - 1) >> optimizer_tile_shift(axis)) + 1;

@@ -1,7 +1,9 @@
-// Host side of the ops on sparse grids for both backends: checks, allocates, and visits each point or vertex.
+// Host side of the ops on sparse grids for both backends: checks, allocates, and visits each point or vertex, or calls
+// Backend::share_touched(share).
 #pragma once
 
 #include "common/checks.h"
+#include "common/touched.h"
 #include "stencil/sparse_grid.h"
 
 namespace voxelfield {
@@ -67,6 +69,30 @@ struct ShareCopies {
   }
 };
 
+// The same where a table has all vertices that are not zero. One thread takes a vertex with all its channels.
+struct ShareTouched : ShareCopies {
+  TouchedTable touched;  // of the rows of `sums`; receives the copies that are written
+  int64_t vertices;
+
+  // Whether the table has a copy of a vertex.
+  VOXELFIELD_HOST_DEVICE bool any(int64_t vertex) const {
+    const int64_t begin = begins[vertex], end = begins[vertex + 1];
+    if (begin < 0 || end > count) return false;
+    bool found = false;
+    for (int64_t i = begin; i < end; ++i) {
+      if (copies[i] < 0 || copies[i] >= rows) return false;
+      found = found || touched.has(copies[i]);
+    }
+    return found;
+  }
+
+  VOXELFIELD_HOST_DEVICE void add_copies(int64_t vertex) const {
+    for (int64_t i = begins[vertex]; i < begins[vertex + 1]; ++i) {
+      if (!touched.has(copies[i])) touched.add(copies[i]);
+    }
+  }
+};
+
 template <typename Backend>
 struct SparseGridOps {
   static Tensor places_in_atlas(const Tensor& points, const Tensor& blocks, std::vector<int64_t> atlas) {
@@ -78,15 +104,21 @@ struct SparseGridOps {
     return placed;
   }
 
-  static void share_copies_(Tensor sums, const Tensor& copies, const Tensor& begins) {
+  static void share_copies_(Tensor sums, const Tensor& copies, const Tensor& begins, const OptionalTensor& touched) {
     const typename Backend::Guard guard(sums);
     float* data = contiguous_data("sums", sums, {kAny, kAny, kAny, kAny}, ScalarType::Float, sums);
     const int32_t* rows = contiguous_data("copies", copies, {kAny}, ScalarType::Int, sums);
     const int32_t* first = contiguous_data("begins", begins, {kAny}, ScalarType::Int, sums);
     const int64_t vertices = begins.size(0) - 1, channels = sums.size(3);
+    TouchedTable table{};
+    if (touched.has_value()) {
+      const int64_t tiles = TouchedTable::rows_for(sums.size(0) * sums.size(1) * sums.size(2));
+      table.rows = contiguous_data("touched", *touched, {tiles, TouchedTable::kColumns}, ScalarType::Int, sums);
+    }
     if (vertices < 1 || sums.numel() == 0) return;
-    Backend::for_each(vertices * channels, ShareCopies{rows, first, data, sums.numel() / channels, copies.size(0),
-                                                       static_cast<int32_t>(channels)});
+    const ShareCopies share{rows, first, data, sums.numel() / channels, copies.size(0), static_cast<int32_t>(channels)};
+    if (touched.has_value()) return Backend::share_touched({share, table, vertices});
+    Backend::for_each(vertices * channels, share);
   }
 
   static void implement(Library& m) {

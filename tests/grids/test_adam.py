@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tolerances import assert_matches
 from voxelfield import VoxelGrid, _library
 from voxelfield.grids.adam import GridAdam
 from voxelfield.ops import sample_trilinear
-from voxelfield.ops._internal import active_tiles, grid_adam_, grid_total_variation_grad_
+from voxelfield.ops._internal import active_tiles, grid_adam_, grid_total_variation_grad_, touched_vertices
 from voxelfield.ops._internal.tiles import tiles_along
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
@@ -411,6 +412,61 @@ def test_only_listed_tiles_move(device, shape, skip_untouched, by_channel):
     for now, old, full in zip((param, *state, working, grad), before, everywhere, strict=True):
         assert torch.equal(now.detach().cpu()[~mask], old.cpu()[~mask])
         assert torch.equal(now.detach().cpu()[mask], full.cpu()[mask])
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("lists", [False, True])
+@pytest.mark.parametrize("shape", [*SHAPES, *CUT_SHAPES], ids=str)
+def test_a_table_of_touched_vertices_replaces_a_look_at_all_gradients(device, shape, lists, by_channel):
+    ids, count = random_tiles(shape[:3], device) if lists else (None, None)
+    grad = gradients(shape, 0, sparse=True).to(device)
+    table = torch.empty(math.ceil(math.prod(shape[:3]) / 128) if ids is None else len(ids), 5, dtype=torch.int32)
+    table = table.to(device)
+    touched_vertices(grad, table, ids)
+    made = []
+    for touched in (None, [table]):
+        arrays = [parameter(shape, device).detach(), torch.full_like(grad, 0.1), torch.full_like(grad, 0.2)]
+        arrays += [grad.clone(), torch.full_like(grad, 7.0, dtype=torch.float16)]
+        grid_adam_(
+            *([array] for array in arrays[:4]),
+            [0.1],
+            [5],
+            working=[arrays[4]],
+            tiles=[ids],
+            tile_counts=[count],
+            touched=touched,
+            channel_rates=[shares(shape[3], device)] if by_channel else None,
+            skip_untouched=True,
+            clear_grad=True,
+        )
+        made.append(arrays)
+    for with_table, without in zip(*made, strict=True):
+        assert torch.equal(with_table, without)
+
+
+def test_vertices_that_are_not_in_the_table_stay(device):
+    param = parameter((3, 5, 20, 4), device)
+    before = param.detach().clone()
+    table = torch.zeros(3, 5, dtype=torch.int32, device=device)
+    table[0, 0], table[1, 2], table[2, 0] = 1 << 4, 1 << 30, -(2**31)
+    optimizer = GridAdam([param], skip_untouched=True)
+    optimizer.set_touched(param, table)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    moved = torch.zeros(300, dtype=torch.bool)
+    moved[[4, 128 + 2 * 32 + 30, 256 + 31]] = True
+    assert torch.equal((param.detach() != before).all(-1).view(-1).cpu(), moved)
+    assert torch.equal((param.grad == 0).all(-1).view(-1).cpu(), moved)
+
+
+def test_a_table_for_another_grid_or_rule_is_refused(device):
+    param = parameter((3, 5, 20, 4), device)
+    param.grad = torch.ones_like(param)
+    for rows, skips, message in ((2, True, r"touched must be \(3, 5\) Int"), (3, False, "given with skip_untouched")):
+        optimizer = GridAdam([param], skip_untouched=skips)
+        optimizer.set_touched(param, torch.zeros(rows, 5, dtype=torch.int32, device=device))
+        with pytest.raises(RuntimeError, match=message):
+            optimizer.step()
 
 
 @pytest.mark.parametrize("count", [-3, 0, 1000])
@@ -825,7 +881,7 @@ def test_registration(device):
     for rates in (None, torch.ones(4, device=device)):
         torch.library.opcheck(
             torch.ops.voxelfield.grid_adam_.default,
-            (*lists, [working], [one], [one], [ids], [count], [rates], one, None, *rule),
+            (*lists, [working], [one], [one], [ids], [count], [None], [rates], one, None, *rule),
         )
     occupied = torch.ones(2, 2, 2, dtype=torch.bool, device=device)
     torch.library.opcheck(torch.ops.voxelfield.active_tiles_.default, (occupied, shape[:3], ids.clone(), count.clone()))

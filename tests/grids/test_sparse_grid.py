@@ -11,7 +11,7 @@ from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid
-from voxelfield.ops._internal import march_visible, places_in_atlas, render_pyramid_image
+from voxelfield.ops._internal import march_visible, places_in_atlas, render_pyramid_image, share_copies_, tiles
 from voxelfield.ops.marching import pack_occupancy
 
 BOX = ((-1.0, -2.0, 0.0), (1.0, 2.0, 1.5))
@@ -120,6 +120,50 @@ def test_shared_gradients_are_those_of_the_dense_grid(device):
     expected = dense.grad[tuple(vertices_of(grid).unbind(-1))]
     torch.testing.assert_close(found, expected, atol=2e-2, rtol=1e-3)
     assert (found - expected).abs().mean() < 1e-4
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 12])
+def test_a_table_of_touched_vertices_replaces_a_look_at_all_copies(device, channels):
+    grid, _ = filled(device, channels=channels)
+    unit = torch.rand(60, 3, device=device)
+    read(grid, grid.aabb[0] + unit * (grid.aabb[1] - grid.aabb[0])).square().sum().backward()
+    sums = grid.features.grad
+    table = torch.empty(sums[..., 0].numel() // 128, 5, dtype=torch.int32, device=device)
+    tiles.touched_vertices(sums, table)
+    few, expected, expected_table = int(table[:, 4].sum()), sums.clone(), torch.empty_like(table)
+    grid.share(expected)
+    tiles.touched_vertices(expected, expected_table)
+    grid.share(sums, touched=table)
+    assert torch.equal(sums, expected)
+    assert torch.equal(table, expected_table), "copies that have become non-zero are in the table"
+    assert few < int(table[:, 4].sum()) < sums[..., 0].numel() / 2
+
+
+def test_copies_that_are_not_in_the_table_are_not_read(device):
+    sums, begins = torch.ones(2, 4, 32, 3, device=device), torch.tensor([0, 2, 5], dtype=torch.int32, device=device)
+    copies = torch.tensor([0, 200, 7, 31, 130], dtype=torch.int32, device=device)
+    table = torch.zeros(2, 5, dtype=torch.int32, device=device)
+    table[0, 0], table[0, 4] = -(2**31), 1
+    share_copies_(sums, copies, begins, table)
+    expected = torch.ones(256, 3)
+    expected[[7, 31, 130]] = 3
+    assert torch.equal(sums.view(256, 3).cpu(), expected)
+    assert table.tolist() == [[(1 << 7) - 2**31, 0, 0, 0, 2], [1 << 2, 0, 0, 0, 1]]
+
+
+def test_the_planes_of_shared_vertices_are_those_of_whole_blocks(device):
+    grid, _ = filled(device)
+    grid.features.grad = torch.randn_like(grid.features)
+    whole = grid.features.grad.clone()
+    grid.share(whole)
+    for begin in range(0, len(whole), BLOCK_VERTICES):
+        end = begin + BLOCK_VERTICES
+        low, high, shared = grid.shared_by(begin, end)
+        assert low % BLOCK_VERTICES == high % BLOCK_VERTICES == 0
+        assert 0 <= low <= begin < end <= high <= len(whole)
+        part = grid.features.grad[low:high].clone()
+        grid.share(part, *shared)
+        assert torch.equal(part[begin - low : end - low], whole[begin:end])
 
 
 def test_copies_stay_equal_through_training(device):

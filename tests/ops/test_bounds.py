@@ -385,6 +385,7 @@ def calls(device):
         "share_copies_": (
             torch.randn(8, 8, 8, 4, device=device),
             *(torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in ([3, 9, 2, 11], [0, 2, 4])),
+            torch.ones(4, 5, dtype=torch.int32, device=device),
         ),
     }
     levels = [torch.randn(5, 4, 9, 4, device=device).half()]
@@ -559,7 +560,7 @@ def calls_of_every_op(device):
         "active_tiles_": (torch.ones(3, 3, 3, dtype=torch.bool, device=device), [5, 6, 9], *found),
         "grid_adam_": (
             *([x] for x in moments),
-            *([None], [one], [one], [None], [None], [None], None, None),
+            *([None], [one], [one], [None], [None], [None], [None], None, None),
             *(0.9, 0.99, 1e-8, 0.0, 0.0, False, False),
         ),
         "grid_total_variation_grad_": (moments[0], grid, torch.ones(3, device=device), 1.0, None, None),

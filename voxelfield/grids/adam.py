@@ -97,6 +97,7 @@ class GridAdam(torch.optim.Optimizer):
         }
         # For each restricted parameter, its resolution, and the ids and the count of its active tiles.
         self._active: dict[Tensor, tuple[tuple[int, ...], Tensor, Tensor]] = {}
+        self._touched: dict[Tensor, Tensor] = {}
         self._working: dict[Tensor, Tensor] = {}
         self._rates: dict[tuple[int, torch.device], tuple[float, Tensor]] = {}
         super().__init__(params, defaults)
@@ -104,7 +105,7 @@ class GridAdam(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         present = [group["channel_rates"] for group in self.__dict__.get("param_groups", [])]
         super().__setstate__(state)
-        for name in ("_active", "_working", "_rates"):
+        for name in ("_active", "_touched", "_working", "_rates"):
             self.__dict__.setdefault(name, {})  # a copied or unpickled optimizer does not have these yet
         for group, own in itertools.zip_longest(self.param_groups, present):
             rates = group["channel_rates"]
@@ -176,6 +177,19 @@ class GridAdam(torch.optim.Optimizer):
         """
         self._check_trained(param)
         self._active[param] = (tuple(param.shape[:3]), ids, count)
+
+    def set_touched(self, param: Tensor, table: Tensor) -> None:
+        """Says which vertices have a gradient, so that steps need not read all gradients to find out.
+
+        Later steps use what the table contains by then, and update the vertices that it has.
+
+        Args:
+            param: A parameter of this optimizer, of a group with ``skip_untouched``.
+            table: (K, 5) int32, as :func:`voxelfield.ops._internal.tiles.touched_vertices` writes it for the tiles of
+                :meth:`set_tiles`, or without ids.
+        """
+        self._check_trained(param)
+        self._touched[param] = table
 
     def active_tiles(self, param: Tensor) -> tuple[Tensor, Tensor] | None:
         """Returns the ids and the count of the tiles that are updated; None if the whole grid is updated."""
@@ -293,6 +307,7 @@ class GridAdam(torch.optim.Optimizer):
             working=working,
             tiles=[ids for ids, _ in tiles],
             tile_counts=[count for _, count in tiles],
+            touched=[self._touched.get(param) for param in params],
             channel_rates=[shares for _, _, shares in levels],
             grad_scale=grad_scale,
             found_inf=found_inf,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -37,9 +37,11 @@ _VERTICES_PER_SAMPLE = 32
 
 _COLUMNS = 5
 
-# Buffers for lists of tiles have the sizes of a geometric series with this ratio, so that the step is captured again
-# only a few times while the occupied cells become fewer.
+# Buffers have the sizes of a geometric series with this ratio, so that the step is captured again only a few times
+# while the occupied cells become fewer.
 _SERIES = 0.8
+# A list of tiles shrinks once it is this many times too long. Its unused entries cost little.
+_LONGEST = 3.0
 
 
 @dataclass(eq=False)
@@ -59,6 +61,7 @@ class _Part:
         tiles: The ids (N, K) of the active tiles of each process, -1 where there are fewer; None: all are updated.
         own_tiles: The ids (K,) of this process's active tiles within ``owned``.
         count: The number (1,) of these, int32.
+        touched: The table of the vertices of ``reached`` with a gradient (:func:`touched_vertices`), by the own tiles.
     """
 
     grid: nn.Parameter
@@ -73,6 +76,10 @@ class _Part:
     tiles: Tensor | None = None
     own_tiles: Tensor | None = None
     count: Tensor | None = None
+    touched: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.touched = self.new_table(self._rows_for(len(self.reached)))
 
     @property
     def begin(self) -> int:
@@ -84,18 +91,36 @@ class _Part:
         """The end of the own planes."""
         return self.bounds[processes.rank() + 1]
 
+    @property
+    def reached(self) -> Tensor:
+        """The planes of ``sums`` to which samples add: the own ones, and of an atlas also the halo."""
+        return self.sums if self.sparse is not None else self.sums[self.begin - self.low : self.end - self.low]
+
+    @property
+    def own_touched(self) -> Tensor:
+        """The rows of ``touched`` for the own planes, which are whole blocks of an atlas and therefore whole rows."""
+        if self.sparse is None:
+            return self.touched
+        return self.touched[self._rows_for(self.begin - self.low) : self._rows_for(self.end - self.low)]
+
     def rows(self) -> int:
         """Returns the number of tiles that each process has at most: listed ones, or 128 vertices each."""
         if self.tiles is not None:
             return self.tiles.shape[1]
-        planes = max(end - begin for begin, end in pairwise(self.bounds))
-        return -(-planes * self._plane // _tile_vertices())
+        return self._rows_for(max(end - begin for begin, end in pairwise(self.bounds)))
 
     def of_process(self, process: int) -> dict[str, Any]:
         """Returns the arguments that say to :func:`pack_vertices` and others which tiles a process has."""
         if self.tiles is not None:
             return {"ids": self.tiles[process]}
         return {"first": self.bounds[process] * self._plane}
+
+    def new_table(self, rows: int) -> Tensor:
+        """Returns a table of no vertices, for :func:`touched_vertices`."""
+        return self.sums.new_zeros(rows, _COLUMNS, dtype=torch.int32)
+
+    def _rows_for(self, planes: int) -> int:
+        return -(-planes * self._plane // _tile_vertices())
 
     @property
     def _plane(self) -> int:
@@ -157,11 +182,13 @@ class DividedGrids:
             self._parts.append(self._part(index, grid, bounds, sparse, _constants.TILE_X if halo else 0))
         options = {key: value for key, value in whole.param_groups[0].items() if key not in ("params", "capturable")}
         self.adam = type(whole)([part.owned for part in self._parts], **options)
+        self._skips = bool(options["skip_untouched"])
         for part in self._parts:
             self._move_state(part)
+            if self._skips:
+                self.adam.set_touched(part.owned, part.own_touched)
             if self._rounds:
                 self.adam.set_working(part.owned, part.copy[part.begin : part.end])
-        self._skips = bool(options["skip_untouched"])
         # Until it is known how many vertices a step changes: samples of a ray share most of theirs.
         reached = _VERTICES_PER_SAMPLE * samples // processes.count()
         self._capacity = self._most_rows() if halo or not self._skips else min(reached, self._most_rows())
@@ -241,13 +268,8 @@ class DividedGrids:
 
     def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """Returns the tensors to which gradients are added, and the first plane and the planes of each one's grid."""
-        # An atlas needs the sums of its halo, because vertices there are copies of own ones.
-        firsts = [part.begin if part.sparse is None else part.low for part in self._parts]
-        sums = [
-            part.sums[part.begin - part.low : part.end - part.low] if part.sparse is None else part.sums
-            for part in self._parts
-        ]
-        return sums, [(first, part.grid.shape[0]) for first, part in zip(firsts, self._parts, strict=True)]
+        slabs = [(part.begin if part.sparse is None else part.low, part.grid.shape[0]) for part in self._parts]
+        return [part.reached for part in self._parts], slabs
 
     def add_total_variation(self, weight: float) -> None:
         """Adds the gradient of the squared differences between neighbouring vertices, of all dense grids.
@@ -269,16 +291,19 @@ class DividedGrids:
 
     def step(self) -> None:
         """Updates this process's parts and clears their gradients, then exchanges the working copies."""
+        self._find_touched()
         for part in self._parts:
             if part.sparse is not None and part.shared is not None:
-                part.sparse.share(part.sums, *part.shared)
+                part.sparse.share(part.sums, *part.shared, touched=part.touched)
                 own = part.begin - part.low, part.end - part.low
                 part.sums[: own[0]].zero_()
                 part.sums[own[1] :].zero_()
-        table, count = self._changed(every=not self._skips)
+        table, count = self._changed()
         torch.maximum(self._most_changed, count, out=self._most_changed)
+        tables = table.new_empty(processes.count(), *table.shape)
+        arrive = processes.gather_later(tables, table)
         self.adam.step()
-        self._publish(table, self._capacity)
+        self._publish(table, tables, arrive)
 
     def restrict(self, occupied: Tensor) -> None:
         """Lists the active tiles anew after a change of the occupied cells; synchronises with the device."""
@@ -311,11 +336,14 @@ class DividedGrids:
         cuts = [0, *torch.searchsorted(ids, ids.new_tensor(first[1:-1])).tolist(), len(ids)]
         wanted = max(end - begin for begin, end in pairwise(cuts))
         present = 0 if part.tiles is None else part.tiles.shape[1]
-        if part.tiles is None or not wanted <= present <= wanted / _SERIES**2:
+        if part.tiles is None or not wanted <= present <= _LONGEST * wanted:
             part.tiles = ids.new_empty(
                 processes.count(), _room_for(wanted, math.prod(tiles_along(part.grid.shape[:3])))
             )
             part.own_tiles, part.count = torch.empty_like(part.tiles[0]), ids.new_empty(1)
+            part.touched = part.new_table(len(part.own_tiles))
+            if self._skips:
+                self.adam.set_touched(part.owned, part.touched)
             self.layout += 1
         assert part.own_tiles is not None
         assert part.count is not None
@@ -335,16 +363,17 @@ class DividedGrids:
         for part in self._parts:
             _collect(part.owned.detach().to(part.copy.dtype), part.bounds, part.copy)
 
-    def _changed(self, *, every: bool) -> tuple[Tensor, Tensor]:
-        """Lists the own vertices with a gradient, or all, in one table for all grids (:func:`pack_vertices`).
+    def _find_touched(self) -> None:
+        """Lists the vertices with a gradient, or all if all are updated, in the table of each part."""
+        for part in self._parts:
+            touched_vertices(part.reached, part.touched, part.own_tiles, every=not self._skips)
 
-        Also returns their number (1,).
-        """
+    def _changed(self) -> tuple[Tensor, Tensor]:
+        """Returns the own touched vertices of all grids in one table (:func:`pack_vertices`), and their number (1,)."""
         sizes = [part.rows() for part in self._parts]
-        table = self._parts[0].sums.new_zeros(sum(sizes), _COLUMNS, dtype=torch.int32)
-        for part, rows in zip(self._parts, table.split(sizes), strict=True):
-            if part.owned.grad is not None and part.owned.numel() > 0:
-                touched_vertices(part.owned.grad, rows, part.own_tiles, every=every)
+        table = self._parts[0].new_table(sum(sizes))
+        own = [part.own_touched for part in self._parts]
+        torch._foreach_copy_([rows[: len(part)] for rows, part in zip(table.split(sizes), own, strict=True)], own)
         counts = table[:, -1]
         ends = counts.cumsum(0, dtype=torch.int32)
         table[:, -1] = ends - counts
@@ -354,16 +383,21 @@ class DividedGrids:
         """Returns the number of vertices that each process can have at most."""
         return sum(part.rows() for part in self._parts) * _tile_vertices()
 
-    def _publish(self, table: Tensor, capacity: int) -> None:
-        """Sends the working copies of listed vertices to all processes, and receives theirs."""
+    def _publish(self, table: Tensor, tables: Tensor, arrive: Callable[[], object]) -> None:
+        """Sends the working copies of touched vertices to all processes, and receives theirs.
+
+        Args:
+            table: What :meth:`_changed` returns.
+            tables: Those of all processes, once ``arrive`` has been called.
+            arrive: See ``tables``.
+        """
         rank, sizes = processes.rank(), [part.rows() for part in self._parts]
-        sent = self._parts[0].copy.new_empty(capacity, self._parts[0].grid.shape[3])
+        sent = self._parts[0].copy.new_empty(self._capacity, self._parts[0].grid.shape[3])
         for part, rows in zip(self._parts, table.split(sizes), strict=True):
             pack_vertices(part.copy, rows, sent, **part.of_process(rank))
-        tables = table.new_empty(processes.count(), *table.shape)
         received = sent.new_empty(processes.count(), *sent.shape)
-        processes.gather_into(tables, table)
         processes.gather_into(received, sent)
+        arrive()
         for other in range(processes.count()):
             if other == rank:
                 continue

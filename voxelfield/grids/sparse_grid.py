@@ -194,18 +194,26 @@ class SparseGrid(nn.Module):
         self.share(self.features.grad)
 
     @torch.no_grad()
-    def share(self, sums: Tensor | None, copies: Tensor | None = None, begins: Tensor | None = None) -> None:
+    def share(
+        self,
+        sums: Tensor | None,
+        copies: Tensor | None = None,
+        begins: Tensor | None = None,
+        touched: Tensor | None = None,
+    ) -> None:
         """Sets all copies of a vertex to the sum of their values, in place.
 
         Args:
             sums: Tensor of the atlas's shape, float32, contiguous; None does nothing.
             copies: Of planes of the atlas alone, what :meth:`shared_by` returns; None for the whole atlas.
             begins: See ``copies``.
+            touched: The table of the vertices that are not zero, as for
+                :func:`voxelfield.ops._internal.sparse_grid.share_copies_`; None if it is not known.
         """
         if copies is None or begins is None:
             copies, begins = self._copies, self._begins
         if sums is not None and copies.numel() > 0:
-            share_copies_(sums, copies, begins)
+            share_copies_(sums, copies, begins, touched)
 
     def shared_by(self, begin: int, end: int) -> tuple[int, int, tuple[Tensor, Tensor]]:
         """Finds the vertices of planes of the atlas that are stored in several blocks, and where their copies are.
@@ -215,8 +223,8 @@ class SparseGrid(nn.Module):
             end: The end of the planes.
 
         Returns:
-            The first plane, and the end of the planes, that contain the given ones and all copies of their vertices;
-            and the arguments of :meth:`share` for a tensor of these planes.
+            The first plane, and the end of the planes, of the blocks with the given ones and with all copies of their
+            vertices; and the arguments of :meth:`share` for a tensor of these planes.
         """
         _, y, z, _ = self.features.shape
         sizes = self._begins.diff()
@@ -225,8 +233,8 @@ class SparseGrid(nn.Module):
         wanted = torch.zeros_like(sizes, dtype=torch.bool)
         wanted[group[(plane >= begin) & (plane < end)]] = True
         copies = self._copies[wanted[group]]
-        planes = torch.cat((plane[wanted[group]], plane.new_tensor([begin, max(end - 1, begin)])))
-        low, high = int(planes.min()), int(planes.max()) + 1
+        blocks = torch.cat((plane[wanted[group]], plane.new_tensor([begin, max(end - 1, begin)]))) // BLOCK_VERTICES
+        low, high = int(blocks.min()) * BLOCK_VERTICES, (int(blocks.max()) + 1) * BLOCK_VERTICES
         begins = F.pad(sizes[wanted].cumsum(0), (1, 0)).to(torch.int32)
         return low, min(high, self.features.shape[0]), (copies - low * y * z, begins)
 

@@ -24,6 +24,7 @@ def grid_adam_(
     working: Sequence[Tensor | None] | None = None,
     tiles: Sequence[Tensor | None] | None = None,
     tile_counts: Sequence[Tensor | None] | None = None,
+    touched: Sequence[Tensor | None] | None = None,
     channel_rates: Sequence[Tensor | None] | None = None,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
@@ -61,6 +62,9 @@ def grid_adam_(
             once; None for all vertices. Parameters, moments and gradients outside these tiles do not change (torch's
             Adam would continue to move parameters by their momentum).
         tile_counts: For each grid (1,) int32, the number of ids in use; None where ``tiles`` is None.
+        touched: For each grid a table (K, 5) int32 of vertices, as :func:`touched_vertices` writes it for the same
+            tiles. With ``skip_untouched``, which it needs, these vertices are updated, and no other gradients are read.
+            None reads all gradients to find those that are not zero.
         channel_rates: For each grid (C,) float32 on its device, contiguous: factors on the learning rate. They must be
             finite and not negative, which is not checked. None means 1 for all channels.
         betas: Decay rates of the moments.
@@ -92,6 +96,7 @@ def grid_adam_(
         [_on_device(value, device) for value in steps],
         none if tiles is None else list(tiles),
         none if tile_counts is None else list(tile_counts),
+        none if touched is None else list(touched),
         none if channel_rates is None else list(channel_rates),
         grad_scale,
         found_inf,

@@ -31,16 +31,19 @@ def places_in_atlas(points: Tensor, blocks: Tensor, atlas: Sequence[int]) -> Ten
 
 
 @torch.no_grad()
-def share_copies_(sums: Tensor, copies: Tensor, begins: Tensor) -> None:
+def share_copies_(sums: Tensor, copies: Tensor, begins: Tensor, touched: Tensor | None = None) -> None:
     """Replaces all copies of a vertex by their sum, in place.
 
     Args:
         sums: (X, Y, Z, C) float32, contiguous: an atlas, or its gradient.
         copies: (M,) int32 indices of the copies in ``sums``, grouped by vertex.
         begins: (V + 1,) int32: where the group of each vertex begins in ``copies``, and M.
+        touched: (K, 5) int32, contiguous: the table of the vertices of ``sums`` that are not zero, as
+            :func:`voxelfield.ops._internal.tiles.touched_vertices` writes it without ids. Only their groups are read,
+            and all copies of these are added to the table. None reads all groups.
     """
     _library.ensure_loaded(sums.device.type)
-    torch.ops.voxelfield.share_copies_(sums, copies, begins)
+    torch.ops.voxelfield.share_copies_(sums, copies, begins, touched)
 
 
 @_library.when_loaded
