@@ -32,6 +32,10 @@ def start():
         yield lambda *arguments, **options: started.enter_context(Group(*arguments, **options))
 
 
+def count(settings: RunConfig) -> int:
+    return launching.count_processes(settings, lambda: pytest.fail("there is no choice of several GPUs"))
+
+
 def check_stopped(directory: Path, out: str) -> int:
     """Checks that a run has stopped with one checkpoint, and has said so once; returns the step."""
     (stopped,) = re.findall(r"stopped after step (\d+); continue with resume=\S+", out)
@@ -192,16 +196,16 @@ def test_devices_that_contradict_the_machine_are_refused(monkeypatch, settings, 
         for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             monkeypatch.setenv(name, str(started))
     with pytest.raises(ValueError, match=message):
-        launching.count_processes(RunConfig(**settings))
+        count(RunConfig(**settings))
 
 
 def test_devices_are_counted(monkeypatch):
-    assert launching.count_processes(RunConfig(device="cpu")) == 1
-    assert launching.count_processes(RunConfig(device="cpu", devices="all")) == 1
-    assert launching.count_processes(RunConfig(device="cpu", devices="3")) == 3
+    assert count(RunConfig(device="cpu")) == 1
+    assert count(RunConfig(device="cpu", devices="all")) == 1
+    assert count(RunConfig(device="cpu", devices="3")) == 3
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    assert launching.count_processes(RunConfig(devices="all")) == 4
+    assert count(RunConfig(devices="all")) == 4
 
 
 def test_a_sweep_with_several_processes_is_refused(start, tmp_path):
