@@ -141,7 +141,7 @@ def _all_gather(out: Tensor, own: Tensor, group: Any = None) -> Callable[[], obj
     # Torch 2.13 has renamed it, and warns of the earlier name.
     gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     work = gather(out, own, group=group, async_op=True)
-    return work.wait  # type: ignore[no-any-return]
+    return work.wait
 
 
 def _has_group() -> bool:
