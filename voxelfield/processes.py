@@ -49,8 +49,7 @@ def gather_later(out: Tensor, own: Tensor) -> Callable[[], object]:
     """Begins :func:`gather_into`; the result must be called before ``out`` is read, and before ``own`` is changed."""
     # Gloo must not read from the memory to which it writes.
     sent = own.reshape(-1) if own.is_cuda else own.flatten().clone()
-    work = distributed.all_gather_into_tensor(out.view(-1), sent, async_op=True)
-    return work.wait
+    return _all_gather(out.view(-1), sent)
 
 
 def sum_of(values: Tensor) -> Tensor:
@@ -119,7 +118,7 @@ def gather_counts(own: int) -> list[int]:
     if count() == 1:
         return [own]
     counts = torch.empty(count(), dtype=torch.int64)
-    _all_gather(counts, torch.tensor([own]), group=_hosts())
+    _all_gather(counts, torch.tensor([own]), group=_hosts())()
     return counts.tolist()
 
 
@@ -138,10 +137,11 @@ def wait() -> None:
         distributed.barrier(group=_hosts())
 
 
-def _all_gather(out: Tensor, own: Tensor, group: Any = None) -> None:
+def _all_gather(out: Tensor, own: Tensor, group: Any = None) -> Callable[[], object]:
     # Torch 2.13 has renamed it, and warns of the earlier name.
     gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-    gather(out, own, group=group)
+    work = gather(out, own, group=group, async_op=True)
+    return work.wait
 
 
 def _has_group() -> bool:

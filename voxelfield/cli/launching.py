@@ -258,16 +258,21 @@ def failing_together() -> Iterator[None]:
 
 
 def _wait_for_first(status: int) -> None:
-    """Keeps processes that have succeeded until the first one ends.
+    """Keeps processes that have succeeded until the first one ends, which may serve their store.
 
     By its end, a process would break collective calls of gloo that only the others have yet to complete.
     """
-    with contextlib.suppress(RuntimeError):  # the first process has ended, and the store with it
+    with contextlib.suppress(RuntimeError):  # other processes have ended, and maybe the store with them
         notes = _notes()
         if processes.is_first():
             notes.set("first_ends", "")
-        while status == 0 and not notes.check(["first_ends"]):
-            time.sleep(_POLL_SECONDS)
+            if status in (0, INTERRUPTED):
+                others = [f"ends/{rank}" for rank in range(1, processes.count())]
+                notes.wait(others, timedelta(seconds=_VERDICT_SECONDS))
+        elif status == 0:
+            while not notes.check(["first_ends"]):
+                time.sleep(_POLL_SECONDS)
+            notes.set(f"ends/{processes.rank()}", "")
 
 
 def _notes() -> distributed.Store:

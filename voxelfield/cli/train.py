@@ -98,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:  # Hydra's, without the name of a file where the disk is full
         return _end(f"the run directory cannot be written to: {error}", 1)
     except KeyboardInterrupt:
-        return _end("stopped at once", INTERRUPTED)
+        # Of several processes, each is told to end when one has failed, which is the one to report.
+        return INTERRUPTED if launching.is_started() else _end("stopped at once", INTERRUPTED)
     finally:
         RunDirectoryLock.release_all()
     return 0

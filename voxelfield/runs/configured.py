@@ -84,7 +84,8 @@ def train_as_configured(
             depend on it.
 
     Returns:
-        The content of ``metrics.json``, or None if training was interrupted.
+        The content of ``metrics.json``, or None if training was interrupted; processes other than the first, which need
+        not wait for its checkpoint, then return an empty one.
 
     Raises:
         ValueError: The configuration is invalid, needs more memory than is free on the GPU, or names a directory that
@@ -126,9 +127,10 @@ def _train(
                     return metrics
             session = _begin(settings, load, run_directory, root, timing, watcher)
         if not session.fit(wait=False):
+            if not processes.is_first():
+                return {}
             session.wait()
-            if processes.is_first():
-                logger.warning("stopped after step %d; %s", session.step, _how_to_go_on(session))
+            logger.warning("stopped after step %d; %s", session.step, _how_to_go_on(session))
             return None
         timing.end("train")
         with interrupt.at_once(), explain_shortage(session.estimate_memory, session.device):
