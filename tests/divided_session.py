@@ -50,7 +50,7 @@ KINDS = {
         "trainer.loss.tv_every=1",
         "trainer.loss.tv_until=80",
     ),
-    "sum": ("model=sh", "model.resolutions=[4,8,16]", "trainer.average_steps=20", "trainer.steps=100"),
+    "sum": ("model=sh", "model.resolutions=[4,8,16]", "trainer.average_steps=4", "trainer.steps=40"),
     # Networks of rectified units, which rounding errors switch after some more steps.
     "pyramid": (
         *PYRAMID,
@@ -84,7 +84,7 @@ KINDS = {
     ),
 }
 PAUSED = "sum"
-STOPS = (50, 85)
+STOPS = (10, 30)
 """Steps at which the run of :data:`PAUSED` is saved, one before and one within the averaging of its weights."""
 
 

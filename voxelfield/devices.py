@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 
 import torch
 
+from voxelfield import processes
 from voxelfield.transfers import AHEAD
 
 Item = TypeVar("Item")
@@ -26,11 +27,13 @@ DEVICES_IN_WORDS = "auto, cpu, cuda or cuda:<index>"
 def choose_device(requested: str) -> torch.device:
     """Returns the device for ``auto`` (CUDA if available), or the named device.
 
+    Of several processes that train together, each gets its current CUDA device, which its launcher has set.
+
     Raises:
         ValueError: The name is not that of a supported device, or the CUDA device does not exist.
     """
     if requested == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        requested = "cuda" if torch.cuda.is_available() else "cpu"
     if re.fullmatch(DEVICES, requested) is None:
         raise ValueError(f"device must be {DEVICES_IN_WORDS}, got {requested!r}")
     device = torch.device(requested)
@@ -41,6 +44,8 @@ def choose_device(requested: str) -> torch.device:
         raise ValueError(
             f"device must be cuda:0 to cuda:{count - 1}, as torch finds {count} CUDA devices, got {requested!r}"
         )
+    if requested == "cuda" and processes.count() > 1:
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 

@@ -44,7 +44,7 @@ def gather_into(out: Tensor, own: Tensor) -> None:
     """
     # Gloo must not read from the memory to which it writes.
     sent = own.reshape(-1) if own.is_cuda else own.flatten().clone()
-    distributed.all_gather_into_tensor(out.view(-1), sent)
+    _all_gather(out.view(-1), sent)
 
 
 def sum_of(values: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def gather_counts(own: int) -> list[int]:
     if count() == 1:
         return [own]
     counts = torch.empty(count(), dtype=torch.int64)
-    distributed.all_gather_into_tensor(counts, torch.tensor([own]), group=_hosts())
+    _all_gather(counts, torch.tensor([own]), group=_hosts())
     return counts.tolist()
 
 
@@ -132,6 +132,12 @@ def wait() -> None:
         distributed.barrier(group=_hosts())
 
 
+def _all_gather(out: Tensor, own: Tensor, group: Any = None) -> None:
+    # Torch 2.13 has renamed it, and warns of the earlier name.
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+    gather(out, own, group=group)
+
+
 def _has_group() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
@@ -143,4 +149,4 @@ def _hosts() -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _hosts_of(world: Any) -> Any:
-    return world if distributed.get_backend(world) == "gloo" else distributed.new_group(backend="gloo")
+    return world if "gloo" in distributed.get_backend_config(world) else distributed.new_group(backend="gloo")

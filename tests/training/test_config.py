@@ -380,3 +380,19 @@ def test_parsing_leaves_the_composed_configuration_alone():
     before = OmegaConf.to_yaml(config)
     parse(TrainerConfig, config.trainer, "trainer").steps = 1
     assert OmegaConf.to_yaml(config) == before
+
+
+def test_several_devices_share_a_batch_or_scale_it():
+    trainer = preset("trainer=many_photographs", "trainer.average_steps=100").trainer
+    assert trainer.scaled(4) is trainer
+    assert dataclasses.replace(trainer, scaling="steps").scaled(1) == dataclasses.replace(trainer, scaling="steps")
+    larger = dataclasses.replace(trainer, scaling="batch").scaled(4)
+    assert larger.visible_samples == 4 * trainer.visible_samples
+    batch = ("max_rays", "patches", "visible_samples", "candidate_samples")
+    assert dataclasses.replace(larger, **{name: getattr(trainer, name) for name in batch}) == trainer
+    fewer = dataclasses.replace(trainer, scaling="steps").scaled(4)
+    assert (fewer.steps, fewer.average_steps, fewer.visible_samples) == (3500, 25, larger.visible_samples)
+    assert [stage.step for stage in fewer.stages] == [stage.step // 4 for stage in trainer.stages]
+    assert fewer.occupancy.every == trainer.occupancy.every // 4
+    assert fewer.rates.grid == pytest.approx(2 * trainer.rates.grid)
+    assert fewer.scaled(4) == fewer, "scaled once"

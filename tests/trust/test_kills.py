@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from process_groups import Group
 from short_runs import finish, start
 from warm_python import Running, WarmPython, warm_python
 
@@ -207,3 +210,36 @@ def test_runs_on_a_gpu_survive_twenty_kills(tmp_path, capsys):
         print(f"\n{dict(happened)}")
     assert happened["kills"] == 20
     assert happened["during a write"] >= 2
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_runs_of_two_processes_survive_twenty_kills_of_one(tmp_path):
+    chance = random.Random(3)
+    command = (*COMMAND, "devices=2", "trainer.evaluation.report=false")
+    reference = tmp_path / "never_killed"
+    began = time.monotonic()
+    with Group(reference, *command) as group:
+        assert group.finish()[0] == 0
+    duration = time.monotonic() - began
+    kills = runs = 0
+    while kills < 20:
+        directory = tmp_path / f"run_{runs}"
+        status = 1
+        while status != 0:
+            with Group(directory, *command) as group:
+                if kills < 20:
+                    group.wait_until(lambda group=group: len(group.workers()) == 2)
+                    time.sleep(chance.uniform(0.05, 1.0) * duration)
+                    ended = group.launcher.poll() is not None
+                    with contextlib.suppress(ProcessLookupError, IndexError):
+                        os.kill(group.workers()[chance.randrange(2)], signal.SIGKILL)
+                    began = time.monotonic()
+                status, _, err = group.finish()
+                if status != 0:
+                    assert not ended
+                    assert time.monotonic() - began < 60
+                    assert re.fullmatch(r"process [01] of 2 .* was ended by SIGKILL.*\n", err), err
+                    kills += 1
+        check_finished(directory, reference)
+        runs += 1

@@ -21,8 +21,10 @@ from hydra.errors import CompactHydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from hydra.utils import get_original_cwd
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from voxelfield import processes
+from voxelfield.cli import launching
 from voxelfield.cli.command import INTERRUPTED
 from voxelfield.cli.running import exit_status, one_line_records
 from voxelfield.cli.sweep import own_device
@@ -30,13 +32,14 @@ from voxelfield.config.parsing import parse
 from voxelfield.datasets.locate import configured_scenes, is_path
 from voxelfield.datasets.registry import formats_of, why_no_folder
 from voxelfield.datasets.scene import Scene
-from voxelfield.devices import DEVICES
+from voxelfield.devices import DEVICES, choose_device
 from voxelfield.installed import config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.runs.configured import Watcher, train_as_configured
 from voxelfield.training.config import LoggerConfig, RunConfig, config_name, trainer_for
 from voxelfield.training.config.presets import composition_error, offer_defaults
+from voxelfield.training.config.run import AUTO
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.state.run_directory import RunDirectoryLock, check_results
 from voxelfield.warps.warp import Warp
@@ -61,6 +64,7 @@ _RESOLUTION_SETTINGS = (
 )
 
 
+@launching.leaves_group
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains; returns the exit status.
 
@@ -106,30 +110,73 @@ def _end(message: str, status: int) -> int:
     return status
 
 
-class LockRunDirectory(Callback):
-    """Locks ``hydra.run.dir`` before Hydra writes there, until the program ends.
+class StartRun(Callback):
+    """Starts the processes of a run and locks ``hydra.run.dir``, before Hydra writes there, until the program ends.
 
     Ends the program in one line if the directory is in use, contains files of something else, or is read-only. The runs
-    of a sweep lock their directories themselves, once Hydra has made them.
+    of a sweep have one process each, and lock their directories themselves, once Hydra has made them.
     """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Locks the directory."""
-        directory = Path(config.hydra.run.dir)
-        # Settings that are missing or cannot be resolved are reported later.
-        scene = (
-            OmegaConf.select(config, key, throw_on_resolution_failure=False) for key in ("data.root", "scene.name")
-        )
+        """Starts the other processes, or joins them, and locks the directory."""
         try:
-            if directory.resolve() == Path(*map(str, scene)).resolve():
-                raise ValueError(f"hydra.run.dir must not be the folder of the scene, got {directory}")
-            check_results(directory)
-            RunDirectoryLock.acquire(directory)
-        except ValueError as error:
-            sys.exit(_end(str(error), 2))
-        except OSError as error:
-            folder, reason = clipped(config.hydra.run.dir), error.strerror or error
-            sys.exit(_end(f"hydra.run.dir must be a folder that can be written to, got {folder}: {reason}", 2))
+            settings = parse(RunConfig, OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
+            count = launching.count_processes(settings, lambda: _expected(settings, config))
+            if count > 1 and launching.is_started():
+                launching.join(settings)
+        except (ValueError, ConnectionError) as error:
+            sys.exit(_end(str(error), 2 if isinstance(error, ValueError) else 1))
+        if count > processes.count():
+            sys.exit(launching.launch(count, choose_device(settings.device).type))
+        if processes.is_first():
+            _lock_run_directory(config)
+        with launching.failing_together():
+            (directory, *_) = processes.gather_objects(str(Path(config.hydra.run.dir).resolve()))
+        if not processes.is_first():
+            _follow(config, directory)
+
+
+def _expected(settings: RunConfig, config: DictConfig) -> RunConfig:
+    """Returns the settings that a run is likely to have: ``trainer=auto`` is resolved only once the scene is loaded.
+
+    For photographs of a place these are assumed to be many, because few of them are trained quickly.
+    """
+    choices = config.hydra.runtime.choices
+    if choices["trainer"] != "auto" or choices["model"] != "pyramid" or settings.ends_at_box:
+        return settings
+    overrides = [*config.hydra.overrides.task, "trainer=many_photographs"]
+    return parse(RunConfig, hydra.compose(config.hydra.job.config_name, overrides))
+
+
+def _lock_run_directory(config: DictConfig) -> None:
+    directory = Path(config.hydra.run.dir)
+    # Settings that are missing or cannot be resolved are reported later.
+    scene = (OmegaConf.select(config, key, throw_on_resolution_failure=False) for key in ("data.root", "scene.name"))
+    try:
+        if directory.resolve() == Path(*map(str, scene)).resolve():
+            raise ValueError(f"hydra.run.dir must not be the folder of the scene, got {directory}")
+        check_results(directory)
+        RunDirectoryLock.acquire(directory)
+    except ValueError as error:
+        sys.exit(_end(str(error), 2))
+    except OSError as error:
+        folder, reason = clipped(config.hydra.run.dir), error.strerror or error
+        sys.exit(_end(f"hydra.run.dir must be a folder that can be written to, got {folder}: {reason}", 2))
+
+
+def _follow(config: DictConfig, directory: str) -> None:
+    """Makes Hydra write nothing in this process, which uses the run directory of the first one and reports errors."""
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.run.dir = directory
+        config.hydra.output_subdir = None
+        config.hydra.job_logging = {
+            "version": 1,
+            "formatters": {"ranked": {"format": f"{launching.describe()}: %(message)s"}},
+            "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "ranked"}},
+            # Warnings are those of the first process.
+            "root": {"level": "ERROR", "handlers": ["console"]},
+            "disable_existing_loggers": False,
+        }
 
 
 @contextlib.contextmanager
@@ -162,7 +209,7 @@ def with_scene_folder(overrides: Sequence[str]) -> list[str]:
     if any(map(_is_alone, scenes)) and sum(text in scenes for text in overrides) > 1:
         given = " and ".join(clipped(text) for text in overrides if text in scenes)
         raise ValueError(f"scene must be given once, got {given}")
-    for text in filter(_is_alone, scenes):
+    for text in filter(_is_alone, () if launching.is_started() else scenes):
         print(one_line(f"{clipped(text)} is read as scene={clipped(text)}"), file=sys.stderr)  # noqa: T201
     found = []
     for text in overrides:
@@ -224,35 +271,48 @@ def _given_device(overrides: Sequence[str]) -> str:
 
 
 def train(config: DictConfig) -> float | None:
-    """Trains with a composed configuration; returns the test PSNR, which Hydra's sweepers can optimise."""
+    """Trains with a composed configuration; returns the test PSNR, which Hydra's sweepers can optimise.
+
+    Of several processes, only the first one returns it.
+    """
     choices = HydraConfig.get().runtime.choices
     logger.info("scene=%s model=%s trainer=%s", choices["scene"], choices["model"], choices["trainer"])
     on_cpu = HydraConfig.get().job.config_name == "train_cpu"
     if on_cpu and (choices["model"], choices["trainer"]) == ("dense", "cpu"):
         logger.info("on a CPU, model=dense and trainer=cpu are the defaults (smaller images, one smaller grid)")
     try:
-        settings = parse(RunConfig, config)
-        output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())
-        depends_on_scene = choices["trainer"] == "auto" and not settings.ends_at_box
-        for_scene = functools.partial(settings_for, settings) if depends_on_scene else None
-        with contextlib.ExitStack() as stack:
-            if HydraConfig.get().mode == RunMode.MULTIRUN:
-                # In place, for settings_for to see.
-                settings.device = stack.enter_context(own_device(settings.device, Path(HydraConfig.get().sweep.dir)))
-            metrics = train_as_configured(settings, output, root, configured_viewer(settings.logger), for_scene)
+        with launching.failing_together():
+            settings = parse(RunConfig, config)
+            if HydraConfig.get().mode == RunMode.MULTIRUN and settings.devices not in (AUTO, "1"):
+                raise ValueError(f"devices must be auto or 1 in a sweep, got {settings.devices}")
+            output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())
+            depends_on_scene = choices["trainer"] == "auto" and not settings.ends_at_box
+            for_scene = functools.partial(settings_for, settings) if depends_on_scene else None
+            with contextlib.ExitStack() as stack:
+                if HydraConfig.get().mode == RunMode.MULTIRUN:
+                    # In place, for settings_for to see.
+                    sweep = Path(HydraConfig.get().sweep.dir)
+                    settings.device = stack.enter_context(own_device(settings.device, sweep))
+                viewer = configured_viewer(settings.logger)
+                metrics = train_as_configured(settings, output, root, viewer, for_scene)
     except Exception as error:
         status = 1 if isinstance(error, EmptyFieldError) else exit_status(error)
-        if status is None:
+        if status is None and processes.count() == 1:
             raise
-        fail(error, status)
+        text = str(error) if status is not None else f"{type(error).__name__}: {error}"
+        # The logs of the others name them anyway.
+        named = processes.count() > 1 and processes.is_first() and status != 2
+        fail(f"{launching.describe()}: {text}" if named else text, status or 1)
     if metrics is None:
         sys.exit(INTERRUPTED)
+    if not processes.is_first():
+        return None
     psnr: float = metrics["psnr"]
     if metrics.get("diverged", False):
         diverged = f"training diverged ({psnr:.2f} dB): lower trainer.rates.grid and trainer.rates.network"
         # A sweep over rates continues with the next ones.
         if HydraConfig.get().mode == RunMode.RUN:
-            fail(ValueError(diverged), 1)
+            fail(diverged, 1)
         logger.error(diverged)
     return psnr
 
@@ -288,17 +348,17 @@ def settings_for(settings: RunConfig, scene: Scene, warp: Warp | None) -> RunCon
 
 def configured_viewer(settings: LoggerConfig) -> Watcher | None:
     """Returns the viewer of the training, if ``logger.viewer`` asks for it."""
-    if not settings.viewer:
+    if not settings.viewer or not processes.is_first():
         return None
     from voxelfield.viewer.watch import TrainingViewer
 
     return TrainingViewer(settings)
 
 
-def fail(error: Exception, status: int) -> NoReturn:
+def fail(error: str, status: int) -> NoReturn:
     """Ends the run with its error on stderr and in its log; Hydra's handler of the terminal writes to stdout."""
     for handler in logging.getLogger().handlers:
         if type(handler) is logging.StreamHandler:
             handler.setStream(sys.stderr)
-    logger.error("%s", clipped(str(error), LONGEST_MESSAGE))
+    logger.error("%s", clipped(error, LONGEST_MESSAGE))
     sys.exit(status)

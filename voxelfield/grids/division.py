@@ -28,10 +28,12 @@ from voxelfield.ops._internal.tiles import (
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
 # How many times as many vertices fit into an exchange as a step has changed at most, of late.
-_SPARE = 1.2
+_SPARE = 1.5
 
 # The room for an exchange shrinks once it has been too large during so many calls of :meth:`DividedGrids.restrict`.
 _LISTS_PER_CAPACITY = 8
+
+_VERTICES_PER_SAMPLE = 32
 
 _COLUMNS = 5
 
@@ -144,6 +146,7 @@ class DividedGrids:
 
     Attributes:
         adam: The optimizer of this process's parts.
+        shown: Whether :meth:`show` has been called.
         layout: Number of times that tensors which a captured step refers to have been replaced.
     """
 
@@ -159,6 +162,7 @@ class DividedGrids:
     ) -> None:
         self._working, self._whole = working, whole
         self.layout = 0
+        self.shown = False
         shapes = [grid.shape for grid, lists in zip(working.grids, listed, strict=True) if lists]
         tiles = iter(_listed_tiles(shapes, occupied))
         dense = len(working.grids) - len(working.sparse)
@@ -183,9 +187,8 @@ class DividedGrids:
                 self.adam.set_touched(part.owned, part.own_touched)
             if self._rounds:
                 self.adam.set_working(part.owned, part.copy[part.begin : part.end])
-        # A sample reaches eight vertices of each level, and those of an atlas have copies. Until it is known how many
-        # vertices a step changes, there is room for twice as many.
-        reached = 16 * samples * len(self._parts)
+        # Until it is known how many vertices a step changes: samples of a ray share most of theirs.
+        reached = _VERTICES_PER_SAMPLE * samples // processes.count()
         self._capacity = self._most_rows() if halo or not self._skips else min(reached, self._most_rows())
         self._most_changed = torch.zeros(1, dtype=torch.int32, device=occupied.device)
         self._lists_seen = 0
@@ -243,7 +246,9 @@ class DividedGrids:
             own: Those of this process's planes; of a parameter that is not divided, all, which are returned.
         """
         part = self._part_of(grid)
-        return own if part is None else _collected(own, part.bounds, _host())
+        if part is None:
+            return own
+        return _collected(own, part.bounds, torch.device("cpu") if processes.is_first() else None)
 
     def _part_of(self, grid: nn.Parameter) -> _Part | None:
         return next((part for part in self._parts if part.grid is grid), None)
@@ -284,8 +289,8 @@ class DividedGrids:
 
     def step(self) -> None:
         """Updates this process's parts and clears their gradients, then exchanges the working copies."""
-        self._find_touched(every=not self._skips)
         for part in self._parts:
+            touched_vertices(part.reached, part.touched, part.own_tiles, every=not self._skips)
             if part.sparse is not None and part.shared is not None:
                 part.sparse.share(part.sums, *part.shared, touched=part.touched)
                 own = part.begin - part.low, part.end - part.low
@@ -351,16 +356,8 @@ class DividedGrids:
     @torch.no_grad()
     def refresh(self) -> None:
         """Rounds the masters into the working copies of all processes, after a change by something else than a step."""
-        if self._rounds:
-            for part in self._parts:
-                part.copy[part.begin : part.end] = part.owned
-        self._find_touched(every=True)
-        self._publish(self._changed()[0], self._most_rows())
-
-    def _find_touched(self, *, every: bool) -> None:
-        """Lists the vertices with a gradient, or all, in the table of each part."""
         for part in self._parts:
-            touched_vertices(part.reached, part.touched, part.own_tiles, every=every)
+            _collect(part.owned.detach().to(part.copy.dtype), part.bounds, part.copy)
 
     def _changed(self) -> tuple[Tensor, Tensor]:
         """Returns the own touched vertices of all grids in one table (:func:`pack_vertices`), and their number (1,)."""
@@ -396,26 +393,43 @@ class DividedGrids:
     # ---------------------------------------------------------------------------------------- the whole again
 
     @torch.no_grad()
+    def show(self) -> None:
+        """Returns the masters to the whole grids, which no step may follow but after :meth:`gather`.
+
+        The moments stay divided, so that this fits in the memory that the steps have used.
+        """
+        for part in self._parts:
+            part.owned.grad, part.sums = None, part.sums.new_empty(0)
+            if self._rounds:
+                whole = part.stored.new_empty(part.grid.shape)
+                _collect(part.owned.detach(), part.bounds, whole)
+                part.grid.data = whole
+                part.stored = part.stored.new_empty(0)
+                part.owned.data = whole[part.begin : part.end]
+        self._working.division = None
+        self._working.refresh()
+        self.shown = True
+
+    @torch.no_grad()
     def gather(self) -> None:
         """Returns masters and moments to the whole grids and their optimizer, and ends the division."""
         for part in self._parts:
-            state = self.adam.state.pop(part.owned, {})
+            state = self._collected_state(part, part.grid.device)
             if state:
-                self._whole.state[part.grid] = self._collected(part, state, part.grid.device)
-            master = _collected(part.owned, part.bounds, part.grid.device) if self._rounds else None
-            if master is not None:
-                part.grid.data = master
-        self._working.division = None
-        self._working.refresh()
+                self._whole.state[part.grid] = state
+            del self.adam.state[part.owned]
+        if not self.shown:
+            self.show()
 
     @contextlib.contextmanager
     @torch.no_grad()
     def gathered_on_host(self) -> Iterator[None]:
         """For a block, shows process 0 the whole grids and their moments, in host memory, as if undivided."""
-        hidden = [part.grid.data for part in self._parts]
+        hidden, host = [part.grid.data for part in self._parts], torch.device("cpu")
         for part in self._parts:
-            state = self._collected(part, self.adam.state.get(part.owned, {}), _host())
-            master = _collected(part.owned, part.bounds, _host()) if self._rounds else None
+            device = host if processes.is_first() else None
+            state = self._collected_state(part, device)
+            master = _collected(part.owned, part.bounds, device) if self._rounds else None
             if processes.is_first() and state:
                 self._whole.state[part.grid] = state
             if master is not None:
@@ -425,28 +439,30 @@ class DividedGrids:
             part.grid.data = data
             self._whole.state.pop(part.grid, None)
 
-    def _collected(self, part: _Part, state: dict[str, Any], device: torch.device | None) -> dict[str, Any]:
+    def _collected_state(self, part: _Part, device: torch.device | None) -> dict[str, Any]:
         return {
             key: _collected(value, part.bounds, device) if value.shape == part.owned.shape else value
-            for key, value in state.items()
+            for key, value in self.adam.state[part.owned].items()
         }
 
 
-def _host() -> torch.device | None:
-    return torch.device("cpu") if processes.is_first() else None
-
-
 def _collected(own: Tensor, bounds: Sequence[int], device: torch.device | None) -> Tensor | None:
-    """Returns all planes of a tensor of which each process has some.
+    """Returns all planes of a tensor of which each process has some; None if ``device`` is None."""
+    whole = None if device is None else own.new_empty(bounds[-1], *own.shape[1:], device=device)
+    _collect(own, bounds, whole)
+    return whole
+
+
+def _collect(own: Tensor, bounds: Sequence[int], whole: Tensor | None) -> None:
+    """Writes all planes of a tensor, of which each process has some, into one; a collective call.
 
     Args:
         own: This process's planes.
         bounds: As for :class:`_Part`.
-        device: Where to put them; None returns nothing. Each process must make the call.
+        whole: The tensor to write to, on any device; None only sends.
     """
     plane = own.shape[1:]
     count, most = processes.count(), max(end - begin for begin, end in pairwise(bounds))
-    whole = None if device is None else own.new_empty(bounds[-1], *plane, device=device)
     at_once = max(1, SLAB_ELEMENTS // (count * max(math.prod(plane), 1)))
     for first in range(0, most, at_once):
         planes = min(at_once, most - first)
@@ -458,10 +474,8 @@ def _collected(own: Tensor, bounds: Sequence[int], device: torch.device | None) 
         if whole is None:
             continue
         for other, (begin, end) in enumerate(pairwise(bounds)):
-            some = received[other * planes :][: min(end, begin + first + planes) - begin - first]
-            if begin + first < end:
-                whole[begin + first : begin + first + len(some)] = some
-    return whole
+            some = received[other * planes :][: max(0, min(end, begin + first + planes) - begin - first)]
+            whole[begin + first : begin + first + len(some)] = some
 
 
 def _concatenated(own: Tensor, counts: Sequence[int]) -> Tensor:

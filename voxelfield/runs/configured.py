@@ -9,14 +9,14 @@ import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import yaml
 
-from voxelfield import _library
+from voxelfield import _library, processes
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
@@ -73,6 +73,8 @@ def train_as_configured(
 ) -> dict[str, Any] | None:
     """Trains and evaluates according to a configuration.
 
+    Of several processes that train together, the first one writes all files but the views that others have rendered.
+
     Args:
         settings: All settings of the run.
         run_directory: Folder for checkpoints, logs, images and ``metrics.json``.
@@ -92,7 +94,8 @@ def train_as_configured(
         MissingPackageError: The scene's format or LPIPS needs a package that is not installed.
         OSError: A result cannot be written.
     """
-    with RunDirectoryLock.acquire(run_directory), Interrupt() as interrupt, reproducible(settings.deterministic):
+    lock = RunDirectoryLock.acquire(run_directory) if processes.is_first() else contextlib.nullcontext()
+    with lock, Interrupt() as interrupt, reproducible(settings.deterministic):
         return _train(settings, run_directory, root, interrupt, watcher, for_scene)
 
 
@@ -113,6 +116,7 @@ def _train(
             load = functools.cache(functools.partial(_load, settings, root))
             if for_scene is not None:
                 settings = for_scene(*load())
+            settings = replace(settings, trainer=settings.trainer.scaled(processes.count()))
             if settings.resume == AUTO:
                 metrics = finished_metrics(run_directory, settings)
                 if metrics is not None:
@@ -123,7 +127,8 @@ def _train(
             session = _begin(settings, load, run_directory, root, timing, watcher)
         if not session.fit(wait=False):
             session.wait()
-            logger.warning("stopped after step %d; %s", session.step, _how_to_go_on(session))
+            if processes.is_first():
+                logger.warning("stopped after step %d; %s", session.step, _how_to_go_on(session))
             return None
         timing.end("train")
         with interrupt.at_once(), explain_shortage(session.estimate_memory, session.device):
@@ -218,6 +223,8 @@ def _begin(
         with contents_of(path):
             session.restore(checkpoint, path=path, replaced=older if in_place else ())
         logger.info("resumed at step %d from %s", session.step, path)
+    if not processes.is_first():
+        return session
     # Not earlier, so that a run that is rejected creates neither a file nor its directory.
     with RunDirectoryLock.acquire(run_directory) as lock:
         lock.created = False
@@ -258,7 +265,8 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
             logger.info("no checkpoint in %s to continue from: training starts from scratch", run_directory)
             return None
     else:
-        check_ended(resolve_checkpoint(root / settings.resume).parent)
+        if processes.is_first():  # which uses that directory itself if the run is resumed in place
+            check_ended(resolve_checkpoint(root / settings.resume).parent)
         found = load_resolved(root / settings.resume)
     path, state = found
     with contents_of(path):
@@ -282,7 +290,7 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
 
 
 def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str] = ("train", "test")) -> Scene:
-    """Loads the configured scene, downloading it first if ``data.download`` is set.
+    """Loads the configured scene, downloading it first if ``data.download`` is set: once for all processes of a group.
 
     Args:
         settings: Settings of the run.
@@ -290,7 +298,12 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         splits: Names of the splits to read.
     """
     # A folder and not a name: the configuration already has the box of a configured scene.
-    folder = find_scene(settings.scene.name, root / settings.data.root, download=settings.data.download)
+    downloads = settings.data.download
+    if downloads and not processes.is_first():
+        processes.wait()
+    folder = find_scene(settings.scene.name, root / settings.data.root, download=downloads)
+    if downloads and processes.is_first():
+        processes.wait()
     return load_scene(folder, **settings.load_options(splits=splits))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from voxelfield import processes
 from voxelfield.config.parsing import parse
 from voxelfield.datasets.poses import check_cameras_see, likely_mistake
 from voxelfield.datasets.scene import Scene
@@ -88,6 +89,7 @@ def run_settings(
         raise ValueError(f"scene.train.cameras must be on the CPU, got {scene.train.cameras.c2w.device}")
     low, high = scene.aabb.tolist() if warp is None else warp.aabb
     config.scene, config.warp = SceneConfig(scene.name, (tuple(low), tuple(high))), WarpConfig.of(warp)
+    config.trainer = config.trainer.scaled(processes.count())
     if config.camera.refines:
         config.trainer = config.camera.schedule(config.trainer)
     check_visible(scene.train)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-# Windows has no SIGHUP, which is sent when a terminal is closed.
-_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""The signals that stop a run. Windows has no SIGHUP, which is sent when a terminal is closed."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -57,7 +57,7 @@ class Interrupt:
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is not threading.main_thread():
             return self
-        for number in _SIGNALS:
+        for number in SIGNALS:
             handler = signal.getsignal(number)
             if number in (signal.SIGINT, signal.SIGTERM) or handler is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._note)

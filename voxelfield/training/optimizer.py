@@ -171,6 +171,18 @@ class Optimizers:
             self.division.gather()
             self.division = None
 
+    def show(self) -> None:
+        """Makes grids whole in each process, to be read until the next step; a collective call."""
+        if self.division is not None and not self.division.shown:
+            self.division.show()
+
+    def prepare_step(self) -> None:
+        """Divides grids again that :meth:`show` or :meth:`gather` has made whole; a collective call."""
+        if self.division is not None and self.division.shown:
+            self.gather()
+        if self.division is None and self.grid is not None and processes.count() > 1:
+            self.attach()
+
     def gathered_on_host(self) -> contextlib.AbstractContextManager[None]:
         """For a block, shows process 0 whole grids and moments, in host memory if they are divided; collective."""
         return contextlib.nullcontext() if self.division is None else self.division.gathered_on_host()

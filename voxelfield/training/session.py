@@ -341,8 +341,7 @@ class Session:
 
     def _advance(self) -> Batch:
         """Takes one step."""
-        if processes.count() > 1 and self.optimizers.division is None:
-            self.optimizers.attach()
+        self.optimizers.prepare_step()
         attached = self.optimizers.attached
         for part in self._joined:
             part.before_step(self.step)
@@ -405,7 +404,7 @@ class Session:
             # No CUDA graph is captured from here on, so another thread may use the device.
             self._save(settled=True)
             if self.optimizers.division is not None:
-                self.optimizers.gather()
+                self.optimizers.show()
                 # A process group cannot end while a captured graph refers to it.
                 self._capture_anew()
             if wait:
@@ -450,7 +449,7 @@ class Session:
 
         Further steps change its field. A collective call.
         """
-        self.optimizers.gather()
+        self.optimizers.show()
         # Without the training images and the optimizer.
         return TrainedModel(self.model.around(), copy.deepcopy(self.config), self.step, self.cameras)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeAlias
 
 from voxelfield.config.parsing import Form, Range
-from voxelfield.config.types import Natural
+from voxelfield.config.types import Natural, Positive
 from voxelfield.datasets.options import ImageOptions, LoadOptions
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.grids.boxes import parse_box
@@ -22,6 +22,7 @@ AUTO = "auto"
 
 Corner: TypeAlias = tuple[float, float, float]
 Device: TypeAlias = Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)]
+Devices: TypeAlias = Annotated[str, Form(r"auto|all|[1-9]\d{0,3}", "auto, all or the number of processes")]
 
 
 @dataclass
@@ -95,6 +96,9 @@ class RunConfig:
         deterministic: Whether runs on the same machine are bit-for-bit reproducible, which is slower on a GPU. A
             :class:`voxelfield.Session` leaves this to ``torch.use_deterministic_algorithms``.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
+        devices: Number of processes that ``voxelfield train`` starts on this machine, one a GPU; ``all`` for all GPUs,
+            ``auto`` for as many as pay. A :class:`voxelfield.Session` trains with the process group that there is.
+        process_timeout: Time within which each process must answer the others, seconds.
         resume: A checkpoint or a run directory to resume from; ``auto`` for the newest valid checkpoint in the run's
             own directory, if there is one; or None.
     """
@@ -110,6 +114,8 @@ class RunConfig:
     seed: Annotated[int, Range(-(2**63), 2**64 - 1)] = 0
     deterministic: bool = False
     device: Device = "auto"
+    devices: Devices = "auto"
+    process_timeout: Positive = 600.0
     resume: str | None = None
 
     def check(self, name: str) -> None:

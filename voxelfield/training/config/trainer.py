@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -151,6 +152,9 @@ class TrainerConfig:
             kernel launch. ``false`` runs the Python code of losses and parts in every step, for finding their errors.
         not_finite: Reaction to a step whose loss or gradients are not finite: ``stop`` training at the next record, or
             ``skip`` the step by setting its gradients to zero, at the cost of a pass over all gradients in every step.
+        scaling: Meaning of these settings for several devices. With ``none``, they share one batch, which gives the
+            result of one device. With ``steps``, each has a batch as large, and there are as many times fewer steps, at
+            higher learning rates. With ``batch``, each has a batch as large in as many steps (:meth:`scaled`).
         checkpoint_errors: Reaction if a checkpoint before the last step cannot be written, as on a full disk:
             ``continue`` or ``stop`` training. Earlier checkpoints remain in either case.
     """
@@ -189,6 +193,7 @@ class TrainerConfig:
     cuda_graph: bool = True
     not_finite: Literal["stop", "skip"] = "stop"
     checkpoint_errors: Literal["continue", "stop"] = "continue"
+    scaling: Literal["none", "steps", "batch"] = "none"
 
     @property
     def resolutions(self) -> list[int]:
@@ -213,6 +218,47 @@ class TrainerConfig:
     def pixels_in_patches(self) -> int:
         """Number of pixels per step that are drawn in patches."""
         return self.patches * self.patch_size**2
+
+    def scaled(self, devices: int) -> TrainerConfig:
+        """Returns the settings that several devices follow together, as ``scaling`` says.
+
+        Learning rates grow with the square root of the batch, as for Adam the noise of a gradient suggests (Malladi et
+        al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms").
+
+        Args:
+            devices: Their number.
+        """
+        if self.scaling == "none" or devices == 1:
+            return self
+        larger = replace(
+            self,
+            max_rays=self.max_rays * devices,
+            patches=self.patches * devices,
+            visible_samples=self.visible_samples * devices,
+            candidate_samples=self.candidate_samples * devices,
+            scaling="none",
+        )
+        if self.scaling == "batch":
+            return larger
+
+        def fewer(steps: int) -> int:
+            return -(-steps // devices)
+
+        return replace(
+            larger,
+            steps=fewer(self.steps),
+            average_steps=fewer(self.average_steps),
+            rates=replace(
+                self.rates,
+                grid=self.rates.grid * math.sqrt(devices),
+                network=self.rates.network * math.sqrt(devices),
+            ),
+            stages=[replace(stage, step=fewer(stage.step)) for stage in self.stages],
+            occupancy=replace(self.occupancy, start=fewer(self.occupancy.start), every=fewer(self.occupancy.every)),
+            loss=replace(self.loss, tv_every=fewer(self.loss.tv_every), tv_until=fewer(self.loss.tv_until)),
+            preview_every=fewer(self.preview_every),
+            checkpoint_every=fewer(self.checkpoint_every),
+        )
 
     def check(self, name: str) -> None:
         """Raises ValueError if settings contradict each other."""

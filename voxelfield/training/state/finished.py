@@ -17,7 +17,8 @@ from voxelfield.training.state.run_directory import METRICS, MODEL_FILE, PER_VIE
 
 # Settings on which no result depends. Numbers of steps are compared separately, because a run may be extended.
 _WITHOUT_EFFECT = (
-    *("resume", "device", "logger", "data.download", "trainer.steps", "trainer.images", "trainer.chunk"),
+    *("resume", "device", "devices", "process_timeout", "logger", "data.download"),
+    *("trainer.steps", "trainer.images", "trainer.chunk"),
     *("trainer.log_every", "trainer.preview_every", "trainer.preview_views"),
     *("trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.checkpoint_errors"),
 )

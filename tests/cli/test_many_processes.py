@@ -1,0 +1,225 @@
+"""Runs of several processes on CPUs: started by ``devices=N``, torchrun or SLURM, stopped, killed, and refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from free_ports import free_port
+from process_groups import TRAIN, Group
+from short_runs import TINY
+
+from voxelfield.cli import launching
+from voxelfield.training.config import RunConfig
+from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+ENDLESS = "trainer.steps=1000000"
+
+
+@pytest.fixture
+def start():
+    """Starts runs, of which nothing is left after the test."""
+    with ExitStack() as started:
+        yield lambda *arguments, **options: started.enter_context(Group(*arguments, **options))
+
+
+def check_stopped(directory: Path, out: str) -> int:
+    """Checks that a run has stopped with one checkpoint, and has said so once; returns the step."""
+    (stopped,) = re.findall(r"stopped after step (\d+); continue with resume=\S+", out)
+    assert [path.name for path in directory.glob("*.pt")] == [checkpoint_path(directory, int(stopped)).name]
+    assert not (directory / ".lock").exists()
+    return int(stopped)
+
+
+@pytest.mark.slow
+def test_two_processes_write_one_run(start, tmp_path):
+    directory = tmp_path / "runs" / "one"
+    code, out, err = start(directory, "devices=2").finish()
+    assert (code, err) == (0, "")
+    assert out.count("PSNR") == 2, "more than one process has logged its progress and result"
+    assert list((tmp_path / "runs").iterdir()) == [directory]
+    assert len(list(directory.glob("events.out.tfevents.*"))) == 1
+    assert {"metrics.json", "model.safetensors", "train.log", "checkpoint_0000020.pt"} <= {
+        path.name for path in directory.iterdir()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["launcher", "worker"])
+def test_a_signal_to_any_process_stops_all_with_one_checkpoint(start, tmp_path, to):
+    running = start(tmp_path, "devices=2", ENDLESS)
+    running.wait_for_checkpoint(tmp_path)
+    os.kill(running.launcher.pid if to == "launcher" else running.workers()[1], signal.SIGTERM)
+    code, out, err = running.finish()
+    assert (code, err) == (130, "")
+    step = check_stopped(tmp_path, out)
+
+    code, out, err = start(tmp_path, "devices=auto", f"trainer.steps={step + 2}", "resume=auto").finish()
+    assert (code, err) == (0, "")
+    assert f"resumed at step {step}" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_process_ends_the_others_with_one_line(start, tmp_path, rank):
+    running = start(tmp_path, "devices=3", ENDLESS, "trainer.checkpoint_every=5")
+    running.wait_for_checkpoint(tmp_path)
+    others = running.workers()
+    os.kill(others.pop(rank), signal.SIGKILL)
+    began = time.monotonic()
+    code, _, err = running.finish()
+    assert time.monotonic() - began < 30
+    assert code == 1
+    assert re.fullmatch(rf"process {rank} of 3 \(cpu on \S+\) was ended by SIGKILL, as .*\n", err)
+    for pid in others:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert load_checkpoint(tmp_path)["step"] >= 5
+
+
+# Runs train.py where one process fails in its first step.
+FAILING = """
+import os, sys
+from voxelfield.cli.train import main
+from voxelfield.training.session import Session
+
+if os.environ.get("RANK") == "1":
+    def fail(self):
+        raise {error}
+    Session._advance = fail
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [("MemoryError('no room')", "not enough memory on cpu: .*"), ("IndexError('far off')", "IndexError: far off")],
+)
+def test_an_error_in_one_process_is_one_line_that_names_it(start, tmp_path, error, line):
+    command = (sys.executable, "-c", FAILING.format(error=error), *TINY)
+    code, _, err = start(tmp_path, "devices=2", ENDLESS, command=command).finish()
+    assert code == 1
+    assert re.fullmatch(rf"process 1 of 2 \(cpu on \S+\): {line}\n", err), err
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_answer_is_named(start, tmp_path):
+    running = start(tmp_path, "devices=2", ENDLESS, "process_timeout=3")
+    running.wait_for_checkpoint(tmp_path)
+    _, stopped = running.workers()
+    os.kill(stopped, signal.SIGSTOP)
+    running.wait_until(lambda: running.workers() == [stopped])
+    os.kill(stopped, signal.SIGCONT)  # to end now, rather than half a minute later
+    code, _, err = running.finish()
+    assert code == 1
+    assert "each process must answer within process_timeout, got no answer of process 1" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_run_whose_process_was_killed(start, tmp_path):
+    command = (*TORCHRUN, "--max-restarts=1", "-m", "voxelfield", "train", *TINY)
+    running = start(tmp_path, ENDLESS, "resume=auto", command=command)
+    running.wait_for_checkpoint(tmp_path)
+    os.kill(running.workers()[1], signal.SIGKILL)
+    running.wait_until(lambda: "resumed at step" in (tmp_path / "train.log").read_text())
+    running.launcher.send_signal(signal.SIGTERM)
+    _, out, _ = running.finish()
+    check_stopped(tmp_path, out)
+
+
+@pytest.mark.slow
+def test_tasks_of_slurm_are_one_run(start, tmp_path):
+    slurm = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_JOB_ID": "1",
+        "MASTER_PORT": str(free_port()),
+    }
+    tasks = [
+        start(tmp_path, command=(*TRAIN, *TINY), SLURM_PROCID=task, SLURM_LOCALID=task, **slurm) for task in ("0", "1")
+    ]
+    (code, out, err), silent = (task.finish() for task in tasks)
+    assert (code, err) == (0, "")
+    assert "PSNR" in out
+    assert silent == (0, "", "")
+
+
+def test_the_first_task_of_slurm_has_the_address_and_the_job_the_port(monkeypatch):
+    for name, value in {"PROCID": "5", "STEP_NUM_TASKS": "8", "LOCALID": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    expected = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu-a03", "MASTER_PORT": "24321"}
+    assert launching.by_slurm("gpu-a[03-05,7],login1", 654321) == expected
+    assert launching.by_slurm("login1,gpu-a[03-05,7]", 654321)["MASTER_ADDR"] == "login1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "started", "message"),
+    [
+        ({"devices": "4", "device": "cuda"}, 2, 1, r"^devices must be at most 2, the CUDA devices .*, got 4$"),
+        (
+            {"devices": "2", "device": "cuda:1"},
+            2,
+            1,
+            r"^device must be auto, cpu or cuda for 2 processes, got 'cuda:1'$",
+        ),
+        (
+            {"devices": "all", "device": "cuda:0"},
+            2,
+            1,
+            r"^device must be auto, cpu or cuda for 2 processes, got 'cuda:0'$",
+        ),
+        ({"devices": "3"}, 2, 2, r"^devices must be auto or 2, the number of processes that were started, got 3$"),
+        ({"device": "cuda:1"}, 2, 2, r"^device must be auto, cpu or cuda for 2 processes, got 'cuda:1'$"),
+    ],
+)
+def test_devices_that_contradict_the_machine_are_refused(monkeypatch, settings, gpus, started, message):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    if started > 1:
+        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.setenv(name, str(started))
+    with pytest.raises(ValueError, match=message):
+        launching.count_processes(RunConfig(**settings))
+
+
+def test_devices_are_counted(monkeypatch):
+    assert launching.count_processes(RunConfig(device="cpu")) == 1
+    assert launching.count_processes(RunConfig(device="cpu", devices="all")) == 1
+    assert launching.count_processes(RunConfig(device="cpu", devices="3")) == 3
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert launching.count_processes(RunConfig(devices="all")) == 4
+
+
+def test_a_sweep_with_several_processes_is_refused(start, tmp_path):
+    code, _, err = start(tmp_path, f"hydra.sweep.dir={tmp_path}", "devices=2", command=(*TRAIN, "-m", *TINY)).finish()
+    assert code == 2
+    assert "devices must be auto or 1 in a sweep, got 2" in err
+
+
+def test_one_process_starts_nothing_distributed(start, tmp_path):
+    program = """
+import sys
+import torch
+
+before = set(sys.modules)
+from voxelfield.cli.train import main
+
+status = main(sys.argv[1:])
+print(*(name for name in set(sys.modules) - before if name.startswith("torch.distributed")), file=sys.stderr)
+assert not torch.distributed.is_initialized()
+sys.exit(status)
+"""
+    command = (sys.executable, "-c", program, *TINY)
+    assert start(tmp_path, "trainer.steps=2", command=command).finish()[::2] == (0, "\n")

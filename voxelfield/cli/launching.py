@@ -1,0 +1,282 @@
+"""The processes of a run: starts them, joins them to a group, and ends them together.
+
+``devices=N`` starts N processes of the same command line on this machine with torch.distributed's launcher. Processes
+that torchrun or SLURM's srun has started, on one machine or several, find each other by their environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import FrameType
+from typing import ParamSpec
+
+import torch
+from torch import distributed
+from torch.distributed.rendezvous import rendezvous
+
+from voxelfield import processes
+from voxelfield.cli.command import INTERRUPTED
+from voxelfield.cli.running import exit_status
+from voxelfield.devices import choose_device
+from voxelfield.training.config import RunConfig
+from voxelfield.training.config.run import AUTO
+from voxelfield.training.interrupt import SIGNALS, Interrupt
+from voxelfield.training.scaling import devices_that_pay
+
+logger = logging.getLogger(__name__)
+
+Arguments = ParamSpec("Arguments")
+
+# How long a process that has failed waits for the launcher to end it, in seconds. The launcher looks ten times a
+# second, torchrun likewise, and ends all processes once one has ended.
+_VERDICT_SECONDS = 2.0
+_POLL_SECONDS = 0.1
+
+# In gloo's message when another process does not answer; it raises a plain RuntimeError.
+_TIMED_OUT = "Timed out waiting"
+
+
+def count_processes(settings: RunConfig, expected: Callable[[], RunConfig]) -> int:
+    """Returns how many processes a run has: those that have been started, or else those that ``devices`` asks for.
+
+    Args:
+        settings: The settings of the run.
+        expected: Returns the settings by which ``devices=auto`` is decided; only called with several GPUs.
+
+    Raises:
+        ValueError: ``devices`` contradicts the processes that have been started, the GPUs there are, or ``device``.
+    """
+    started, given = _started(), settings.devices
+    on_cpu = settings.device == "cpu" or not torch.cuda.is_available()
+    if started > 1:
+        count = started
+        if given.isdecimal() and int(given) != started:
+            raise ValueError(
+                f"devices must be auto or {started}, the number of processes that were started, got {given}"
+            )
+    elif given == AUTO:
+        available = torch.cuda.device_count() if settings.device in (AUTO, "cuda") else 1
+        count = devices_that_pay(expected(), available) if available > 1 else 1
+    elif given == "all":
+        count = 1 if on_cpu else torch.cuda.device_count()
+    else:
+        count = int(given)
+    if count > 1:
+        choose_device(settings.device)
+        if ":" in settings.device:
+            raise ValueError(f"device must be auto, cpu or cuda for {count} processes, got {settings.device!r}")
+        if started == 1 and not on_cpu and count > torch.cuda.device_count():
+            there_are = torch.cuda.device_count()
+            raise ValueError(f"devices must be at most {there_are}, the CUDA devices that torch finds, got {count}")
+    return count
+
+
+def is_started() -> bool:
+    """Returns whether this process is one of several that a launcher has started."""
+    return _started() > 1
+
+
+def _started() -> int:
+    """Returns the number of processes that a launcher has started with this one, by torch's variables or SLURM's."""
+    # Those of the step, because a batch script, which srun has not started, has those of its job.
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in os.environ:
+        for name, value in by_slurm(os.environ["SLURM_STEP_NODELIST"], int(os.environ["SLURM_JOB_ID"])).items():
+            os.environ.setdefault(name, value)
+    group = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in group) else 1
+
+
+def by_slurm(nodes: str, job: int) -> dict[str, str]:
+    """Returns torch's variables for a task of srun.
+
+    Args:
+        nodes: The nodes of the step, such as ``gpu[03-05,7],login``. The first one has the first task.
+        job: The job's number, which the port is derived from: jobs that share a node have different ones.
+    """
+    first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", re.split(r",(?![^\[]*\])", nodes)[0])
+    return {
+        "RANK": os.environ["SLURM_PROCID"],
+        "WORLD_SIZE": os.environ["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": os.environ["SLURM_LOCALID"],
+        "MASTER_ADDR": first,
+        "MASTER_PORT": str(20000 + job % 10000),
+    }
+
+
+def launch(count: int, device: str) -> int:
+    """Runs this program's command line in several processes on this machine; returns the exit status.
+
+    Signals are passed on to them. They stop together and write their checkpoint, however long that takes. If one ends
+    otherwise, the others are ended.
+
+    Args:
+        count: The number of processes.
+        device: The kind of their devices, ``cpu`` or ``cuda``.
+    """
+    # Imported here, because no other run needs them.
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+
+    # It reports on several lines what is reported here on one.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # The launcher serves the store, so that its port is free and the end of no process takes it away.
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = {
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // count))),
+    }
+    ignored = {number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN}
+    workers = start_processes(
+        name="train",
+        entrypoint=sys.executable,
+        args=dict.fromkeys(range(count), tuple(sys.orig_argv[1:])),
+        envs={rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)},
+        logs_specs=DefaultLogsSpecs(os.devnull),
+    )
+    passed_on = False
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal passed_on
+        passed_on = True
+        for pid in workers.pids().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    # Torch's own handlers would end processes that take longer than half a minute.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN if number in ignored else pass_on)
+    try:
+        result = workers.wait(period=_POLL_SECONDS)
+    finally:
+        workers.close()
+    # In the order in which they have ended.
+    failure = next(iter(result.failures.values()), None) if result is not None else None
+    if failure is None:
+        return 0
+    if failure.exitcode > 0:  # after a message of its own
+        return failure.exitcode
+    if passed_on:
+        return INTERRUPTED
+    name = "cpu" if device == "cpu" else f"cuda:{failure.local_rank}"
+    described = _described(failure.local_rank, count, name)
+    hint = ", as the system does when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
+    print(f"{described} was ended by {failure.signal_name()}{hint}", file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def join(settings: RunConfig) -> None:
+    """Joins the group of the processes that have been started, with one device each.
+
+    Raises:
+        ConnectionError: They have not found each other within ``process_timeout``.
+    """
+    device = choose_device(settings.device)
+    if device.type == "cuda":
+        # With SLURM's binding, each task may see only its own GPU.
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    backend, timeout = (
+        "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+        timedelta(seconds=settings.process_timeout),
+    )
+    try:
+        store, rank, count = next(rendezvous("env://", timeout=timeout))
+        store = distributed.PrefixStore(_attempt(), store)
+        distributed.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=count)
+    except RuntimeError as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).partition("\n")[0]
+        raise ConnectionError(f"the processes must find each other at {address}, got: {reason}") from error
+
+
+def leaves_group(program: Callable[Arguments, int]) -> Callable[Arguments, int]:
+    """Makes a program, which returns its exit status, leave the group that it may have joined."""
+
+    @functools.wraps(program)
+    def leaving(*arguments: Arguments.args, **options: Arguments.kwargs) -> int:
+        try:
+            status = program(*arguments, **options)
+        except SystemExit as ended:
+            if not distributed.is_initialized():
+                raise
+            status = ended.code if isinstance(ended.code, int) else 1
+        if distributed.is_initialized():
+            if status != 0:
+                # Leaving in order would wait for the other processes, which may have ended.
+                logging.shutdown()
+                sys.stdout.flush()
+                os._exit(status)
+            distributed.destroy_process_group()
+        return status
+
+    return leaving
+
+
+@contextlib.contextmanager
+def failing_together() -> Iterator[None]:
+    """Leaves it to one process of a group to report an error of a block.
+
+    Most errors occur in all processes, and the first one reports them. If one process ends, collective calls of the
+    others fail, and these end without a message.
+
+    Raises:
+        TimeoutError: Another process has not answered; the message names it.
+    """
+    with Interrupt() as interrupt:
+        try:
+            yield
+        except Exception as error:
+            if processes.count() == 1 or (processes.is_first() and exit_status(error) is not None):
+                raise
+            notes = _sign_as_failed()
+            deadline = time.monotonic() + _VERDICT_SECONDS
+            while not interrupt.requested and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+            if interrupt.requested:
+                sys.exit(1)
+            if notes is not None and _TIMED_OUT in str(error):
+                silent = [rank for rank in range(processes.count()) if not notes.check([str(rank)])]
+                if silent:
+                    names = " and ".join(map(str, silent))
+                    message = f"each process must answer within process_timeout, got no answer of process {names}"
+                    raise TimeoutError(message) from error
+            raise
+
+
+def _sign_as_failed() -> distributed.Store | None:
+    """Notes in the group's store that this process has failed; returns the notes, or None without a store."""
+    try:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = distributed.TCPStore(address, port, timeout=timedelta(seconds=_VERDICT_SECONDS))
+        notes = distributed.PrefixStore(f"{_attempt()}/failed", store)
+        notes.set(str(processes.rank()), "")
+    except RuntimeError:  # its process has ended, or does not answer
+        return None
+    return notes
+
+
+def describe() -> str:
+    """Returns this process's number, device and host, for messages."""
+    device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else "cpu"
+    return _described(processes.rank(), processes.count(), device)
+
+
+def _described(rank: int, count: int, device: str) -> str:
+    return f"process {rank} of {count} ({device} on {socket.gethostname()})"
+
+
+def _attempt() -> str:
+    """Returns a prefix of keys in the store, which torchrun keeps when it restarts processes, with their addresses."""
+    return f"voxelfield/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
