@@ -1,13 +1,15 @@
-"""One of several processes that train together: ``python divided_session.py RANK PROCESSES STORE FOLDER``.
+"""One of several processes that train together: ``python divided_session.py RANK PROCESSES STORE FOLDER [cuda]``.
 
 Trains each of :data:`KINDS`, then trains one with a pause from checkpoints, and saves in process 0 what came of it as
-``FOLDER/PROCESSES.pt``.
+``FOLDER/PROCESSES.pt``. With ``cuda``, each process has a GPU, and trains :data:`ON_GPUS`.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -83,6 +85,11 @@ KINDS = {
         "trainer.loss.tv_until=12",
     ),
 }
+# Room for all rays, so that any number of devices keeps the same ones; and enough steps to replay a captured graph.
+ON_GPUS = {
+    kind: (*KINDS[kind], "trainer.visible_samples=262144", "trainer.loss_scale=4096", "trainer.steps=24")
+    for kind in ("pyramid", "sparse")
+}
 PAUSED = "sum"
 STOPS = (10, 30)
 """Steps at which the run of :data:`PAUSED` is saved, one before and one within the averaging of its weights."""
@@ -102,18 +109,19 @@ class Scalars(NullLogger):
 optimizer._WORTH_LISTING = 200
 
 
-def begin(kind: str, output: Path | None = None) -> tuple[Session, Scalars]:
+def begin(kind: str, output: Path | None = None, device: str = "cpu") -> tuple[Session, Scalars]:
     scene, log = load_blender(FIXTURE, LoadOptions(downscale=2)), Scalars()
-    watch = check_copies if kind == "halves" else None
-    settings = preset(*BASE, *KINDS[kind], "trainer.log_every=4", device="cpu")
-    session_module.copies_dtype = lambda *_: torch.float16 if kind == "halves" else torch.float32
+    halves = kind == "halves" or device == "cuda"
+    watch = check_copies if halves else None
+    settings = preset(*BASE, *(KINDS if device == "cpu" else ON_GPUS)[kind], "trainer.log_every=4", device=device)
+    session_module.copies_dtype = lambda *_: torch.float16 if halves else torch.float32
     return Session(scene, settings, output=output, logger=log, on_step=watch), log
 
 
 def check_copies(session: Session) -> None:
     """All processes must have the rounded masters of all."""
     division = session.optimizers.division
-    if division is None:
+    if division is None or session.step % 4 > 0:
         return
     grid = session.field.grid
     for level, copy in zip(grid.levels, grid.working_copies.copies, strict=False):
@@ -121,7 +129,7 @@ def check_copies(session: Session) -> None:
         copies = [torch.empty_like(copy) for _ in range(dist.get_world_size())]
         dist.all_gather(copies, copy.contiguous())
         if master is not None:
-            assert all(torch.equal(copied, master.half()) for copied in copies)
+            assert all(torch.equal(copied.cpu(), master.half()) for copied in copies)
 
 
 def weights_of(session: Session) -> dict[str, torch.Tensor]:
@@ -136,15 +144,17 @@ def checkpoint(folder: Path, processes: int, stop: int) -> Path:
     return next((folder / f"by_{processes}_at_{stop}").glob("checkpoint_*.pt"))
 
 
-def main(rank: int, processes: int, store: str, folder: Path) -> None:
-    torch.set_num_threads(1)
-    if processes > 1:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=processes)
+def train_all(kinds: Iterable[str], device: str = "cpu") -> dict[str, Any]:
     results = {}
-    for kind in KINDS:
-        session, log = begin(kind)
+    for kind in kinds:
+        session, log = begin(kind, device=device)
         session.fit()
         results[kind] = weights_of(session), session.occupancy.occupied, log.records
+    return results
+
+
+def train_with_pauses(processes: int, folder: Path) -> dict[str, Any]:
+    results = {}
     for stop in STOPS:
         session, _ = begin(PAUSED, folder / f"by_{processes}_at_{stop}")
         while session.step < stop:
@@ -157,6 +167,17 @@ def main(rank: int, processes: int, store: str, folder: Path) -> None:
             session.restore(load_checkpoint(checkpoint(folder, saved_by, stop)))
             session.fit()
             results[f"resumed from {saved_by} at {stop}"] = weights_of(session), session.occupancy.occupied, {}
+    return results
+
+
+def main(rank: int, processes: int, store: str, folder: Path, device: str = "cpu") -> None:
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    if processes > 1:
+        backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=processes)
+    results = train_all(KINDS) | train_with_pauses(processes, folder) if device == "cpu" else train_all(ON_GPUS, device)
     if rank == 0:
         torch.save(results, folder / f"{processes}.pt")
     if processes > 1:
@@ -165,4 +186,4 @@ def main(rank: int, processes: int, store: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), *sys.argv[5:])

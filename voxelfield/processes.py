@@ -42,9 +42,15 @@ def gather_into(out: Tensor, own: Tensor) -> None:
 
     A collective call on the tensors' device. ``own`` may be this process's part of ``out``.
     """
+    gather_later(out, own)()
+
+
+def gather_later(out: Tensor, own: Tensor) -> Callable[[], object]:
+    """Begins :func:`gather_into`; the result must be called before ``out`` is read, and before ``own`` is changed."""
     # Gloo must not read from the memory to which it writes.
     sent = own.reshape(-1) if own.is_cuda else own.flatten().clone()
-    _all_gather(out.view(-1), sent)
+    work = distributed.all_gather_into_tensor(out.view(-1), sent, async_op=True)
+    return work.wait
 
 
 def sum_of(values: Tensor) -> Tensor:

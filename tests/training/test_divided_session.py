@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from divided_session import KINDS, PAUSED, STOPS
+from divided_session import KINDS, ON_GPUS, PAUSED, STOPS
 
 PROGRAM = Path(__file__).resolve().parents[1] / "divided_session.py"
 SEVERAL = (2, 3)
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory) -> dict[int, dict]:
-    """What one, two and three processes computed, by their number."""
-    folder = tmp_path_factory.mktemp("divided")
-    for processes in (1, *SEVERAL):
-        arguments = [str(processes), str(folder / f"store_{processes}"), str(folder)]
+def run_processes(folder: Path, numbers: Sequence[int], device: str) -> dict[int, dict[str, Any]]:
+    """Returns what each of some numbers of processes computed, by their number."""
+    for processes in numbers:
+        arguments = [str(processes), str(folder / f"store_{processes}"), str(folder), device]
         command = [sys.executable, str(PROGRAM)]
         running = [subprocess.Popen([*command, str(rank), *arguments]) for rank in range(processes)]
         assert [process.wait(timeout=300) for process in running] == [0] * processes
-    return {processes: torch.load(folder / f"{processes}.pt") for processes in (1, *SEVERAL)}
+    return {processes: torch.load(folder / f"{processes}.pt") for processes in numbers}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict[int, dict[str, Any]]:
+    """What one, two and three processes computed on the CPU."""
+    return run_processes(tmp_path_factory.mktemp("divided"), (1, *SEVERAL), "cpu")
 
 
 def check_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float = 1e-5) -> None:
@@ -63,3 +69,19 @@ def test_a_resumed_run_continues_bit_by_bit_on_as_many_processes(results, proces
 @pytest.mark.parametrize("stop", STOPS)
 def test_a_run_of_one_process_resumes_on_several(results, processes, stop):
     check_same(results[processes][f"resumed from 1 at {stop}"][0], results[1][PAUSED][0])
+
+
+@pytest.mark.cuda
+def test_two_gpus_train_what_one_trains(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    one, two = run_processes(tmp_path, (1, 2), "cuda").values()
+    for kind in ON_GPUS:
+        (weights, occupied, records), (wanted, occupied_by_one, records_of_one) = two[kind], one[kind]
+        assert (occupied != occupied_by_one).float().mean() < 1e-2
+        for step, values in records_of_one.items():
+            for tag in ("train/rays_per_step", "train/samples_per_ray", "loss/photometric"):
+                # Atomic additions and 16-bit copies round differently in each run.
+                assert records[step][tag] == pytest.approx(values[tag], rel=1e-2), f"{kind}: {tag} at step {step}"
+        for name, value in wanted.items():
+            assert float((weights[name] - value).norm() / value.norm().clamp(min=1e-12)) < 0.3, f"{kind}: {name}"

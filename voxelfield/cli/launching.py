@@ -187,10 +187,8 @@ def join(settings: RunConfig) -> None:
     if device.type == "cuda":
         # With SLURM's binding, each task may see only its own GPU.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    backend, timeout = (
-        "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-        timedelta(seconds=settings.process_timeout),
-    )
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    timeout = timedelta(seconds=settings.process_timeout)
     try:
         store, rank, count = next(rendezvous("env://", timeout=timeout))
         store = distributed.PrefixStore(_attempt(), store)
@@ -213,6 +211,7 @@ def leaves_group(program: Callable[Arguments, int]) -> Callable[Arguments, int]:
                 raise
             status = ended.code if isinstance(ended.code, int) else 1
         if distributed.is_initialized():
+            _wait_for_first(status)
             if status != 0:
                 # Leaving in order would wait for the other processes, which may have ended.
                 logging.shutdown()
@@ -240,14 +239,17 @@ def failing_together() -> Iterator[None]:
         except Exception as error:
             if processes.count() == 1 or (processes.is_first() and exit_status(error) is not None):
                 raise
-            notes = _sign_as_failed()
+            notes = None
+            with contextlib.suppress(RuntimeError):  # its process has ended, or does not answer
+                notes = _notes()
+                notes.set(f"failed/{processes.rank()}", "")
             deadline = time.monotonic() + _VERDICT_SECONDS
             while not interrupt.requested and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
             if interrupt.requested:
                 sys.exit(1)
             if notes is not None and _TIMED_OUT in str(error):
-                silent = [rank for rank in range(processes.count()) if not notes.check([str(rank)])]
+                silent = [rank for rank in range(processes.count()) if not notes.check([f"failed/{rank}"])]
                 if silent:
                     names = " and ".join(map(str, silent))
                     message = f"each process must answer within process_timeout, got no answer of process {names}"
@@ -255,16 +257,24 @@ def failing_together() -> Iterator[None]:
             raise
 
 
-def _sign_as_failed() -> distributed.Store | None:
-    """Notes in the group's store that this process has failed; returns the notes, or None without a store."""
-    try:
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = distributed.TCPStore(address, port, timeout=timedelta(seconds=_VERDICT_SECONDS))
-        notes = distributed.PrefixStore(f"{_attempt()}/failed", store)
-        notes.set(str(processes.rank()), "")
-    except RuntimeError:  # its process has ended, or does not answer
-        return None
-    return notes
+def _wait_for_first(status: int) -> None:
+    """Keeps processes that have succeeded until the first one ends.
+
+    By its end, a process would break collective calls of gloo that only the others have yet to complete.
+    """
+    with contextlib.suppress(RuntimeError):  # the first process has ended, and the store with it
+        notes = _notes()
+        if processes.is_first():
+            notes.set("first_ends", "")
+        while status == 0 and not notes.check(["first_ends"]):
+            time.sleep(_POLL_SECONDS)
+
+
+def _notes() -> distributed.Store:
+    """Returns the part of the group's store in which processes leave notes for one another."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = distributed.TCPStore(address, port, timeout=timedelta(seconds=_VERDICT_SECONDS))
+    return distributed.PrefixStore(f"{_attempt()}/notes", store)
 
 
 def describe() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -28,7 +28,7 @@ from voxelfield.ops._internal.tiles import (
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
 # How many times as many vertices fit into an exchange as a step has changed at most, of late.
-_SPARE = 1.5
+_SPARE = 1.25
 
 # The room for an exchange shrinks once it has been too large during so many calls of :meth:`DividedGrids.restrict`.
 _LISTS_PER_CAPACITY = 8
@@ -37,9 +37,11 @@ _VERTICES_PER_SAMPLE = 32
 
 _COLUMNS = 5
 
-# Buffers for lists of tiles have the sizes of a geometric series with this ratio, so that the step is captured again
-# only a few times while the occupied cells become fewer.
+# Buffers have the sizes of a geometric series with this ratio, so that the step is captured again only a few times
+# while the occupied cells become fewer.
 _SERIES = 0.8
+# A list of tiles shrinks once it is this many times too long. Its unused entries cost little.
+_LONGEST = 3.0
 
 
 @dataclass(eq=False)
@@ -289,8 +291,8 @@ class DividedGrids:
 
     def step(self) -> None:
         """Updates this process's parts and clears their gradients, then exchanges the working copies."""
+        self._find_touched()
         for part in self._parts:
-            touched_vertices(part.reached, part.touched, part.own_tiles, every=not self._skips)
             if part.sparse is not None and part.shared is not None:
                 part.sparse.share(part.sums, *part.shared, touched=part.touched)
                 own = part.begin - part.low, part.end - part.low
@@ -298,8 +300,10 @@ class DividedGrids:
                 part.sums[own[1] :].zero_()
         table, count = self._changed()
         torch.maximum(self._most_changed, count, out=self._most_changed)
+        tables = table.new_empty(processes.count(), *table.shape)
+        arrive = processes.gather_later(tables, table)
         self.adam.step()
-        self._publish(table, self._capacity)
+        self._publish(table, tables, arrive)
 
     def restrict(self, occupied: Tensor) -> None:
         """Lists the active tiles anew after a change of the occupied cells; synchronises with the device."""
@@ -332,7 +336,7 @@ class DividedGrids:
         cuts = [0, *torch.searchsorted(ids, ids.new_tensor(first[1:-1])).tolist(), len(ids)]
         wanted = max(end - begin for begin, end in pairwise(cuts))
         present = 0 if part.tiles is None else part.tiles.shape[1]
-        if part.tiles is None or not wanted <= present <= wanted / _SERIES**2:
+        if part.tiles is None or not wanted <= present <= _LONGEST * wanted:
             part.tiles = ids.new_empty(
                 processes.count(), _room_for(wanted, math.prod(tiles_along(part.grid.shape[:3])))
             )
@@ -359,6 +363,11 @@ class DividedGrids:
         for part in self._parts:
             _collect(part.owned.detach().to(part.copy.dtype), part.bounds, part.copy)
 
+    def _find_touched(self) -> None:
+        """Lists the vertices with a gradient, or all if all are updated, in the table of each part."""
+        for part in self._parts:
+            touched_vertices(part.reached, part.touched, part.own_tiles, every=not self._skips)
+
     def _changed(self) -> tuple[Tensor, Tensor]:
         """Returns the own touched vertices of all grids in one table (:func:`pack_vertices`), and their number (1,)."""
         sizes = [part.rows() for part in self._parts]
@@ -374,16 +383,21 @@ class DividedGrids:
         """Returns the number of vertices that each process can have at most."""
         return sum(part.rows() for part in self._parts) * _tile_vertices()
 
-    def _publish(self, table: Tensor, capacity: int) -> None:
-        """Sends the working copies of listed vertices to all processes, and receives theirs."""
+    def _publish(self, table: Tensor, tables: Tensor, arrive: Callable[[], object]) -> None:
+        """Sends the working copies of touched vertices to all processes, and receives theirs.
+
+        Args:
+            table: What :meth:`_changed` returns.
+            tables: Those of all processes, once ``arrive`` has been called.
+            arrive: See ``tables``.
+        """
         rank, sizes = processes.rank(), [part.rows() for part in self._parts]
-        sent = self._parts[0].copy.new_empty(capacity, self._parts[0].grid.shape[3])
+        sent = self._parts[0].copy.new_empty(self._capacity, self._parts[0].grid.shape[3])
         for part, rows in zip(self._parts, table.split(sizes), strict=True):
             pack_vertices(part.copy, rows, sent, **part.of_process(rank))
-        tables = table.new_empty(processes.count(), *table.shape)
         received = sent.new_empty(processes.count(), *sent.shape)
-        processes.gather_into(tables, table)
         processes.gather_into(received, sent)
+        arrive()
         for other in range(processes.count()):
             if other == rank:
                 continue

@@ -175,6 +175,8 @@ def _load(settings: RunConfig, root: Path) -> tuple[Scene, Warp | None]:
 def _warm_up(device: torch.device, logger: LoggerConfig) -> None:
     """Makes slow preparations for training, each about a second, in parallel with the decoding of images."""
     if device.type == "cuda":
+        if processes.count() > 1:
+            processes.sum_of(torch.zeros(1, device=device))  # connects the GPUs
         _load_evaluation_kernels(device)
     if logger.name == "tensorboard" and importlib.util.find_spec("tensorboard") is not None:
         importlib.import_module("torch.utils.tensorboard")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-# Number of calls before the capture; the first ones allocate memory that later ones reuse.
 _WARM_UP = 3
 
 
@@ -20,13 +19,17 @@ class GraphedCall:
         function: The function to call.
         device: A CUDA device; on other devices the function is always called directly.
         captures: Whether to capture a graph; otherwise the function is always called directly.
+        warm_up: Number of calls before the capture. The first ones allocate memory that later ones reuse; zero is
+            enough for a function that has been called with tensors of other sizes.
     """
 
-    def __init__(self, function: Callable[[], None], device: torch.device, captures: bool = True) -> None:
+    def __init__(
+        self, function: Callable[[], None], device: torch.device, captures: bool = True, warm_up: int = _WARM_UP
+    ) -> None:
         self._function = function
         self._device = device
         self._captures = captures and device.type == "cuda"
-        self._calls = 0
+        self._calls_left = warm_up
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
@@ -35,9 +38,9 @@ class GraphedCall:
             self._function()
         elif self._graph is not None:
             self._graph.replay()
-        elif self._calls < _WARM_UP:
+        elif self._calls_left > 0:
             self._on_side_stream()
-            self._calls += 1
+            self._calls_left -= 1
         else:
             graph = torch.cuda.CUDAGraph()
             # torch's default stream for captures belongs to the device that captured first.

@@ -243,10 +243,10 @@ class Session:
         self._average.restart()
         self._capture_anew()
 
-    def _capture_anew(self) -> None:
+    def _capture_anew(self, **options: int) -> None:
         # The graph captures these as numbers, because computing them inside the capture would read from the device.
-        settings = self.model.settings
-        self._graphed = GraphedCall(lambda: self._step.run(settings), self.device, self.config.trainer.cuda_graph)
+        settings, captures = self.model.settings, self.config.trainer.cuda_graph
+        self._graphed = GraphedCall(lambda: self._step.run(settings), self.device, captures, **options)
         self._layout = self.optimizers.layout
 
     @property
@@ -348,7 +348,7 @@ class Session:
         if self.optimizers.attached != attached:
             self._begin_stage()
         elif self.optimizers.layout != self._layout:
-            self._capture_anew()
+            self._capture_anew(warm_up=0)
         self._graphed()
         if self.step == 0:
             self._recorder.note_untrained_error()
