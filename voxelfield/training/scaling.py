@@ -27,7 +27,10 @@ _UPDATE_BYTES = 34
 # Of a dense level, about this share of the tiles is next to occupied cells.
 _ACTIVE_SHARE = 0.1
 
-_POSITION_BYTES, _HALF = 12, 2
+# Of the features that belong to tiles and blocks which are updated, a step changes about this share.
+_CHANGED_SHARE = 0.3
+
+_POSITION_BYTES, _HALF, _SINGLE = 12, 2, 4
 # Positions, gradients of features and of the networks, copies of dense levels and of each sparse one, three of counts.
 _EXCHANGES = 8
 
@@ -66,7 +69,7 @@ class StepSeconds:
         launches: What each device does whatever its share.
         samples: Receiving the positions of the other devices' samples and the gradients in their features, and looking
             through all of them, for each level, for those in the device's own part.
-        copies: Receiving the 16-bit copies of the parts that other devices update.
+        copies: Listing the changed vertices of the own part, and exchanging their 16-bit copies.
         latency: What exchanges take besides their bytes.
     """
 
@@ -91,7 +94,7 @@ class StepWork:
         samples: Number of visible samples.
         channels: Number of features of a sample.
         levels: Number of grids that a sample reads.
-        features: Number of elements of the grids that a step updates.
+        features: Number of elements of the grids in tiles and blocks that a step may update.
         rays: Seconds proportional to the samples, see :class:`StepSeconds`.
         update: Seconds of Adam over the grids.
         launches: Seconds that depend on neither.
@@ -113,7 +116,7 @@ class StepWork:
     @property
     def copy_bytes(self) -> int:
         """Bytes of the copies that devices exchange."""
-        return _HALF * self.features
+        return round(_HALF * _CHANGED_SHARE * self.features)
 
     def on(self, devices: int, link: Link) -> StepSeconds:
         """Estimates the step on several devices, each with an equal share of the samples and of the grids."""
@@ -121,12 +124,14 @@ class StepWork:
             return StepSeconds(self.rays, self.update, self.launches)
         received = (devices - 1) / devices / link.bandwidth
         looked_through = self.samples * self.levels * _POSITION_BYTES * _SECONDS_PER_BYTE
+        # Gradients are read once more, and copies are packed and unpacked.
+        listed = (_SINGLE * self.features / devices + 4 * self.copy_bytes) * _SECONDS_PER_BYTE
         return StepSeconds(
             self.rays / devices,
             self.update / devices,
             self.launches,
             self.sample_bytes * received + looked_through,
-            self.copy_bytes * received,
+            self.copy_bytes * received + listed,
             _EXCHANGES * link.latency * math.log2(devices),
         )
 
