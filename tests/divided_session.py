@@ -56,7 +56,7 @@ KINDS = {
     # Networks of rectified units, which rounding errors switch after some more steps.
     "pyramid": (
         *PYRAMID,
-        "trainer.patches=4",
+        "trainer.patches=6",
         "trainer.patch_size=11",
         "trainer.loss.ssim=0.1",
         "trainer.supersampling=2",
@@ -68,7 +68,7 @@ KINDS = {
         "model.resolutions=[4,8,12]",
         "model.sparse_resolutions=[16]",
         "model.width=16",
-        "trainer.not_finite=skip",
+        "trainer.not_finite=skip",  # of one step
         "trainer.steps=16",
     ),
     "refined": (*PYRAMID, "camera=refine", "trainer.steps=16"),
@@ -108,10 +108,32 @@ class Scalars(NullLogger):
 def begin(kind: str, output: Path | None = None, device: str = "cpu") -> tuple[Session, Scalars]:
     scene, log = load_blender(FIXTURE, LoadOptions(downscale=2)), Scalars()
     halves = kind == "halves" or device == "cuda"
-    watch = check_copies if halves else None
+
+    def watch(session: Session) -> None:
+        if halves:
+            check_copies(session)
+        if session.step % 7 == 0:
+            session.result()  # grids are whole for a moment, which must change nothing
+        if kind == "sparse":
+            poison(session, at=session.step == 10)
+
     settings = preset(*BASE, *(KINDS if device == "cpu" else ON_GPUS)[kind], "trainer.log_every=4", device=device)
     session_module.copies_dtype = lambda *_: torch.float16 if halves else torch.float32
     return Session(scene, settings, output=output, logger=log, on_step=watch), log
+
+
+def poison(session: Session, at: bool) -> None:
+    """Makes the loss of the next step not finite, or finite again."""
+    pixels = session._step._pixels
+    vars(pixels).pop("_read", None)
+    if at:
+        read = pixels._read
+
+        def read_nothing(*arguments: Any) -> Any:
+            rays, rgba = read(*arguments)
+            return rays, torch.full_like(rgba, torch.nan)
+
+        pixels._read = read_nothing
 
 
 def check_copies(session: Session) -> None:

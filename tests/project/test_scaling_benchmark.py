@@ -30,7 +30,7 @@ def timeline(monkeypatch):
 
 # ------------------------------------------------------------------------------------------------- predictions
 
-# 12 + 2 * 4 bytes for each of 50,000 samples, and 2 for three in ten of a few features, which are listed in microseconds.
+# 12 + 2 * 4 bytes for each of 50,000 samples, and 2 for three in ten features, which are listed in microseconds.
 GIVEN = ("samples=50000", "channels=4", "levels=1", "features=3333333", "rays=4e-3", "update=2e-3", "launches=1e-3")
 
 

@@ -284,6 +284,8 @@ def train(config: DictConfig) -> float | None:
     try:
         with launching.failing_together():
             settings = parse(RunConfig, config)
+            if settings.logger.viewer and processes.count() > 1:
+                raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
             if HydraConfig.get().mode == RunMode.MULTIRUN and settings.devices not in (AUTO, "1"):
                 raise ValueError(f"devices must be auto or 1 in a sweep, got {settings.devices}")
             output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())

@@ -53,6 +53,7 @@ class _Part:
         copy: The working copy of the whole grid, which is the grid itself in float32.
         bounds: The first plane along x of each process, followed by the number of planes.
         low: The first plane of ``stored``. Those before the own planes, and those after them, are a halo.
+        high: The end of the planes of ``stored``.
         stored: The float32 masters of the own planes and of the halo.
         sums: The gradient of ``stored``.
         owned: The own planes of ``stored``, whose ``grad`` are those of ``sums``.
@@ -68,6 +69,7 @@ class _Part:
     copy: Tensor
     bounds: Sequence[int]
     low: int
+    high: int
     stored: Tensor
     sums: Tensor
     owned: nn.Parameter
@@ -133,10 +135,11 @@ class DividedGrids:
     Masters and moments are divided as in ZeRO (Rajbhandari et al. 2020), but no gradient of a grid is exchanged. A
     sample's contribution to the gradients of all levels follows from its position and from the gradient in its
     features, which are far fewer numbers than the vertices around it have. Each process therefore receives those of all
-    samples and adds them to the vertices that it owns. After the update the processes exchange the working copies,
-    which are whole in each of them; of grids with active tiles, only these.
+    samples and adds them to the vertices that it owns. After the update the processes exchange the working copies of
+    the vertices that have changed; the copies are whole in each process.
 
-    The parameters of grids with 16-bit copies have no memory meanwhile and read as NaN; :meth:`gather` ends this.
+    The parameters of grids with 16-bit copies have no memory meanwhile and read as NaN, until :meth:`show` or
+    :meth:`gather`.
 
     Args:
         working: The working copies of all grids, which the field reads.
@@ -178,7 +181,8 @@ class DividedGrids:
                 costs = torch.bincount(next(tiles) // _ids_along_x(), minlength=-(-grid.shape[0] // size))
             else:
                 costs, size = grid.new_ones(grid.shape[0]), 1
-            bounds = _balanced(costs, size, grid.shape[0])
+            # Sums of costs may round differently on each device.
+            bounds = processes.gather_objects(_balanced(costs, size, grid.shape[0]))[0]
             self._parts.append(self._part(index, grid, bounds, sparse, _constants.TILE_X if halo else 0))
         options = {key: value for key, value in whole.param_groups[0].items() if key not in ("params", "capturable")}
         self.adam = type(whole)([part.owned for part in self._parts], **options)
@@ -215,7 +219,7 @@ class DividedGrids:
         sums = torch.zeros_like(stored)
         owned = nn.Parameter(stored[begin - low : end - low])
         owned.grad = sums[begin - low : end - low]
-        return _Part(grid, self._working.copies[index], bounds, low, stored, sums, owned, sparse, shared)
+        return _Part(grid, self._working.copies[index], bounds, low, high, stored, sums, owned, sparse, shared)
 
     def _move_state(self, part: _Part) -> None:
         """Moves this process's part of the moments to the optimizer of the parts, and frees the whole grid's memory."""
@@ -225,6 +229,10 @@ class DividedGrids:
                 key: value[part.begin : part.end].clone() if value.shape == part.grid.shape else value
                 for key, value in state.items()
             }
+        self._release(part)
+
+    def _release(self, part: _Part) -> None:
+        """Frees the memory of the whole grid, if it has a copy of its own."""
         part.grid.grad = None
         if self._rounds:
             # Whatever reads the parameter computes NaN, rather than values that have not been up to date for long.
@@ -284,7 +292,7 @@ class DividedGrids:
             if tiles is not None:
                 tiles = tiles[processes.rank()] - part.low // _constants.TILE_X * _ids_along_x()
             if self._rounds:
-                for halo in (slice(part.low, part.begin), slice(part.end, part.low + len(part.stored))):
+                for halo in (slice(part.low, part.begin), slice(part.end, part.high)):
                     part.stored[halo.start - part.low : halo.stop - part.low] = part.copy[halo]
             weights = sum_weights(part.stored, weight)
             grid_total_variation_grad_(part.sums, part.stored, weights, tiles=tiles, tile_count=part.count)
@@ -362,6 +370,8 @@ class DividedGrids:
         """Rounds the masters into the working copies of all processes, after a change by something else than a step."""
         for part in self._parts:
             _collect(part.owned.detach().to(part.copy.dtype), part.bounds, part.copy)
+        if self.shown:
+            self.show()
 
     def _find_touched(self) -> None:
         """Lists the vertices with a gradient, or all if all are updated, in the table of each part."""
@@ -408,10 +418,9 @@ class DividedGrids:
 
     @torch.no_grad()
     def show(self) -> None:
-        """Returns the masters to the whole grids, which no step may follow but after :meth:`gather`.
-
-        The moments stay divided, so that this fits in the memory that the steps have used.
-        """
+        """Returns the masters to the whole grids, until :meth:`hide`; moments stay divided."""
+        if not self._rounds:
+            self.refresh()  # what did not fit into an exchange
         for part in self._parts:
             part.owned.grad, part.sums = None, part.sums.new_empty(0)
             if self._rounds:
@@ -423,6 +432,28 @@ class DividedGrids:
         self._working.division = None
         self._working.refresh()
         self.shown = True
+
+    @torch.no_grad()
+    def hide(self) -> None:
+        """Divides the masters again as before :meth:`show`, so that steps can follow."""
+        for part in self._parts:
+            part.stored = part.grid.detach()[part.low : part.high]
+            if self._rounds:
+                part.stored = part.stored.clone()
+            part.sums = torch.zeros_like(part.stored)
+            own = slice(part.begin - part.low, part.end - part.low)
+            part.owned.data, part.owned.grad = part.stored[own], part.sums[own]
+            self._release(part)
+            if self._rounds:
+                self.adam.set_working(part.owned, part.copy[part.begin : part.end])
+        self._working.division = self
+        self.layout += 1
+        self.shown = False
+
+    def discard(self, when: Tensor) -> None:
+        """Sets the gradients of the parts and their halos to zero where a flag () is true."""
+        for part in self._parts:
+            part.sums.masked_fill_(when, 0)
 
     @torch.no_grad()
     def gather(self) -> None:
@@ -439,6 +470,8 @@ class DividedGrids:
     @torch.no_grad()
     def gathered_on_host(self) -> Iterator[None]:
         """For a block, shows process 0 the whole grids and their moments, in host memory, as if undivided."""
+        if not (self._rounds or self.shown):
+            self.refresh()  # what did not fit into an exchange
         hidden, host = [part.grid.data for part in self._parts], torch.device("cpu")
         for part in self._parts:
             device = host if processes.is_first() else None
@@ -448,10 +481,12 @@ class DividedGrids:
                 self._whole.state[part.grid] = state
             if master is not None:
                 part.grid.data = master
-        yield
-        for part, data in zip(self._parts, hidden, strict=True):
-            part.grid.data = data
-            self._whole.state.pop(part.grid, None)
+        try:
+            yield
+        finally:
+            for part, data in zip(self._parts, hidden, strict=True):
+                part.grid.data = data
+                self._whole.state.pop(part.grid, None)
 
     def _collected_state(self, part: _Part, device: torch.device | None) -> dict[str, Any]:
         return {

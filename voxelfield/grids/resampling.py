@@ -94,11 +94,16 @@ def replace_values(parameter: nn.Parameter, values: Tensor) -> None:
     other = torch.float32 if values.dtype != torch.float32 else torch.float64
     parameter.data = torch.empty(0, dtype=other, device=values.device)
     parameter.data = values
-    if processes.count() > 1:
+    if processes.count() > 1 and not hasattr(parameter, "unwrapped"):
         # With the accumulator, DistributedDataParallel has lost its hook: it might never notice that processes differ.
         for held in gc.get_objects():
             if issubclass(type(held), DistributedDataParallel) and any(own is parameter for own in held.parameters()):
                 held.register_forward_pre_hook(_refuse_outdated)
+
+
+def mark_unwrapped(parameter: nn.Parameter) -> None:
+    """Says that no ``DistributedDataParallel`` reduces a parameter's gradient, which takes long to find out."""
+    vars(parameter)["unwrapped"] = True
 
 
 def _refuse_outdated(*_: Any) -> None:

@@ -302,6 +302,13 @@ class VoxelGrid(nn.Module):
         rows = unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
         return self._copies.sample([self.features], rows, self.padding).reshape(*unit.shape[:-1], self.channels)
 
+    @property
+    def sampled_levels(self) -> list[Tensor]:
+        """A list of the tensor that is sampled: the copy of :meth:`enable_copies`, if any, otherwise the features."""
+        if self._copies is None or needs_long_path():
+            return [self.features]
+        return list(self._copies.current([self.features]))
+
     def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
         """Makes the grid read a copy of its features and add gradients in place; see :class:`WorkingCopies`.
 

@@ -274,6 +274,7 @@ class Model(Part):
             resolution: Cube root of the number of voxels.
             box: (2, 3) a smaller box to which the grid is cropped first, or None.
         """
+        self.setup.optimizer.gather()
         self.add_detail(resolution)
         self.resolution = resolution
         self.grid.resize(resolution, self.setup.optimizer.grid, aabb=box)

@@ -50,7 +50,9 @@ class Rays:
 
     def __getitem__(self, index: slice | Tensor) -> Rays:
         values = {name: value[index] for name, value in self.values.items()}
-        return Rays(self.origins[index], self.directions[index], self.near[index], self.far[index], values=values)
+        part = None if self.part is None else (self.part[0][index], self.part[1])
+        geometry = (self.origins, self.directions, self.near, self.far)
+        return Rays(*(x[index] for x in geometry), values=values, part=part)
 
     def to(self, device: torch.device | str) -> Rays:
         """Returns the same rays on ``device``."""

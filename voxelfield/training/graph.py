@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+# Number of calls before the first capture; the first ones allocate memory that later ones reuse.
 _WARM_UP = 3
 
 
@@ -19,18 +20,21 @@ class GraphedCall:
         function: The function to call.
         device: A CUDA device; on other devices the function is always called directly.
         captures: Whether to capture a graph; otherwise the function is always called directly.
-        warm_up: Number of calls before the capture. The first ones allocate memory that later ones reuse; zero is
-            enough for a function that has been called with tensors of other sizes.
     """
 
-    def __init__(
-        self, function: Callable[[], None], device: torch.device, captures: bool = True, warm_up: int = _WARM_UP
-    ) -> None:
+    def __init__(self, function: Callable[[], None], device: torch.device, captures: bool = True) -> None:
         self._function = function
         self._device = device
         self._captures = captures and device.type == "cuda"
-        self._calls_left = warm_up
+        self._calls_left = _WARM_UP
         self._graph: torch.cuda.CUDAGraph | None = None
+
+    def discard(self) -> None:
+        """Drops the graph: call this when the function reads other tensors, or before a process group ends.
+
+        The next call captures it again.
+        """
+        self._graph = None
 
     def __call__(self) -> None:
         """Calls the function once."""

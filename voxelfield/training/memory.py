@@ -53,7 +53,10 @@ def estimate_memory(
         received = config.visible_samples * (12 + model.grid.channels * copies.itemsize)
         estimate = replace(
             estimate,
-            parameters=estimate.parameters // (1 if copies == torch.float32 else count),
+            # After the last step, masters are whole, but there are no gradients.
+            parameters=max(estimate.parameters - estimate.gradients // count, estimate.parameters // count)
+            if copies != torch.float32
+            else estimate.parameters,
             gradients=estimate.gradients // count,
             optimizer=estimate.optimizer // count,
             average=estimate.average // count,

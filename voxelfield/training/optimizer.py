@@ -18,6 +18,7 @@ from voxelfield import processes
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.adam import GridAdam, sum_weights
 from voxelfield.grids.division import DividedGrids
+from voxelfield.grids.resampling import mark_unwrapped
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.models.model import Model
 from voxelfield.training.config import OptimizerConfig, RatesConfig
@@ -123,6 +124,9 @@ class Optimizers:
                 channel_rates=_channel_rates(field, config.view_lr_factor),
                 skip_untouched=config.skip_untouched,
             )
+        if processes.count() > 1:
+            for level in grids:
+                mark_unwrapped(level)
         self._sparse = [module for module in model.grid.modules() if isinstance(module, SparseGrid)]
         elsewhere = {id(parameter) for parameter in (*grids, *(p for group, _ in groups.values() for p in group))}
         network = [parameter for parameter in field.parameters() if id(parameter) not in elsewhere]
@@ -150,6 +154,7 @@ class Optimizers:
         With several processes, grids and moments are divided among them until :meth:`gather`.
         """
         grid, divides = self._model.grid, processes.count() > 1
+        self.gather()
         grid.enable_copies(self._copies, allocate_gradients=not divides)
         self.attached += 1
         working = grid.working_copies
@@ -177,11 +182,14 @@ class Optimizers:
             self.division.show()
 
     def prepare_step(self) -> None:
-        """Divides grids again that :meth:`show` or :meth:`gather` has made whole; a collective call."""
+        """Divides grids again that :meth:`show` has made whole; a collective call."""
         if self.division is not None and self.division.shown:
-            self.gather()
-        if self.division is None and self.grid is not None and processes.count() > 1:
-            self.attach()
+            self.division.hide()
+
+    def discard(self, when: Tensor) -> None:
+        """Sets the gradients of divided grids to zero where a flag () is true."""
+        if self.division is not None:
+            self.division.discard(when)
 
     def gathered_on_host(self) -> contextlib.AbstractContextManager[None]:
         """For a block, shows process 0 whole grids and moments, in host memory if they are divided; collective."""

@@ -37,7 +37,7 @@ class Recorder:
 
     def note_untrained_error(self) -> None:
         """Stores the loss of the first step, whose pixels were rendered before it changed the field."""
-        self._untrained_error.copy_(self._step.error)
+        self._untrained_error.copy_(processes.sum_of(self._step.share_of_error))
 
     def is_due(self, step: int) -> bool:
         """Returns whether a record is due after a number of steps."""

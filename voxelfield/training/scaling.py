@@ -31,8 +31,8 @@ _ACTIVE_SHARE = 0.1
 _CHANGED_SHARE = 0.3
 
 _POSITION_BYTES, _HALF, _SINGLE = 12, 2, 4
-# Positions, gradients of features and of the networks, copies of dense levels and of each sparse one, three of counts.
-_EXCHANGES = 8
+# The number of rays; positions, gradients of features and of the networks; the lists of changed vertices, their copies.
+_EXCHANGES = 6
 
 # For starting the processes and their group.
 _START_SECONDS = 8.0

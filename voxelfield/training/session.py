@@ -165,6 +165,8 @@ class Session:
         self.log = NullLogger() if logger is None or not processes.is_first() else logger
         self._pause: Pause | None = None
         self.output = None if output is None else Path(output)
+        if len(set(processes.gather_objects(output is None))) > 1:
+            raise ValueError("output must be given in all processes of a group or in none, got one in some of them")
         self._on_step, self._on_stage, self._on_preview = on_step, on_stage, on_preview
         self._writer: CheckpointWriter | None = None
         self._writing = contextlib.ExitStack()
@@ -240,13 +242,10 @@ class Session:
 
     def _renew(self) -> None:
         """Recreates everything that depends on the grids' shapes, apart from the optimizers' part of it."""
-        self._average.restart()
-        self._capture_anew()
-
-    def _capture_anew(self, **options: int) -> None:
         # The graph captures these as numbers, because computing them inside the capture would read from the device.
-        settings, captures = self.model.settings, self.config.trainer.cuda_graph
-        self._graphed = GraphedCall(lambda: self._step.run(settings), self.device, captures, **options)
+        settings = self.model.settings
+        self._graphed = GraphedCall(lambda: self._step.run(settings), self.device, self.config.trainer.cuda_graph)
+        self._average.restart()
         self._layout = self.optimizers.layout
 
     @property
@@ -348,7 +347,8 @@ class Session:
         if self.optimizers.attached != attached:
             self._begin_stage()
         elif self.optimizers.layout != self._layout:
-            self._capture_anew(warm_up=0)
+            self._graphed.discard()
+            self._layout = self.optimizers.layout
         self._graphed()
         if self.step == 0:
             self._recorder.note_untrained_error()
@@ -402,11 +402,8 @@ class Session:
                 self._average.apply()
             self.train_seconds = before + self._now() - started - pause.seconds
             # No CUDA graph is captured from here on, so another thread may use the device.
+            self._show()
             self._save(settled=True)
-            if self.optimizers.division is not None:
-                self.optimizers.show()
-                # A process group cannot end while a captured graph refers to it.
-                self._capture_anew()
             if wait:
                 self.wait()
 
@@ -449,9 +446,16 @@ class Session:
 
         Further steps change its field. A collective call.
         """
-        self.optimizers.show()
+        self._show()
         # Without the training images and the optimizer.
         return TrainedModel(self.model.around(), copy.deepcopy(self.config), self.step, self.cameras)
+
+    def _show(self) -> None:
+        """Makes grids whole that are divided over processes; a collective call."""
+        if self.optimizers.division is not None:
+            self.optimizers.show()
+            # A process group cannot end while a captured graph refers to it.
+            self._graphed.discard()
 
     @property
     def cameras(self) -> RefinedCameras | None:

@@ -91,7 +91,8 @@ class TrainingStep:
     Attributes:
         number: Number of steps done, int64, on the device.
         rays: Number of rays drawn in a step.
-        error: Photometric loss of the last step, () float32 on the device.
+        error: Photometric loss of the last step, () float32 on the device; that of this process's pixels.
+        share_of_error: What this process contributes to that of the pixels of all processes.
         totals: Sums over the steps since the last read: the loss terms by name, ``rays``, ``samples``, ``steps`` and,
             if they are counted, ``candidates``. With ``config.not_finite="skip"`` also ``skipped``, the number of steps
             that changed nothing but Adam's moments; their losses count as zero.
@@ -115,10 +116,10 @@ class TrainingStep:
         self.totals = StepTotals(self.device, self._reduction)
         shared_by = self._reduction.processes
         self.capacity = None
+        if config.patches % shared_by > 0:
+            raise ValueError(f"trainer.patches must be a multiple of {shared_by} devices, got {config.patches}")
         if self.device.type == "cuda":
             # Kernels of one size in all processes, which exchange samples and draw random numbers in a captured graph.
-            if config.patches % shared_by > 0:
-                raise ValueError(f"trainer.patches must be a multiple of {shared_by} devices, got {config.patches}")
             self.capacity = Capacity(config.candidate_samples // shared_by, config.visible_samples // shared_by)
         self._adapts = self.capacity is None and rays is None
         if rays is None:
@@ -131,7 +132,7 @@ class TrainingStep:
         self._parts = parts
         self._sampler = sampler
         self._loss_scale = torch.tensor(config.loss_scale, device=self.device)
-        self.error = torch.zeros((), device=self.device)
+        self.error, self.share_of_error = torch.zeros(2, device=self.device).unbind()
         # Steps are counted by one process alone.
         counted = self._reduction.processes == 1 or processes.is_first()
         self._one = torch.full((), int(counted), dtype=torch.int64, device=self.device)
@@ -173,6 +174,7 @@ class TrainingStep:
         for part in self._parts:
             part.after_step(self.number)
         self.number += 1
+        self.share_of_error.copy_(terms["photometric"])
         self.error.copy_(terms["photometric"] if share is None else terms["photometric"] / share.clamp(min=1e-6))
         self.totals.add({f"loss/{name}": term for name, term in terms.items()})
         rendering = outputs.rendering
@@ -235,6 +237,8 @@ class TrainingStep:
         finite = self._reduction.finite(finite)
         for gradient in gradients:
             gradient.masked_fill_(~finite, 0)
+        if self._optimizers is not None:
+            self._optimizers.discard(~finite)
         self.totals.add({"skipped": (~finite).to(torch.int64) * self._one})
         return {name: torch.where(finite, term, 0.0) for name, term in terms.items()}
 

@@ -53,7 +53,7 @@ class GridImages(ImageBackend):
         assert isinstance(decoder, SHDecoder)
         assert isinstance(decoder.activation, DensityActivation)
         dtype = stored_dtype(source.background.device)
-        features = grid.collapse(dtype) if isinstance(grid, VoxelPyramid) else grid.features
+        features = grid.collapse(dtype) if isinstance(grid, VoxelPyramid) else grid.sampled_levels[0]
         render = partial(
             render_grid_image,
             field=PackedSHGrid.pack(features, grid.aabb, decoder.degree, dtype),

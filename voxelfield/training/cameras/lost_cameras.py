@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield import processes
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.models.model import Model
@@ -108,7 +109,10 @@ class LostCameras(Part):
         """Moves the cameras that were lost in earlier stages if a stage begins."""
         if step == 0 or all(stage.step != step for stage in self._trainer.stages):
             return
-        for camera in self.find():
+        # Each device would find slightly different poses, so those of the first process are used.
+        lost = self.find() if processes.is_first() else []
+        on_host = [replace(camera, twist=None if camera.twist is None else camera.twist.cpu()) for camera in lost]
+        for camera in processes.gather_objects(on_host)[0]:
             found = "but no better pose was found"
             if camera.twist is not None and camera.after is not None:
                 self._refinement.set_pose(camera.index, camera.twist)
