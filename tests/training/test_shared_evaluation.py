@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import av
 import pytest
 import torch
 import two_evaluators
@@ -60,6 +61,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.png")}
 
 
+def frames(video: Path) -> torch.Tensor:
+    """The frames (N, H, W, 3) of a video, 0 to 255."""
+    with av.open(str(video)) as file:
+        return torch.stack(
+            [torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in file.decode(video=0)]
+        ).float()
+
+
 def test_two_processes_give_the_results_of_one(folder, run, tmp_path):
     program = Path(two_evaluators.__file__)
     both = [warm_python.start(str(program), str(rank), str(tmp_path / "store"), str(folder)) for rank in range(2)]
@@ -79,7 +88,10 @@ def test_two_processes_give_the_results_of_one(folder, run, tmp_path):
     ours, alone = folder / "results", tmp_path / "results"
     assert contents(ours) == contents(alone)
     assert {path.name for path in ours.iterdir()} == {path.name for path in alone.iterdir()}
-    assert (ours / "orbit.mp4").read_bytes() == (alone / "orbit.mp4").read_bytes()
+    # The encoder's threads may divide a video differently each time.
+    ours, alone = frames(ours / "orbit.mp4"), frames(alone / "orbit.mp4")
+    assert ours.shape == alone.shape
+    assert (ours - alone).abs().mean() < 1
     pictures = [(path / "report.html").read_text().count("data:image/jpeg") for path in (ours, alone)]
     assert pictures[0] == pictures[1] > 4
 
