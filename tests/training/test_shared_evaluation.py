@@ -89,9 +89,9 @@ def test_two_processes_give_the_results_of_one(folder, run, tmp_path):
     assert contents(ours) == contents(alone)
     assert {path.name for path in ours.iterdir()} == {path.name for path in alone.iterdir()}
     # The encoder's threads may divide a video differently each time.
-    ours, alone = frames(ours / "orbit.mp4"), frames(alone / "orbit.mp4")
-    assert ours.shape == alone.shape
-    assert (ours - alone).abs().mean() < 1
+    shared, whole = frames(ours / "orbit.mp4"), frames(alone / "orbit.mp4")
+    assert shared.shape == whole.shape
+    assert (shared - whole).abs().mean() < 1
     pictures = [(path / "report.html").read_text().count("data:image/jpeg") for path in (ours, alone)]
     assert pictures[0] == pictures[1] > 4
 
