@@ -240,11 +240,10 @@ class RadianceField(nn.Module):
         They do for a single grid with a decoder whose ``density_is_monotonic`` is True and whose density depends on
         features only.
         """
-        levels = self.grid.sampled_levels
         monotonic = getattr(self.decoder, "density_is_monotonic", False)
-        if len(levels) > 1 or self.density_inputs or self._density_inputs or not monotonic:
+        if len(self.grid.levels) > 1 or self.density_inputs or self._density_inputs or not monotonic:
             return None
-        features = levels[0].float()
+        features = self.grid.sampled_levels[0].float()
         return self.decoder.density(features.flatten(0, 2)).view(features.shape[:-1])
 
     @property

@@ -87,6 +87,10 @@ class Session:
     unbounded scene, to those for photographs. Hooks are called between two steps, on the training thread; they may
     read any state, log, save, or raise to stop training.
 
+    In a process group of torch.distributed, all processes train the model together, and grids are divided over them
+    (docs/several_gpus.md). They must construct the session alike and call its methods in the same order; the features
+    of grids are then readable after :meth:`result`, until the next step.
+
     Args:
         scene: Images and cameras, with a split named ``train``.
         model: The model's settings, or its name (``pyramid``, ``sh``, ``dense``, or one that a package announces). The
