@@ -370,7 +370,7 @@ class DividedGrids:
         """Rounds the masters into the working copies of all processes, after a change by something else than a step."""
         for part in self._parts:
             _collect(part.owned.detach().to(part.copy.dtype), part.bounds, part.copy)
-        if self.shown:
+        if self.shown and self._rounds:
             self.show()
 
     def _find_touched(self) -> None:
