@@ -7,7 +7,7 @@ own has made. Without a group there is one process, and nothing here communicate
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -31,10 +31,13 @@ def is_first() -> bool:
     return rank() == 0
 
 
-def rows(total: int) -> slice:
-    """Returns this process's part of ``total`` rows; the parts follow each other and differ by one row at most."""
-    own, processes = rank(), count()
-    return slice(total * own // processes, total * (own + 1) // processes)
+def rows(total: int, process: int | None = None) -> slice:
+    """Returns a process's part of ``total`` rows, by default this one's.
+
+    The parts follow each other and differ by one row at most.
+    """
+    number, processes = rank() if process is None else process, count()
+    return slice(total * number // processes, total * (number + 1) // processes)
 
 
 def gather_into(out: Tensor, own: Tensor) -> None:
@@ -50,6 +53,24 @@ def gather_later(out: Tensor, own: Tensor) -> Callable[[], object]:
     # Gloo must not read from the memory to which it writes.
     sent = own.reshape(-1) if own.is_cuda else own.flatten().clone()
     return _all_gather(out.view(-1), sent)
+
+
+def gather_rows(own: Tensor, counts: Sequence[int]) -> Tensor:
+    """Returns the rows of all processes, in their order, to each of them; a collective call on the tensor's device.
+
+    Args:
+        own: (R, ...) this process's rows.
+        counts: The number of rows of each process.
+    """
+    most = max(counts)
+    sent = own.contiguous()
+    if most > len(own):
+        sent = torch.cat((sent, sent.new_empty(most - len(own), *own.shape[1:])))
+    received = own.new_empty(len(counts) * most, *own.shape[1:])
+    gather_into(received, sent)
+    if min(counts) == most:
+        return received
+    return torch.cat([part[:size] for part, size in zip(received.split(most), counts, strict=True)])
 
 
 def sum_of(values: Tensor) -> Tensor:

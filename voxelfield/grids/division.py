@@ -272,7 +272,7 @@ class DividedGrids:
         """
         capturing = points.is_cuda and torch.cuda.is_current_stream_capturing()
         counts = [len(points)] * processes.count() if capturing else processes.gather_counts(len(points))
-        return _concatenated(values, counts), _concatenated(points, counts)
+        return processes.gather_rows(values, counts), processes.gather_rows(points, counts)
 
     def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """Returns the tensors to which gradients are added, and the first plane and the planes of each one's grid."""
@@ -525,19 +525,6 @@ def _collect(own: Tensor, bounds: Sequence[int], whole: Tensor | None) -> None:
         for other, (begin, end) in enumerate(pairwise(bounds)):
             some = received[other * planes :][: max(0, min(end, begin + first + planes) - begin - first)]
             whole[begin + first : begin + first + len(some)] = some
-
-
-def _concatenated(own: Tensor, counts: Sequence[int]) -> Tensor:
-    """Returns the rows of all processes, given how many each has."""
-    most = max(counts)
-    sent = own.contiguous()
-    if most > len(own):
-        sent = torch.cat((sent, sent.new_empty(most - len(own), *own.shape[1:])))
-    received = own.new_empty(len(counts) * most, *own.shape[1:])
-    processes.gather_into(received, sent)
-    if min(counts) == most:
-        return received
-    return torch.cat([rows[:count] for rows, count in zip(received.split(most), counts, strict=True)])
 
 
 def _listed_tiles(shapes: Sequence[Sequence[int]], occupied: Tensor) -> list[Tensor]:

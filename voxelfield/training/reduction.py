@@ -108,12 +108,9 @@ def divided_density(density: PositionDensity) -> PositionDensity:
         return density
 
     def divided(points: Tensor) -> Tensor:
-        size = -(-len(points) // processes.count())
-        own = density(points[processes.rank() * size :][:size])
-        sent = own.new_zeros(size)
-        sent[: len(own)] = own
-        received = own.new_empty(processes.count() * size)
-        processes.gather_into(received, sent)
-        return received[: len(points)]
+        total = len(points)
+        parts = [processes.rows(total, process) for process in range(processes.count())]
+        own = density(points[processes.rows(total)])
+        return processes.gather_rows(own, [part.stop - part.start for part in parts])
 
     return divided
