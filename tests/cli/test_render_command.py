@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,8 @@ from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.config import preset
 from voxelfield.training.session import Session
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 TINY = (
     "trainer=smoke",
@@ -41,15 +42,6 @@ TINY = (
 
 def scene() -> Scene:
     return voxelfield.load_scene("lego", image_size=25, root=FIXTURES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """These images are too small for more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,8 @@ from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
 from voxelfield.warps.ndc_box import NdcBox
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 
@@ -61,15 +63,6 @@ TINY = (
     "camera.stages=[{start: 0.0, resolution: 16}]",
     "camera.finest_from=0.7",
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """As in test_session.py."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

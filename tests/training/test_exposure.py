@@ -19,6 +19,8 @@ from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZE = 24
 RADIUS = 0.7
 
@@ -191,15 +193,6 @@ def session_of(scene: Scene, *overrides: str, output: Path | None = None, **hook
         name="train_cpu",
     )
     return Session(scene, settings, output=output, **hooks)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Work this small gains nothing from threads, and beside a busy process their waiting costs tenfold."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # Colours that do not follow the viewing direction: they would explain exposures, too.

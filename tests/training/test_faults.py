@@ -8,7 +8,7 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from voxelfield.training.session import Session
 from voxelfield.training.state import saving
 from voxelfield.training.state.checkpoint import load_checkpoint
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 TINY = (
@@ -54,14 +56,6 @@ TINY = (
     "trainer.evaluation.video_frames=0",
     "logger=none",
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,8 @@ from voxelfield.training.session import Hook, Session
 from voxelfield.training.state import saving
 from voxelfield.training.state.checkpoint import load_checkpoint, resolve_checkpoint
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 
@@ -73,15 +75,6 @@ class Recorder(NullLogger):
 
     def series(self, tag: str) -> list[tuple[int, float]]:
         return [(step, values[tag]) for step, values in self.records if tag in values]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Work this small gains nothing from threads, and beside a busy process their waiting costs tenfold."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

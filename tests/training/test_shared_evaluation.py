@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import av
@@ -17,6 +16,8 @@ from voxelfield.devices import in_order, several_devices
 from voxelfield.training.config import preset
 from voxelfield.training.session import Session
 from voxelfield.training.trained_model import TrainedModel
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TINY = (
     "scene=lego",
@@ -32,15 +33,6 @@ TINY = (
     "logger=none",
 )
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As the processes of :data:`warm_python` have."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
