@@ -44,7 +44,7 @@ def extract_surface(
         MissingPackageError: scikit-image is not installed.
     """
     surfaces = (surface, *others)
-    edges, vertices, triangles = [], [], []
+    edges, triangles = [], []
 
     def marched() -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yields the first layer of each slab, its vertices, and whether the function is above 0 below them."""
