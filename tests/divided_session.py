@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 from quick_presets import preset
 
+from voxelfield import peer_memory
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
+from voxelfield.grids import exchange
 from voxelfield.training import optimizer
 from voxelfield.training import session as session_module
 from voxelfield.training.logs.logging import NullLogger
@@ -85,6 +87,8 @@ KINDS = {
         "trainer.loss.tv_until=12",
     ),
 }
+# The same, but processes write into each other's memory.
+KINDS["direct"] = KINDS["halves"]
 # Room for all rays, so that any number of devices keeps the same ones; and enough steps to replay a captured graph.
 ON_GPUS = {
     kind: (*KINDS[kind], "trainer.visible_samples=262144", "trainer.loss_scale=4096", "trainer.steps=24")
@@ -93,6 +97,21 @@ ON_GPUS = {
 PAUSED = "sum"
 STOPS = (10, 30)
 """Steps at which the run of :data:`PAUSED` is saved, one before and one within the averaging of its weights."""
+
+
+class MappedFiles:
+    """Memory that all processes write to, as :class:`voxelfield.peer_memory.PeerMemory`, but of processes on a CPU."""
+
+    folder = Path()
+    made = 0
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        names = [self.folder / f"peer_{self.made}_{process}" for process in range(dist.get_world_size())]
+        MappedFiles.made += 1
+        self.tensors = [torch.from_file(str(name), shared=True, size=size, dtype=dtype) for name in names]
+
+    def meet(self) -> None:
+        dist.barrier()
 
 
 class Scalars(NullLogger):
@@ -107,7 +126,10 @@ class Scalars(NullLogger):
 
 def begin(kind: str, output: Path | None = None, device: str = "cpu") -> tuple[Session, Scalars]:
     scene, log = load_blender(FIXTURE, LoadOptions(downscale=2)), Scalars()
-    halves = kind == "halves" or device == "cuda"
+    halves = kind in ("halves", "direct") or device == "cuda"
+    if device == "cpu":
+        exchange.PeerMemory = MappedFiles
+        peer_memory.is_available = lambda _: kind == "direct"
 
     def watch(session: Session) -> None:
         if halves:
@@ -190,6 +212,8 @@ def train_with_pauses(processes: int, folder: Path) -> dict[str, Any]:
 
 def main(rank: int, processes: int, store: str, folder: Path, device: str = "cpu") -> None:
     torch.set_num_threads(1)
+    MappedFiles.folder = folder / f"peers_{processes}"
+    MappedFiles.folder.mkdir(exist_ok=True)
     # Most levels here are too small for lists of active tiles otherwise.
     optimizer._WORTH_LISTING = 200
     if device == "cuda":

@@ -183,9 +183,10 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
 
   // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `tile_counts` of
   // such `tiles`; with `skip_untouched`, those of them with a gradient, or those that a table `touched` has
-  // (touched_vertices_). `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,),
-  // factors on `lrs`, lie on the device, so that a captured graph uses their current values. `grad_scale` is divided
-  // out of the gradients; if `found_inf` is not 0, gradients are only cleared, those of all vertices.
+  // (touched_vertices_). `working` are 16-bit copies to keep up to date, equally many for each grid, one after the
+  // other; `lrs`, `steps` and `channel_rates` (C,), factors on `lrs`, lie on the device, so that a captured graph uses
+  // their current values. `grad_scale` is divided out of the gradients; if `found_inf` is not 0, gradients are only
+  // cleared, those of all vertices.
   m.def(
       "grid_adam_(Tensor(a!)[] params, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] grads, "
       "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] tiles, Tensor?[] tile_counts, "

@@ -65,10 +65,12 @@ void update_span(const AdamLevel& level, const AdamRule& rule, const AdamStep& s
   const int64_t at = first * level.grid.channels, values = count * level.grid.channels;
   update_values(level, rule, step, at, values);
   if (rule.clear_grad) std::fill_n(level.grad + at, values, 0.0f);
-  if (level.working_type == WorkingType::kHalf) {
-    float16_rows.narrow(level.param + at, values, static_cast<Half*>(level.working) + at);
-  } else if (level.working_type == WorkingType::kBFloat16) {
-    round_values(level.param + at, static_cast<BFloat16*>(level.working) + at, values);
+  for (int copy = 0; copy < level.copies; ++copy) {
+    if (level.working_type == WorkingType::kHalf) {
+      float16_rows.narrow(level.param + at, values, static_cast<Half*>(level.working[copy]) + at);
+    } else {
+      round_values(level.param + at, static_cast<BFloat16*>(level.working[copy]) + at, values);
+    }
   }
 }
 

@@ -121,10 +121,12 @@ __device__ __forceinline__ void update_vector(const AdamLevel& level, const Adam
   store_global(level.exp_avg + at, exp_avg);
   store_global(level.exp_avg_sq + at, exp_avg_sq);
   if (rule.clear_grad) store_global(level.grad + at, Floats{});
-  if (level.working_type == WorkingType::kHalf) {
-    store_global(static_cast<Half*>(level.working) + at, narrow<Half>(param));
-  } else if (level.working_type == WorkingType::kBFloat16) {
-    store_global(static_cast<BFloat16*>(level.working) + at, narrow<BFloat16>(param));
+  for (int copy = 0; copy < level.copies; ++copy) {
+    if (level.working_type == WorkingType::kHalf) {
+      store_global(static_cast<Half*>(level.working[copy]) + at, narrow<Half>(param));
+    } else {
+      store_global(static_cast<BFloat16*>(level.working[copy]) + at, narrow<BFloat16>(param));
+    }
   }
 }
 
@@ -178,8 +180,10 @@ __global__ void __launch_bounds__(kThreads) adam_kernel(const __grid_constant__ 
 }
 
 int width_of(const AdamLevel& level) {
-  return vector_width(4, {level.grid.channels}, level.param, level.exp_avg, level.exp_avg_sq, level.grad,
-                      level.channel_rates, static_cast<const uint16_t*>(level.working));
+  int width = vector_width(4, {level.grid.channels}, level.param, level.exp_avg, level.exp_avg_sq, level.grad,
+                           level.channel_rates);
+  for (const void* copy : level.working) width = vector_width(width, {}, static_cast<const uint16_t*>(copy));
+  return width;
 }
 
 // Splits a grid into parts that are updated as separate grids. If all values of a grid are updated alike, the grid is
@@ -193,7 +197,9 @@ std::vector<AdamLevel> parts_of(const AdamLevel& level, const AdamRule& rule) {
   rest.grid.channels = 1;
   rest.grid.vertices = values - whole;
   for (float** array : {&rest.param, &rest.exp_avg, &rest.exp_avg_sq, &rest.grad}) *array += whole;
-  if (rest.working != nullptr) rest.working = static_cast<uint16_t*>(rest.working) + whole;
+  for (int copy = 0; copy < level.copies; ++copy) {
+    rest.working[copy] = static_cast<uint16_t*>(level.working[copy]) + whole;
+  }
   if (whole == 0) return {rest};
   return whole == values ? std::vector<AdamLevel>{body} : std::vector<AdamLevel>{body, rest};
 }

@@ -60,9 +60,12 @@ enum class WorkingType : int32_t { kNone, kHalf, kBFloat16 };
 
 // A grid and the state of Adam for it. The pointers refer to arrays (X, Y, Z, C).
 struct AdamLevel {
+  static constexpr int kMostCopies = 8;
+
   VertexGrid grid;
   float *param, *exp_avg, *exp_avg_sq, *grad;
-  void* working;
+  void* working[kMostCopies];
+  int32_t copies;
   WorkingType working_type;
   bool counts_in_float;
   const float* lr;
@@ -194,11 +197,15 @@ struct OptimOps {
                          const OptionalTensor& found_inf, double beta1, double beta2, double eps, double weight_decay,
                          double l2_penalty, bool skip_untouched, bool clear_grad) {
     const size_t count = params.size();
-    for (const size_t length : {exp_avgs.size(), exp_avg_sqs.size(), grads.size(), working.size(), lrs.size(),
-                                steps.size(), tiles.size(), tile_counts.size(), touched.size(), channel_rates.size()}) {
+    for (const size_t length : {exp_avgs.size(), exp_avg_sqs.size(), grads.size(), lrs.size(), steps.size(),
+                                tiles.size(), tile_counts.size(), touched.size(), channel_rates.size()}) {
       STD_TORCH_CHECK(length == count, "every list must be as long as params, ", count, ", got ", length);
     }
     if (count == 0) return;
+    const size_t copies = working.size() / count;
+    STD_TORCH_CHECK(working.size() == copies * count && copies <= AdamLevel::kMostCopies,
+                    "working must have as many tensors for each of ", count, " params, at most ",
+                    AdamLevel::kMostCopies, ", got ", working.size());
     const typename Backend::Guard guard(params[0]);
     std::vector<AdamLevel> levels;
     for (size_t i = 0; i < count; ++i) {
@@ -214,12 +221,15 @@ struct OptimOps {
       level.exp_avg = floats("exp_avgs", exp_avgs[i]);
       level.exp_avg_sq = floats("exp_avg_sqs", exp_avg_sqs[i]);
       level.grad = floats("grads", grads[i]);
-      if (working[i].has_value()) {
-        const Tensor& copy = *working[i];
+      for (size_t j = i * copies; j < (i + 1) * copies; ++j) {
+        if (!working[j].has_value()) continue;
+        const Tensor& copy = *working[j];
         const bool half = copy.scalar_type() == ScalarType::Half;
+        const WorkingType type = half ? WorkingType::kHalf : WorkingType::kBFloat16;
         contiguous_data("working", copy, shape_of(param), half ? ScalarType::Half : ScalarType::BFloat16, param);
-        level.working_type = half ? WorkingType::kHalf : WorkingType::kBFloat16;
-        level.working = copy.mutable_data_ptr();
+        STD_TORCH_CHECK(level.copies == 0 || level.working_type == type, "working must have one dtype for a grid");
+        level.working_type = type;
+        level.working[level.copies++] = copy.mutable_data_ptr();
       }
       level.lr = number_data("lrs", lrs[i], ScalarType::Float, param);
       level.counts_in_float = steps[i].scalar_type() == ScalarType::Float;

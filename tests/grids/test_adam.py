@@ -449,24 +449,52 @@ def test_vertices_that_are_not_in_the_table_stay(device):
     before = param.detach().clone()
     table = torch.zeros(3, 5, dtype=torch.int32, device=device)
     table[0, 0], table[1, 2], table[2, 0] = 1 << 4, 1 << 30, -(2**31)
-    optimizer = GridAdam([param], skip_untouched=True)
-    optimizer.set_touched(param, table)
-    param.grad = torch.ones_like(param)
-    optimizer.step()
+    grad, moments = torch.ones_like(param), [torch.zeros_like(param) for _ in range(2)]
+    options = {"touched": [table], "skip_untouched": True, "clear_grad": True}
+    grid_adam_([param], [moments[0]], [moments[1]], [grad], [0.1], [1], **options)
     moved = torch.zeros(300, dtype=torch.bool)
     moved[[4, 128 + 2 * 32 + 30, 256 + 31]] = True
     assert torch.equal((param.detach() != before).all(-1).view(-1).cpu(), moved)
-    assert torch.equal((param.grad == 0).all(-1).view(-1).cpu(), moved)
+    assert torch.equal((grad == 0).all(-1).view(-1).cpu(), moved)
 
 
 def test_a_table_for_another_grid_or_rule_is_refused(device):
-    param = parameter((3, 5, 20, 4), device)
-    param.grad = torch.ones_like(param)
+    arrays = [[torch.ones(3, 5, 20, 4, device=device)] for _ in range(4)]
     for rows, skips, message in ((2, True, r"touched must be \(3, 5\) Int"), (3, False, "given with skip_untouched")):
-        optimizer = GridAdam([param], skip_untouched=skips)
-        optimizer.set_touched(param, torch.zeros(rows, 5, dtype=torch.int32, device=device))
+        table = torch.zeros(rows, 5, dtype=torch.int32, device=device)
         with pytest.raises(RuntimeError, match=message):
-            optimizer.step()
+            grid_adam_(*arrays, [0.1], [1], touched=[table], skip_untouched=skips)
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("copies", [1, 3, 8])
+def test_all_copies_of_a_grid_are_written(device, copies, by_channel):
+    shapes = [(5, 5, 5, 4), (7, 3, 3, 1), (4, 6, 9, 3)]
+    params = [parameter(shape, device).detach() for shape in shapes]
+    moments = [[torch.full_like(param, value) for param in params] for value in (0.1, 0.2)]
+    working = [torch.zeros_like(param, dtype=torch.float16) for param in params for _ in range(copies)]
+    rates = [shares(shape[3], device) for shape in shapes] if by_channel else None
+    grads = [gradients(shape, 0).to(device) for shape in shapes]
+    grid_adam_(params, *moments, grads, [0.1] * 3, [5] * 3, working=working, channel_rates=rates)
+    for index, values in enumerate(working):
+        assert torch.equal(values, params[index // copies].half())
+
+
+@pytest.mark.parametrize(
+    ("copies", "message"), [(3, "as many tensors for each of 2 params"), (18, "at most 8, got 18")]
+)
+def test_another_number_of_copies_is_refused(device, copies, message):
+    arrays = [[torch.ones(3, 3, 3, 4, device=device) for _ in range(2)] for _ in range(4)]
+    working = [torch.zeros(3, 3, 3, 4, dtype=torch.float16, device=device) for _ in range(copies)]
+    with pytest.raises(RuntimeError, match=message):
+        grid_adam_(*arrays, [0.1] * 2, [1] * 2, working=working)
+
+
+def test_copies_of_two_dtypes_are_refused(device):
+    arrays = [[torch.ones(3, 3, 3, 4, device=device)] for _ in range(4)]
+    working = [torch.zeros(3, 3, 3, 4, dtype=dtype, device=device) for dtype in (torch.float16, torch.bfloat16)]
+    with pytest.raises(RuntimeError, match="one dtype"):
+        grid_adam_(*arrays, [0.1], [1], working=working)
 
 
 @pytest.mark.parametrize("count", [-3, 0, 1000])

@@ -44,8 +44,9 @@ def check_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], 
 def test_processes_train_what_one_trains(results, kind, processes):
     weights, occupied, records = results[processes][kind]
     wanted, occupied_by_one, records_of_one = results[1][kind]
-    check_same(weights, wanted, tolerance=5e-2 if kind == "halves" else 1e-5)
-    if kind == "halves":
+    rounds = kind in ("halves", "direct")
+    check_same(weights, wanted, tolerance=5e-2 if rounds else 1e-5)
+    if rounds:
         return
     assert torch.equal(occupied, occupied_by_one)
     assert records.keys() == records_of_one.keys()
@@ -53,6 +54,13 @@ def test_processes_train_what_one_trains(results, kind, processes):
         for tag, value in values.items():
             if tag not in ("train/seconds", "train/rays_per_second"):
                 assert records[step][tag] == pytest.approx(value, rel=1e-4, abs=1e-7), f"{tag} at step {step}"
+
+
+@pytest.mark.parametrize("processes", SEVERAL)
+def test_copies_that_processes_write_directly_are_those_that_they_send(results, processes):
+    sent, written = (results[processes][kind][0] for kind in ("halves", "direct"))
+    for name, tensor in sent.items():
+        assert torch.equal(written[name], tensor), name
 
 
 @pytest.mark.parametrize("processes", SEVERAL)

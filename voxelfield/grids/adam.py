@@ -20,7 +20,7 @@ __all__ = ["GridAdam"]
 
 
 # The options of a group that a step depends on, besides its learning rates.
-_RULE = ("betas", "eps", "weight_decay", "l2_penalty", "skip_untouched", "clear_grad")
+RULE = ("betas", "eps", "weight_decay", "l2_penalty", "skip_untouched", "clear_grad")
 
 
 class GridAdam(torch.optim.Optimizer):
@@ -97,7 +97,6 @@ class GridAdam(torch.optim.Optimizer):
         }
         # For each restricted parameter, its resolution, and the ids and the count of its active tiles.
         self._active: dict[Tensor, tuple[tuple[int, ...], Tensor, Tensor]] = {}
-        self._touched: dict[Tensor, Tensor] = {}
         self._working: dict[Tensor, Tensor] = {}
         self._rates: dict[tuple[int, torch.device], tuple[float, Tensor]] = {}
         super().__init__(params, defaults)
@@ -105,7 +104,7 @@ class GridAdam(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         present = [group["channel_rates"] for group in self.__dict__.get("param_groups", [])]
         super().__setstate__(state)
-        for name in ("_active", "_touched", "_working", "_rates"):
+        for name in ("_active", "_working", "_rates"):
             self.__dict__.setdefault(name, {})  # a copied or unpickled optimizer does not have these yet
         for group, own in itertools.zip_longest(self.param_groups, present):
             rates = group["channel_rates"]
@@ -166,30 +165,6 @@ class GridAdam(torch.optim.Optimizer):
             active_tiles(occupied, resolution, out=present[1:])
         else:
             self._active[param] = (resolution, *active_tiles(occupied, resolution))
-
-    def set_tiles(self, param: Tensor, ids: Tensor, count: Tensor) -> None:
-        """Restricts updates of a parameter to listed tiles; later steps use what the tensors contain by then.
-
-        Args:
-            param: A parameter of this optimizer.
-            ids: (K,) int32, as :meth:`active_tiles` returns them.
-            count: (1,) int32, the number of ids in use.
-        """
-        self._check_trained(param)
-        self._active[param] = (tuple(param.shape[:3]), ids, count)
-
-    def set_touched(self, param: Tensor, table: Tensor) -> None:
-        """Says which vertices have a gradient, so that steps need not read all gradients to find out.
-
-        Later steps use what the table contains by then, and update the vertices that it has.
-
-        Args:
-            param: A parameter of this optimizer, of a group with ``skip_untouched``.
-            table: (K, 5) int32, as :func:`voxelfield.ops._internal.tiles.touched_vertices` writes it for the tiles of
-                :meth:`set_tiles`, or without ids.
-        """
-        self._check_trained(param)
-        self._touched[param] = table
 
     def active_tiles(self, param: Tensor) -> tuple[Tensor, Tensor] | None:
         """Returns the ids and the count of the tiles that are updated; None if the whole grid is updated."""
@@ -271,13 +246,13 @@ class GridAdam(torch.optim.Optimizer):
                 loss = closure()
         batches: dict[tuple[Any, ...], list[tuple[Tensor, Tensor, Tensor | None]]] = {}
         for index, group in enumerate(self.param_groups):
-            rule = (tuple(group["betas"]), *(group[key] for key in _RULE[1:]))
+            rule = (tuple(group["betas"]), *(group[key] for key in RULE[1:]))
             for param in group["params"]:
                 if param.grad is not None:
                     rate = self._rate(index, param.device)
                     batches.setdefault((param.device, *rule), []).append((param, rate, group["channel_rates"]))
         for key, levels in batches.items():
-            self._step_together(dict(zip(_RULE, key[1:], strict=True)), levels)
+            self._step_together(dict(zip(RULE, key[1:], strict=True)), levels)
         return loss
 
     def _step_together(self, rule: dict[str, Any], levels: list[tuple[Tensor, Tensor, Tensor | None]]) -> None:
@@ -307,7 +282,6 @@ class GridAdam(torch.optim.Optimizer):
             working=working,
             tiles=[ids for ids, _ in tiles],
             tile_counts=[count for _, count in tiles],
-            touched=[self._touched.get(param) for param in params],
             channel_rates=[shares for _, _, shares in levels],
             grad_scale=grad_scale,
             found_inf=found_inf,

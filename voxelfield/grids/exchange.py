@@ -1,0 +1,202 @@
+"""Exchanges samples, and the working copies of vertices that a step has changed, between processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from voxelfield import processes
+from voxelfield.grids.parts import Part, new_table, tile_vertices
+from voxelfield.grids.working_copies import WorkingCopies
+from voxelfield.ops._internal.tiles import pack_vertices, unpack_vertices
+from voxelfield.peer_memory import PeerMemory
+
+# How many times as many vertices fit into an exchange as a step has changed at most, of late.
+_SPARE = 1.25
+
+# The room for an exchange shrinks once it has been too large during so many calls of :meth:`PackedExchange.adapt`.
+_CALLS_PER_CAPACITY = 8
+
+_VERTICES_PER_SAMPLE = 32
+
+# Buffers have the sizes of a geometric series with this ratio, so that the step is captured again only a few times
+# while the occupied cells become fewer.
+SERIES = 0.8
+
+# Elements between the starts of grids in one tensor are a multiple of this, as far apart as allocations of their own.
+_ALIGNMENT = 256
+
+
+class PackedExchange:
+    """Exchanges by collective calls, between any devices and machines: changed vertices are packed into rows.
+
+    Args:
+        parts: The parts of all grids, whose ``touched`` are updated before :meth:`publish`.
+        samples: Largest number of samples of a step, of all processes.
+        every: Whether all vertices may change in a step, regardless of the number of samples.
+        refresh: Sends all copies anew.
+
+    Attributes:
+        layout: Number of times that tensors which a captured step refers to have been replaced.
+    """
+
+    def __init__(self, parts: Sequence[Part], samples: int, every: bool, refresh: Callable[[], None]) -> None:
+        self.layout = 0
+        self._parts, self._refresh = parts, refresh
+        for part in parts:
+            part.add_table()
+            if part.copy.dtype != torch.float32:
+                part.written = [part.copy[part.begin : part.end]]
+        # Until it is known how many vertices a step changes: samples of a ray share most of theirs.
+        reached = _VERTICES_PER_SAMPLE * samples // processes.count()
+        self._capacity = self._most_rows() if every else min(reached, self._most_rows())
+        self._most_changed = torch.zeros(1, dtype=torch.int32, device=parts[0].copy.device)
+        self._calls = 0
+
+    def receive(self, values: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the gradients (N, F) and positions (N, 3) of the samples of all processes, in their order.
+
+        In a captured graph, all processes must have the same number of samples.
+        """
+        counts = _counts(points)
+        return processes.gather_rows(values, counts), processes.gather_rows(points, counts)
+
+    def publish(self, update: Callable[[], None]) -> None:
+        """Calls a function that updates the parts, and sends the working copies of touched vertices to all processes.
+
+        Args:
+            update: Updates the vertices that the tables of the parts have.
+        """
+        rank, sizes = processes.rank(), [part.rows() for part in self._parts]
+        table, count = self._changed(sizes)
+        torch.maximum(self._most_changed, count, out=self._most_changed)
+        tables = table.new_empty(processes.count(), *table.shape)
+        arrive = processes.gather_later(tables, table)
+        update()
+        sent = self._parts[0].copy.new_empty(self._capacity, self._parts[0].grid.shape[3])
+        for part, rows in zip(self._parts, table.split(sizes), strict=True):
+            pack_vertices(part.copy, rows, sent, **part.of_process(rank))
+        received = sent.new_empty(processes.count(), *sent.shape)
+        processes.gather_into(received, sent)
+        arrive()
+        for other in range(processes.count()):
+            if other == rank:
+                continue
+            for part, rows in zip(self._parts, tables[other].split(sizes), strict=True):
+                unpack_vertices(received[other], rows, part.copy, **part.of_process(other))
+
+    def adapt(self) -> None:
+        """Changes the number of vertices that fit into an exchange with the largest number that a step has changed."""
+        most = max(processes.gather_counts(int(self._most_changed)))
+        overflows = most > self._capacity
+        if overflows:
+            # Some copies have not been sent since the last call, and are those of earlier steps.
+            self._refresh()
+        self._calls += 1
+        if overflows or self._calls == _CALLS_PER_CAPACITY:
+            wanted = room_for(round(most * _SPARE), self._most_rows())
+            self._calls = 0
+            self._most_changed.zero_()
+            if overflows or wanted < self._capacity * SERIES:
+                self._capacity = wanted
+                self.layout += 1
+
+    def _changed(self, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Returns the own touched vertices of all grids in one table (:func:`pack_vertices`), and their number (1,)."""
+        table = new_table(sum(sizes), self._most_changed.device)
+        own = [rows for rows in (part.own_touched for part in self._parts) if rows is not None]
+        torch._foreach_copy_([rows[: len(part)] for rows, part in zip(table.split(sizes), own, strict=True)], own)
+        counts = table[:, -1]
+        ends = counts.cumsum(0, dtype=torch.int32)
+        table[:, -1] = ends - counts
+        return table, ends[-1:]
+
+    def _most_rows(self) -> int:
+        """Returns the number of vertices that each process can have at most."""
+        return sum(part.rows() for part in self._parts) * tile_vertices()
+
+
+class DirectExchange:
+    """Exchanges between the GPUs of one machine, which write into each other's memory while they compute.
+
+    The optimizer writes the copies of all processes, so that the update itself is the exchange.
+
+    Args:
+        working: The working copies; they move into memory to which all processes can write.
+        parts: The parts of all grids.
+        samples: Largest number of samples of a step, of all processes. More of them are exchanged by collective calls.
+        tables: Whether the parts of atlases need ``touched``.
+
+    Attributes:
+        layout: As for :class:`PackedExchange`; the tensors here stay.
+    """
+
+    layout = 0
+
+    def __init__(self, working: WorkingCopies, parts: Sequence[Part], samples: int, *, tables: bool) -> None:
+        device = parts[0].copy.device
+        sizes = [-(-copy.numel() // _ALIGNMENT) * _ALIGNMENT for copy in working.copies]
+        self._copies = PeerMemory(sum(sizes), working.dtype, device)
+        of_processes = [memory.split(sizes) for memory in self._copies.tensors]
+        for index, part in enumerate(parts):
+            copies = [memory[index][: part.copy.numel()].view_as(part.copy) for memory in of_processes]
+            part.copy = copies[processes.rank()].copy_(part.copy)
+            working.copies[index] = part.copy
+            part.written = [copy[part.begin : part.end] for copy in copies]
+            if tables and part.shared is not None:
+                part.add_table()
+        self._rows = -(-samples // processes.count())
+        features = sum(part.grid.shape[3] for part in parts)
+        self._values = PeerMemory(processes.count() * self._rows * features, working.dtype, device)
+        self._points = PeerMemory(processes.count() * self._rows * 3, torch.float32, device)
+
+    def receive(self, values: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what :meth:`PackedExchange.receive` returns."""
+        counts = _counts(points)
+        if max(counts) > self._rows or values.dtype != self._copies.tensors[0].dtype:
+            return processes.gather_rows(values, counts), processes.gather_rows(points, counts)
+        # The others may still read what the last call has written.
+        self._copies.meet()
+        begin = sum(counts[: processes.rank()])
+        received = []
+        for memory, own in ((self._values, values), (self._points, points)):
+            width = own.shape[1]
+            for tensor in memory.tensors:
+                tensor[begin * width : (begin + len(own)) * width].view_as(own).copy_(own)
+            received.append(memory.tensors[processes.rank()][: sum(counts) * width].view(-1, width))
+        self._copies.meet()
+        return received[0], received[1]
+
+    def publish(self, update: Callable[[], None]) -> None:
+        """Calls a function that updates the parts and all that is ``written`` of them, in the memory of all processes.
+
+        Args:
+            update: Updates the parts.
+        """
+        self._copies.meet()
+        update()
+        self._copies.meet()
+
+    def adapt(self) -> None:
+        """Does nothing: everything has room."""
+
+
+Exchange = PackedExchange | DirectExchange
+
+
+def room_for(wanted: int, total: int) -> int:
+    """Returns the smallest size of the geometric series from ``total`` down that is enough."""
+    size = total
+    while size * SERIES >= max(wanted, 1):
+        size = math.floor(size * SERIES)
+    return size
+
+
+def _counts(points: Tensor) -> list[int]:
+    """Returns the number of rows of each process."""
+    if points.is_cuda and torch.cuda.is_current_stream_capturing():
+        return [len(points)] * processes.count()
+    return processes.gather_counts(len(points))

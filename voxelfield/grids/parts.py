@@ -1,0 +1,115 @@
+"""A process's part of a grid that is divided over the processes that train together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from voxelfield import processes
+from voxelfield.grids.sparse_grid import SparseGrid
+from voxelfield.ops import _constants
+
+_COLUMNS = 5
+
+
+@dataclass(eq=False)
+class Part:
+    """This process's part of one grid (X, Y, Z, C).
+
+    Attributes:
+        grid: The parameter of the whole grid.
+        copy: The working copy of the whole grid, which is the grid itself in float32.
+        bounds: The first plane along x of each process, followed by the number of planes.
+        low: The first plane of ``stored``. Those before the own planes, and those after them, are a halo.
+        high: The end of the planes of ``stored``.
+        stored: The float32 masters of the own planes and of the halo.
+        sums: The gradient of ``stored``.
+        owned: The own planes of ``stored``, whose ``grad`` are those of ``sums``.
+        sparse: The sparse grid whose atlas this is, if it is one.
+        shared: Of an atlas, the vertices with several copies: arguments of :meth:`SparseGrid.share`.
+        state: The state of Adam for ``owned``, by the names that :class:`GridAdam` uses.
+        written: The tensors that receive the rounded values of ``owned``.
+        tiles: The ids (N, K) of the active tiles of each process, -1 where there are fewer; None: all are updated.
+        own_tiles: The ids (K,) of this process's active tiles within ``owned``.
+        count: The number (1,) of these, int32.
+        touched: The table of the vertices of ``reached`` with a gradient (:func:`touched_vertices`), by the own tiles;
+            None if nothing needs it.
+    """
+
+    grid: nn.Parameter
+    copy: Tensor
+    bounds: Sequence[int]
+    low: int
+    high: int
+    stored: Tensor
+    sums: Tensor
+    owned: nn.Parameter
+    sparse: SparseGrid | None
+    shared: tuple[Tensor, Tensor] | None
+    state: dict[str, Tensor]
+    written: list[Tensor] = field(default_factory=list)
+    tiles: Tensor | None = None
+    own_tiles: Tensor | None = None
+    count: Tensor | None = None
+    touched: Tensor | None = None
+
+    @property
+    def begin(self) -> int:
+        """The first own plane."""
+        return self.bounds[processes.rank()]
+
+    @property
+    def end(self) -> int:
+        """The end of the own planes."""
+        return self.bounds[processes.rank() + 1]
+
+    @property
+    def reached(self) -> Tensor:
+        """The planes of ``sums`` to which samples add: the own ones, and of an atlas also the halo."""
+        return self.sums if self.sparse is not None else self.sums[self.begin - self.low : self.end - self.low]
+
+    @property
+    def own_touched(self) -> Tensor | None:
+        """The rows of ``touched`` for the own planes, which are whole blocks of an atlas and therefore whole rows."""
+        if self.sparse is None or self.touched is None:
+            return self.touched
+        return self.touched[self._rows_for(self.begin - self.low) : self._rows_for(self.end - self.low)]
+
+    def rows(self) -> int:
+        """Returns the number of tiles that each process has at most: listed ones, or 128 vertices each."""
+        if self.tiles is not None:
+            return self.tiles.shape[1]
+        return self._rows_for(max(end - begin for begin, end in pairwise(self.bounds)))
+
+    def of_process(self, process: int) -> dict[str, Any]:
+        """Returns the arguments that say to :func:`pack_vertices` and others which tiles a process has."""
+        if self.tiles is not None:
+            return {"ids": self.tiles[process]}
+        return {"first": self.bounds[process] * self._plane}
+
+    def add_table(self) -> None:
+        """Makes ``touched`` a table of no vertices, for the present tiles."""
+        rows = self._rows_for(len(self.reached)) if self.own_tiles is None else len(self.own_tiles)
+        self.touched = new_table(rows, self.sums.device)
+
+    def _rows_for(self, planes: int) -> int:
+        return -(-planes * self._plane // tile_vertices())
+
+    @property
+    def _plane(self) -> int:
+        return self.grid.shape[1] * self.grid.shape[2]
+
+
+def new_table(rows: int, device: torch.device) -> Tensor:
+    """Returns a table of no vertices for :func:`touched_vertices`, with a row for each tile."""
+    return torch.zeros(rows, _COLUMNS, dtype=torch.int32, device=device)
+
+
+def tile_vertices() -> int:
+    """Returns the number of vertices of a tile."""
+    return _constants.TILE_X * _constants.TILE_Y * _constants.TILE_Z
