@@ -37,7 +37,7 @@ class Work:
     @property
     def exchanges(self) -> bool:
         """Whether this is communication between processes."""
-        return self.name.lower().startswith(_EXCHANGES)
+        return self.name.lower().startswith(_EXCHANGES) or "barrier_kernel" in self.name
 
 
 def record(steps: Callable[[], object], device: torch.device) -> list[Work]:

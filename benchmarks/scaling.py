@@ -242,6 +242,7 @@ def timeline(overrides: Sequence[str], kind: str, steps: int, out: Path | None) 
     link = measured_link(device) if processes.count() > 1 else None
     processes.wait()
     recorded = processes.gather_objects(_timeline.record(lambda: [session.train_step() for _ in range(steps)], device))
+    session.result()  # drops the captured step, without which the process group would not end
     if processes.is_first():
         if link is not None:
             print(f"link: {link.bandwidth / 1e9:.1f} GB/s, {1e6 * link.latency:.0f} microseconds for a small exchange")

@@ -87,8 +87,9 @@ def test_two_gpus_train_what_one_trains(tmp_path):
     for kind in ON_GPUS:
         (weights, occupied, records), (wanted, occupied_by_one, records_of_one) = two[kind], one[kind]
         assert (occupied != occupied_by_one).float().mean() < 1e-2
+        assert "loss/photometric" in records_of_one[24]
         for step, values in records_of_one.items():
-            for tag in ("train/rays_per_step", "train/samples_per_ray", "loss/photometric"):
+            for tag in values.keys() & {"train/rays_per_step", "train/samples_per_ray", "loss/photometric"}:
                 # Atomic additions and 16-bit copies round differently in each run.
                 assert records[step][tag] == pytest.approx(values[tag], rel=1e-2), f"{kind}: {tag} at step {step}"
         for name, value in wanted.items():
