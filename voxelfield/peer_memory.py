@@ -61,9 +61,12 @@ class PeerMemory:
         self._handle.barrier()
 
 
-def most_bytes() -> int:
-    """Returns the largest number of bytes that this process has had as :class:`PeerMemory`, on its own GPU."""
-    return _bytes["most"]
+def peak_bytes(device: torch.device) -> int:
+    """Returns the most memory that this process has had on its GPU: what torch counts, and :class:`PeerMemory`.
+
+    Both need not have been largest at the same time.
+    """
+    return torch.cuda.max_memory_allocated(device) + _bytes["most"]
 
 
 def is_available(device: torch.device) -> bool:
@@ -73,7 +76,8 @@ def is_available(device: torch.device) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _obstacle(device: torch.device, group: Any) -> str | None:
-    machines = processes.gather_objects((socket.gethostname(), Path("/proc/sys/kernel/random/boot_id").read_text()))
+    boot = Path("/proc/sys/kernel/random/boot_id")  # machines may have one name
+    machines = processes.gather_objects((socket.gethostname(), boot.read_text() if boot.exists() else ""))
     if len(set(machines)) > 1:
         why: str | None = "they are in several machines"
     elif processes.count() > MOST_PROCESSES:
@@ -90,9 +94,10 @@ def _obstacle(device: torch.device, group: Any) -> str | None:
 def _own_obstacle(device: torch.device) -> str | None:
     if os.environ.get("NCCL_P2P_DISABLE") == "1":
         return "NCCL_P2P_DISABLE is 1"
+    own = torch.cuda.current_device() if device.index is None else device.index
     for other in range(torch.cuda.device_count()):
-        if other != device.index and not torch.cuda.can_device_access_peer(device, other):
-            return f"GPU {device.index} cannot reach the memory of GPU {other}"
+        if other != own and not torch.cuda.can_device_access_peer(own, other):
+            return f"GPU {own} cannot reach the memory of GPU {other}"
     return None
 
 

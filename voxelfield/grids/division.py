@@ -154,12 +154,12 @@ class DividedGrids:
 
     # ------------------------------------------------------------------------------------------------ a step
 
-    def receive(self, values: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the gradients (N, F) and positions (N, 3) of the samples of all processes, in their order.
+    def receive(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the rows of tensors (N, F) of all processes, which belong to the same samples, in their order.
 
         In a captured graph, all processes must have the same number of samples.
         """
-        return self._exchange.receive(values, points)
+        return self._exchange.receive(tensors)
 
     def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """Returns the tensors to which gradients are added, and the first plane and the planes of each one's grid."""

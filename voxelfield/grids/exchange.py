@@ -56,13 +56,9 @@ class PackedExchange:
         self._most_changed = torch.zeros(1, dtype=torch.int32, device=parts[0].copy.device)
         self._calls = 0
 
-    def receive(self, values: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the gradients (N, F) and positions (N, 3) of the samples of all processes, in their order.
-
-        In a captured graph, all processes must have the same number of samples.
-        """
-        counts = _counts(points)
-        return processes.gather_rows(values, counts), processes.gather_rows(points, counts)
+    def receive(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Returns what :meth:`DividedGrids.receive` returns."""
+        return _gathered(tensors, _counts(tensors[0]))
 
     def publish(self, update: Callable[[], None]) -> None:
         """Calls a function that updates the parts, and sends the working copies of touched vertices to all processes.
@@ -148,27 +144,32 @@ class DirectExchange:
             part.written = [copy[part.begin : part.end] for copy in copies]
             if tables and part.shared is not None:
                 part.add_table()
-        self._rows = -(-samples // processes.count())
-        features = sum(part.grid.shape[3] for part in parts)
-        self._values = PeerMemory(processes.count() * self._rows * features, working.dtype, device)
-        self._points = PeerMemory(processes.count() * self._rows * 3, torch.float32, device)
+        self._most = -(-samples // processes.count()) * processes.count()
+        # The gradients of features, and positions.
+        room = sum(part.grid.shape[3] * self._most + _ALIGNMENT for part in parts)
+        self._received = {
+            working.dtype: PeerMemory(room, working.dtype, device),
+            torch.float32: PeerMemory(3 * self._most, torch.float32, device),
+        }
 
-    def receive(self, values: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns what :meth:`PackedExchange.receive` returns."""
-        counts = _counts(points)
-        if max(counts) > self._rows or values.dtype != self._copies.tensors[0].dtype:
-            return processes.gather_rows(values, counts), processes.gather_rows(points, counts)
+    def receive(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Returns what :meth:`DividedGrids.receive` returns."""
+        counts, used = _counts(tensors[0]), dict.fromkeys(self._received, 0)
+        total, begin = sum(counts), sum(counts[: processes.rank()])
+        if total > self._most:
+            return _gathered(tensors, counts)
         # The others may still read what the last call has written.
         self._copies.meet()
-        begin = sum(counts[: processes.rank()])
         received = []
-        for memory, own in ((self._values, values), (self._points, points)):
-            width = own.shape[1]
-            for tensor in memory.tensors:
-                tensor[begin * width : (begin + len(own)) * width].view_as(own).copy_(own)
-            received.append(memory.tensors[processes.rank()][: sum(counts) * width].view(-1, width))
+        for own in tensors:
+            start, size = used[own.dtype], total * own.shape[1]
+            used[own.dtype] += -(-size // _ALIGNMENT) * _ALIGNMENT
+            rows = [memory[start : start + size].view(total, -1) for memory in self._received[own.dtype].tensors]
+            for there in rows:
+                there[begin : begin + len(own)] = own
+            received.append(rows[processes.rank()])
         self._copies.meet()
-        return received[0], received[1]
+        return received
 
     def publish(self, update: Callable[[], None]) -> None:
         """Calls a function that updates the parts and all that is ``written`` of them, in the memory of all processes.
@@ -195,8 +196,12 @@ def room_for(wanted: int, total: int) -> int:
     return size
 
 
-def _counts(points: Tensor) -> list[int]:
+def _counts(own: Tensor) -> list[int]:
     """Returns the number of rows of each process."""
-    if points.is_cuda and torch.cuda.is_current_stream_capturing():
-        return [len(points)] * processes.count()
-    return processes.gather_counts(len(points))
+    if own.is_cuda and torch.cuda.is_current_stream_capturing():
+        return [len(own)] * processes.count()
+    return processes.gather_counts(len(own))
+
+
+def _gathered(tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+    return [processes.gather_rows(own, counts) for own in tensors]

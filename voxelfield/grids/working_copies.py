@@ -22,8 +22,8 @@ from voxelfield.ops.pyramid import Reduction
 class Division(Protocol):
     """Divides grids over processes; :class:`voxelfield.grids.division.DividedGrids` implements it."""
 
-    def receive(self, values: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the gradients in the features, and the positions, of the samples of all processes."""
+    def receive(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the rows of tensors (N, ...) of all processes, which belong to the same samples."""
 
     def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """Returns the tensors to which gradients are added, and the planes of each, as ``accumulate_trilinear_``."""
@@ -163,8 +163,10 @@ class WorkingCopies:
     def accumulate(self, wanted: Sequence[bool], values: Tensor, points: Tensor, padding: Padding) -> None:
         """Adds the gradients of samples to the ``grad`` of those grids whose gradient is wanted."""
         slabs: list[tuple[int, int]] | None = None
+        channels = [grid.channels for grid in self.sparse]
+        columns = list(values.split([values.shape[-1] - sum(channels), *channels], dim=-1))
         if self.division is not None:
-            values, points = self.division.receive(values, points)
+            *columns, points = self.division.receive([*columns, points])
             sums, slabs = self.division.targets()
             sums = [total if wants else torch.zeros_like(total) for total, wants in zip(sums, wanted, strict=True)]
         else:
@@ -173,14 +175,11 @@ class WorkingCopies:
                 for grid, wants in zip(self.grids, wanted, strict=True)
             ]
         dense = len(sums) - len(self.sparse)
-        column = values.shape[-1] - sum(grid.channels for grid in self.sparse)
         options: dict[str, Any] = {"reduce": self._reduce, "padding": padding, "slabs": slabs and slabs[:dense]}
-        accumulate_trilinear_(sums[:dense], values[:, :column], points, **options)
-        for index, grid in enumerate(self.sparse, dense):
-            features = values[:, column : column + grid.channels]
+        accumulate_trilinear_(sums[:dense], columns[0], points, **options)
+        for index, (grid, features) in enumerate(zip(self.sparse, columns[1:], strict=True), dense):
             part = slabs and slabs[index : index + 1]
             accumulate_trilinear_([sums[index]], features, grid.atlas_positions(points), slabs=part)
-            column += grid.channels
         self._may_change = True
 
     def point_gradient(self, copies: Sequence[Tensor], values: Tensor, points: Tensor, padding: Padding) -> Tensor:

@@ -47,7 +47,7 @@ _MEMORY = {
     "samples": "samples of one step",
 }
 _PEAKS = {
-    "peak_gpu_gib": "peak GPU memory allocated by torch",
+    "peak_gpu_gib": "peak GPU memory of training",
     "peak_host_gib": "peak host memory of the process",
 }
 

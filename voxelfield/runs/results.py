@@ -23,6 +23,7 @@ from voxelfield.export.model_file import save_model
 from voxelfield.installed import MissingPackageError
 from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_video
+from voxelfield.peer_memory import peak_bytes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, write_cameras
@@ -99,7 +100,7 @@ def _evaluate_and_write(
     trained, options = session.result(), session.config.trainer.evaluation
     results = _Results(directory)
     name, split = evaluated_split(session.scene)
-    peak = torch.cuda.max_memory_allocated(session.device) if session.device.type == "cuda" else None
+    peak = peak_bytes(session.device) if session.device.type == "cuda" else None
     # Results of an earlier state of the field must not be mistaken for those of this run until they are replaced.
     if options.save_images and processes.is_first():
         with results.writing("removal of earlier images"):

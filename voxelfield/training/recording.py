@@ -12,6 +12,7 @@ import torch
 from voxelfield import processes
 from voxelfield.models.model import Model
 from voxelfield.models.part import Part
+from voxelfield.peer_memory import peak_bytes
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.logs.records import has_diverged, mean_losses, rates_of_steps
 from voxelfield.training.optimizer import Optimizers
@@ -79,7 +80,7 @@ class Recorder:
         device = self._model.device
         if device.type == "cuda":
             values["gpu/allocated_GiB"] = torch.cuda.memory_allocated(device) / 2**30
-            values["gpu/peak_GiB"] = torch.cuda.max_memory_allocated(device) / 2**30
+            values["gpu/peak_GiB"] = peak_bytes(device) / 2**30
         return values
 
     def _note_divergence(self, step: int, loss: float) -> None:

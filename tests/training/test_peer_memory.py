@@ -1,0 +1,100 @@
+"""Memory to which the processes of a machine write directly: when it is used, and what is said when it is not."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from voxelfield import peer_memory, processes
+
+GPU = torch.device("cuda", 1)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """Two processes of a machine, of which the other one says the same, with GPUs that reach each other."""
+    peer_memory._obstacle.cache_clear()
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "gather_objects", lambda own: [own, own])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, other: True)
+    monkeypatch.setattr(peer_memory, "PeerMemory", Tried)
+    yield monkeypatch
+    peer_memory._obstacle.cache_clear()
+
+
+class Tried:
+    def __init__(self, *_):
+        pass
+
+    def meet(self):
+        pass
+
+
+class Failing(Tried):
+    def meet(self):
+        raise RuntimeError("no file descriptors are exchanged here\nframe #0: somewhere")
+
+
+def others(own):
+    """What another machine's process answers, for the name of its machine."""
+    return [own, ("elsewhere", own[1])]
+
+
+def test_gpus_that_reach_each_other_share_memory(two_gpus, caplog):
+    with caplog.at_level(logging.INFO):
+        assert peer_memory.is_available(GPU)
+    assert not caplog.records
+
+
+def test_processes_on_cpus_do_not(two_gpus):
+    assert not peer_memory.is_available(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value", "why"),
+    [
+        (processes, "gather_objects", others, "in several machines"),
+        (processes, "count", lambda: 9, "more than 8"),
+        (torch.cuda, "can_device_access_peer", lambda device, other: False, "GPU 1 cannot reach the memory of GPU 0"),
+        (peer_memory, "PeerMemory", Failing, "no file descriptors are exchanged here"),
+    ],
+    ids=["machines", "processes", "reach", "error"],
+)
+def test_others_say_why_once(two_gpus, caplog, where, name, value, why):
+    two_gpus.setattr(where, name, value)
+    with caplog.at_level(logging.INFO):
+        assert not peer_memory.is_available(GPU)
+        assert not peer_memory.is_available(GPU)
+    (record,) = caplog.records
+    assert why in record.getMessage().partition(", because ")[2]
+    assert "\n" not in record.getMessage()
+
+
+def test_users_can_forbid_it_as_for_nccl(two_gpus, caplog):
+    two_gpus.setenv("NCCL_P2P_DISABLE", "1")
+    with caplog.at_level(logging.INFO):
+        assert not peer_memory.is_available(GPU)
+    assert "NCCL_P2P_DISABLE is 1" in caplog.text
+
+
+@pytest.mark.cuda
+def test_memory_counts_while_it_lasts(tmp_path):
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        device = torch.device("cuda", 0)
+        before = peer_memory.peak_bytes(device)
+        memory = peer_memory.PeerMemory(1 << 20, torch.float32, device)
+        memory.tensors[0].fill_(3)
+        memory.meet()
+        assert memory.tensors[0].sum() == 3 << 20
+        assert peer_memory.peak_bytes(device) >= before
+        assert peer_memory._bytes["now"] == 4 << 20
+        del memory
+        assert peer_memory._bytes["now"] == 0
+    finally:
+        dist.destroy_process_group()
