@@ -230,8 +230,10 @@ class DividedGrids:
         cuts = [0, *torch.searchsorted(ids, ids.new_tensor(first[1:-1])).tolist(), len(ids)]
         wanted = max(end - begin for begin, end in pairwise(cuts))
         present = 0 if part.tiles is None else part.tiles.shape[1]
-        if part.tiles is None or not wanted <= present <= _LONGEST * wanted:
-            part.tiles = ids.new_empty(processes.count(), room_for(wanted, math.prod(tiles_along(part.grid.shape[:3]))))
+        follows = self._exchange.depends_on_lists and not wanted <= present <= _LONGEST * wanted
+        if part.tiles is None or follows:
+            total = math.prod(tiles_along(part.grid.shape[:3]))
+            part.tiles = ids.new_empty(processes.count(), room_for(wanted, total) if follows else total)
             part.own_tiles, part.count = torch.empty_like(part.tiles[0]), ids.new_empty(1)
             if part.touched is not None:
                 part.add_table()

@@ -41,7 +41,10 @@ class PackedExchange:
 
     Attributes:
         layout: Number of times that tensors which a captured step refers to have been replaced.
+        depends_on_lists: Whether the time of an exchange depends on the length of the lists of tiles.
     """
+
+    depends_on_lists = True
 
     def __init__(self, parts: Sequence[Part], samples: int, every: bool, refresh: Callable[[], None]) -> None:
         self.layout = 0
@@ -128,9 +131,10 @@ class DirectExchange:
 
     Attributes:
         layout: As for :class:`PackedExchange`; the tensors here stay.
+        depends_on_lists: As for :class:`PackedExchange`.
     """
 
-    layout = 0
+    layout, depends_on_lists = 0, False
 
     def __init__(self, working: WorkingCopies, parts: Sequence[Part], samples: int, *, tables: bool) -> None:
         device = parts[0].copy.device
