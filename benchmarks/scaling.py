@@ -6,8 +6,8 @@
 
 - ``--predict`` prints tables from the parts of a step on one device: those of two presets as measured on an H200, or
   those of another step, the fields of ``StepWork`` in ``voxelfield/training/scaling.py`` as ``NAME=VALUE`` (numbers,
-  seconds). "Hidden" is the step in which copies are exchanged while other parts of the grids are updated; "together"
-  are the rays that all devices process in a second, relative to one device, if each has the batch of one.
+  seconds). "Together" are the rays that all devices process in a second, relative to one device, if each has the batch
+  of one. Over NVLink, GPUs write into each other's memory; over a link that is given, they do not.
 - ``--measure`` trains with ``devices=1`` and ``devices=N`` in turn, with another seed in each round, and prints medians
   and ratios. There are two kinds of rows for N devices: those with the same batch in all as one device, and those with
   the same batch for each device, whose sizes are N times the preset's. Seconds, PSNR and peak memory are those of
@@ -41,17 +41,17 @@ from voxelfield import processes
 from voxelfield.report.history import read_history
 from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.config import preset
-from voxelfield.training.scaling import NVLINK, Link, StepSeconds, StepWork
+from voxelfield.training.scaling import NVLINK, Link, StepWork
 from voxelfield.training.session import Session
 from voxelfield.training.state.run_directory import METRICS
 
 WORKS = {
-    # docs/performance.md: 2.50 ms, of which Adam takes 0.314 and 38 small kernels 0.107. The 25 others take at least as
-    # long as these on average, 2.8 microseconds. Adam's time is that of 31 million features.
-    "lego, trainer=default": StepWork(2**19, 24, 6, 31_400_000, 2.006e-3, 0.314e-3, 0.18e-3),
+    # docs/performance.md: 2.50 ms, of which Adam takes 0.314, which is the time of 31 million features. With half the
+    # rays, the kernels other than Adam took 0.2 ms longer than half as long, besides 0.18 ms of launches.
+    "lego, trainer=default": StepWork(2**19, 24, 6, 31_400_000, 1.806e-3, 0.314e-3, 0.38e-3),
     # 9.29 ms, traced: 1.65 in Adam and 0.97 in the sums of vertices that several blocks have. 134,000 and 36,000 blocks
     # of 512 vertices, and a tenth of the dense levels.
-    "bonsai, trainer=many_photographs": StepWork(2**20, 28, 7, 355_800_000, 6.49e-3, 2.62e-3, 0.18e-3),
+    "bonsai, trainer=many_photographs": StepWork(2**20, 28, 7, 355_800_000, 6.29e-3, 2.62e-3, 0.38e-3),
 }
 LINKS = {
     "NVLink, 300 GB/s": NVLINK,
@@ -73,11 +73,6 @@ LONGEST_KERNELS = 12
 # --- what is predicted ----------------------------------------------------------------------------------------------
 
 
-def hidden(step: StepSeconds) -> float:
-    """Returns the seconds of a step in which a part of the copies is exchanged while the next part is updated."""
-    return step.total - min(step.update, step.copies)
-
-
 def predicted(work: StepWork, link: Link) -> str:
     """Formats a line for each number of devices."""
     alone = work.on(1, link).total
@@ -89,13 +84,12 @@ def predicted(work: StepWork, link: Link) -> str:
             [
                 str(count),
                 *(f"{1e3 * part:.2f}" for part in dataclasses.astuple(step)),
-                *(f"{1e3 * total:.2f}" for total in (step.total, hidden(step))),
-                *(f"{alone / total:.2f}x" for total in (step.total, hidden(step))),
-                *(f"{count * alone / total:.2f}x" for total in (larger.total, hidden(larger))),
+                f"{1e3 * step.total:.2f}",
+                f"{alone / step.total:.2f}x",
+                f"{count * alone / larger.total:.2f}x",
             ]
         )
-    parts = [field.name for field in dataclasses.fields(step)]
-    header = ["devices, ms", *parts, "step", "hidden", "speed-up", "hidden", "together", "hidden"]
+    header = ["devices, ms", *(field.name for field in dataclasses.fields(step)), "step", "speed-up", "together"]
     return harness.table(header, lines)
 
 

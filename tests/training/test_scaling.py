@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 
 import pytest
@@ -28,6 +29,14 @@ def test_several_divide_what_can_be_divided_and_receive_what_the_others_have(dev
     assert step.copies == pytest.approx(received * 300 * 2 / 1000)
     assert step.latency == 6 * 0.5 * rounds
     assert step.total == pytest.approx(1 + 12 / devices + received * 2.6 + 3 * rounds)
+
+
+@pytest.mark.parametrize(("devices", "copies", "exchanges"), [(2, 0, 4), (4, 0, 4), (8, 0.025, 4), (16, 0.5625, 6)])
+def test_devices_that_write_into_each_others_memory_do_so_while_they_update(devices, copies, exchanges):
+    # Seven eighths of 600 bytes take 0.025 seconds longer to arrive than an eighth of the update.
+    step = WORK.on(devices, Link(1000.0, 0.5, direct=True))
+    assert step.copies == pytest.approx(copies)
+    assert step.latency == exchanges * 0.5 * math.log2(devices)
 
 
 def test_every_device_looks_through_all_samples_in_each_level():

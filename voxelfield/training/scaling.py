@@ -12,15 +12,16 @@ from multiprocessing import get_context
 
 import torch
 
+from voxelfield.peer_memory import MOST_PROCESSES
 from voxelfield.training.config import RunConfig
 from voxelfield.training.fields import untrained_model
 
 logger = logging.getLogger(__name__)
 
 # Of an H200; docs/scaling.md compares the presets' steps that these give with measured ones.
-_LAUNCH_SECONDS = 0.2e-3
+_LAUNCH_SECONDS = 0.4e-3
 _SECONDS_PER_FLOP = 1 / 150e12  # of the networks
-_SECONDS_PER_FEATURE = 0.09e-9  # of a sample: marching, reading the grids, adding to their gradients
+_SECONDS_PER_FEATURE = 0.08e-9  # of a sample: marching, reading the grids, adding to their gradients
 _SECONDS_PER_BYTE = 1 / 3.4e12  # of the device's own memory
 # Adam reads and writes a master, two moments and a gradient in float32, and writes a copy in 16 bits.
 _UPDATE_BYTES = 34
@@ -32,7 +33,8 @@ _CHANGED_SHARE = 0.3
 
 _POSITION_BYTES, _HALF, _SINGLE = 12, 2, 4
 # The number of rays; positions, gradients of features and of the networks; the lists of changed vertices, their copies.
-_EXCHANGES = 6
+# GPUs that write into each other's memory exchange only the first and the fourth, and wait for each other twice more.
+_EXCHANGES, _DIRECT_EXCHANGES = 6, 4
 
 # For starting the processes and their group.
 _START_SECONDS = 8.0
@@ -49,13 +51,15 @@ class Link:
     Attributes:
         bandwidth: Bytes per second that each device receives in large exchanges.
         latency: Seconds that an exchange between two devices takes, however small it is.
+        direct: Whether devices write into each other's memory (:mod:`voxelfield.peer_memory`).
     """
 
     bandwidth: float
     latency: float = 15e-6
+    direct: bool = False
 
 
-NVLINK = Link(300e9)
+NVLINK = Link(300e9, direct=True)
 """NVLink of an H100 or H200."""
 
 
@@ -69,7 +73,8 @@ class StepSeconds:
         launches: What each device does whatever its share.
         samples: Receiving the positions of the other devices' samples and the gradients in their features, and looking
             through all of them, for each level, for those in the device's own part.
-        copies: Listing the changed vertices of the own part, and exchanging their 16-bit copies.
+        copies: Listing the changed vertices of the own part, and exchanging their 16-bit copies; over a direct link,
+            the time by which the exchange takes longer than the update, which does it.
         latency: What exchanges take besides their bytes.
     """
 
@@ -124,16 +129,15 @@ class StepWork:
             return StepSeconds(self.rays, self.update, self.launches)
         received = (devices - 1) / devices / link.bandwidth
         looked_through = self.samples * self.levels * _POSITION_BYTES * _SECONDS_PER_BYTE
-        # Gradients are read once more, and copies are packed and unpacked.
-        listed = (_SINGLE * self.features / devices + 4 * self.copy_bytes) * _SECONDS_PER_BYTE
-        return StepSeconds(
-            self.rays / devices,
-            self.update / devices,
-            self.launches,
-            self.sample_bytes * received + looked_through,
-            self.copy_bytes * received + listed,
-            _EXCHANGES * link.latency * math.log2(devices),
-        )
+        update, copies, exchanges = self.update / devices, self.copy_bytes * received, _EXCHANGES
+        if link.direct and devices <= MOST_PROCESSES:
+            copies, exchanges = max(0.0, copies - update), _DIRECT_EXCHANGES
+        else:
+            # Gradients are read once more, and copies are packed and unpacked.
+            copies += (_SINGLE * self.features / devices + 4 * self.copy_bytes) * _SECONDS_PER_BYTE
+        samples = self.sample_bytes * received + looked_through
+        latency = exchanges * link.latency * math.log2(devices)
+        return StepSeconds(self.rays / devices, update, self.launches, samples, copies, latency)
 
 
 def estimate_work(config: RunConfig) -> StepWork:
@@ -191,11 +195,10 @@ def measured_link(devices: int) -> Link:
         devices: Number of GPUs, at least two.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return Link(process.submit(_copy_bandwidth, devices).result())
+        return process.submit(_slowest_link, devices).result()
 
 
-def _copy_bandwidth(devices: int) -> float:
-    """Returns the bytes per second of a copy from the first GPU to another one, of the slowest of these."""
+def _slowest_link(devices: int) -> Link:
     source, rates = torch.empty(_PROBED_BYTES, dtype=torch.uint8, device="cuda:0"), []
     for index in range(1, devices):
         target = torch.empty_like(source, device=f"cuda:{index}")
@@ -208,7 +211,8 @@ def _copy_bandwidth(devices: int) -> float:
             torch.cuda.synchronize(index)
             seconds = time.perf_counter() - started
         rates.append(_PROBED_BYTES / seconds)
-    return min(rates)
+    direct = all(torch.cuda.can_device_access_peer(0, index) for index in range(1, devices))
+    return Link(min(rates), direct=direct)
 
 
 def devices_that_pay(config: RunConfig, available: int, measure: Callable[[int], Link] = measured_link) -> int:
