@@ -87,8 +87,8 @@ KINDS = {
         "trainer.loss.tv_until=12",
     ),
 }
-# The same, but processes write into each other's memory.
-KINDS["direct"] = KINDS["halves"]
+# The same, but processes write into each other's memory, or all grids are whole between stages.
+KINDS["direct"] = KINDS["gathered"] = KINDS["halves"]
 # Room for all rays, so that any number of devices keeps the same ones; and enough steps to replay a captured graph.
 ON_GPUS = {
     kind: (*KINDS[kind], "trainer.visible_samples=262144", "trainer.loss_scale=4096", "trainer.steps=24")
@@ -97,6 +97,13 @@ ON_GPUS = {
 PAUSED = "sum"
 STOPS = (10, 30)
 """Steps at which the run of :data:`PAUSED` is saved, one before and one within the averaging of its weights."""
+
+
+GATHER = optimizer.Optimizers.gather
+
+
+def gather_all(optimizers: optimizer.Optimizers, grids: object = None) -> None:
+    GATHER(optimizers)
 
 
 class MappedFiles:
@@ -126,7 +133,7 @@ class Scalars(NullLogger):
 
 def begin(kind: str, output: Path | None = None, device: str = "cpu") -> tuple[Session, Scalars]:
     scene, log = load_blender(FIXTURE, LoadOptions(downscale=2)), Scalars()
-    halves = kind in ("halves", "direct") or device == "cuda"
+    halves = kind in ("halves", "direct", "gathered") or device == "cuda"
     if device == "cpu":
         exchange.PeerMemory = MappedFiles
         peer_memory.is_available = lambda _: kind == "direct"
@@ -140,6 +147,7 @@ def begin(kind: str, output: Path | None = None, device: str = "cpu") -> tuple[S
             poison(session, at=session.step == 10)
 
     settings = preset(*BASE, *(KINDS if device == "cpu" else ON_GPUS)[kind], "trainer.log_every=4", device=device)
+    optimizer.Optimizers.gather = gather_all if kind == "gathered" else GATHER
     session_module.copies_dtype = lambda *_: torch.float16 if halves else torch.float32
     return Session(scene, settings, output=output, logger=log, on_step=watch), log
 

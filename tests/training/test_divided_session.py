@@ -44,7 +44,7 @@ def check_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], 
 def test_processes_train_what_one_trains(results, kind, processes):
     weights, occupied, records = results[processes][kind]
     wanted, occupied_by_one, records_of_one = results[1][kind]
-    rounds = kind in ("halves", "direct")
+    rounds = kind in ("halves", "direct", "gathered")
     check_same(weights, wanted, tolerance=5e-2 if rounds else 1e-5)
     if rounds:
         return
@@ -57,10 +57,10 @@ def test_processes_train_what_one_trains(results, kind, processes):
 
 
 @pytest.mark.parametrize("processes", SEVERAL)
-def test_copies_that_processes_write_directly_are_those_that_they_send(results, processes):
-    sent, written = (results[processes][kind][0] for kind in ("halves", "direct"))
-    for name, tensor in sent.items():
-        assert torch.equal(written[name], tensor), name
+@pytest.mark.parametrize("otherwise", ["direct", "gathered"])
+def test_how_processes_exchange_changes_nothing(results, processes, otherwise):
+    for name, tensor in results[processes]["halves"][0].items():
+        assert torch.equal(results[processes][otherwise][0][name], tensor), name
 
 
 @pytest.mark.parametrize("processes", SEVERAL)

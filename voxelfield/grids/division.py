@@ -46,6 +46,8 @@ class DividedGrids:
         occupied: (X, Y, Z) bool, the occupied cells, by whose number the planes are divided.
         samples: Largest number of samples of a step, of all processes.
         halo: Whether the total variation of dense grids will be added, which needs the planes beside the own ones.
+        previous: A division with 16-bit copies that ends now. Grids that it has not gathered are divided anew without
+            being whole in between.
 
     Attributes:
         shown: Whether :meth:`show` has been called.
@@ -60,6 +62,7 @@ class DividedGrids:
         *,
         samples: int,
         halo: bool,
+        previous: DividedGrids | None = None,
     ) -> None:
         self._working, self._whole = working, whole
         self._replaced = 0
@@ -79,7 +82,8 @@ class DividedGrids:
                 costs, size = grid.new_ones(grid.shape[0]), 1
             # Sums of costs may round differently on each device.
             bounds = processes.gather_objects(_balanced(costs, size, grid.shape[0]))[0]
-            self._parts.append(self._part(index, grid, bounds, sparse, _constants.TILE_X if halo else 0))
+            old = None if previous is None else previous._part_of(grid)
+            self._parts.append(self._part(index, grid, bounds, sparse, _constants.TILE_X if halo else 0, old))
         self._skips = bool(whole.param_groups[0]["skip_untouched"])
         self._exchange: Exchange
         if self._rounds and peer_memory.is_available(occupied.device):
@@ -87,6 +91,8 @@ class DividedGrids:
         else:
             self._exchange = PackedExchange(self._parts, samples, every=halo or not self._skips, refresh=self.refresh)
         self._listed = [part for part, lists in zip(self._parts, listed, strict=True) if lists]
+        if previous is not None:
+            self.refresh()
         self.restrict(occupied)
         working.division = self
 
@@ -100,32 +106,45 @@ class DividedGrids:
         return self._working.dtype != torch.float32
 
     def _part(
-        self, index: int, grid: nn.Parameter, bounds: Sequence[int], sparse: SparseGrid | None, halo: int
+        self,
+        index: int,
+        grid: nn.Parameter,
+        bounds: Sequence[int],
+        sparse: SparseGrid | None,
+        halo: int,
+        old: Part | None,
     ) -> Part:
         begin, end = bounds[processes.rank()], bounds[processes.rank() + 1]
         low, high, shared = max(0, begin - halo), min(grid.shape[0], end + halo), None
         if sparse is not None:
             low, high, shared = sparse.shared_by(begin, end)
-        stored = grid.detach()[low:high]
-        if self._rounds:
-            stored = stored.clone()
-        sums = torch.zeros_like(stored)
+        before = self._whole.state.pop(grid, {}) if old is None else old.state
+        if old is not None:
+            stored = _moved(old.owned, old.bounds, low, high)
+            old.owned.data = old.stored = old.stored.new_empty(0)
+        elif self._rounds:
+            stored = grid.detach()[low:high].clone()
+        else:
+            stored = grid.detach()[low:high]
+        self._release(grid)
         owned = nn.Parameter(stored[begin - low : end - low])
-        owned.grad = sums[begin - low : end - low]
-        whole = self._whole.state.pop(grid, {})
-        state = {"step": whole.get("step", torch.zeros((), device=grid.device))}
+        state = {"step": before.pop("step", torch.zeros((), device=grid.device))}
         for name in ("exp_avg", "exp_avg_sq"):
-            state[name] = whole[name][begin:end].clone() if whole else torch.zeros_like(owned.detach())
-        part = Part(grid, self._working.copies[index], bounds, low, high, stored, sums, owned, sparse, shared, state)
-        self._release(part)
-        return part
+            values = before.pop(name, None)
+            if values is None:
+                state[name] = torch.zeros_like(owned.detach())
+            else:
+                state[name] = values[begin:end].clone() if old is None else _moved(values, old.bounds, begin, end)
+        sums = torch.zeros_like(stored)
+        owned.grad = sums[begin - low : end - low]
+        return Part(grid, self._working.copies[index], bounds, low, high, stored, sums, owned, sparse, shared, state)
 
-    def _release(self, part: Part) -> None:
-        """Frees the memory of the whole grid, if it has a copy of its own."""
-        part.grid.grad = None
+    def _release(self, grid: nn.Parameter) -> None:
+        """Frees the memory of a whole grid, if it has a copy of its own."""
+        grid.grad = None
         if self._rounds:
             # Whatever reads the parameter computes NaN, rather than values that have not been up to date for long.
-            part.grid.data = part.grid.new_full((), math.nan).expand(part.grid.shape)
+            grid.data = grid.new_full((), math.nan).expand(grid.shape)
 
     def owned(self, grid: nn.Parameter) -> nn.Parameter | None:
         """Returns the parameter of this process's part of a grid; None for a parameter that is not divided."""
@@ -265,16 +284,19 @@ class DividedGrids:
         if not self._rounds:
             self.refresh()  # what did not fit into an exchange
         for part in self._parts:
-            part.owned.grad, part.sums = None, part.sums.new_empty(0)
-            if self._rounds:
-                whole = part.stored.new_empty(part.grid.shape)
-                _collect(part.owned.detach(), part.bounds, whole)
-                part.grid.data = whole
-                part.stored = part.stored.new_empty(0)
-                part.owned.data = whole[part.begin : part.end]
+            self._show(part)
         self._working.division = None
         self._working.refresh()
         self.shown = True
+
+    def _show(self, part: Part) -> None:
+        part.owned.grad, part.sums = None, part.sums.new_empty(0)
+        if self._rounds:
+            whole = part.stored.new_empty(part.grid.shape)
+            _collect(part.owned.detach(), part.bounds, whole)
+            part.grid.data = whole
+            part.stored = part.stored.new_empty(0)
+            part.owned.data = whole[part.begin : part.end]
 
     @torch.no_grad()
     def hide(self) -> None:
@@ -287,7 +309,7 @@ class DividedGrids:
             part.sums = torch.zeros_like(part.stored)
             own = slice(part.begin - part.low, part.end - part.low)
             part.owned.data, part.owned.grad = part.stored[own], part.sums[own]
-            self._release(part)
+            self._release(part.grid)
         self._working.division = self
         self._replaced += 1
         self.shown = False
@@ -301,12 +323,33 @@ class DividedGrids:
     def gather(self) -> None:
         """Returns masters and moments to the whole grids and their optimizer, and ends the division."""
         for part in self._parts:
-            state = self._collected_state(part, part.grid.device)
-            if state:
-                self._whole.state[part.grid] = state
-            part.state.clear()
+            self._return_state(part)
         if not self.shown:
             self.show()
+
+    @torch.no_grad()
+    def gather_some(self, grids: Sequence[nn.Parameter]) -> None:
+        """Returns masters and moments of some whole grids, if the division has 16-bit copies; no step may follow.
+
+        The copies of all grids, which fields read, remain those of the last step.
+        """
+        for part in [part for part in self._parts if any(part.grid is grid for grid in grids)]:
+            self._return_state(part)
+            self._show(part)
+            self._parts.remove(part)
+
+    @torch.no_grad()
+    def release(self) -> None:
+        """Frees gradients and copies, before another division takes over what has not been gathered."""
+        for part in self._parts:
+            part.owned.grad, part.sums = None, part.sums.new_empty(0)
+            part.copy, part.written = part.copy.new_empty(0), []
+        self._working.copies.clear()
+        del self._exchange
+
+    def _return_state(self, part: Part) -> None:
+        self._whole.state[part.grid] = self._collected_state(part, part.grid.device)
+        part.state.clear()
 
     @contextlib.contextmanager
     @torch.no_grad()
@@ -344,29 +387,40 @@ def _collected(own: Tensor, bounds: Sequence[int], device: torch.device | None) 
     return whole
 
 
-def _collect(own: Tensor, bounds: Sequence[int], whole: Tensor | None) -> None:
-    """Writes all planes of a tensor, of which each process has some, into one; a collective call.
+def _moved(own: Tensor, bounds: Sequence[int], low: int, high: int) -> Tensor:
+    """Returns the planes from ``low`` to ``high`` of a tensor of which each process has some; a collective call."""
+    planes = own.new_empty(high - low, *own.shape[1:])
+    _collect(own.detach(), bounds, planes, low)
+    return planes
+
+
+def _collect(own: Tensor, bounds: Sequence[int], planes: Tensor | None, low: int = 0) -> None:
+    """Writes planes of a tensor, of which each process has some, into one; a collective call.
 
     Args:
         own: This process's planes.
         bounds: As for :class:`Part`.
-        whole: The tensor to write to, on any device; None only sends.
+        planes: The tensor to write to, on any device; None only sends.
+        low: The first plane that it is to have.
     """
     plane = own.shape[1:]
     count, most = processes.count(), max(end - begin for begin, end in pairwise(bounds))
     at_once = max(1, SLAB_ELEMENTS // (count * max(math.prod(plane), 1)))
     for first in range(0, most, at_once):
-        planes = min(at_once, most - first)
-        sent = own.new_zeros(planes, *plane)
-        part = own[first : first + planes]
+        some = min(at_once, most - first)
+        sent = own.new_zeros(some, *plane)
+        part = own[first : first + some]
         sent[: len(part)] = part
-        received = own.new_empty(count * planes, *plane)
+        received = own.new_empty(count * some, *plane)
         processes.gather_into(received, sent)
-        if whole is None:
+        if planes is None:
             continue
-        for other, (begin, end) in enumerate(pairwise(bounds)):
-            some = received[other * planes :][: max(0, min(end, begin + first + planes) - begin - first)]
-            whole[begin + first : begin + first + len(some)] = some
+        for other, (start, end) in enumerate(pairwise(bounds)):
+            # Those of the other process that have been sent, and of these the ones that are wanted.
+            begin, end = max(start + first, low), min(start + first + some, end, low + len(planes))
+            if begin < end:
+                at = other * some - start - first
+                planes[begin - low : end - low] = received[at + begin : at + end]
 
 
 def _listed_tiles(shapes: Sequence[Sequence[int]], occupied: Tensor) -> list[Tensor]:

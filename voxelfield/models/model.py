@@ -261,7 +261,6 @@ class Model(Part):
         crop = stage.crop and self.warp is None
         if crop:
             self.occupied_fraction(stage.step)  # raises if no occupied cell is left to crop to
-        self.setup.optimizer.gather()
         self.resize(stage.resolution, self.occupancy.bounds() if crop else None)
         if crop:
             self.restrict_occupancy()
@@ -274,10 +273,14 @@ class Model(Part):
             resolution: Cube root of the number of voxels.
             box: (2, 3) a smaller box to which the grid is cropped first, or None.
         """
-        self.setup.optimizer.gather()
+        self.setup.optimizer.gather(self.resized(resolution, box))
         self.add_detail(resolution)
         self.resolution = resolution
         self.grid.resize(resolution, self.setup.optimizer.grid, aabb=box)
+
+    def resized(self, resolution: int, box: Tensor | None) -> Sequence[nn.Parameter]:
+        """Returns the levels that :meth:`resize` will change, given its arguments; by default all."""
+        return self.grid.levels
 
     def add_detail(self, resolution: int) -> None:
         """Allocates detail where the training images show something; by default nothing.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from voxelfield.config.parsing import Range
 from voxelfield.config.types import Count, NotNegative, Positive, Resolution
@@ -154,6 +154,13 @@ class PyramidModel(Model):
     ) -> None:
         super().__init__(field, occupancy, sampling)
         self.config = config
+
+    def resized(self, resolution: int, box: Tensor | None) -> Sequence[nn.Parameter]:
+        """Only a new box changes the dense levels, which have the resolutions of all stages from the beginning."""
+        if box is not None:
+            return self.grid.levels
+        assert isinstance(self.grid, VoxelPyramid)
+        return [grid.features for grid in self.grid.sparse_grids[: len(self.config.sparse_levels(resolution))]]
 
     def add_detail(self, resolution: int) -> None:
         """Allocates blocks of the sparse levels."""

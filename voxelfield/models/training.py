@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from voxelfield.grids.adam import GridAdam
@@ -39,8 +39,12 @@ class GridOptimizer(Protocol):
 
     grid: GridAdam | None
 
-    def gather(self) -> None:
-        """Makes grids that are divided over processes whole, until :meth:`attach`; call before any change of them."""
+    def gather(self, grids: Sequence[nn.Parameter] | None = None) -> None:
+        """Makes grids that are divided over processes whole, until :meth:`attach`; call before any change of them.
+
+        Args:
+            grids: Those that will be changed; None for all.
+        """
 
     def attach(self) -> None:
         """Renews everything that depends on the grids' shapes; call after any change of them."""

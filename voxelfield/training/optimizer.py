@@ -154,7 +154,11 @@ class Optimizers:
         With several processes, grids and moments are divided among them until :meth:`gather`.
         """
         grid, divides = self._model.grid, processes.count() > 1
-        self.gather()
+        if self.division is not None and (self._copies == torch.float32 or self.division.shown):
+            self.gather()
+        previous, self.division = self.division, None
+        if previous is not None:
+            previous.release()
         grid.enable_copies(self._copies, allocate_gradients=not divides)
         self.attached += 1
         working = grid.working_copies
@@ -163,18 +167,32 @@ class Optimizers:
         if divides:
             listed, occupied = [self._is_listed(level) for level in working.grids], self._model.occupancy.occupied
             self.division = DividedGrids(
-                working, self.grid, listed, occupied, samples=self._samples, halo=self._total_variation
+                working,
+                self.grid,
+                listed,
+                occupied,
+                samples=self._samples,
+                halo=self._total_variation,
+                previous=previous,
             )
             return
         for parameter, copy in zip(working.grids, working.copies, strict=True):
             self.grid.set_working(parameter, copy if self._copies != torch.float32 else None)
         self.restrict()
 
-    def gather(self) -> None:
-        """Makes grids and moments whole in each process until :meth:`attach`; a collective call."""
-        if self.division is not None:
-            self.division.gather()
-            self.division = None
+    def gather(self, grids: Sequence[nn.Parameter] | None = None) -> None:
+        """Makes grids and moments whole in each process until :meth:`attach`; a collective call.
+
+        Args:
+            grids: Those that will be changed; None for all.
+        """
+        if self.division is None:
+            return
+        if grids is not None and self._copies != torch.float32 and not self.division.shown:
+            self.division.gather_some(grids)
+            return
+        self.division.gather()
+        self.division = None
 
     def show(self) -> None:
         """Makes grids whole in each process, to be read until the next step; a collective call."""
