@@ -1,29 +1,39 @@
 """One of several processes that train together: ``python divided_session.py RANK PROCESSES STORE FOLDER [cuda]``.
 
-Trains each of :data:`KINDS`, then trains one with a pause from checkpoints, and saves in process 0 what came of it as
-``FOLDER/PROCESSES.pt``. With ``cuda``, each process has a GPU, and trains :data:`ON_GPUS`.
+Draws pixels of :data:`CAPTURES` in FOLDER, trains each of :data:`KINDS`, then trains one with a pause from checkpoints,
+and saves in process 0 what came of it as ``FOLDER/PROCESSES.pt``. With ``cuda``, each process has a GPU, and trains
+:data:`ON_GPUS`.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
+from PIL import Image
 from quick_presets import preset
 
+import voxelfield
 from voxelfield import peer_memory
+from voxelfield import processes as group
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.grids import exchange
 from voxelfield.training import optimizer
 from voxelfield.training import session as session_module
+from voxelfield.training.batches import PixelSampler
 from voxelfield.training.logs.logging import NullLogger
+from voxelfield.training.reduction import reduction
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
+from voxelfield.training.structure import VarianceWeightedError
 
 FIXTURE = Path(__file__).resolve().parent / "fixtures" / "lego"
 
@@ -121,6 +131,80 @@ class MappedFiles:
         dist.barrier()
 
 
+CAPTURES = ("object", "place")
+REFUSED = "refused"
+"""A capture of which the last process reads a photograph without the alpha channel that the others have."""
+WHOLE = "dense"
+"""The kind of which each process holds all images."""
+
+
+def make_captures(folder: Path) -> None:
+    """Writes an object, cut out, of several sizes; a place, with masks and depths; and the object, partly cut out."""
+    split = load_blender(FIXTURE, LoadOptions(splits=("train",), downscale=2)).train[:7]
+    for kind in (*CAPTURES, REFUSED):
+        frames = []
+        for index, image in enumerate(split.images.numpy().copy()):
+            fx, fy, cx, cy = split.cameras.intrinsics[index].tolist()
+            height = 50
+            frame = {"file_path": f"images/{index}.png", "time": index / 7}
+            frame |= {"fl_x": fx, "fl_y": fy, "cx": cx, "cy": cy, "transform_matrix": split.cameras.c2w[index].tolist()}
+            if kind == "object":
+                height = 50 - 3 * (index % 3)
+            elif kind == REFUSED:
+                image = image if index < 6 else image[..., :3]
+            else:
+                frame["k1"] = -0.1 * index
+                image[..., 3] = 255
+                image[10:15, 5:30, 3] = 0 if index == 6 else 255
+                if index in (0, 5):
+                    save(folder / kind / "depth" / f"{index}.png", np.arange(2500, dtype=np.uint16).reshape(50, 50))
+                    frame["depth_file_path"] = f"depth/{index}.png"
+                if index in (1, 2):
+                    mask = np.full((50, 50), 255, dtype=np.uint8)
+                    mask[index : 20 * index, 3:40] = 0
+                    save(folder / kind / "masks" / f"{index}.png", mask)
+                    frame["mask_path"] = f"masks/{index}.png"
+            save(folder / kind / frame["file_path"], image[:height])
+            frames.append(frame | {"w": 50, "h": height})
+        (folder / kind / "transforms.json").write_text(json.dumps({"frames": frames}))
+
+
+def save(path: Path, pixels: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def draw(capture: Path) -> dict[str, torch.Tensor]:
+    """What is drawn of a capture, by pixel, and what its images show together."""
+    scene = voxelfield.load_scene(capture, holdout=0, divided=True)
+    assert len(scene.train.images) == len(scene.train.held) <= -(-7 // group.count())
+    sampler = PixelSampler(scene.train, torch.device("cpu"), 2, patches=6, patch_size=9)
+    VarianceWeightedError(sampler, 1.0)
+    torch.manual_seed(0)
+    batch = sampler.batch(1500, scene.aabb, "white", reduction=reduction())
+    rays = {name: getattr(batch.rays, name).view(len(batch.pixels), -1) for name in ("origins", "directions", "far")}
+    names = ("time", "structure", "depth") if capture.name == "place" else ("time", "structure")
+    found = {"pixels": batch.pixels, "rgba": batch.rgba, **rays, **{name: batch[name] for name in names}}
+    # The images on their way through other cameras, as those that are refined.
+    rays, rgba, pixels = sampler.draw(1000, scene.aabb, sampler.cameras)
+    gathered = [dict(zip(found, values, strict=True)) for values in group.gather_objects(list(found.values()))]
+    found = {name: torch.cat([values[name] for values in gathered]) for name in found}
+    order = found["pixels"].argsort(stable=True)
+    found = {name: values[order] for name, values in found.items()}
+    return found | {
+        **({"hull": sampler.visual_hull(scene.aabb, (24, 24, 24))} if capture.name == "object" else {}),
+        "aabb": scene.aabb,
+        **{"further pixels": pixels, "further rgba": rgba, "further directions": rays.directions},
+    }
+
+
+def refusals(capture: Path) -> list[str]:
+    """The messages with which the processes refuse a capture."""
+    with pytest.raises(ValueError, match=r"must have an alpha channel") as refusal:
+        voxelfield.load_scene(capture, holdout=0, divided=True)
+    return group.gather_objects(str(refusal.value))
+
+
 class Scalars(NullLogger):
     """Keeps scalars by step."""
 
@@ -132,7 +216,7 @@ class Scalars(NullLogger):
 
 
 def begin(kind: str, output: Path | None = None, device: str = "cpu") -> tuple[Session, Scalars]:
-    scene, log = load_blender(FIXTURE, LoadOptions(downscale=2)), Scalars()
+    scene, log = load_blender(FIXTURE, LoadOptions(downscale=2, divided=kind != WHOLE)), Scalars()
     halves = kind in ("halves", "direct", "gathered") or device == "cuda"
     if device == "cpu":
         exchange.PeerMemory = MappedFiles
@@ -197,6 +281,7 @@ def train_all(kinds: Iterable[str], device: str = "cpu") -> dict[str, Any]:
     for kind in kinds:
         session, log = begin(kind, device=device)
         session.fit()
+        log.records["evaluation"] = session.evaluate("train", views=5, progress=False).means()
         results[kind] = weights_of(session), session.occupancy.occupied, log.records
     return results
 
@@ -229,7 +314,12 @@ def main(rank: int, processes: int, store: str, folder: Path, device: str = "cpu
     if processes > 1:
         backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=processes)
-    results = train_all(KINDS) | train_with_pauses(processes, folder) if device == "cpu" else train_all(ON_GPUS, device)
+    if device == "cpu":
+        results = {capture: draw(folder / capture) for capture in CAPTURES}
+        results[REFUSED] = refusals(folder / REFUSED)
+        results |= train_all(KINDS) | train_with_pauses(processes, folder)
+    else:
+        results = train_all(ON_GPUS, device)
     if rank == 0:
         torch.save(results, folder / f"{processes}.pt")
     if processes > 1:

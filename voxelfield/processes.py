@@ -124,6 +124,46 @@ def gather_results(call: Callable[[], T]) -> list[T]:
     return results
 
 
+def concatenated(own: Callable[[], Sequence[T]]) -> list[T]:
+    """Returns the values that a function returns in all processes, one after the other, as :func:`gather_results`."""
+    return [value for values in gather_results(own) for value in values]
+
+
+class DividedRows:
+    """Rows of which each process has some: those of all, in the order of the processes, read by their numbers.
+
+    Making it and reading from it are collective calls; reading does not synchronise with the device.
+
+    Args:
+        own: (R, ...) this process's rows, of any dtype.
+    """
+
+    def __init__(self, own: Tensor) -> None:
+        counts = gather_counts(len(own))
+        self._first, self._count, self._total = sum(counts[: rank()]), len(own), sum(counts)
+        self._own = own if len(own) > 0 else own.new_zeros(1, *own.shape[1:])
+
+    def __len__(self) -> int:
+        """Number of rows of all processes."""
+        return self._total
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """Returns rows by their numbers (P,), which must be the same in all processes."""
+        own = index - self._first
+        elsewhere = (own < 0) | (own >= self._count)
+        rows = self._own[own.masked_fill_(elsewhere, 0)]
+        rows = rows.masked_fill_(elsewhere.view(-1, *[1] * (rows.dim() - 1)), 0)
+        # Bytes, of which each comes from one process: exact for every dtype.
+        return sum_of(rows.view(torch.uint8)).view(rows.dtype)
+
+    def of_each(self, index: Tensor) -> Tensor:
+        """Returns rows by numbers (P, ...) of which each process has others, and as many as it likes."""
+        counts = gather_counts(index.numel())
+        first = sum(counts[: rank()])
+        rows = self[gather_rows(index.flatten(), counts)]
+        return rows[first : first + index.numel()].unflatten(0, index.shape)
+
+
 def gather_to_first(tensor: Tensor) -> list[Tensor]:
     """Returns the tensors of all processes, in their order, to the first of them, and nothing to the others.
 

@@ -156,7 +156,7 @@ def test_masked_pixels_carve_nothing_away(split, device):
     split.images[..., 3] = 0
     masks = torch.ones(COUNT, HEIGHT, WIDTH, dtype=torch.bool)
     masks[0, 1, 2] = False
-    alpha = PixelSampler(replace(split, masks=masks), device).alpha.cpu()
+    alpha = PixelSampler(replace(split, masks=masks), device).images[..., 3].cpu()
     assert torch.equal(alpha == 255, ~masks)
     assert not split.images[..., 3].any(), "the scene's own images must stay"
 

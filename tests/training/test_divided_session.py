@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from divided_session import KINDS, ON_GPUS, PAUSED, STOPS
+from divided_session import CAPTURES, KINDS, ON_GPUS, PAUSED, REFUSED, STOPS, make_captures
 
 PROGRAM = Path(__file__).resolve().parents[1] / "divided_session.py"
 SEVERAL = (2, 3)
@@ -29,7 +29,9 @@ def run_processes(folder: Path, numbers: Sequence[int], device: str) -> dict[int
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict[int, dict[str, Any]]:
     """What one, two and three processes computed on the CPU."""
-    return run_processes(tmp_path_factory.mktemp("divided"), (1, *SEVERAL), "cpu")
+    folder = tmp_path_factory.mktemp("divided")
+    make_captures(folder)
+    return run_processes(folder, (1, *SEVERAL), "cpu")
 
 
 def check_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float = 1e-5) -> None:
@@ -37,6 +39,25 @@ def check_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], 
     for name, weights in wanted.items():
         error = float((found[name] - weights).norm() / weights.norm().clamp(min=1e-12))
         assert error <= tolerance, f"{name} differs by {error:.1e} of its norm"
+
+
+@pytest.mark.parametrize("processes", SEVERAL)
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_processes_draw_what_one_draws_from_shares_of_the_images(results, capture, processes):
+    found, wanted = results[processes][capture], results[1][capture]
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        assert values.unique().numel() > 1, f"{name} would be right by chance"
+        if "directions" in name or name in ("origins", "far"):
+            torch.testing.assert_close(found[name], values, atol=1e-6, rtol=1e-6, msg=name)
+        else:
+            assert torch.equal(found[name], values), name
+
+
+@pytest.mark.parametrize("processes", SEVERAL)
+def test_all_processes_refuse_what_one_of_them_reads(results, processes):
+    assert "images/6.png: " in results[1][REFUSED][0]
+    assert results[processes][REFUSED] == processes * results[1][REFUSED]
 
 
 @pytest.mark.parametrize("processes", SEVERAL)

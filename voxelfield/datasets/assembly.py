@@ -68,7 +68,7 @@ def load_capture(
         logger.info("%s: all images are downscaled from full size, as %s has no reduced copy", source, lack[0])
         there = [replace(photo, shrunk=None) for photo in there]
     splits = choose_splits(source, {"train": there} if listed is None else _as_listed(source, there, listed), options)
-    loaded = {name: read_split(chosen, options) for name, chosen in splits.items()}
+    loaded = {name: read_split(name, chosen, options) for name, chosen in splits.items()}
     return scene_of_photos(folder, source, there, loaded, options, points, stated_box)
 
 
@@ -165,16 +165,17 @@ def scene_of_photos(
 
     def silhouettes(split: Split, numbers: Sequence[int]) -> tuple[list[Silhouette], Cameras]:
         # At the size of the files, so that the box does not depend on the size at which images are loaded.
-        chosen = [by_path[(split.paths or ())[number]] for number in numbers]
-        cameras = cameras_of(chosen, options)
+        chosen = {number: by_path[(split.paths or ())[number]] for number in numbers}
+        cameras = cameras_of(list(chosen.values()), options)
+        own = [number for number in numbers if number in split.held]
         if all(split.cameras.size(number) == cameras.size(index) for index, number in enumerate(numbers)):
-            return [Silhouette.of(split.image(number)[..., 3]) for number in numbers], cameras
+            return split.of_all([Silhouette.of(split.image(number)[..., 3]) for number in own]), cameras
         found = from_opacity(
-            [photo.path for photo in chosen],
-            [photo.alpha for photo in chosen],
+            [chosen[number].path for number in own],
+            [chosen[number].alpha for number in own],
             lambda alpha: Silhouette.of(torch.from_numpy(alpha)),
         )
-        return found, cameras
+        return split.of_all(found), cameras
 
     poses = torch.stack([photo.c2w for photo in photos])
     name = folder.resolve().name

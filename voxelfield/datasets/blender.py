@@ -56,7 +56,7 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
     missing = options.missing_images or "error"
     photos = {name: _read_photos(folder, name, missing) for name in available}
     loaded = {
-        name: read_split(present_photos(folder, folder, chosen, missing), options)
+        name: read_split(name, present_photos(folder, folder, chosen, missing), options)
         for name, chosen in choose_splits(folder, photos, options).items()
     }
     # Of all splits, so that the warp does not depend on those asked for.

@@ -17,6 +17,7 @@ import torch
 from PIL import ExifTags, Image, TiffImagePlugin
 from torch import Tensor
 
+from voxelfield import processes
 from voxelfield.datasets.transparency import CUT_OUT
 from voxelfield.files import open_regular
 
@@ -41,7 +42,10 @@ _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
 
 def read_images(
-    paths: Sequence[Path], sizes: Sequence[Size] | None = None, alphas: Sequence[Path | None] | None = None
+    paths: Sequence[Path],
+    sizes: Sequence[Size] | None = None,
+    alphas: Sequence[Path | None] | None = None,
+    share: slice | None = None,
 ) -> Tensor:
     """Reads the images of a split, several at a time.
 
@@ -49,6 +53,8 @@ def read_images(
         paths: N files that :func:`open_image` opens, N at least 1.
         sizes: N sizes to which they are shrunk by :func:`area_resized`; None keeps them as they are.
         alphas: N files of grey images that replace the alpha channels; None for images that keep their own.
+        share: Those that this process of a group reads, and returns in place of N, while others read the rest; an error
+            of one is raised in all. None: all.
 
     Returns:
         (N, H, W, 4) uint8 on the CPU, RGBA with straight alpha; images without alpha become opaque. H and W are the
@@ -61,7 +67,8 @@ def read_images(
     # All headers come before the first pixels, so that a single huge image is refused before it takes memory.
     sizes = image_sizes(paths) if sizes is None else sizes
     room = _common_room(paths, sizes)
-    images = np.empty((len(paths), room[1], room[0], 4), dtype=np.uint8)
+    own = range(len(paths))[share or slice(None)]
+    images = np.empty((len(own), room[1], room[0], 4), dtype=np.uint8)
 
     def fill(index: int) -> bool:
         image = _decode(paths[index])
@@ -69,18 +76,24 @@ def read_images(
         if alpha is not None:
             image.putalpha(_read_grey(alpha, image.size))
         has_alpha = image.mode == "RGBA"
+        pixels = images[own.index(index)]
         if sizes[index] != room:
-            images[index] = (0, 0, 0, 255)
+            pixels[:] = (0, 0, 0, 255)
         # NumPy would have the pixels twice more in new memory, in which all threads wait for the system.
-        target = Image.frombuffer("RGBA", room, images[index], "raw", "RGBA", 0, 1)
+        target = Image.frombuffer("RGBA", room, pixels, "raw", "RGBA", 0, 1)
         target.readonly = 0
         target.paste(image if image.size == sizes[index] else area_resized(image, sizes[index]))
         return has_alpha
 
-    has_alpha = _in_threads(fill, len(paths), "read")
+    has_alpha = _read(fill, own, share)
     if any(has_alpha) and not all(has_alpha):
-        alphas_read = [images[index, :h, :w, 3] for index, (w, h) in enumerate(sizes) if has_alpha[index]]
-        if np.mean([float(alpha.mean()) for alpha in alphas_read]) <= 255 * (1 - CUT_OUT):
+
+        def mean_alpha(index: int) -> float:
+            width, height = sizes[index]
+            return float(images[own.index(index), :height, :width, 3].mean())
+
+        with_alpha = [index for index in own if has_alpha[index]]
+        if np.mean(_read(mean_alpha, with_alpha, share)) <= 255 * (1 - CUT_OUT):
             raise ValueError(
                 f"{paths[has_alpha.index(False)]}: must have an alpha channel, as others have that show an object "
                 "without its background, got none: cut its background out too, or leave the image out"
@@ -104,7 +117,7 @@ def from_opacity(
             return action(np.array(image.getchannel("A")))
         return action(np.full(image.size[::-1], 255, dtype=np.uint8))
 
-    return _in_threads(read, len(paths), "looked at")
+    return _in_threads(read, range(len(paths)), "looked at")
 
 
 def _read_grey(path: Path, size: Size) -> Image.Image:
@@ -136,13 +149,16 @@ def _common_room(paths: Sequence[Path], sizes: Sequence[Size]) -> Size:
     return width, height
 
 
-def read_masks(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size]) -> Tensor:
+def read_masks(
+    paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], share: slice | None = None
+) -> Tensor:
     """Reads the masks of a split's images: black pixels must be ignored.
 
     Args:
         paths: N image files; None where an image has no mask and all of its pixels count.
         sizes: The N sizes that they must have.
         shown: The N sizes of their images. Of several pixels that are averaged into one all must count.
+        share: As for :func:`read_images`.
 
     Returns:
         (N, H, W) bool on the CPU: True where a pixel counts. H and W are the largest height and width; a smaller mask
@@ -153,7 +169,8 @@ def read_masks(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Seque
         ValueError: A mask is unreadable, of another size, or leaves no pixel.
     """
     width, height = (max(sides) for sides in zip(*shown, strict=True))
-    masks = np.ones((len(paths), height, width), dtype=np.bool_)
+    own = range(len(paths))[share or slice(None)]
+    masks = np.ones((len(own), height, width), dtype=np.bool_)
 
     def fill(index: int) -> None:
         path, size = paths[index], sizes[index]
@@ -165,13 +182,15 @@ def read_masks(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Seque
             ignored = np.asarray(share) > 0
         if ignored.all():
             raise ValueError(f"{path}: must leave some pixels of the image, got a mask that is black throughout")
-        masks[index, : ignored.shape[0], : ignored.shape[1]] = ~ignored
+        masks[own.index(index), : ignored.shape[0], : ignored.shape[1]] = ~ignored
 
-    _in_threads(fill, len(paths), "read")
+    _read(fill, own, share)
     return torch.from_numpy(masks)
 
 
-def read_depths(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size]) -> Tensor:
+def read_depths(
+    paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], share: slice | None = None
+) -> Tensor:
     """Reads the depth images of a split, as the integers in the files.
 
     Args:
@@ -179,6 +198,7 @@ def read_depths(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequ
         sizes: The N sizes of their images. A depth image may be larger or smaller than its image.
         shown: The N sizes to which these images are resized. Each pixel has the depth of the nearest one in the file,
             because a mean over an edge would lie on neither side of it.
+        share: As for :func:`read_images`.
 
     Returns:
         (N, H, W) float32 on the CPU, 0 where nothing is known. H and W are the largest height and width.
@@ -187,7 +207,8 @@ def read_depths(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequ
         ValueError: A depth image is unreadable, of another kind, or has another ratio of its sides than its image.
     """
     width, height = (max(sides) for sides in zip(*shown, strict=True))
-    depths = np.zeros((len(paths), height, width), dtype=np.float32)
+    own = range(len(paths))[share or slice(None)]
+    depths = np.zeros((len(own), height, width), dtype=np.float32)
 
     def fill(index: int) -> None:
         path, (w, h) = paths[index], sizes[index]
@@ -198,9 +219,9 @@ def read_depths(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequ
             if abs(found[0] * h - found[1] * w) > max(*found, w, h):
                 raise ValueError(f"size must be in proportion to its image's, {w}x{h}, got {found[0]}x{found[1]}")
             depth = np.asarray(image.convert("I").resize(shown[index], Image.Resampling.NEAREST))
-        depths[index, : depth.shape[0], : depth.shape[1]] = depth
+        depths[own.index(index), : depth.shape[0], : depth.shape[1]] = depth
 
-    _in_threads(fill, len(paths), "read")
+    _read(fill, own, share)
     return torch.from_numpy(depths)
 
 
@@ -255,7 +276,7 @@ def image_size(path: Path) -> Size:
 
 def image_sizes(paths: Sequence[Path]) -> list[Size]:
     """Returns the sizes of several images, as :func:`image_size` does of one."""
-    return _in_threads(lambda index: image_size(paths[index]), len(paths), "looked at")
+    return _in_threads(lambda index: image_size(paths[index]), range(len(paths)), "looked at")
 
 
 def exif_orientation(path: Path) -> int:
@@ -301,8 +322,17 @@ def area_resized(image: Image.Image, size: Size) -> Image.Image:
     return Image.fromarray(np.floor(np.concatenate((rgb, mean_alpha), axis=-1) + 0.5).astype(np.uint8))
 
 
-def _in_threads(action: Callable[[int], _T], count: int, done: str) -> list[_T]:
-    """Calls an action with each number below a count, in several threads; returns the results.
+def _read(action: Callable[[int], _T], numbers: Sequence[int], share: slice | None) -> list[_T]:
+    """Calls an action with each number, in several threads; returns the results, of all processes if they share."""
+
+    def call() -> list[_T]:
+        return _in_threads(action, numbers, "read")
+
+    return call() if share is None else processes.concatenated(call)
+
+
+def _in_threads(action: Callable[[int], _T], numbers: Sequence[int], done: str) -> list[_T]:
+    """Calls an action with each of some numbers, in several threads; returns the results.
 
     ``done`` is the verb for the log, such as ``read``.
     """
@@ -311,11 +341,11 @@ def _in_threads(action: Callable[[int], _T], count: int, done: str) -> list[_T]:
     # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
         try:
-            for result in pool.map(action, range(count)):
+            for result in pool.map(action, numbers):
                 results.append(result)
                 if time.monotonic() - logged > _NEWS_EVERY:
                     logged = time.monotonic()
-                    logger.info("%s %d of %d images", done, len(results), count)
+                    logger.info("%s %d of %d images", done, len(results), len(numbers))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -43,6 +43,8 @@ class LoadOptions(ImageOptions):
         image_size: Images with a side longer than this, in pixels, are shrunk to it; None leaves them unchanged.
         aabb: (2, 3) box that contains the whole scene, world units. None: that of ``configs/scene`` if the scene is
             given by a name in it, never for a path; otherwise as :func:`voxelfield.datasets.assembly.assemble` says.
+        divided: Whether each process of a group reads its share of the images for training alone
+            (:attr:`voxelfield.datasets.scene.Split.share`); all of them must load the scene.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
 
     Raises:
@@ -53,6 +55,7 @@ class LoadOptions(ImageOptions):
     image_size: int | None = None
     aabb: Tensor | Sequence[Sequence[float]] | None = None
     model: int | None = None
+    divided: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.splits, str):

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from voxelfield import processes
 from voxelfield.datasets.image_paths import why_missing
 from voxelfield.datasets.images import (
     IMAGE_SUFFIXES,
@@ -137,12 +138,14 @@ def cameras_of(photos: Sequence[Photo], options: LoadOptions) -> Cameras:
     return _cameras(photos, sizes, sizes, options)
 
 
-def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
+def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Split:
     """Reads the images of a split.
 
     Args:
+        name: The split's name.
         photos: At least one; all files exist. Shrunk images are read in place of whole ones if all have one.
-        options: The size to which images are shrunk, and whether lenses distort.
+        options: The size to which images are shrunk, whether lenses distort, and whether the images for training are
+            divided over processes, if there are as many.
 
     Raises:
         FileNotFoundError: A mask is missing.
@@ -161,14 +164,18 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
         paths, read = whole, [options.size_of(size) for size in sizes]
     # Before the pixels are read, which takes much longer than to find invalid cameras.
     cameras = _cameras(photos, sizes, read, options)
-    images = read_images(paths, read, [photo.alpha for photo in photos])
+    divided = options.divided and name == "train" and 1 < processes.count() <= len(photos)
+    share = processes.rows(len(photos)) if divided else None
+    images = read_images(paths, read, [photo.alpha for photo in photos], share)
     files = [photo.mask for photo in photos]
-    masks = read_masks(files, sizes, read) if any(files) else None
-    return Split(images, cameras, _names(whole), masks, tuple(whole), _extras(photos, sizes, read))
+    masks = read_masks(files, sizes, read, share) if any(files) else None
+    return Split(images, cameras, _names(whole), masks, tuple(whole), _extras(photos, sizes, read, share), share)
 
 
-def _extras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size]) -> dict[str, Tensor]:
-    """Returns ``time`` (N,) and ``depth`` (N, H, W), float32, of photographs that have them."""
+def _extras(
+    photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], share: slice | None
+) -> dict[str, Tensor]:
+    """Returns ``time`` (N,) and ``depth`` (N, H, W), the latter of a share, float32, of photographs that have them."""
     extras = {}
     times = [photo.time for photo in photos if photo.time is not None]
     if times:
@@ -178,7 +185,8 @@ def _extras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size]
         extras["time"] = torch.tensor(times, dtype=torch.float32)
     if any(photo.depth is not None for photo in photos):
         units = torch.tensor([photo.depth_unit for photo in photos], dtype=torch.float32)
-        extras["depth"] = read_depths([photo.depth for photo in photos], sizes, read) * units[:, None, None]
+        depths = read_depths([photo.depth for photo in photos], sizes, read, share)
+        extras["depth"] = depths * units[share or slice(None), None, None]
     return extras
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from voxelfield import processes
 from voxelfield.ops._checks import check_dtype, check_field, check_tensor
 from voxelfield.rendering.cameras import Cameras
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +33,8 @@ class Split:
             pixel, (N, H, W) or (N, H, W, ...), such as ``time`` (N,) and ``depth`` (N, H, W), which loaders fill
             (data/README.md), or whatever a loss of one's own needs. The cameras carry those of images as values of
             their rays (:attr:`voxelfield.Cameras.values`).
+        share: In a process group, the views of which this process holds the images, the masks and the extras per pixel,
+            with n in place of N; other processes hold those of the other views. None: all views.
 
     Raises:
         TypeError: ``images`` is not uint8, ``masks`` is not bool, or something in ``extras`` is not a tensor.
@@ -41,9 +47,10 @@ class Split:
     masks: Tensor | None = None
     paths: tuple[Path, ...] | None = None
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+    share: slice | None = None
 
     def __post_init__(self) -> None:
-        size = (len(self.cameras), self.cameras.height, self.cameras.width, 4)
+        size = (len(self.held), self.cameras.height, self.cameras.width, 4)
         check_tensor("Split.images", self.images, size, ", as the cameras say")
         check_dtype("Split.images", self.images, (torch.uint8,))
         if len(self.names) != len(self.cameras):
@@ -58,12 +65,13 @@ class Split:
             raise ValueError(f"Split.names must differ, got {twice!r} {self.names.count(twice)} times")
         if self.masks is not None:
             check_field("Split.masks", self.masks, size[:3], torch.bool)
-            for index, name in enumerate(self.names):
+            for index in self.held:
                 if not bool(self._cut(self.masks, index).any()):
+                    name = self.names[index]
                     raise ValueError(f"Split.masks must leave some pixels of each view, got none of {name!r}")
 
         for name, values in self.extras.items():
-            per_image: tuple[int | str, ...] = (size[0], "K")
+            per_image: tuple[int | str, ...] = (len(self.cameras), "K")
             dimensions = values.dim() if isinstance(values, Tensor) else 1
             wanted = per_image[: max(dimensions, 1)] if dimensions < 3 else (*size[:3], *values.shape[3:])
             check_tensor(f"Split.extras[{name!r}]", values, wanted)
@@ -77,7 +85,13 @@ class Split:
         return len(self.names)
 
     def __getitem__(self, index: slice | Sequence[int] | Tensor) -> Split:
-        """Returns some of the views, with everything that belongs to them, in room for the largest of their images."""
+        """Returns some of the views, with everything that belongs to them, in room for the largest of their images.
+
+        Raises:
+            ValueError: The split holds a share of its images.
+        """
+        if self.share is not None:
+            raise ValueError(f"Split must hold all images where views are selected, got one that {self._holds}")
         cameras = self.cameras[index]
         chosen = torch.arange(len(self))[index]
         numbers = chosen.tolist()
@@ -96,6 +110,18 @@ class Split:
         )
 
     @property
+    def held(self) -> range:
+        """The views whose images are here: all, unless the processes of a group hold a share each."""
+        return range(len(self.cameras))[self.share or slice(None)]
+
+    def of_all(self, own: Sequence[T]) -> list[T]:
+        """Returns what belongs to all views, in their order, given that of those held.
+
+        A collective call if processes hold a share each.
+        """
+        return list(own) if self.share is None else processes.concatenated(lambda: own)
+
+    @property
     def size_in_words(self) -> str:
         """Width and height of the images in pixels, for messages."""
         kinds = len(self.cameras.all_sizes().unique(dim=0))
@@ -103,7 +129,7 @@ class Split:
         return size if kinds <= 1 else f"{kinds} sizes up to {size}"
 
     def image(self, index: int) -> Tensor:
-        """Returns one image, (height, width, 4) uint8."""
+        """Returns one of the images held, (height, width, 4) uint8."""
         return self._cut(self.images, index)
 
     def mask(self, index: int, device: torch.device | str = "cpu") -> Tensor | None:
@@ -112,7 +138,14 @@ class Split:
 
     def _cut(self, stack: Tensor, index: int) -> Tensor:
         width, height = self.cameras.size(index)
-        return stack[index, :height, :width]
+        number = range(len(self))[index]
+        if number not in self.held:
+            raise IndexError(f"index must be that of an image that is here, got {index} for a split that {self._holds}")
+        return stack[self.held.index(number), :height, :width]
+
+    @property
+    def _holds(self) -> str:
+        return f"holds those from {self.held.start} to {self.held.stop - 1} of {len(self)}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,9 +22,9 @@ _HALF = 128
 
 
 def transparency(split: Split) -> list[float]:
-    """Returns the mean transparency of each image of a split, from 0 to 1."""
-    alphas = (split.image(index).numpy()[..., 3] for index in range(len(split)))
-    return [1 - float(alpha.sum(dtype=np.int64)) / (255 * alpha.size) for alpha in alphas]
+    """Returns the mean transparency of each image of a split, from 0 to 1; see :meth:`Split.of_all`."""
+    alphas = (split.image(index).numpy()[..., 3] for index in split.held)
+    return split.of_all([1 - float(alpha.sum(dtype=np.int64)) / (255 * alpha.size) for alpha in alphas])
 
 
 def check_visible(split: Split) -> None:
@@ -33,7 +33,7 @@ def check_visible(split: Split) -> None:
     Raises:
         ValueError: There are some; the message names the first.
     """
-    blank = [index for index in range(len(split)) if not bool(split.image(index)[..., 3].any())]
+    blank = split.of_all([index for index in split.held if not bool(split.image(index)[..., 3].any())])
     if blank:
         file = split.names[blank[0]] if split.paths is None else split.paths[blank[0]]
         others = f", like {len(blank) - 1} others of {len(split)}" if len(blank) > 1 else ""
@@ -82,12 +82,16 @@ def without_transparency(split: Split) -> Split:
     alpha = split.images[..., 3]
     opaque = alpha >= _HALF
     alpha.fill_(255)
-    if bool(opaque.all()):
+    if all(split.of_all([bool(opaque.all())])):
         return split
     masks = opaque if split.masks is None else opaque & split.masks
-    for index, name in enumerate(split.names):
-        width, height = split.cameras.size(index)
-        if not bool(masks[index, :height, :width].any()):
-            file = name if split.paths is None else split.paths[index]
-            raise ValueError(f"{file}: must have opaque pixels that are not masked, got none: leave it out")
+    sizes = split.cameras.all_sizes().tolist()
+    bare = []
+    for index, mask in zip(split.held, masks, strict=True):
+        width, height = sizes[index]
+        if not bool(mask[:height, :width].any()):
+            bare.append(index)
+    for index in split.of_all(bare):
+        file = split.names[index] if split.paths is None else split.paths[index]
+        raise ValueError(f"{file}: must have opaque pixels that are not masked, got none: leave it out")
     return replace(split, masks=masks)

@@ -71,15 +71,14 @@ class Evaluation:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     @classmethod
-    def interleaved(cls, parts: Sequence[Evaluation]) -> Evaluation:
-        """Returns the evaluation of all views from n parts, of which the i-th has views i, i + n, i + 2n, ..."""
-        names = [""] * sum(len(part.names) for part in parts)
-        scores = {name: [0.0] * len(names) for name in parts[0].scores}
-        for index, part in enumerate(parts):
-            names[index :: len(parts)] = part.names
+    def joined(cls, parts: Sequence[Evaluation], names: Iterable[str]) -> Evaluation:
+        """Returns the evaluation of views of some names, in their order, each of which is in one of several parts."""
+        scores: dict[str, dict[str, float]] = {}
+        for part in parts:
             for name, values in part.scores.items():
-                scores[name][index :: len(parts)] = values
-        return cls(tuple(names), {name: tuple(values) for name, values in scores.items()})
+                scores.setdefault(name, {}).update(zip(part.names, values, strict=True))
+        order = tuple(names)
+        return cls(order, {name: tuple(values[view] for view in order) for name, values in scores.items()})
 
     def __str__(self) -> str:
         """Returns the means in one line."""

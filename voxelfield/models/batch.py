@@ -57,7 +57,7 @@ class Batch:
 
         Args:
             name: Name of data for each image or for each pixel (:attr:`voxelfield.datasets.scene.Split.extras`), such
-                as ``"time"`` or ``"depth"``.
+                as ``"time"`` or ``"depth"``. Those for each pixel are read by all processes that train together.
 
         Raises:
             KeyError: The images carry no data of that name; the message lists what there is.

@@ -30,7 +30,6 @@ from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering, render
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.visible_cells import count_visible_samples
-from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)
@@ -317,12 +316,12 @@ class Model(Part):
             allowed = warp.cells_in_use((x, y, z), aabb.device)
             if setup.reliable_poses:
                 allowed &= cells_with_views(warp, setup.cameras, aabb, (x, y, z))
-        elif setup.alpha is None:
+        elif setup.visual_hull is None:
             allowed = torch.ones_like(self.occupancy.occupied)
         else:
-            allowed = visual_hull(setup.alpha, setup.cameras, aabb, (x, y, z))
+            allowed = setup.visual_hull(aabb, (x, y, z))
         self.occupancy.restrict(allowed, aabb)
-        if warp is None and setup.alpha is not None and not bool(self.occupancy.occupied.any()):
+        if warp is None and setup.visual_hull is not None and not bool(self.occupancy.occupied.any()):
             raise EmptyFieldError(
                 f"the training images show nothing inside {aabb.tolist()}: check scene.aabb and that the poses are "
                 "camera to world in OpenGL axes"

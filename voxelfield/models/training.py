@@ -67,8 +67,8 @@ class TrainingSetup:
         loss_scale: Factor on all gradients.
         optimizer: The optimizer of the grid.
         cameras: The training cameras as given, on the device.
-        alpha: (N, H, W) uint8, opacities of the training images, on the device; None if the poses are too inaccurate to
-            exclude space that the images show as transparent.
+        visual_hull: Returns which cells (X, Y, Z) of a box (2, 3) the training images do not show as transparent, bool;
+            None if the poses are too inaccurate to exclude space by that. A collective call.
         divide: Divides the evaluation of densities over processes: given a function of positions (M, 3), returns one of
             the same values (M,).
         reliable_poses: Whether the poses are accurate enough to exclude space that cameras cannot see.
@@ -80,7 +80,7 @@ class TrainingSetup:
     loss_scale: float
     optimizer: GridOptimizer
     cameras: Cameras
-    alpha: Tensor | None
+    visual_hull: Callable[[Tensor, tuple[int, int, int]], Tensor] | None
     reliable_poses: bool = True
     divide: Callable[[PositionDensity], PositionDensity] = lambda density: density
 
@@ -95,7 +95,7 @@ class MemoryEstimate:
         optimizer: Adam's two moments.
         copies: Working copies of the grids, if these are not the parameters themselves.
         average: Moving average of the grids' weights, if enabled.
-        images: Training images, 8-bit RGBA, with masks the indices of the pixels that count, and with
+        images: Training images of this process, 8-bit RGBA, with masks the indices of the pixels that count, and with
             ``trainer.loss.structure`` their weights; 0 if a GPU reads them from host memory.
         samples: Ray samples of a step, and everything computed from them.
         sparse: The share of sparse levels in the first five, if they have as many blocks as they may.

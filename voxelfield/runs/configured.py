@@ -294,7 +294,9 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
 
 
 def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str] = ("train", "test")) -> Scene:
-    """Loads the configured scene, downloading it first if ``data.download`` is set: once for all processes of a group.
+    """Loads the configured scene, of whose images for training each process of a group reads its share.
+
+    If ``data.download`` is set, it is downloaded first, once for all processes.
 
     Args:
         settings: Settings of the run.
@@ -308,7 +310,7 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
     folder = find_scene(settings.scene.name, root / settings.data.root, download=downloads)
     if downloads and processes.is_first():
         processes.wait()
-    return load_scene(folder, **settings.load_options(splits=splits))
+    return load_scene(folder, **settings.load_options(splits=splits, divided=True))
 
 
 def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> RunLogger:

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield import processes
 from voxelfield.datasets.scene import Split
 from voxelfield.models.batch import Batch, background_for
 from voxelfield.ops._internal.pixel_rays import pixel_rays
+from voxelfield.processes import DividedRows
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.rays import Rays
+from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.training.reduction import Reduction
 from voxelfield.transfers import read_from_host
 
@@ -22,6 +25,10 @@ class PixelSampler:
     """Draws pixels uniformly from all training images, which stay in memory as 8-bit RGBA.
 
     Pixels excluded by a mask are never drawn. For this, the indices of all other pixels are stored.
+
+    If the processes of a group hold a share of the images each, they must draw alike, from generators in one state, and
+    draw and read in the same order, because each pixel then comes from the process that holds its image. Of a split
+    that is whole, each process keeps all images.
 
     Args:
         split: Training images and cameras.
@@ -34,7 +41,7 @@ class PixelSampler:
             it draws; otherwise they are on ``device``.
 
     Attributes:
-        cameras: The training cameras, on the device.
+        cameras: The cameras of all training images, on the device.
 
     Raises:
         ValueError: Patches do not fit in the images, or in their unmasked part.
@@ -50,16 +57,19 @@ class PixelSampler:
         *,
         on_host: bool = False,
     ) -> None:
-        self._device, self._on_host = device, on_host
-        self._data: dict[str, Tensor] = {}
+        self._device, self._on_host, self._share = device, on_host, split.share
+        self._of_images: dict[str, Tensor] = {}
+        self._of_pixels: dict[str, Tensor | DividedRows] = {}
         self._drawable = None
         counted = pixels_that_count(split)
         if split.masks is not None and counted is not None:
-            self._drawable = self._stored(counted.flatten().nonzero()[:, 0].to(pixel_number_type(counted)))
+            numbers = pixel_numbers(split, counted.flatten().nonzero()[:, 0])
+            self._drawable = _rows(split.share, self._stored(numbers))
         self._images = self._stored(opaque_where_masked(split))
+        self._colors = _rows(split.share, self._images.view(-1, 4))
         self.cameras = split.cameras.to(device)
         self._packing = None
-        self._count = self._images[..., 0].numel() if self._drawable is None else len(self._drawable)
+        self._count = len(self._colors if self._drawable is None else self._drawable)
         if self.cameras.sizes is not None and self._drawable is None:
             pixels = self.cameras.sizes.prod(dim=1)
             self._packing = (pixels.cumsum(0) - pixels).to(device), self.cameras.sizes[:, 0].to(device)
@@ -78,33 +88,33 @@ class PixelSampler:
 
         Args:
             name: Name of the data.
-            data: (N, H, W, ...) for each pixel, or (N, ...) for each image, on any device.
+            data: (N, H, W, ...) for each pixel of :attr:`images`, or (N, ...) for each camera, on any device.
 
         Raises:
             ValueError: ``data`` has another number of images, or the name is taken.
         """
-        if name in self._data:
+        if name in (*self._of_images, *self._of_pixels):
             raise ValueError(f"name must be a new one, got {name!r}, which batches carry already")
-        if data.dim() == 0 or data.shape[0] != self._images.shape[0]:
+        if data.shape[:3] == self._images.shape[:3]:
+            self._of_pixels[name] = _rows(self._share, self._stored(data).flatten(0, 2))
+        elif data.dim() > 0 and data.shape[0] == len(self.cameras):
+            self._of_images[name] = data.to(self._device).contiguous()
+        else:
             raise ValueError(
-                f"data {name!r} must have shape ({self._images.shape[0]}, ...), one entry for each image, got "
+                f"data {name!r} must have shape ({len(self.cameras)}, ...), one entry for each image, got "
                 f"{tuple(data.shape)}"
             )
-        self._data[name] = self._stored(data) if self._is_per_pixel(data) else data.to(self._device).contiguous()
-
-    def _is_per_pixel(self, data: Tensor) -> bool:
-        return data.shape[:3] == self._images.shape[:3]
 
     def look_up(self, name: str, pixels: Tensor) -> Tensor:
         """Returns the data of a name for pixels (P,), (P, ...) in its own dtype; see :meth:`Batch.__getitem__`."""
-        if name not in self._data:
-            there = ", ".join(["colours", *map(repr, self._data)])
+        if name in self._of_images:
+            # Not in brackets, because on CUDA their backward pass sorts the indices.
+            return self._of_images[name].index_select(0, self.images_of(pixels))
+        if name not in self._of_pixels:
+            there = ", ".join(["colours", *map(repr, (*self._of_images, *self._of_pixels))])
             raise KeyError(f"the training images carry no {name!r}, but {there}")
-        data = self._data[name]
-        if self._is_per_pixel(data):
-            return data.flatten(0, 2)[pixels]
-        # index_select instead of brackets, because on CUDA the backward pass of the latter sorts the indices.
-        return data.index_select(0, self.images_of(pixels))
+        rows = self._of_pixels[name]
+        return rows[pixels] if isinstance(rows, Tensor) else rows.of_each(pixels)
 
     def batch(
         self,
@@ -128,7 +138,7 @@ class PixelSampler:
         count = max(count, patches * side**2)
         index = self._draw_indices(count)
         behind = background_for(background, count, index.device)
-        part = None
+        colors, part = self._shared_colors(index), None
         if reduction is not None and reduction.processes > 1:
             own, others = reduction.rows(patches), reduction.rows(count - patches * side**2)
             rows = torch.cat(
@@ -138,23 +148,33 @@ class PixelSampler:
                 )
             )
             index, behind, patches = index[rows], behind[rows], own.stop - own.start
+            colors = None if colors is None else colors[rows]
             square = self._supersampling**2
             rays_of_rows = (rows[:, None] * square + torch.arange(square, device=rows.device)).flatten()
             part = rays_of_rows, count * square
-        rays, rgba = self._read(index, aabb, cameras)
+        rays, rgba = self._read(index, aabb, cameras, colors)
         return Batch(
             replace(rays, part=part), rgba, index, behind, patches, self._patch_size, self.look_up, self.images_of
         )
 
     @property
     def images(self) -> Tensor:
-        """The images (N, H, W, 4), uint8 RGBA, on the device; opaque where a mask excludes pixels."""
+        """The images held (N, H, W, 4), uint8 RGBA, on the device; opaque where a mask excludes pixels."""
         return self._images
 
     @property
-    def alpha(self) -> Tensor:
-        """Opacity (N, H, W) of the images, uint8, on the device; 255 for pixels excluded by a mask."""
-        return self._images[..., 3]
+    def sizes(self) -> Tensor | None:
+        """The widths and heights (N, 2) of :attr:`images`, int64, on the CPU; None: all are W x H."""
+        return None if self.cameras.sizes is None else self.cameras.sizes[self._share or slice(None)]
+
+    def visual_hull(self, aabb: Tensor, resolution: tuple[int, int, int]) -> Tensor:
+        """Returns the visual hull (X, Y, Z) of all images in a box (2, 3), bool, on the device.
+
+        See :func:`voxelfield.rendering.visual_hull.visual_hull`; pixels excluded by a mask count as opaque.
+        """
+        cameras = self.cameras[self._share or slice(None)]
+        allowed = visual_hull(self._images[:, : cameras.height, : cameras.width, 3], cameras, aabb, resolution)
+        return allowed if self._share is None else processes.sum_of((~allowed).int()) == 0
 
     def draw(self, count: int, aabb: Tensor, cameras: Cameras | None = None) -> tuple[Rays, Tensor, Tensor]:
         """Draws pixels, using torch's global generator.
@@ -170,38 +190,47 @@ class PixelSampler:
             [0, 1], straight alpha; and their indices (P,), int64 (:meth:`images_of`).
         """
         index = self._draw_indices(count)
-        return *self._read(index, aabb, cameras), index
+        return *self._read(index, aabb, cameras, self._shared_colors(index)), index
 
     def _draw_indices(self, count: int) -> Tensor:
         return self._draw_pixels(count) if self._patches is None else self._draw_patches(count, self._patches)
 
-    def _read(self, index: Tensor, aabb: Tensor, cameras: Cameras | None) -> tuple[Rays, Tensor]:
-        """Returns the rays of pixels (P,), and their colours (P, 4)."""
+    def _shared_colors(self, index: Tensor) -> Tensor | None:
+        """Returns the colours (P, 4), uint8, of pixels that all processes draw; None if each holds all images."""
+        return None if isinstance(self._colors, Tensor) else self._colors[index]
+
+    def _read(self, index: Tensor, aabb: Tensor, cameras: Cameras | None, colors: Tensor | None) -> tuple[Rays, Tensor]:
+        """Returns the rays of pixels (P,), and their colours (P, 4), which are read unless they are given as uint8."""
         if cameras is not None:
-            return self._cast(index, cameras, aabb), self._images.view(-1, 4)[index].float() / 255
-        *rays, rgba = pixel_rays(
-            self._images,
-            index,
-            self.cameras.c2w,
-            self.cameras.intrinsics,
-            aabb,
-            supersampling=self._supersampling,
-            lens=lens_rows(self.cameras.lens),
-        )
+            colors = self._images.view(-1, 4)[index] if colors is None else colors
+            return self._cast(index, cameras, aabb), colors.float() / 255
+        images, c2w, intrinsics = self._images, self.cameras.c2w, self.cameras.intrinsics
+        lens = lens_rows(self.cameras.lens)
+        if colors is not None:
+            # Each pixel becomes an image of its own, whose camera looks past the rest.
+            chosen = self.images_of(index)
+            images, c2w, intrinsics = colors.view(-1, 1, 1, 4), c2w[chosen], intrinsics[chosen]
+            intrinsics[:, 2:] -= self._corners(index)
+            lens = None if lens is None else lens[chosen]
+            index = torch.arange(len(index), device=index.device)
+        *rays, rgba = pixel_rays(images, index, c2w, intrinsics, aabb, supersampling=self._supersampling, lens=lens)
         return Rays(*rays), rgba
+
+    def _corners(self, index: Tensor) -> Tensor:
+        """Returns the columns and rows (P, 2) of pixels (P,) within their images, float32."""
+        width, height = self.cameras.width, self.cameras.height
+        return torch.stack((index % width, index // width % height), dim=1).float()
 
     def images_of(self, pixels: Tensor) -> Tensor:
         """Returns the indices of the images to which pixels belong; of the shape and dtype of ``pixels``."""
-        return pixels // self._images[0, ..., 0].numel()
+        return pixels // (self.cameras.height * self.cameras.width)
 
     def _cast(self, index: Tensor, cameras: Cameras, aabb: Tensor) -> Rays:
         """Casts the rays of pixels (P,); the rays of each pixel are consecutive, row by row."""
         side = self._supersampling
-        row = index // cameras.width
-        corner = torch.stack((index % cameras.width, row % cameras.height), dim=1).float()
         middles = (torch.arange(side, device=index.device) + 0.5) / side
         squares = torch.stack((middles.repeat(side), middles.repeat_interleave(side)), dim=1)
-        points = (corner[:, None] + squares).view(-1, 2)
+        points = (self._corners(index)[:, None] + squares).view(-1, 2)
         camera_index = self.images_of(index).repeat_interleave(side * side)
         return cameras.rays(camera_index, points, aabb)
 
@@ -246,8 +275,8 @@ class PatchSampler:
     """
 
     def __init__(self, split: Split, device: torch.device, count: int, size: int) -> None:
-        self._shape = split.images.shape[:3]
-        height, width = self._shape[1:]
+        height, width = split.cameras.height, split.cameras.width
+        self._shape = len(split), height, width
         if size > min(height, width):
             raise ValueError(f"patch_size must be at most the images' shorter side, {min(height, width)}, got {size}")
         self._device, self.count, self._size = device, count, size
@@ -262,12 +291,11 @@ class PatchSampler:
             )
             sums = area[:, size:, size:] - area[:, :-size, size:] - area[:, size:, :-size] + area[:, :-size, :-size]
             image, y, x = (sums == size * size).nonzero(as_tuple=True)
-            if len(image) == 0:
+            self._corners = _rows(split.share, pixel_numbers(split, (image * height + y) * width + x).to(device))
+            if len(self._corners) == 0:
                 raise ValueError(
                     f"patch_size must fit into an image, or into the part that its mask leaves, got {size}"
                 )
-            corners = (image * height + y) * width + x
-            self._corners = corners.to(pixel_number_type(counted)).to(device)
 
     def draw(self) -> Tensor:
         """Draws patches, using torch's global generator.
@@ -294,7 +322,7 @@ class PatchSampler:
 
 
 def opaque_where_masked(split: Split) -> Tensor:
-    """Returns the images of a split, opaque where a mask excludes pixels.
+    """Returns the images that a split holds, opaque where a mask excludes pixels.
 
     Masked pixels are not known to be transparent, so they must not carve away matter.
     """
@@ -306,15 +334,26 @@ def opaque_where_masked(split: Split) -> Tensor:
 
 
 def pixels_that_count(split: Split) -> Tensor | None:
-    """Returns which pixels (N, H, W) of a split lie in an image and are not masked, bool; None if all do."""
+    """Returns which pixels (N, H, W) of the images held lie in an image and are not masked, bool; None if all do."""
     if split.cameras.sizes is None:
         return split.masks
     height, width = split.images.shape[1:3]
-    columns, rows = (side[:, None] for side in split.cameras.sizes.unbind(dim=1))
+    columns, rows = (side[:, None] for side in split.cameras.sizes[split.share or slice(None)].unbind(dim=1))
     inside = (torch.arange(width) < columns)[:, None] & (torch.arange(height) < rows)[..., None]
     return inside if split.masks is None else inside & split.masks
 
 
-def pixel_number_type(masks: Tensor) -> torch.dtype:
-    """Returns the smallest integer dtype that can index all pixels of some masks."""
-    return torch.int32 if masks.numel() <= 2**31 else torch.int64
+def pixel_numbers(split: Split, own: Tensor) -> Tensor:
+    """Returns the numbers of pixels among those of all images, given their numbers among those of the images held."""
+    size = split.cameras.height * split.cameras.width
+    return (own + split.held.start * size).to(pixel_number_type(split))
+
+
+def pixel_number_type(split: Split) -> torch.dtype:
+    """Returns the smallest integer dtype that can index all pixels of a split."""
+    return torch.int32 if len(split) * split.cameras.height * split.cameras.width <= 2**31 else torch.int64
+
+
+def _rows(share: slice | None, own: Tensor) -> Tensor | DividedRows:
+    """Returns the rows of all processes, if they hold a share of the images each; otherwise the given ones."""
+    return own if share is None else DividedRows(own)

@@ -65,7 +65,7 @@ def estimate_memory(
         )
     if images_on_host:
         return estimate
-    numbers = 0 if split.masks is None else int(split.masks.sum()) * pixel_number_type(split.masks).itemsize
+    numbers = 0 if split.masks is None else int(split.masks.sum()) * pixel_number_type(split).itemsize
     weights = split.images[..., 0].numel() if config.loss.structure > 0 else 0
     return replace(estimate, images=split.images.numel() + numbers + weights)
 

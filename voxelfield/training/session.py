@@ -7,7 +7,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,8 @@ class Session:
             # The log is flushed first, because a run that is resumed does not log earlier steps again.
             keep = config.trainer.keep_checkpoints
             self._writer = CheckpointWriter(self.output, keep, lambda: self._records.flush())
+        self._fingerprint: Future[dict[str, Tensor]] | None = None
+        if self._writes or (self.output is not None and scene.train.share is not None):
             # Checkpoints need the fingerprint; it is computed in the background, so that they need not wait.
             with_images = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fingerprint")
             self._fingerprint = with_images.submit(fingerprint, scene.train)
@@ -231,7 +233,7 @@ class Session:
             pixels.cameras,
             # Wrong poses would make images carve away matter. Those that need no coarse stages are wrong by a few
             # pixels only, so that the space beside the cameras is known.
-            alpha=None if refines else pixels.alpha,
+            visual_hull=None if refines else pixels.visual_hull,
             reliable_poses=not (refines and coarse),
             divide=divided_density,
         )
@@ -553,8 +555,9 @@ class Session:
     def _whole_state(self) -> Iterator[dict[str, Any]]:
         """Yields the content of a checkpoint, valid only in the first process; a collective call."""
         average = self._average.state_dict()
+        data = {} if self._fingerprint is None else self._whole_fingerprint()
         with self.optimizers.gathered_on_host():
-            yield {} if self._writer is None else self._state() | {"average": average}
+            yield {} if self._writer is None else self._state() | {"average": average, "data": data}
 
     def _state(self) -> dict[str, Any]:
         parts = {part.name: part.state_dict() for part in self.parts}
@@ -565,7 +568,6 @@ class Session:
             **self._recorder.state_dict(),
             **self.model.state_dict(),
             "optimizer": self.optimizers.state_dict(),
-            "data": self._fingerprint.result(),
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "config": asdict(self.config),
@@ -590,7 +592,7 @@ class Session:
         # The model of a script is not found by its name, and a saved setting of the model has no effect here.
         saved = parse(RunConfig, {**checkpoint["config"], "model": self.config.model}, "config of the checkpoint")
         check_resumable(checkpoint, saved, self.config, self.model, self.parts)
-        if processes.is_first():
+        if processes.is_first() or self.scene.train.share is not None:
             self._compare_data(checkpoint["data"])
         self.optimizers.gather()
         if self._writer is not None and path is not None:
@@ -613,11 +615,15 @@ class Session:
 
     def _compare_data(self, saved: dict[str, Tensor]) -> None:
         """Logs a warning if the training images are not those of the checkpoint."""
-        train = self.scene.train
-        now = self._fingerprint.result() if self._writes else fingerprint(train)
-        changed = changes(saved, now, train.names)
+        changed = changes(saved, self._whole_fingerprint(), self.scene.train.names)
         if changed:
             _log.warning("scene %s: training continues with the present data", changed)
+
+    def _whole_fingerprint(self) -> dict[str, Tensor]:
+        """Returns the fingerprint of all training data; a collective call if processes hold a share each."""
+        train = self.scene.train
+        own = fingerprint(train) if self._fingerprint is None else self._fingerprint.result()
+        return own | {"images": torch.tensor(train.of_all(own["images"].tolist()))}
 
     def _record(self, seconds: float, since_last: float) -> None:
         """Records the metrics of the last steps; if they are not finite, saves the state for inspection and stops."""

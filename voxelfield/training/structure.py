@@ -27,7 +27,7 @@ class VarianceWeightedError(Part):
 
     def __init__(self, pixels: PixelSampler, weight: float) -> None:
         self._weight = weight
-        pixels.carry(self.name, structure_weights(pixels.images, pixels.cameras.sizes))
+        pixels.carry(self.name, structure_weights(pixels.images, pixels.sizes))
 
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the term."""

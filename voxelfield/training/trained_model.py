@@ -149,7 +149,8 @@ class TrainedModel:
         After training with ``trainer.exposure=affine``, views are evaluated as rendered and with a fitted exposure.
 
         In processes that train together (:mod:`voxelfield.processes`), all of them must make this call: each evaluates
-        every n-th view, writes its image and calls ``on_view``, and all return the evaluation of all views.
+        every n-th view, or those whose images it holds, writes their images and calls ``on_view``, and all return the
+        evaluation of all views.
 
         Args:
             split: Images and cameras, such as ``scene.test``, in the scene's world frame.
@@ -199,11 +200,14 @@ class TrainedModel:
                     for run in self.copies(devices)
                 ]
                 own = chosen[processes.rank() :: processes.count()]
+                if split.share is not None:
+                    own = [index for index in chosen if index in split.held]
                 return evaluate_views(comparisons, own, on_view=callbacks, progress=progress and processes.is_first())
 
         if not chosen:
             raise ValueError("split must have views to evaluate, got none")
-        return Evaluation.interleaved(processes.gather_results(evaluate_own))
+        parts = processes.gather_results(evaluate_own)
+        return Evaluation.joined(parts, (split.names[index] for index in chosen))
 
     def copies(self, devices: int | Literal["all"]) -> list[TrainedModel]:
         """Returns this model and copies of it for work that several devices share; on the CPU, they are the same.

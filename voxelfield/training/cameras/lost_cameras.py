@@ -99,10 +99,9 @@ class LostCameras(Part):
         self._refinement, self._model, self._trainer, self._exposure = refinement, model, trainer, exposure
         self._factor = min(-(-max(cameras.width, cameras.height) // _SIDE), cameras.shortest_side)
         self._split = shrunk(split, self._factor)
-        masks = (split.mask(index) for index in range(len(split)))
-        self._comparable = torch.tensor(
-            [mask is None or bool(F.max_pool2d(mask[None].float(), self._factor).any()) for mask in masks]
-        )
+        masks = map(split.mask, split.held)
+        comparable = [mask is None or bool(F.max_pool2d(mask[None].float(), self._factor).any()) for mask in masks]
+        self._comparable = torch.tensor(split.of_all(comparable))
         self._starts = starts
 
     def before_step(self, step: int) -> None:
@@ -206,20 +205,28 @@ def _without_exposure(split: Split, exposure: AffineExposure) -> Split:
 def shrunk(split: Split, factor: int) -> Split:
     """Downscales images by averaging squares of pixels, and adapts their cameras.
 
+    A collective call if processes hold a share of the images each; the result is whole.
+
     Args:
         split: N images and cameras. A downscaled pixel counts if all of its pixels do or, in an image without such
             pixels, if the share of its pixels that count is the largest. If only pixels that are cut off count, all do.
         factor: Side of the squares.
     """
     rgba = split.images.movedim(-1, 1)
-    images = torch.stack([_shrunk_image(image.float(), factor) for image in rgba])
+    images = torch.stack(split.of_all([_shrunk_image(image.float(), factor) for image in rgba]))
     masks = None
     if split.masks is not None:
-        masks = torch.zeros(images.shape[:3], dtype=torch.bool)
-        for small, mask, (width, height) in zip(masks, split.masks, split.cameras.all_sizes().tolist(), strict=True):
-            share = F.avg_pool2d(mask[None, :height, :width].float(), factor)[0]
-            small[: height // factor, : width // factor] = share >= min(1.0, float(share.max()))
-    return replace(split, images=images, cameras=split.cameras.shrunk(factor), masks=masks, paths=None, extras={})
+        own = []
+        for index in split.held:
+            width, height = split.cameras.size(index)
+            counted = split.masks[split.held.index(index), :height, :width]
+            share = F.avg_pool2d(counted[None].float(), factor)[0]
+            small = torch.zeros(images.shape[1:3], dtype=torch.bool)
+            small[: share.shape[0], : share.shape[1]] = share >= min(1.0, float(share.max()))
+            own.append(small)
+        masks = torch.stack(split.of_all(own))
+    cameras = split.cameras.shrunk(factor)
+    return replace(split, images=images, cameras=cameras, masks=masks, paths=None, extras={}, share=None)
 
 
 def _shrunk_image(rgba: Tensor, factor: int) -> Tensor:

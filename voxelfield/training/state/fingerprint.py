@@ -19,10 +19,10 @@ def fingerprint(split: Split) -> dict[str, Tensor]:
     """Returns checksums (CRC-32) of training data.
 
     Args:
-        split: N images on the CPU and their cameras.
+        split: N cameras, and the images held, on the CPU.
 
     Returns:
-        ``images`` (N,) int64, of each image with its mask, and ``cameras`` (N,) int64, of each pose with its
+        ``images`` int64, of each image held with its mask, and ``cameras`` (N,) int64, of each pose with its
         intrinsics.
     """
     cameras = split.cameras
@@ -31,7 +31,7 @@ def fingerprint(split: Split) -> dict[str, Tensor]:
     columns += [] if cameras.lens is None else [cameras.lens.rows]
     # zlib releases Python's interpreter lock.
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        images = list(pool.map(lambda index: _image(split, index), range(len(split))))
+        images = list(pool.map(lambda index: _image(split, index), split.held))
     rows = torch.cat(columns, dim=1)
     return {"images": torch.tensor(images), "cameras": torch.tensor([_checksum(camera) for camera in rows])}
 
