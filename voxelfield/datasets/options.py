@@ -44,6 +44,8 @@ class LoadOptions(ImageOptions):
         aabb: (2, 3) box that contains the whole scene, world units. None: that of ``configs/scene`` if the scene is
             given by a name in it, never for a path; otherwise as :func:`voxelfield.datasets.assembly.assemble` says.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
+        region: (2, 3) low and high corner of a box, world units: only photographs that were taken within it are loaded,
+            and only the points that are closer to them than to all others; None: all.
 
     Raises:
         ValueError: A value is none of these.
@@ -53,6 +55,7 @@ class LoadOptions(ImageOptions):
     image_size: int | None = None
     aabb: Tensor | Sequence[Sequence[float]] | None = None
     model: int | None = None
+    region: Sequence[Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.splits, str):
