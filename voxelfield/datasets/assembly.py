@@ -128,6 +128,8 @@ def choose_splits(
             name: [photo for photo, within in zip(photos, _in_region(photos, options.region), strict=True) if within]
             for name, photos in splits.items()
         }
+        if not any(splits.values()):
+            raise ValueError(f"{source}: region must contain cameras of photographs, got {options.region} with none")
     there = [name for name, photos in splits.items() if photos]
     if options.splits is None:
         return {name: splits[name] for name in there}
