@@ -107,18 +107,12 @@ def test_copies_on_other_devices_render_the_same(divided, monkeypatch):
     assert_same(copy.render(camera_at(-0.5)), divided.render(camera_at(-0.5)))
 
 
-def test_density_is_that_of_the_regions_at_the_point(divided, regions):
-    points = torch.tensor([[-1.0, 0.1, 0.2], [1.0, 0.1, -0.3], [0.0, 0.2, -0.2]])
-    first, second = (region.density(points) for region in regions)
-    expected = torch.stack((first[0], second[1], (first[2] + second[2]) / 2))
-    torch.testing.assert_close(divided.density(points), expected)
-    assert divided.density(points[None]).shape == (1, 3)
-
-
 def test_what_needs_one_field_is_refused(divided, tmp_path):
     message = r"^RUN must be a run with one field, such as that of a region, regions/0, got one of 2 regions$"
     with pytest.raises(ValueError, match=message):
         save_model(tmp_path / "model.safetensors", divided)
+    with pytest.raises(ValueError, match=message):
+        divided.density(torch.zeros(1, 3))
     with pytest.raises(ValueError, match=message):
         _ = divided.occupancy
 

@@ -94,33 +94,25 @@ def run_queue(
     waiting, free, failed = list(range(count)), list(devices), []
     running: dict[int, tuple[subprocess.Popen[bytes], str]] = {}
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // len(devices))))
-    told = False
     try:
         while running or (waiting and not interrupt.requested):
             while waiting and free and not interrupt.requested:
                 number, device = waiting.pop(0), free.pop(0)
                 logger.info("region %d of %d begins on %s", number, count, device)
-                with contextlib.ExitStack() as stack:
-                    out = None if logs is None else stack.enter_context((logs / f"{number}.log").open("wb"))
-                    process = subprocess.Popen(
-                        command(number, device),
-                        env={**os.environ, "OMP_NUM_THREADS": threads},
-                        stdout=out,
-                        stderr=out,
-                    )
-                running[number] = process, device
-            if interrupt.requested and not told:
-                told = True
-                for process, _ in running.values():
-                    process.terminate()
+                with contextlib.nullcontext() if logs is None else (logs / f"{number}.log").open("wb") as out:
+                    line, environment = command(number, device), {**os.environ, "OMP_NUM_THREADS": threads}
+                    running[number] = subprocess.Popen(line, env=environment, stdout=out, stderr=out), device
             for number, (process, device) in list(running.items()):
-                if process.poll() is not None:
-                    del running[number]
-                    free.append(device)
-                    if process.returncode != 0:
-                        failed.append(number)
-                        if not interrupt.requested:
-                            logger.error("region %d has failed with exit status %d", number, process.returncode)
+                if process.poll() is None:
+                    if interrupt.requested:
+                        process.terminate()
+                    continue
+                del running[number]
+                free.append(device)
+                if process.returncode != 0:
+                    failed.append(number)
+                    if not interrupt.requested:
+                        logger.error("region %d has failed with exit status %d", number, process.returncode)
             time.sleep(_POLL_SECONDS)
     finally:
         for process, _ in running.values():

@@ -23,7 +23,7 @@ class DividedModel(TrainedModel):
     """The trained models of the regions of a capture.
 
     It renders and evaluates as one field (:meth:`voxelfield.regions.division.Division.weights`). What needs a single
-    field, such as :attr:`field` and an export, raises ValueError; each of :attr:`parts` has one.
+    field, such as :meth:`density` and an export, raises ValueError; each of :attr:`parts` has one.
 
     Attributes:
         model: The model of a region, which stands for all of them where they do not differ.
@@ -90,12 +90,6 @@ class DividedModel(TrainedModel):
             self.division,
             [region.renderer(backend, supersampling=supersampling, background=background) for region in self.regions],
         )
-
-    @torch.no_grad()
-    def density(self, points: Tensor) -> Tensor:
-        """See :class:`TrainedModel`; the densities of the regions have the weights of cameras at the points."""
-        densities = torch.stack([region.density(points) for region in self.regions], dim=-1)
-        return (densities * self.division.weights(points.reshape(-1, 3)).view(densities.shape)).sum(dim=-1)
 
     def _refuse(self) -> NoReturn:
         raise ValueError(
