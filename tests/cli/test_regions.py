@@ -109,6 +109,7 @@ def test_processes_of_one_training_have_no_regions(monkeypatch):
     [
         ("camera=refine", r"^camera.name must be none with regions=2, because .*, got refine$"),
         ("camera.test_steps=3", r"^camera.test_steps must be 0 with regions=2"),
+        ("scene.region=[[0,0,0],[1,1,1]]", r"^scene.region must be null with regions=2, because .*, got \(\(0.0, "),
         ("scene=lego", r"^scene.aabb must be null with regions=2"),
         ("logger.viewer=true", r"^logger.viewer must be false with regions=2"),
         ("resume=runs/mine", r"^resume must be auto or null with regions=2, got runs/mine$"),
@@ -181,6 +182,8 @@ def test_a_run_that_was_stopped_in_its_second_region_carries_on_there(start, tmp
     code, _, err = start(tmp_path, "regions=3", "resume=auto").finish()
     assert code == 2
     assert "must be those of the run in" in err
+    code, _, err = start(tmp_path).finish()
+    assert (code, "hydra.run.dir must not be that of a run with regions" in err) == (2, True)
 
 
 FAILING = """

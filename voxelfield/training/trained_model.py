@@ -236,17 +236,13 @@ class TrainedModel:
         Raises:
             ValueError: There are fewer devices.
         """
-        first, *others = several_devices(self.model.device, devices)
-        return [
-            self,
-            *(
-                self.with_parts(partial(TrainedModel._on, device=device)) if device != first else self
-                for device in others
-            ),
-        ]
+        _, *others = several_devices(self.model.device, devices)
+        return [self, *(self.with_parts(partial(TrainedModel._on, device=device)) for device in others)]
 
     def _on(self, device: torch.device) -> TrainedModel:
-        """Returns a copy on another device."""
+        """Returns a copy on another device; this model on its own."""
+        if device == self.model.device:
+            return self
         state = self.model.state_dict()
         copy = restore_trained_model(self.config, state["field"], state["occupancy"], self.steps, device, state)
         return replace(copy, cameras=self.cameras)

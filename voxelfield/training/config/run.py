@@ -149,6 +149,7 @@ class RunConfig:
     def _check_regions(self, prefix: str) -> None:
         """Raises ValueError for settings with which regions could not be trained apart and rendered as one."""
         reasons = {
+            "scene.region": (None, "because the regions are those of the whole capture"),
             "scene.aabb": (None, "because the box of each region follows from its own photographs"),
             "camera.name": ("none", "because refined cameras would move each region into a frame of its own"),
             "camera.test_steps": (0, "because views are compared with several regions at once"),
