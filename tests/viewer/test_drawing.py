@@ -169,7 +169,7 @@ def test_nothing_is_drawn_outside_of_the_crop_box(painter, viewpoint):
 
 
 def test_the_crop_box_reaches_twice_as_far_as_the_smallest_nested_box():
-    run = SimpleNamespace(model=SimpleNamespace(warp=NestedBoxes(((-1.0,) * 3, (1.0,) * 3), 3)))
+    run = SimpleNamespace(model=SimpleNamespace(warp=NestedBoxes(((-1.0,) * 3, (1.0,) * 3), 3)), parts=(None,))
     assert content_box(run) == ((-1.0,) * 3, (1.0,) * 3)
     assert crop_limits(run) == ((-2.0,) * 3, (2.0,) * 3)
     assert crop_limits(trained_run()) == content_box(trained_run())

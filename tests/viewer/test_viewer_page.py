@@ -34,7 +34,7 @@ def test_the_first_view_without_photographs():
     box, background = ((-1.0, -1.0, -3.0), (1.0, 1.0, -2.0)), torch.ones(3)
     rows = ((1.0, 0.0, 0.0, 0.5), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0))
     warp = NdcBox(box, rows, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 1.0)
-    facing = SimpleNamespace(model=SimpleNamespace(warp=warp, background=background))
+    facing = SimpleNamespace(model=SimpleNamespace(warp=warp, background=background), parts=(None,))
     state = ViewerState(None, None, facing, ())
     assert torch.equal(state.home.matrix[:3], torch.tensor(rows))
     assert torch.equal(state.up, torch.tensor([0.0, 1.0, 0.0]))

@@ -49,6 +49,8 @@ _TIMED_OUT = "Timed out waiting"
 def count_processes(settings: RunConfig, expected: Callable[[], RunConfig]) -> int:
     """Returns how many processes a run has: those that have been started, or else those that ``devices`` asks for.
 
+    A run with regions has one, which starts those of the regions.
+
     Args:
         settings: The settings of the run.
         expected: Returns the settings by which ``devices=auto`` is decided; only called with several GPUs.
@@ -57,6 +59,10 @@ def count_processes(settings: RunConfig, expected: Callable[[], RunConfig]) -> i
         ValueError: ``devices`` contradicts the processes that have been started, the GPUs there are, or ``device``.
     """
     started, given = _started(), settings.devices
+    if settings.regions > 1:
+        if started > 1:
+            raise ValueError(f"regions must be 1 for {started} processes of one training, got {settings.regions}")
+        return 1
     on_cpu = settings.device == "cpu" or not torch.cuda.is_available()
     if started > 1:
         count = started

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import NoReturn
@@ -87,6 +88,11 @@ def number(
 
     convert.__name__ = kind.__name__  # argparse names it for text that is no number
     return convert
+
+
+def hydra_quoted(text: str) -> str:
+    """Quotes a text for Hydra's grammar, where a backslash counts only before a quote."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text) + "'"
 
 
 class _OneLineRecord(logging.LogRecord):

@@ -26,7 +26,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from voxelfield import processes
 from voxelfield.cli import launching
 from voxelfield.cli.command import INTERRUPTED
-from voxelfield.cli.running import exit_status, one_line_records
+from voxelfield.cli.regions import devices_of, train_regions
+from voxelfield.cli.running import exit_status, hydra_quoted, one_line_records
 from voxelfield.cli.sweep import own_device
 from voxelfield.config.parsing import parse
 from voxelfield.datasets.locate import configured_scenes, is_path
@@ -37,6 +38,7 @@ from voxelfield.installed import config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.runs.configured import Watcher, train_as_configured
+from voxelfield.runs.divided import train_divided
 from voxelfield.training.config import LoggerConfig, RunConfig, config_name, trainer_for
 from voxelfield.training.config.presets import composition_error, offer_defaults
 from voxelfield.training.config.run import AUTO
@@ -216,7 +218,11 @@ def with_scene_folder(overrides: Sequence[str]) -> list[str]:
     for text in overrides:
         folder = scene_folder(scenes[text]) if text in scenes else None
         if folder is not None:
-            found += ["scene=folder", f"scene.name={_quoted(folder.name)}", f"data.root={_quoted(str(folder.parent))}"]
+            found += [
+                "scene=folder",
+                f"scene.name={hydra_quoted(folder.name)}",
+                f"data.root={hydra_quoted(str(folder.parent))}",
+            ]
         else:
             found.append(f"scene={scenes[text]}" if text in scenes else text)
     return found
@@ -260,11 +266,6 @@ def scene_folder(scene: str) -> Path | None:
     return whole
 
 
-def _quoted(text: str) -> str:
-    """Quotes a text for Hydra's grammar, where a backslash counts only before a quote."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text) + "'"
-
-
 def _given_device(overrides: Sequence[str]) -> str:
     """Returns the one device that overrides name, on which a run's defaults depend; ``auto`` if they name none."""
     values = [value for key, _, value in (text.lstrip("+").partition("=") for text in overrides) if key == "device"]
@@ -288,6 +289,8 @@ def train(config: DictConfig) -> float | None:
                 raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
             if HydraConfig.get().mode == RunMode.MULTIRUN and settings.devices not in (AUTO, "1"):
                 raise ValueError(f"devices must be auto or 1 in a sweep, got {settings.devices}")
+            if HydraConfig.get().mode == RunMode.MULTIRUN and settings.regions > 1:
+                raise ValueError(f"regions must be 1 in a sweep, got {settings.regions}")
             output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())
             depends_on_scene = choices["trainer"] == "auto" and not settings.ends_at_box
             for_scene = functools.partial(settings_for, settings) if depends_on_scene else None
@@ -296,8 +299,12 @@ def train(config: DictConfig) -> float | None:
                     # In place, for settings_for to see.
                     sweep = Path(HydraConfig.get().sweep.dir)
                     settings.device = stack.enter_context(own_device(settings.device, sweep))
-                viewer = configured_viewer(settings.logger)
-                metrics = train_as_configured(settings, output, root, viewer, for_scene)
+                if settings.regions > 1:
+                    train_all = functools.partial(train_regions, output, devices_of(settings))
+                    metrics = train_divided(settings, output, root, train_all)
+                else:
+                    viewer = configured_viewer(settings.logger)
+                    metrics = train_as_configured(settings, output, root, viewer, for_scene)
     except Exception as error:
         status = 1 if isinstance(error, EmptyFieldError) else exit_status(error)
         if status is None and processes.count() == 1:

@@ -46,6 +46,8 @@ class LoadOptions(ImageOptions):
         divided: Whether each process of a group reads its share of the images for training alone
             (:attr:`voxelfield.datasets.scene.Split.share`); all of them must load the scene.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
+        region: (2, 3) low and high corner of a box, world units: only photographs that were taken within it are loaded,
+            and only the points that are closer to them than to all others; None: all.
 
     Raises:
         ValueError: A value is none of these.
@@ -56,6 +58,7 @@ class LoadOptions(ImageOptions):
     aabb: Tensor | Sequence[Sequence[float]] | None = None
     model: int | None = None
     divided: bool = False
+    region: Sequence[Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.splits, str):

@@ -124,13 +124,11 @@ def _evaluate_and_write(
     timing.end("evaluate")
     logger.info("%s over %d %s views", evaluation, len(evaluation.names), name)
     metrics = {
-        **_measured(session, evaluation),
+        **quality(trained, name, split, evaluation),
+        **_measured(session),
         **({} if peak is None else {"peak_gpu_gib": peak / 2**30}),
         **({} if trained.cameras is None else {"cameras": trained.cameras.changes()}),
         "settings": recorded_settings(settings),
-        "split": name,
-        "image_size": [split.cameras.width, split.cameras.height],
-        "drawn_by": trained.backend,
         "seconds": timing.seconds,
     }
     train = session.scene.train
@@ -234,19 +232,17 @@ class _Results:
             raise OSError(f"{', '.join(self._missing)} could not be written in {self.directory}")
 
 
-def _measured(session: Session, evaluation: Evaluation) -> dict[str, Any]:
-    """Returns the part of ``metrics.json`` that every run has."""
-    device = session.device
+def quality(trained: TrainedModel, split_name: str, split: Split, evaluation: Evaluation) -> dict[str, Any]:
+    """Returns the part of ``metrics.json`` that says how good a trained model is, and on which views and machine."""
+    device = trained.model.device
     return {
-        "scene": session.scene.name,
         **evaluation.means(),
-        **({"diverged": True} if session.diverged else {}),
         "views": len(evaluation.names),
-        "train_seconds": session.train_seconds,
-        "train_views": len(session.scene.train),
-        "steps": session.step,
+        "split": split_name,
+        "image_size": [split.cameras.width, split.cameras.height],
+        "drawn_by": trained.backend,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "resolution": list(session.model.grid.resolution),
+        "resolution": list(trained.model.grid.resolution),
         "psnr_per_view": dict(zip(evaluation.names, evaluation.scores["psnr"], strict=True)),
         "ssim_per_view": dict(zip(evaluation.names, evaluation.scores["ssim"], strict=True)),
         "per_view": evaluation.per_view(),
@@ -258,6 +254,17 @@ def _measured(session: Session, evaluation: Evaluation) -> dict[str, Any]:
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
             "CPU threads": str(torch.get_num_threads()),
         },
+    }
+
+
+def _measured(session: Session) -> dict[str, Any]:
+    """Returns the part of ``metrics.json`` that a training determines."""
+    return {
+        "scene": session.scene.name,
+        **({"diverged": True} if session.diverged else {}),
+        "train_seconds": session.train_seconds,
+        "train_views": len(session.scene.train),
+        "steps": session.step,
         "estimated_gib": {name: size / 2**30 for name, size in asdict(session.estimate_memory()).items()},
         **_peak_host_memory(),
     }

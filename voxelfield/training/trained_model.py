@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from voxelfield.rendering.cameras import Cameras, overview, reference_camera
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
-from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.renderer import ViewRenderer
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, TrainerConfig, parse
@@ -80,10 +80,32 @@ class TrainedModel:
         """Settings of the training loop, which include those of the evaluation."""
         return self.config.trainer
 
+    @property
+    def parts(self) -> tuple[TrainedModel, ...]:
+        """The models of which this one consists, each with one field: itself, or those of its regions."""
+        return (self,)
+
+    @property
+    def centre(self) -> Tensor:
+        """Centre (3,) of the part of space that matters most, world units, on the CPU; synchronises with the device."""
+        return self.model.centre
+
+    def part_at(self, position: Tensor) -> TrainedModel:
+        """Returns the part that contributes most to the image of a camera at a position (3,), world units."""
+        return self
+
+    def with_parts(self, change: Callable[[TrainedModel], TrainedModel]) -> TrainedModel:
+        """Returns this model with other parts.
+
+        Args:
+            change: Returns what takes the place of a part.
+        """
+        return change(self)
+
     def __repr__(self) -> str:
         """Returns one line that says what was trained."""
         kind, name = self.config.model.kind, self.config.scene.name
-        return f"TrainedModel(scene={name!r}, model={kind!r}, steps={self.steps}, device={self.field.aabb.device})"
+        return f"TrainedModel(scene={name!r}, model={kind!r}, steps={self.steps}, device={self.model.device})"
 
     def overview(self, size: int = 320) -> View:
         """Renders the field's box from obliquely above; this image represents the run in a notebook.
@@ -94,14 +116,14 @@ class TrainedModel:
             size: Width and height in pixels.
         """
         camera = reference_camera(self.model.warp, size, size)
-        return self.render(overview(self.field.aabb, size, size) if camera is None else camera)
+        return self.render(overview(self.model.field.aabb, size, size) if camera is None else camera)
 
     def _repr_png_(self) -> bytes | None:
         return self.overview()._repr_png_()
 
     def renderer(
         self, backend: str | None = None, *, supersampling: int | None = None, background: Tensor | None = None
-    ) -> FieldRenderer:
+    ) -> ViewRenderer:
         """Returns a renderer, by default with the settings of the run's own evaluation.
 
         Args:
@@ -218,11 +240,13 @@ class TrainedModel:
         Raises:
             ValueError: There are fewer devices.
         """
-        first, *others = several_devices(self.model.device, devices)
-        return [self, *(self._on(device) if device != first else self for device in others)]
+        _, *others = several_devices(self.model.device, devices)
+        return [self, *(self.with_parts(partial(TrainedModel._on, device=device)) for device in others)]
 
     def _on(self, device: torch.device) -> TrainedModel:
-        """Returns a copy on another device."""
+        """Returns a copy on another device; this model on its own."""
+        if device == self.model.device:
+            return self
         state = self.model.state_dict()
         copy = restore_trained_model(self.config, state["field"], state["occupancy"], self.steps, device, state)
         return replace(copy, cameras=self.cameras)
@@ -244,7 +268,7 @@ class TrainedModel:
         return self._default_renderer.view(cameras, index)
 
     def render_path(
-        self, cameras: Cameras, renderer: FieldRenderer | None = None, *others: FieldRenderer
+        self, cameras: Cameras, renderer: ViewRenderer | None = None, *others: ViewRenderer
     ) -> Iterator[View]:
         """Renders the images of successive cameras lazily.
 
@@ -260,7 +284,7 @@ class TrainedModel:
         yield from in_order(draws, range(len(cameras)))
 
     @cached_property
-    def _default_renderer(self) -> FieldRenderer:
+    def _default_renderer(self) -> ViewRenderer:
         return self.renderer()
 
 

@@ -52,7 +52,7 @@ class ViewerPage:
 
         self.address = address
         self.server = start_server(address, f"voxelfield: {run.config.scene.name}")
-        device = run.field.aabb.device
+        device = run.model.device
         self.worker = RenderWorker(
             device,
             self._deliver,
