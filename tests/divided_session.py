@@ -87,7 +87,7 @@ KINDS = {
     # With float16 copies, as on GPUs: a rounding error of a master may round its copy the other way.
     "halves": (
         "model=pyramid",
-        "model.resolutions=[4,8,12]",
+        "model.resolutions=[4,8,14]",  # the last one not in the first stage
         "model.sparse_resolutions=[16]",
         "model.width=16",
         "trainer.steps=12",

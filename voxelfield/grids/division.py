@@ -348,7 +348,9 @@ class DividedGrids:
         del self._exchange
 
     def _return_state(self, part: Part) -> None:
-        self._whole.state[part.grid] = self._collected_state(part, part.grid.device)
+        state = self._collected_state(part, part.grid.device)
+        if state:
+            self._whole.state[part.grid] = state
         part.state.clear()
 
     @contextlib.contextmanager
@@ -374,6 +376,8 @@ class DividedGrids:
                 self._whole.state.pop(part.grid, None)
 
     def _collected_state(self, part: Part, device: torch.device | None) -> dict[str, Any]:
+        if float(part.state["step"]) == 0:  # as an optimizer that has taken no step
+            return {}
         return {
             key: _collected(value, part.bounds, device) if value.shape == part.owned.shape else value
             for key, value in part.state.items()

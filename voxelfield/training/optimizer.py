@@ -158,6 +158,7 @@ class Optimizers:
             self.gather()
         previous, self.division = self.division, None
         if previous is not None:
+            previous.gather_some(grid.levels[grid.active :])  # levels that are no longer read
             previous.release()
         grid.enable_copies(self._copies, allocate_gradients=not divides)
         self.attached += 1
