@@ -29,10 +29,12 @@ from voxelfield.grids import exchange
 from voxelfield.training import optimizer
 from voxelfield.training import session as session_module
 from voxelfield.training.batches import PixelSampler
+from voxelfield.training.cameras.lost_cameras import shrunk
 from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.reduction import reduction
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
+from voxelfield.training.state.fingerprint import fingerprint
 from voxelfield.training.structure import VarianceWeightedError
 
 FIXTURE = Path(__file__).resolve().parent / "fixtures" / "lego"
@@ -185,15 +187,20 @@ def draw(capture: Path) -> dict[str, torch.Tensor]:
     rays = {name: getattr(batch.rays, name).view(len(batch.pixels), -1) for name in ("origins", "directions", "far")}
     names = ("time", "structure", "depth") if capture.name == "place" else ("time", "structure")
     found = {"pixels": batch.pixels, "rgba": batch.rgba, **rays, **{name: batch[name] for name in names}}
-    # The images on their way through other cameras, as those that are refined.
+    # Through given cameras, as where they are refined, and by the same pixels in all processes.
     rays, rgba, pixels = sampler.draw(1000, scene.aabb, sampler.cameras)
     gathered = [dict(zip(found, values, strict=True)) for values in group.gather_objects(list(found.values()))]
     found = {name: torch.cat([values[name] for values in gathered]) for name in found}
     order = found["pixels"].argsort(stable=True)
     found = {name: values[order] for name, values in found.items()}
+    if capture.name == "object":
+        found["hull"] = sampler.visual_hull(scene.aabb, (24, 24, 24))
+    else:
+        small = shrunk(scene.train, 5)
+        found |= {"small images": small.images, "small masks": small.masks}
     return found | {
-        **({"hull": sampler.visual_hull(scene.aabb, (24, 24, 24))} if capture.name == "object" else {}),
         "aabb": scene.aabb,
+        "fingerprint": torch.tensor(scene.train.of_all(fingerprint(scene.train)["images"].tolist())),
         **{"further pixels": pixels, "further rgba": rgba, "further directions": rays.directions},
     }
 

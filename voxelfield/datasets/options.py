@@ -43,11 +43,11 @@ class LoadOptions(ImageOptions):
         image_size: Images with a side longer than this, in pixels, are shrunk to it; None leaves them unchanged.
         aabb: (2, 3) box that contains the whole scene, world units. None: that of ``configs/scene`` if the scene is
             given by a name in it, never for a path; otherwise as :func:`voxelfield.datasets.assembly.assemble` says.
-        divided: Whether each process of a group reads its share of the images for training alone
-            (:attr:`voxelfield.datasets.scene.Split.share`); all of them must load the scene.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
         region: (2, 3) low and high corner of a box, world units: only photographs that were taken within it are loaded,
             and only the points that are closer to them than to all others; None: all.
+        divided: Whether each process of a group, all of which must load the scene, reads only its share of the images
+            for training (:attr:`voxelfield.datasets.scene.Split.share`).
 
     Raises:
         ValueError: A value is none of these.

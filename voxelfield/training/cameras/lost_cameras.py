@@ -216,15 +216,13 @@ def shrunk(split: Split, factor: int) -> Split:
     images = torch.stack(split.of_all([_shrunk_image(image.float(), factor) for image in rgba]))
     masks = None
     if split.masks is not None:
-        own = []
-        for index in split.held:
-            width, height = split.cameras.size(index)
-            counted = split.masks[split.held.index(index), :height, :width]
-            share = F.avg_pool2d(counted[None].float(), factor)[0]
-            small = torch.zeros(images.shape[1:3], dtype=torch.bool)
-            small[: share.shape[0], : share.shape[1]] = share >= min(1.0, float(share.max()))
-            own.append(small)
-        masks = torch.stack(split.of_all(own))
+        own = torch.zeros(len(split.held), *images.shape[1:3], dtype=torch.bool)
+        sizes = split.cameras.all_sizes()[split.share or slice(None)].tolist()
+        for small, mask, (width, height) in zip(own, split.masks, sizes, strict=True):
+            share = F.avg_pool2d(mask[None, :height, :width].float(), factor)[0]
+            small[: height // factor, : width // factor] = share >= min(1.0, float(share.max()))
+        # Each mask would otherwise be pickled with the memory of all.
+        masks = torch.stack(split.of_all([small.clone() for small in own]))
     cameras = split.cameras.shrunk(factor)
     return replace(split, images=images, cameras=cameras, masks=masks, paths=None, extras={}, share=None)
 
