@@ -7,6 +7,7 @@ and saves in process 0 what came of it as ``FOLDER/PROCESSES.pt``. With ``cuda``
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.grids import exchange
 from voxelfield.training import optimizer
 from voxelfield.training import session as session_module
-from voxelfield.training.batches import PixelSampler
+from voxelfield.training.batches import Images, PixelSampler
 from voxelfield.training.cameras.lost_cameras import shrunk
 from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.reduction import reduction
@@ -134,6 +135,7 @@ class MappedFiles:
 
 
 CAPTURES = ("object", "place")
+PLACES: tuple[Images, ...] = ("held", "device")
 REFUSED = "refused"
 """A capture of which the last process reads a photograph without the alpha channel that the others have."""
 WHOLE = "dense"
@@ -176,11 +178,11 @@ def save(path: Path, pixels: np.ndarray) -> None:
     Image.fromarray(pixels).save(path)
 
 
-def draw(capture: Path) -> dict[str, torch.Tensor]:
+def draw(capture: Path, images: Images) -> dict[str, torch.Tensor]:
     """What is drawn of a capture, by pixel, and what its images show together."""
     scene = voxelfield.load_scene(capture, holdout=0, divided=True)
     assert len(scene.train.images) == len(scene.train.held) <= -(-7 // group.count())
-    sampler = PixelSampler(scene.train, torch.device("cpu"), 2, patches=6, patch_size=9)
+    sampler = PixelSampler(scene.train, torch.device("cpu"), 2, patches=6, patch_size=9, images=images)
     VarianceWeightedError(sampler, 1.0)
     torch.manual_seed(0)
     batch = sampler.batch(1500, scene.aabb, "white", reduction=reduction())
@@ -322,7 +324,8 @@ def main(rank: int, processes: int, store: str, folder: Path, device: str = "cpu
         backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=processes)
     if device == "cpu":
-        results = {capture: draw(folder / capture) for capture in CAPTURES}
+        drawn = itertools.product(CAPTURES, PLACES)
+        results: dict[Any, Any] = {(capture, place): draw(folder / capture, place) for capture, place in drawn}
         results[REFUSED] = refusals(folder / REFUSED)
         results |= train_all(KINDS) | train_with_pauses(processes, folder)
     else:

@@ -247,7 +247,7 @@ def test_images_on_the_host_give_the_same_batches(split, masked):
         masks = torch.rand(COUNT, HEIGHT, WIDTH) < 0.5
         masks[:, 2, 3] = True
         split = replace(split, masks=masks)
-    on_device, on_host = (PixelSampler(split, device, 2, 0, 1, on_host=on_host) for on_host in (False, True))
+    on_device, on_host = (PixelSampler(split, device, 2, 0, 1, images=images) for images in ("device", "host"))
     assert torch.equal(on_host.alpha, on_device.alpha)
     batches = []
     for sampler in (on_device, on_host):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from divided_session import CAPTURES, KINDS, ON_GPUS, PAUSED, REFUSED, STOPS, make_captures
+from divided_session import CAPTURES, KINDS, ON_GPUS, PAUSED, PLACES, REFUSED, STOPS, make_captures
 
 PROGRAM = Path(__file__).resolve().parents[1] / "divided_session.py"
 SEVERAL = (2, 3)
@@ -42,9 +42,10 @@ def check_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], 
 
 
 @pytest.mark.parametrize("processes", SEVERAL)
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("capture", CAPTURES)
-def test_processes_draw_what_one_draws_from_shares_of_the_images(results, capture, processes):
-    found, wanted = results[processes][capture], results[1][capture]
+def test_processes_draw_what_one_draws_from_shares_of_the_images(results, capture, place, processes):
+    found, wanted = results[processes][capture, place], results[1][capture, "held"]
     assert found.keys() == wanted.keys()
     for name, values in wanted.items():
         assert values.unique().numel() > 1, f"{name} would be right by chance"

@@ -87,7 +87,7 @@ def test_a_sampler_returns_the_weights_of_the_pixels_that_it_draws(device, maske
 def test_weights_on_the_host_are_the_same():
     device = torch.device("cuda")
     split, index = split_of(photographs()), torch.arange(2 * HEIGHT * WIDTH, device=device)
-    samplers = [PixelSampler(split, device, on_host=on_host) for on_host in (False, True)]
+    samplers = [PixelSampler(split, device, images=images) for images in ("device", "host")]
     for sampler in samplers:
         VarianceWeightedError(sampler, 1.0)
     on_device, on_host = (sampler.look_up("structure", index) for sampler in samplers)

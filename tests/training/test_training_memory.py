@@ -17,7 +17,7 @@ from voxelfield.runs import configured
 from voxelfield.runs.configured import load_configured_scene, train_as_configured
 from voxelfield.training import session
 from voxelfield.training.fields import untrained_model
-from voxelfield.training.memory import check_memory, estimate_memory, images_stay_on_host
+from voxelfield.training.memory import check_memory, estimate_memory, place_of_images
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -93,21 +93,37 @@ def test_images_on_the_host_take_no_memory_of_the_device():
     settings = preset(*SMALL, name="train")
     train = load_configured_scene(settings, ROOT).train
     model = untrained_model(settings, "meta")
-    here, there = (estimate_memory(model, settings.trainer, train, images_on_host=on_host) for on_host in (False, True))
+    here, there = (estimate_memory(model, settings.trainer, train, images=place) for place in ("device", "host"))
     assert here.images == train.images.numel()
     assert there == replace(here, images=0)
     weighted = replace(settings.trainer, loss=replace(settings.trainer.loss, structure=1e-3))
-    assert estimate_memory(model, weighted, train, images_on_host=True) == there
+    assert estimate_memory(model, weighted, train, images="host") == there
 
 
 @pytest.mark.parametrize(
-    ("requested", "free", "on_host"), [("auto", 3, False), ("auto", 2, True), ("device", 2, False), ("host", 3, True)]
+    ("requested", "share", "free", "place"),
+    [
+        ("auto", False, 3, "device"),
+        ("auto", False, 2, "host"),
+        ("device", False, 2, "device"),
+        ("host", False, 9, "host"),
+        ("auto", True, 3, "device"),
+        ("auto", True, 2, "held"),
+        ("auto", True, 1, "host"),
+        ("device", True, 3, "device"),
+        ("device", True, 1, "held"),
+        ("host", True, 9, "host"),
+    ],
 )
-def test_images_stay_on_the_host_if_they_do_not_fit(monkeypatch, requested, free, on_host):
+def test_images_are_where_they_fit(monkeypatch, requested, share, free, place):
     say_free(monkeypatch, free * GIB)
-    estimate = MemoryEstimate(GIB, 0, 0, 0, 0, 2 * GIB, 0)
-    assert images_stay_on_host(estimate, requested, torch.device("cuda")) == on_host
-    assert not images_stay_on_host(estimate, requested, torch.device("cpu"))
+    images = {"device": 2 * GIB, "held": GIB, "host": 0}
+
+    def estimate(where):
+        return MemoryEstimate(GIB, 0, 0, 0, 0, images[where], 0)
+
+    assert place_of_images(estimate, requested, torch.device("cuda"), share) == place
+    assert place_of_images(estimate, requested, torch.device("cpu"), share) == "held"
 
 
 @pytest.mark.parametrize("name", ["visible_samples", "candidate_samples"])

@@ -169,6 +169,8 @@ class SparseGrid(nn.Module):
 
         def carried(values: Tensor) -> Tensor:
             moved = values.new_zeros(*self._atlas_shape(), self.channels)
+            if len(new_rows) == 0:
+                return moved
             moved.view(-1, self.channels)[new_rows] = values.reshape(-1, self.channels)[old_rows]
             # New blocks next to existing ones take over the values at the faces between them.
             weights = torch.zeros_like(moved)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from voxelfield import processes
 from voxelfield.fields.field import RadianceField, density_at_samples, warp_of
 from voxelfield.grids.boxes import box_tensor
 from voxelfield.grids.pyramid import VoxelPyramid
@@ -289,7 +290,7 @@ class Model(Part):
         """
 
     def count_shown(self, shape: Sequence[int]) -> Tensor:
-        """Counts the visible samples of the training images in each cell; expensive.
+        """Counts the visible samples of the training images in each cell; expensive, and a collective call.
 
         Args:
             shape: Number of cells X, Y, Z of the occupancy grid's box.
@@ -301,7 +302,10 @@ class Model(Part):
         settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
         every = max(1, min(cameras.width, cameras.height) // _PIXELS_LOOKED_AT)
         with self.autocast():
-            return count_visible_samples(self.field, self.occupancy, settings, cameras, shape, every=every)
+            own = cameras[processes.rank() :: processes.count()]
+            return processes.sum_of(
+                count_visible_samples(self.field, self.occupancy, settings, own, shape, every=every)
+            )
 
     def restrict_occupancy(self) -> None:
         """Excludes the cells of the present box that the training images show as transparent or do not show.

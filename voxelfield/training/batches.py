@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,15 +21,18 @@ from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.training.reduction import Reduction
 from voxelfield.transfers import read_from_host
 
+Images = Literal["device", "held", "host"]
+"""Where training images are: all of them on each device, those that a split holds there, or these in host memory."""
+
 
 class PixelSampler:
     """Draws pixels uniformly from all training images, which stay in memory as 8-bit RGBA.
 
     Pixels excluded by a mask are never drawn. For this, the indices of all other pixels are stored.
 
-    If the processes of a group hold a share of the images each, they must draw alike, from generators in one state, and
-    draw and read in the same order, because each pixel then comes from the process that holds its image. Of a split
-    that is whole, each process keeps all images.
+    If the processes of a group hold a share of the images each, making a sampler is a collective call. Unless all of
+    the images are on each device, the processes must then draw alike, from generators in one state, and draw and read
+    in one order, because each pixel comes from the process that holds its image.
 
     Args:
         split: Training images and cameras.
@@ -37,8 +41,9 @@ class PixelSampler:
         patches: Number of square patches at the beginning of each batch. Patches lie inside an image, so pixels within
             half a patch of its edge are drawn with a different probability than others.
         patch_size: Side of the patches in pixels.
-        on_host: Store the images and the data of pixels in pinned host memory, from which the GPU reads the pixels that
-            it draws; otherwise they are on ``device``.
+        images: Where the images and the data of pixels are: ``device``, all of them on the device of each process;
+            ``held``, those that the split holds there; or ``host``, these in pinned host memory, from which the GPU
+            reads the pixels that it draws. If the split is whole, the first two are the same.
 
     Attributes:
         cameras: The cameras of all training images, on the device.
@@ -55,18 +60,20 @@ class PixelSampler:
         patches: int = 0,
         patch_size: int = 1,
         *,
-        on_host: bool = False,
+        images: Images = "held",
     ) -> None:
-        self._device, self._on_host, self._share = device, on_host, split.share
+        self._device, self._on_host = device, images == "host"
+        gathers = images == "device" and split.share is not None
+        self._share = None if gathers else split.share
         self._of_images: dict[str, Tensor] = {}
         self._of_pixels: dict[str, Tensor | DividedRows] = {}
         self._drawable = None
         counted = pixels_that_count(split)
         if split.masks is not None and counted is not None:
             numbers = pixel_numbers(split, counted.flatten().nonzero()[:, 0])
-            self._drawable = _rows(split.share, self._stored(numbers))
-        self._images = self._stored(opaque_where_masked(split))
-        self._colors = _rows(split.share, self._images.view(-1, 4))
+            self._drawable = _rows(self._share, self._stored(numbers, gathers))
+        self._images = self._stored(opaque_where_masked(split), gathers)
+        self._colors = _rows(self._share, self._images.view(-1, 4))
         self.cameras = split.cameras.to(device)
         self._packing = None
         self._count = len(self._colors if self._drawable is None else self._drawable)
@@ -75,13 +82,14 @@ class PixelSampler:
             self._packing = (pixels.cumsum(0) - pixels).to(device), self.cameras.sizes[:, 0].to(device)
             self._count = int(pixels.sum())
         self._supersampling = supersampling
-        self._patches = PatchSampler(split, device, patches, patch_size) if patches > 0 else None
+        self._patches = PatchSampler(split, device, patches, patch_size, gathers) if patches > 0 else None
         self._patch_size = patch_size
         for name, data in split.extras.items():
-            self.carry(name, data)
+            self.carry(name, self._stored(data, gathers) if data.dim() >= 3 else data)
 
-    def _stored(self, tensor: Tensor) -> Tensor:
-        return read_from_host(tensor, self._device) if self._on_host else tensor.to(self._device).contiguous()
+    def _stored(self, tensor: Tensor, gathers: bool = False) -> Tensor:
+        stored = read_from_host(tensor, self._device) if self._on_host else tensor.to(self._device).contiguous()
+        return _gathered(stored) if gathers else stored
 
     def carry(self, name: str, data: Tensor) -> None:
         """Lets batches carry further data, which they return as ``batch[name]``.
@@ -266,6 +274,7 @@ class PatchSampler:
         device: Device of the pixel indices.
         count: Number of patches.
         size: Side of the patches in pixels.
+        gathers: Whether to collect what the images of all processes have, if each holds a share.
 
     Attributes:
         count: As given.
@@ -274,7 +283,7 @@ class PatchSampler:
         ValueError: A patch does not fit in the images, or in their unmasked part.
     """
 
-    def __init__(self, split: Split, device: torch.device, count: int, size: int) -> None:
+    def __init__(self, split: Split, device: torch.device, count: int, size: int, gathers: bool = False) -> None:
         height, width = split.cameras.height, split.cameras.width
         self._shape = len(split), height, width
         if size > min(height, width):
@@ -291,7 +300,8 @@ class PatchSampler:
             )
             sums = area[:, size:, size:] - area[:, :-size, size:] - area[:, size:, :-size] + area[:, :-size, :-size]
             image, y, x = (sums == size * size).nonzero(as_tuple=True)
-            self._corners = _rows(split.share, pixel_numbers(split, (image * height + y) * width + x).to(device))
+            corners = pixel_numbers(split, (image * height + y) * width + x).to(device)
+            self._corners = _gathered(corners) if gathers else _rows(split.share, corners)
             if len(self._corners) == 0:
                 raise ValueError(
                     f"patch_size must fit into an image, or into the part that its mask leaves, got {size}"
@@ -357,3 +367,8 @@ def pixel_number_type(split: Split) -> torch.dtype:
 def _rows(share: slice | None, own: Tensor) -> Tensor | DividedRows:
     """Returns the rows of all processes, if they hold a share of the images each; otherwise the given ones."""
     return own if share is None else DividedRows(own)
+
+
+def _gathered(own: Tensor) -> Tensor:
+    """Returns the rows of all processes to each of them; a collective call."""
+    return processes.gather_rows(own, processes.gather_counts(len(own)))

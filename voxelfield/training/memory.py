@@ -14,7 +14,7 @@ from voxelfield.datasets.scene import Split
 from voxelfield.models.model import Model
 from voxelfield.models.training import MemoryEstimate
 from voxelfield.ops._errors import is_out_of_memory
-from voxelfield.training.batches import pixel_number_type
+from voxelfield.training.batches import Images, pixel_number_type
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.optimizer import copies_dtype
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def estimate_memory(
-    model: Model, config: TrainerConfig, split: Split, device_type: str = "cuda", *, images_on_host: bool = False
+    model: Model, config: TrainerConfig, split: Split, device_type: str = "cuda", *, images: Images = "device"
 ) -> MemoryEstimate:
     """Estimates the peak memory use of training steps in each process: on CUDA, accurate up to allocator overhead.
 
@@ -36,7 +36,7 @@ def estimate_memory(
         config: Settings of the training loop.
         split: The training images.
         device_type: ``cuda`` or ``cpu``.
-        images_on_host: Whether the images stay in host memory.
+        images: Where the images are.
     """
     count, copies = processes.count(), copies_dtype(config.precision, torch.device(device_type))
     estimate = model.estimate_memory(
@@ -63,21 +63,42 @@ def estimate_memory(
             samples=estimate.samples + received,
             sparse=estimate.sparse // count,
         )
-    if images_on_host:
+    if images == "host":
         return estimate
     numbers = 0 if split.masks is None else int(split.masks.sum()) * pixel_number_type(split).itemsize
     weights = split.images[..., 0].numel() if config.loss.structure > 0 else 0
-    return replace(estimate, images=split.images.numel() + numbers + weights)
+    held = split.images.numel() + numbers + weights
+    # Where all are wanted, there is a moment in which those held are there twice.
+    share = split.share is not None and images == "device"
+    return replace(estimate, images=held + held * len(split) // len(split.held) if share else held)
 
 
-def images_stay_on_host(estimate: MemoryEstimate, requested: str, device: torch.device) -> bool:
-    """Returns whether a GPU should read the training images from host memory, as ``trainer.images`` requests."""
+def place_of_images(
+    estimate: Callable[[Images], MemoryEstimate], requested: str, device: torch.device, share: bool
+) -> Images:
+    """Returns where training images should be, the same in all processes; a collective call.
+
+    Args:
+        estimate: Estimates the memory of training with the images in a place.
+        requested: The setting ``trainer.images``.
+        device: The device of training; the CPU keeps those that the split holds.
+        share: Whether each process holds a share of the images.
+    """
     if device.type != "cuda":
-        return False
-    on_host = requested == "host" or (requested == "auto" and estimate.total > _free(device))
-    if on_host:
+        return "held"
+    places: tuple[Images, ...] = ("device", "held") if share else ("device",)
+    last: Images = "host"
+    if requested == "device":
+        last, places = places[-1], places[:-1]
+    elif requested == "host":
+        places = ()
+    free = _free(device)
+    chosen = next((place for place in places if not processes.any_of(estimate(place).total > free)), last)
+    if chosen == "host":
         logger.info("training images stay in pinned host memory, from which the GPU reads the pixels that it samples")
-    return on_host
+    elif chosen == "held" and share:
+        logger.info("each GPU has a share of the training images, because all of them do not fit in its memory")
+    return chosen
 
 
 def _free(device: torch.device) -> int:

@@ -31,7 +31,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.averaging import WeightAverage
-from voxelfield.training.batches import PixelSampler
+from voxelfield.training.batches import Images, PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
@@ -48,7 +48,7 @@ from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.logs.logging import FailsafeLogger, NullLogger, RunLogger
 from voxelfield.training.logs.progress import Progress
 from voxelfield.training.logs.records import log_preview
-from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, images_stay_on_host
+from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.parts import configured_parts
 from voxelfield.training.recording import Recorder
@@ -188,9 +188,9 @@ class Session:
             self._fingerprint = with_images.submit(fingerprint, scene.train)
             with_images.shutdown(wait=False)
         _library.ensure_loaded(self.device.type)
-        self._images_on_host = False
+        share = scene.train.share is not None
+        self._images: Images = place_of_images(self._memory_with, config.trainer.images, self.device, share)
         if self.device.type == "cuda":
-            self._images_on_host = images_stay_on_host(self.estimate_memory(), config.trainer.images, self.device)
             check_memory(self.estimate_memory(), self.device)
         with explain_shortage(self.estimate_memory, self.device):
             self._build(parts, losses or {}, sampler)
@@ -206,7 +206,7 @@ class Session:
             trainer.supersampling,
             trainer.patches,
             trainer.patch_size,
-            on_host=self._images_on_host,
+            images=self._images,
         )
         self.parts = [*configured_parts(config, self.scene, self.model, pixels), *parts]
         check_names(self.model, self.parts)
@@ -288,9 +288,11 @@ class Session:
 
     def estimate_memory(self) -> MemoryEstimate:
         """Estimates the memory that training needs at its final resolution."""
-        config, train = self.config.trainer, self.scene.train
+        return self._memory_with(self._images)
+
+    def _memory_with(self, images: Images) -> MemoryEstimate:
         shapes = untrained_model(self.config, "meta")
-        return estimate_memory(shapes, config, train, self.device.type, images_on_host=self._images_on_host)
+        return estimate_memory(shapes, self.config.trainer, self.scene.train, self.device.type, images=images)
 
     def fit(self, *, wait: bool = True) -> bool:
         """Trains up to the configured number of steps. Ctrl-C, SIGTERM or SIGHUP stops training after the current step.
