@@ -36,6 +36,7 @@ from voxelfield.training.reduction import reduction
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
 from voxelfield.training.state.fingerprint import fingerprint
+from voxelfield.training.state.zero_packing import pack_streams, put_back_zeros
 from voxelfield.training.structure import VarianceWeightedError
 
 FIXTURE = Path(__file__).resolve().parent / "fixtures" / "lego"
@@ -266,7 +267,7 @@ def check_copies(session: Session) -> None:
         return
     grid = session.field.grid
     for level, copy in zip(grid.levels, grid.working_copies.copies, strict=False):
-        master = division.collected(level, division.owned(level))
+        master = put_back_zeros(division.collected(level, division.owned(level).detach(), pack_streams))
         copies = [torch.empty_like(copy) for _ in range(dist.get_world_size())]
         dist.all_gather(copies, copy.contiguous())
         if master is not None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from voxelfield.training.state.zero_packing import copy_without_zeros, put_back_zeros
+from voxelfield.training.state.zero_packing import copy_without_zeros, pack_streams, put_back_zeros
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
@@ -84,3 +84,25 @@ def test_what_does_not_fit_is_refused(change):
     packed = copy_without_zeros(mostly_zero("cpu")) | change
     with pytest.raises(ValueError, match="must have chunks that fit its shape"):
         put_back_zeros({"field": packed})
+
+
+@pytest.mark.parametrize("sizes", [(16, 16), (5, 27), (0, 32), (32,)], ids=str)
+@pytest.mark.parametrize("plane", [(64, 64), (61, 5, 37), (1,)], ids=str)
+def test_streams_are_packed_as_one_tensor(device, plane, sizes):
+    torch.manual_seed(0)
+    whole = torch.randn(32, *plane) * (torch.rand(32, *plane[:1], *[1] * (len(plane) - 1)) < 0.3)
+    whole = whole.to(device)
+    parts = [part.split(3) for part in whole.split(sizes)]
+    pieces = [
+        (number, some[turn])
+        for turn in range(11)
+        for number, some in enumerate(parts)
+        if turn < len(some) and len(some[turn])
+    ]
+    packed = pack_streams(iter(pieces), whole.shape, whole.dtype)
+    expected = copy_without_zeros(whole)
+    assert type(packed) is type(expected)
+    if isinstance(packed, dict):
+        assert packed.keys() == expected.keys()
+        assert all(torch.equal(packed[key], expected[key]) for key in ("nonzero chunks", "rest", "stored"))
+    assert torch.equal(put_back_zeros(copy_without_zeros({"grid": packed}))["grid"], whole.cpu())

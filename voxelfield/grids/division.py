@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,13 +15,16 @@ from voxelfield import peer_memory, processes
 from voxelfield.grids.adam import RULE, GridAdam, sum_weights
 from voxelfield.grids.exchange import DirectExchange, Exchange, PackedExchange, room_for
 from voxelfield.grids.parts import Part
-from voxelfield.grids.resampling import SLAB_ELEMENTS
+from voxelfield.grids.planes import collect, moved, slabs
 from voxelfield.grids.sparse_grid import BLOCK_VERTICES, SparseGrid
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops import _constants
 from voxelfield.ops._internal.grid_adam import grid_adam_
 from voxelfield.ops._internal.tiles import active_tiles, tiles_along, touched_vertices
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
+
+Pack = Callable[[Iterable[tuple[int, Tensor]], Sequence[int], torch.dtype], Any]
+"""Packs a tensor for a file: see :func:`voxelfield.training.state.zero_packing.pack_streams`."""
 
 # A list of tiles shrinks once it is this many times too long. Its unused entries cost little.
 _LONGEST = 3.0
@@ -120,7 +123,7 @@ class DividedGrids:
             low, high, shared = sparse.shared_by(begin, end)
         before = self._whole.state.pop(grid, {}) if old is None else old.state
         if old is not None:
-            stored = _moved(old.owned, old.bounds, low, high)
+            stored = moved(old.owned, old.bounds, low, high)
             old.owned.data = old.stored = old.stored.new_empty(0)
         elif self._rounds:
             stored = grid.detach()[low:high].clone()
@@ -128,13 +131,10 @@ class DividedGrids:
             stored = grid.detach()[low:high]
         self._release(grid)
         owned = nn.Parameter(stored[begin - low : end - low])
-        state = {"step": before.pop("step", torch.zeros((), device=grid.device))}
-        for name in ("exp_avg", "exp_avg_sq"):
-            values = before.pop(name, None)
-            if values is None:
-                state[name] = torch.zeros_like(owned.detach())
-            else:
-                state[name] = values[begin:end].clone() if old is None else _moved(values, old.bounds, begin, end)
+        state = {name: before.pop(name) for name in ("step",) if name in before}
+        for name in list(before):
+            values = before.pop(name)
+            state[name] = values[begin:end].clone() if old is None else moved(values, old.bounds, begin, end)
         sums = torch.zeros_like(stored)
         owned.grad = sums[begin - low : end - low]
         return Part(grid, self._working.copies[index], bounds, low, high, stored, sums, owned, sparse, shared, state)
@@ -156,17 +156,18 @@ class DividedGrids:
         part = self._part_of(grid)
         return values if part is None else values[part.begin : part.end].clone()
 
-    def collected(self, grid: nn.Parameter, own: Tensor) -> Tensor | None:
-        """Returns values of all planes in host memory to process 0, and None to others; a collective call.
+    def collected(self, grid: nn.Parameter, own: Tensor, pack: Pack) -> Any:
+        """Returns packed values of all planes to process 0, and None to others; a collective call.
 
         Args:
             grid: The parameter to which the values belong.
             own: Those of this process's planes; of a parameter that is not divided, all, which are returned.
+            pack: Packs them.
         """
         part = self._part_of(grid)
         if part is None:
             return own
-        return _collected(own, part.bounds, torch.device("cpu") if processes.is_first() else None)
+        return _packed(part, own, pack)
 
     def _part_of(self, grid: nn.Parameter) -> Part | None:
         return next((part for part in self._parts if part.grid is grid), None)
@@ -217,6 +218,10 @@ class DividedGrids:
     def _update(self) -> None:
         group, count = self._whole.param_groups[0], len(self._parts)
         states = [part.state for part in self._parts]
+        for part in self._parts:
+            if not part.state:
+                part.state["step"] = torch.zeros((), device=part.owned.device)
+                part.state |= {name: torch.zeros_like(part.owned.detach()) for name in ("exp_avg", "exp_avg_sq")}
         steps = [state["step"] for state in states]
         torch._foreach_add_(steps, 1)
         grid_adam_(
@@ -272,7 +277,7 @@ class DividedGrids:
     def refresh(self) -> None:
         """Rounds the masters into the working copies of all processes, after a change by something else than a step."""
         for part in self._parts:
-            _collect(part.owned.detach().to(part.copy.dtype), part.bounds, part.copy)
+            collect(part.owned.detach().to(part.copy.dtype), part.bounds, part.copy)
         if self.shown and self._rounds:
             self.show()
 
@@ -293,7 +298,7 @@ class DividedGrids:
         part.owned.grad, part.sums = None, part.sums.new_empty(0)
         if self._rounds:
             whole = part.stored.new_empty(part.grid.shape)
-            _collect(part.owned.detach(), part.bounds, whole)
+            collect(part.owned.detach(), part.bounds, whole)
             part.grid.data = whole
             part.stored = part.stored.new_empty(0)
             part.owned.data = whole[part.begin : part.end]
@@ -348,83 +353,50 @@ class DividedGrids:
         del self._exchange
 
     def _return_state(self, part: Part) -> None:
-        state = self._collected_state(part, part.grid.device)
-        if state:
-            self._whole.state[part.grid] = state
+        if part.state:
+            planes = part.grid.shape[0]
+            self._whole.state[part.grid] = {
+                key: value if key == "step" else moved(value, part.bounds, 0, planes)
+                for key, value in part.state.items()
+            }
         part.state.clear()
 
     @contextlib.contextmanager
     @torch.no_grad()
-    def gathered_on_host(self) -> Iterator[None]:
-        """For a block, shows process 0 the whole grids and their moments, in host memory, as if undivided."""
+    def packed(self, pack: Pack) -> Iterator[dict[nn.Parameter, Any]]:
+        """For a block, gives the optimizer of the whole grids in process 0 their packed moments, as if undivided.
+
+        Args:
+            pack: Packs values, which need never be in one memory.
+
+        Returns:
+            The packed masters of grids that are not whole, in process 0.
+        """
         if not (self._rounds or self.shown):
             self.refresh()  # what did not fit into an exchange
-        hidden, host = [part.grid.data for part in self._parts], torch.device("cpu")
+        masters = {}
         for part in self._parts:
-            device = host if processes.is_first() else None
-            state = self._collected_state(part, device)
-            master = _collected(part.owned, part.bounds, device) if self._rounds else None
+            state = {key: value if key == "step" else _packed(part, value, pack) for key, value in part.state.items()}
+            master = _packed(part, part.owned.detach(), pack) if self._rounds and not self.shown else None
             if processes.is_first() and state:
                 self._whole.state[part.grid] = state
             if master is not None:
-                part.grid.data = master
+                masters[part.grid] = master
         try:
-            yield
+            yield masters
         finally:
-            for part, data in zip(self._parts, hidden, strict=True):
-                part.grid.data = data
+            for part in self._parts:
                 self._whole.state.pop(part.grid, None)
 
-    def _collected_state(self, part: Part, device: torch.device | None) -> dict[str, Any]:
-        if float(part.state["step"]) == 0:  # as an optimizer that has taken no step
-            return {}
-        return {
-            key: _collected(value, part.bounds, device) if value.shape == part.owned.shape else value
-            for key, value in part.state.items()
-        }
 
-
-def _collected(own: Tensor, bounds: Sequence[int], device: torch.device | None) -> Tensor | None:
-    """Returns all planes of a tensor of which each process has some; None if ``device`` is None."""
-    whole = None if device is None else own.new_empty(bounds[-1], *own.shape[1:], device=device)
-    _collect(own, bounds, whole)
-    return whole
-
-
-def _moved(own: Tensor, bounds: Sequence[int], low: int, high: int) -> Tensor:
-    """Returns the planes from ``low`` to ``high`` of a tensor of which each process has some; a collective call."""
-    planes = own.new_empty(high - low, *own.shape[1:])
-    _collect(own.detach(), bounds, planes, low)
-    return planes
-
-
-def _collect(own: Tensor, bounds: Sequence[int], planes: Tensor | None, low: int = 0) -> None:
-    """Writes planes of a tensor, of which each process has some, into one; a collective call.
-
-    Args:
-        own: This process's planes.
-        bounds: As for :class:`Part`.
-        planes: The tensor to write to, on any device; None only sends.
-        low: The first plane that it is to have.
-    """
-    plane = own.shape[1:]
-    count, most = processes.count(), max(end - begin for begin, end in pairwise(bounds))
-    at_once = max(1, SLAB_ELEMENTS // (count * max(math.prod(plane), 1)))
-    for first in range(0, most, at_once):
-        some = min(at_once, most - first)
-        sent = own.new_zeros(some, *plane)
-        part = own[first : first + some]
-        sent[: len(part)] = part
-        received = own.new_empty(count * some, *plane)
-        processes.gather_into(received, sent)
-        if planes is None:
-            continue
-        for other, (start, end) in enumerate(pairwise(bounds)):
-            # Those of the other process that have been sent, and of these the ones that are wanted.
-            begin, end = max(start + first, low), min(start + first + some, end, low + len(planes))
-            if begin < end:
-                at = other * some - start - first
-                planes[begin - low : end - low] = received[at + begin : at + end]
+def _packed(part: Part, own: Tensor, pack: Pack) -> Any:
+    """Returns packed planes of all processes to process 0, and None to others; a collective call."""
+    received = slabs(own, part.bounds)
+    if processes.is_first():
+        return pack(((process, planes) for process, _, planes in received), part.grid.shape, own.dtype)
+    for _ in received:
+        pass
+    return None
 
 
 def _listed_tiles(shapes: Sequence[Sequence[int]], occupied: Tensor) -> list[Tensor]:

@@ -22,6 +22,7 @@ from voxelfield.grids.resampling import mark_unwrapped
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.models.model import Model
 from voxelfield.training.config import OptimizerConfig, RatesConfig
+from voxelfield.training.state.zero_packing import pack_streams
 
 # Number of vertices from which restricting updates to the active tiles pays off.
 _WORTH_LISTING = 1 << 17
@@ -210,9 +211,13 @@ class Optimizers:
         if self.division is not None:
             self.division.discard(when)
 
-    def gathered_on_host(self) -> contextlib.AbstractContextManager[None]:
-        """For a block, shows process 0 whole grids and moments, in host memory if they are divided; collective."""
-        return contextlib.nullcontext() if self.division is None else self.division.gathered_on_host()
+    def packed(self) -> contextlib.AbstractContextManager[dict[nn.Parameter, Any]]:
+        """For a block, :meth:`state_dict` of process 0 has packed moments of all that is divided; a collective call.
+
+        Returns:
+            The packed masters of divided grids, in process 0.
+        """
+        return contextlib.nullcontext({}) if self.division is None else self.division.packed(pack_streams)
 
     def own_parts(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Returns the parameters, and of those that are divided among processes this process's parts."""
@@ -227,14 +232,14 @@ class Optimizers:
             return list(values)
         return [self.division.own_planes(*pair) for pair in zip(parameters, values, strict=True)]
 
-    def collected(self, parameters: Sequence[nn.Parameter], own: Sequence[Tensor]) -> list[Tensor | None]:
+    def collected(self, parameters: Sequence[nn.Parameter], own: Sequence[Tensor]) -> list[Any]:
         """Returns the values of whole parameters, given those of :meth:`own_parts`; a collective call.
 
-        Those of divided parameters are in host memory, and None in all processes but the first.
+        Those of divided parameters are packed (:func:`pack_streams`), and None in all processes but the first.
         """
         if self.division is None:
             return list(own)
-        return [self.division.collected(*pair) for pair in zip(parameters, own, strict=True)]
+        return [self.division.collected(*pair, pack_streams) for pair in zip(parameters, own, strict=True)]
 
     def refresh_copies(self) -> None:
         """Rounds the grids into their working copies, after a change by something else than a step; collective."""

@@ -560,8 +560,15 @@ class Session:
         """Yields the content of a checkpoint, valid only in the first process; a collective call."""
         average = self._average.state_dict()
         data = {} if self._fingerprint is None else self._whole_fingerprint()
-        with self.optimizers.gathered_on_host():
-            yield {} if self._writer is None else self._state() | {"average": average, "data": data}
+        with self.optimizers.packed() as masters:
+            if self._writer is None:
+                yield {}
+                return
+            state = self._state() | {"average": average, "data": data}
+            for name, parameter in self.model.field.named_parameters():
+                if parameter in masters:
+                    state["field"][name] = masters[parameter]
+            yield state
 
     def _state(self) -> dict[str, Any]:
         parts = {part.name: part.state_dict() for part in self.parts}

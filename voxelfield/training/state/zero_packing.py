@@ -6,8 +6,9 @@ zero from the beginning.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ def copy_without_zeros(state: Any) -> Any:
     """Copies a state, storing large tensors without runs of zeros; the inverse restores every bit.
 
     Args:
-        state: Nested dicts, lists, tuples and sets of tensors (any device) and plain Python values.
+        state: Nested dicts, lists, tuples and sets of tensors (any device), plain Python values, and what
+            :func:`pack_streams` returns.
 
     Returns:
         The same nesting with copies of the tensors on the CPU; large tensors with many zeros are replaced by dicts of
@@ -78,7 +80,7 @@ def _map(value: Any, leaf: Callable[[Any, str], Any], name: str) -> Any:
 
 def _pack(value: Any, name: str) -> Any:
     # Exact types: subclasses such as np.float64 or an IntEnum pickle as themselves, not as the plain type.
-    if type(value) in _PLAIN:
+    if type(value) in _PLAIN or (type(value) is dict and _MARK in value):
         return value
     if type(value) not in (Tensor, nn.Parameter):
         raise TypeError(
@@ -87,21 +89,81 @@ def _pack(value: Any, name: str) -> Any:
         )
     value = value.detach()
     if value.nbytes >= _MIN_BYTES:
-        # Bits are compared instead of numbers, because negative zeros must be preserved.
-        flat = value.contiguous().view(-1).view(torch.uint8)
-        flat = flat.clone() if flat.storage_offset() % 8 else flat
-        whole = len(flat) // _CHUNK * _CHUNK
-        pieces = flat[:whole].view(torch.int64).view(-1, _CHUNK // 8)
-        pieces = pieces.split(_CPU_PIECE if value.device.type == "cpu" else _DEVICE_PIECE)
-        stored = [(piece != 0).any(dim=1) for piece in pieces]
-        mask = torch.cat(stored).cpu()
-        if mask.sum() <= _MAX_STORED * len(mask):
-            chunks = torch.cat([piece[which].cpu() for piece, which in zip(pieces, stored, strict=True)])
-            bits = torch.from_numpy(np.packbits(mask.numpy()))
-            rest = flat[whole:].to("cpu", copy=True)
-            return {_MARK: chunks, "rest": rest, "stored": bits, "shape": tuple(value.shape), "dtype": value.dtype}
+        packer = _Packer()
+        packer.add(value)
+        packed = packer.packed(value.shape, value.dtype)
+        if packed is not None:
+            return packed
     # Never a view, because torch.save writes the whole storage of a view.
     return value.to("cpu", copy=True)
+
+
+def pack_streams(pieces: Iterable[tuple[int, Tensor]], shape: Sequence[int], dtype: torch.dtype) -> Any:
+    """Returns what :func:`copy_without_zeros` stores of a tensor, which need never be in one memory.
+
+    Args:
+        pieces: Consecutive elements of it, contiguous on any device, each with the number of a stream. A stream is a
+            part of the tensor; its pieces are in order, but those of other streams may be in between.
+        shape: Shape of the tensor.
+        dtype: Its dtype.
+    """
+    streams: dict[int, _Packer] = {}
+    for number, piece in pieces:
+        streams.setdefault(number, _Packer()).add(piece)
+    whole = _Packer()
+    for _, stream in sorted(streams.items()):
+        whole.append(stream)
+    packed = whole.packed(shape, dtype) if math.prod(shape) * dtype.itemsize >= _MIN_BYTES else None
+    return whole.bytes().view(dtype).view(tuple(shape)) if packed is None else packed
+
+
+class _Packer:
+    """The nonzero chunks of bytes that are given piece by piece."""
+
+    def __init__(self) -> None:
+        self._stored: list[Tensor] = []
+        self._chunks: list[Tensor] = []
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def add(self, piece: Tensor) -> None:
+        """Adds the bytes of a contiguous tensor."""
+        # Bits are compared instead of numbers, because negative zeros must be preserved.
+        flat = piece.contiguous().view(-1).view(torch.uint8)
+        if len(self._rest) > 0:
+            flat = torch.cat((self._rest.to(flat.device), flat))
+        flat = flat.clone() if flat.storage_offset() % 8 else flat
+        whole = len(flat) // _CHUNK * _CHUNK
+        rows = flat[:whole].view(torch.int64).view(-1, _CHUNK // 8)
+        pieces = rows.split(_CPU_PIECE if flat.device.type == "cpu" else _DEVICE_PIECE)
+        stored = [(piece != 0).any(dim=1) for piece in pieces]
+        self._stored.append(torch.cat(stored).cpu())
+        self._chunks += [piece[which].cpu() for piece, which in zip(pieces, stored, strict=True)]
+        self._rest = flat[whole:].to("cpu", copy=True)
+
+    def append(self, other: _Packer) -> None:
+        """Adds the bytes that another one has been given."""
+        if len(self._rest) > 0:  # the other's chunks begin within a chunk here
+            self.add(other.bytes())
+            return
+        self._stored += other._stored
+        self._chunks += other._chunks
+        self._rest = other._rest
+
+    def packed(self, shape: Sequence[int], dtype: torch.dtype) -> dict[str, Any] | None:
+        """Returns the chunks of a tensor; None if too few are left out."""
+        mask = torch.cat(self._stored)
+        if mask.sum() > _MAX_STORED * len(mask):
+            return None
+        bits = torch.from_numpy(np.packbits(mask.numpy()))
+        chunks = torch.cat(self._chunks)
+        return {_MARK: chunks, "rest": self._rest, "stored": bits, "shape": tuple(shape), "dtype": dtype}
+
+    def bytes(self) -> Tensor:
+        """Returns all bytes, with zeros."""
+        mask = torch.cat(self._stored)
+        rows = torch.zeros(len(mask), _CHUNK // 8, dtype=torch.int64)
+        rows[mask] = torch.cat(self._chunks)
+        return torch.cat((rows.view(-1).view(torch.uint8), self._rest))
 
 
 def _unpack(packed: dict[str, Any]) -> Tensor:
