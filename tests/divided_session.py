@@ -266,6 +266,7 @@ def check_copies(session: Session) -> None:
     if division is None or session.step % 4 > 0:
         return
     grid = session.field.grid
+    assert not grid.working_copies._sources, "whole masters are still in memory"
     for level, copy in zip(grid.levels, grid.working_copies.copies, strict=False):
         master = put_back_zeros(division.collected(level, division.owned(level).detach(), pack_streams))
         copies = [torch.empty_like(copy) for _ in range(dist.get_world_size())]

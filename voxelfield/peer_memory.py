@@ -40,7 +40,9 @@ class PeerMemory:
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         from torch.distributed import _symmetric_memory  # imports much that other runs do not need
 
-        # Not from a pool of torch's allocator, which would keep the memory of tensors that are no longer used.
+        # Not from a pool of torch's allocator, which would keep the memory of tensors that are no longer used. What it
+        # keeps otherwise is no room for this.
+        torch.cuda.empty_cache()
         own = _symmetric_memory._SymmetricMemory.empty_strided_p2p((size,), (1,), dtype, device)
         group = distributed.group.WORLD
         assert group is not None

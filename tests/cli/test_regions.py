@@ -181,7 +181,7 @@ def test_a_run_that_was_stopped_in_its_second_region_carries_on_there(start, tmp
 
     code, _, err = start(tmp_path, "regions=3", "resume=auto").finish()
     assert code == 2
-    assert "must be those of the run in" in err
+    assert "hydra.run.dir must be a new one, or that of the same regions with resume=auto, got" in err
     code, _, err = start(tmp_path).finish()
     assert (code, "hydra.run.dir must not be that of a run with regions" in err) == (2, True)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from voxelfield.datasets.scene import Split
 from voxelfield.models.batch import background_for
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.training import batches
 from voxelfield.training.batches import PixelSampler
 
 COUNT, HEIGHT, WIDTH = 3, 5, 7
@@ -247,14 +248,32 @@ def test_images_on_the_host_give_the_same_batches(split, masked):
         masks = torch.rand(COUNT, HEIGHT, WIDTH) < 0.5
         masks[:, 2, 3] = True
         split = replace(split, masks=masks)
+    split = replace(split, extras={"depth": torch.rand(COUNT, HEIGHT, WIDTH)})
     on_device, on_host = (PixelSampler(split, device, 2, 0, 1, images=images) for images in ("device", "host"))
-    assert torch.equal(on_host.alpha, on_device.alpha)
+    assert torch.equal(on_host.images, on_device.images)
     batches = []
     for sampler in (on_device, on_host):
         torch.manual_seed(0)
         rays, rgba, numbers = sampler.draw(300, BOX.to(device))
         # Where cameras are learned, rays are cast by torch's operations.
         again = sampler.draw(300, BOX.to(device), sampler.cameras)
-        batches.append((rays.origins, rays.directions, rgba, numbers, again[1], again[2]))
+        depth = sampler.look_up("depth", numbers)
+        batches.append((rays.origins, rays.directions, rgba, numbers, depth, again[1], again[2]))
     for one, other in zip(*batches, strict=True):
         assert torch.equal(one, other)
+
+
+def test_data_of_pixels_is_read_from_the_host_once(split, monkeypatch):
+    stored = []
+
+    def read(tensor, device):
+        assert all(tensor is not earlier for earlier in stored)
+        stored.append(tensor.clone())
+        return stored[-1]
+
+    monkeypatch.setattr(batches, "read_from_host", read)
+    split = replace(split, extras={"depth": torch.rand(COUNT, HEIGHT, WIDTH)})
+    sampler = PixelSampler(split, torch.device("cpu"), images="host")
+    assert len(stored) == 2
+    numbers = torch.arange(7)
+    assert torch.equal(sampler.look_up("depth", numbers), split.extras["depth"].flatten()[:7])

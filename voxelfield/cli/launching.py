@@ -40,6 +40,7 @@ Arguments = ParamSpec("Arguments")
 # How long a process that has failed waits for the launcher to end it, in seconds. The launcher looks ten times a
 # second, torchrun likewise, and ends all processes once one has ended.
 _VERDICT_SECONDS = 2.0
+_CLOSING_SECONDS = 10
 _POLL_SECONDS = 0.1
 
 # In gloo's message when another process does not answer; it raises a plain RuntimeError.
@@ -167,7 +168,8 @@ def launch(count: int, device: str) -> int:
     try:
         result = workers.wait(period=_POLL_SECONDS)
     finally:
-        workers.close()
+        # A process whose device waits for one that has ended does not react to a signal.
+        workers.close(timeout=_CLOSING_SECONDS)
     # In the order in which they have ended.
     failure = next(iter(result.failures.values()), None) if result is not None else None
     if failure is None:

@@ -98,6 +98,7 @@ class DividedGrids:
             self.refresh()
         self.restrict(occupied)
         working.division = self
+        working.forget_grids()
 
     @property
     def layout(self) -> int:
@@ -316,6 +317,7 @@ class DividedGrids:
             part.owned.data, part.owned.grad = part.stored[own], part.sums[own]
             self._release(part.grid)
         self._working.division = self
+        self._working.forget_grids()
         self._replaced += 1
         self.shown = False
 

@@ -150,7 +150,7 @@ class DirectExchange:
                 part.add_table()
         self._most = -(-samples // processes.count()) * processes.count()
         # The gradients of features, and positions.
-        room = sum(part.grid.shape[3] * self._most + _ALIGNMENT for part in parts)
+        room = working.channels * self._most + len(parts) * _ALIGNMENT
         self._received = {
             working.dtype: PeerMemory(room, working.dtype, device),
             torch.float32: PeerMemory(3 * self._most, torch.float32, device),

@@ -113,6 +113,17 @@ class WorkingCopies:
                 self.copies[index] = source.to(self.dtype)
             mark_current(self.copies[index], source)
 
+    @property
+    def channels(self) -> int:
+        """Number of features of a sample."""
+        dense = [grid.shape[3] for grid in self.grids[: len(self.grids) - len(self.sparse)]]
+        summed = dense[:1] if self._reduce == "sum" else dense
+        return sum(summed) + sum(grid.channels for grid in self.sparse)
+
+    def forget_grids(self) -> None:
+        """Lets the memory of the grids go, where a division keeps the copies up to date."""
+        self._sources.clear()
+
     def current(self, grids: Sequence[Tensor]) -> list[Tensor]:
         """Returns the copies of the module's present grids, refreshed if one has changed; does not synchronise."""
         if len(grids) != len(self.grids) or any(map(operator.is_not, grids, self.grids)):

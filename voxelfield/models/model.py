@@ -267,7 +267,7 @@ class Model(Part):
         self.setup.optimizer.attach()
 
     def resize(self, resolution: int, box: Tensor | None = None) -> None:
-        """Adds detail and resizes the grid, with the optimizer's state.
+        """Adds detail and resizes the grid, with the optimizer's state; until the stage has begun, nothing samples it.
 
         Args:
             resolution: Cube root of the number of voxels.

@@ -43,7 +43,7 @@ class GridOptimizer(Protocol):
         """Makes grids that are divided over processes whole, until :meth:`attach`; call before any change of them.
 
         Args:
-            grids: Those that will be changed; None for all.
+            grids: Those that will be changed; None for all. Others may read as NaN until :meth:`attach`.
         """
 
     def attach(self) -> None:

@@ -52,10 +52,9 @@ def train_divided(
                 "are for photographs of a place"
             )
         division = divide(scene.poses(), settings.regions, settings.region_overlap)
-        if settings.resume == AUTO and (run_directory / FILE).is_file() and Division.read(run_directory) != division:
+        if (run_directory / FILE).is_file() and (settings.resume != AUTO or Division.read(run_directory) != division):
             raise ValueError(
-                f"regions, region_overlap and the photographs must be those of the run in {run_directory} for "
-                "resume=auto, got others: choose another hydra.run.dir, or leave resume out to train anew there"
+                f"hydra.run.dir must be a new one, or that of the same regions with resume=auto, got {run_directory}"
             )
         lock.created = False
         division.write(run_directory)

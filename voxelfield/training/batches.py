@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Literal
 
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from voxelfield import processes
 from voxelfield.datasets.scene import Split
+from voxelfield.grids.planes import moved
 from voxelfield.models.batch import Batch, background_for
 from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.processes import DividedRows
@@ -85,7 +87,7 @@ class PixelSampler:
         self._patches = PatchSampler(split, device, patches, patch_size, gathers) if patches > 0 else None
         self._patch_size = patch_size
         for name, data in split.extras.items():
-            self.carry(name, self._stored(data, gathers) if data.dim() >= 3 else data)
+            self.carry(name, self._stored(data, gathers) if gathers and data.dim() >= 3 else data)
 
     def _stored(self, tensor: Tensor, gathers: bool = False) -> Tensor:
         stored = read_from_host(tensor, self._device) if self._on_host else tensor.to(self._device).contiguous()
@@ -96,16 +98,20 @@ class PixelSampler:
 
         Args:
             name: Name of the data.
-            data: (N, H, W, ...) for each pixel of :attr:`images`, or (N, ...) for each camera, on any device.
+            data: (N, H, W, ...) for each pixel of :attr:`images` or of all images, or (N, ...) for each camera, on any
+                device.
 
         Raises:
             ValueError: ``data`` has another number of images, or the name is taken.
         """
         if name in (*self._of_images, *self._of_pixels):
             raise ValueError(f"name must be a new one, got {name!r}, which batches carry already")
-        if data.shape[:3] == self._images.shape[:3]:
+        per_pixel = data.shape[1:3] == self._images.shape[1:3]
+        if per_pixel and self._share is not None and len(data) == len(self.cameras):
+            data = data[self._share]
+        if per_pixel and len(data) == len(self._images):
             self._of_pixels[name] = _rows(self._share, self._stored(data).flatten(0, 2))
-        elif data.dim() > 0 and data.shape[0] == len(self.cameras):
+        elif not per_pixel and data.dim() > 0 and len(data) == len(self.cameras):
             self._of_images[name] = data.to(self._device).contiguous()
         else:
             raise ValueError(
@@ -371,4 +377,5 @@ def _rows(share: slice | None, own: Tensor) -> Tensor | DividedRows:
 
 def _gathered(own: Tensor) -> Tensor:
     """Returns the rows of all processes to each of them; a collective call."""
-    return processes.gather_rows(own, processes.gather_counts(len(own)))
+    bounds = [0, *itertools.accumulate(processes.gather_counts(len(own)))]
+    return moved(own, bounds, 0, bounds[-1])

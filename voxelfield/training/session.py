@@ -351,6 +351,8 @@ class Session:
     def _advance(self) -> Batch:
         """Takes one step."""
         self.optimizers.prepare_step()
+        if any(stage.step == self.step for stage in self.config.trainer.stages):
+            self._graphed.discard()  # its memory is needed for the change of the grids
         attached = self.optimizers.attached
         for part in self._joined:
             part.before_step(self.step)

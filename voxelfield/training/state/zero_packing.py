@@ -161,9 +161,14 @@ class _Packer:
     def bytes(self) -> Tensor:
         """Returns all bytes, with zeros."""
         mask = torch.cat(self._stored)
-        rows = torch.zeros(len(mask), _CHUNK // 8, dtype=torch.int64)
-        rows[mask] = torch.cat(self._chunks)
-        return torch.cat((rows.view(-1).view(torch.uint8), self._rest))
+        whole = len(mask) * _CHUNK
+        found = torch.zeros(whole + len(self._rest), dtype=torch.uint8)
+        rows, places, used = found[:whole].view(torch.int64).view(-1, _CHUNK // 8), mask.nonzero()[:, 0], 0
+        for chunks in self._chunks:
+            rows[places[used : used + len(chunks)]] = chunks
+            used += len(chunks)
+        found[whole:] = self._rest
+        return found
 
 
 def _unpack(packed: dict[str, Any]) -> Tensor:
