@@ -18,7 +18,6 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.visual_hull import visual_hull
-from voxelfield.training.reduction import Reduction
 from voxelfield.transfers import read_from_host
 
 Images = Literal["device", "held", "host"]
@@ -130,7 +129,8 @@ class PixelSampler:
         aabb: Tensor,
         background: str,
         cameras: Cameras | None = None,
-        reduction: Reduction | None = None,
+        *,
+        shared: bool = False,
     ) -> Batch:
         """Draws a batch of at least ``count`` pixels, and at least those of the patches.
 
@@ -139,7 +139,7 @@ class PixelSampler:
             aabb: As for :meth:`draw`.
             background: As for :func:`background_for`.
             cameras: As for :meth:`draw`.
-            reduction: Divides pixels and patches over the processes, each of which draws all and returns its own.
+            shared: Whether the processes divide pixels and patches; each draws all and returns its own.
         """
         patches = 0 if self._patches is None else self._patches.count
         side = self._patch_size
@@ -147,8 +147,8 @@ class PixelSampler:
         index = self._draw_indices(count)
         behind = background_for(background, count, index.device)
         colors, part = self._shared_colors(index), None
-        if reduction is not None and reduction.processes > 1:
-            own, others = reduction.rows(patches), reduction.rows(count - patches * side**2)
+        if shared:
+            own, others = processes.rows(patches), processes.rows(count - patches * side**2)
             rows = torch.cat(
                 (
                     torch.arange(own.start * side**2, own.stop * side**2, device=index.device),

@@ -52,7 +52,7 @@ from voxelfield.training.memory import check_memory, estimate_memory, explain_sh
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.parts import configured_parts
 from voxelfield.training.recording import Recorder
-from voxelfield.training.reduction import divided_density, reduction
+from voxelfield.training.reduction import divided_density
 from voxelfield.training.resume import check_complete, check_names, check_resumable
 from voxelfield.training.state.fingerprint import changes, fingerprint
 from voxelfield.training.state.run_directory import RunDirectoryLock
@@ -223,7 +223,7 @@ class Session:
             trainer,
             parts=[*self._joined, _Losses(losses)],
             sampler=sampler,
-            reduction=reduction(),
+            shared=True,
         )
         refines, coarse = config.camera.refines, bool(config.camera.stages)
         setup = TrainingSetup(
