@@ -146,10 +146,10 @@ class DividedGrids:
             # Whatever reads the parameter computes NaN, rather than values that have not been up to date for long.
             grid.data = grid.new_full((), math.nan).expand(grid.shape)
 
-    def owned(self, grid: nn.Parameter) -> nn.Parameter | None:
-        """Returns the parameter of this process's part of a grid; None for a parameter that is not divided."""
+    def owned(self, grid: nn.Parameter) -> nn.Parameter:
+        """Returns the parameter of this process's part of a grid, or a parameter that is not divided itself."""
         part = self._part_of(grid)
-        return None if part is None else part.owned
+        return grid if part is None else part.owned
 
     def own_planes(self, grid: nn.Parameter, values: Tensor) -> Tensor:
         """Returns this process's planes of values that belong to a whole grid, or all values of another parameter."""
@@ -165,9 +165,7 @@ class DividedGrids:
             pack: Packs them.
         """
         part = self._part_of(grid)
-        if part is None:
-            return own
-        return _packed(part, own, pack)
+        return own if part is None else _packed(part, own, pack)
 
     def _part_of(self, grid: nn.Parameter) -> Part | None:
         return next((part for part in self._parts if part.grid is grid), None)

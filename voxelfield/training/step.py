@@ -240,8 +240,8 @@ class TrainingStep:
             finite = processes.sum_of((~finite).to(torch.int32)) == 0
         for gradient in gradients:
             gradient.masked_fill_(~finite, 0)
-        if self._optimizers is not None:
-            self._optimizers.discard(~finite)
+        if self._optimizers is not None and self._optimizers.division is not None:
+            self._optimizers.division.discard(~finite)
         self.totals.add({"skipped": (~finite).to(torch.int64) * self._one})
         return {name: torch.where(finite, term, 0.0) for name, term in terms.items()}
 
