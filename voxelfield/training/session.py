@@ -564,7 +564,8 @@ class Session:
         average = self._average.state_dict()
         data = {} if self._fingerprint is None else self._whole_fingerprint()
         division = self.optimizers.division
-        with contextlib.nullcontext({}) if division is None else division.packed(pack_streams) as masters:
+        with contextlib.ExitStack() as stack:
+            masters = {} if division is None else stack.enter_context(division.packed(pack_streams))
             if self._writer is None:
                 yield {}
                 return
