@@ -20,6 +20,7 @@ from voxelfield.grids.sparse_grid import BLOCK_VERTICES, SparseGrid
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops import _constants
 from voxelfield.ops._internal.grid_adam import grid_adam_
+from voxelfield.ops._internal.sparse_grid import share_copies_
 from voxelfield.ops._internal.tiles import active_tiles, tiles_along, touched_vertices
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
@@ -207,8 +208,8 @@ class DividedGrids:
         for part in self._parts:
             if part.touched is not None:
                 touched_vertices(part.reached, part.touched, part.own_tiles, every=not self._skips)
-            if part.sparse is not None and part.shared is not None:
-                part.sparse.share(part.sums, *part.shared, touched=part.touched)
+            if part.shared is not None:
+                share_copies_(part.sums, *part.shared, part.touched)
                 part.sums[: part.begin - part.low].zero_()
                 part.sums[part.end - part.low :].zero_()
         self._exchange.publish(self._update)
