@@ -190,7 +190,7 @@ def draw(capture: Path, images: Images) -> dict[str, torch.Tensor]:
     names = ("time", "structure", "depth") if capture.name == "place" else ("time", "structure")
     found = {"pixels": batch.pixels, "rgba": batch.rgba, **rays, **{name: batch[name] for name in names}}
     # Through given cameras, as where they are refined, and by the same pixels in all processes.
-    rays, rgba, pixels = sampler.draw(1000, scene.aabb, sampler.cameras)
+    further = sampler.batch(1000, scene.aabb, "white", sampler.cameras)
     gathered = [dict(zip(found, values, strict=True)) for values in group.gather_objects(list(found.values()))]
     found = {name: torch.cat([values[name] for values in gathered]) for name in found}
     order = found["pixels"].argsort(stable=True)
@@ -203,7 +203,9 @@ def draw(capture: Path, images: Images) -> dict[str, torch.Tensor]:
     return found | {
         "aabb": scene.aabb,
         "fingerprint": torch.tensor(scene.train.of_all(fingerprint(scene.train)["images"].tolist())),
-        **{"further pixels": pixels, "further rgba": rgba, "further directions": rays.directions},
+        "further pixels": further.pixels,
+        "further rgba": further.rgba,
+        "further directions": further.rays.directions,
     }
 
 
