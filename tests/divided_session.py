@@ -32,7 +32,6 @@ from voxelfield.training import session as session_module
 from voxelfield.training.batches import Images, PixelSampler
 from voxelfield.training.cameras.lost_cameras import shrunk
 from voxelfield.training.logs.logging import NullLogger
-from voxelfield.training.reduction import reduction
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
 from voxelfield.training.state.fingerprint import fingerprint
@@ -186,12 +185,12 @@ def draw(capture: Path, images: Images) -> dict[str, torch.Tensor]:
     sampler = PixelSampler(scene.train, torch.device("cpu"), 2, patches=6, patch_size=9, images=images)
     VarianceWeightedError(sampler, 1.0)
     torch.manual_seed(0)
-    batch = sampler.batch(1500, scene.aabb, "white", reduction=reduction())
+    batch = sampler.batch(1500, scene.aabb, "white", shared=True)
     rays = {name: getattr(batch.rays, name).view(len(batch.pixels), -1) for name in ("origins", "directions", "far")}
     names = ("time", "structure", "depth") if capture.name == "place" else ("time", "structure")
     found = {"pixels": batch.pixels, "rgba": batch.rgba, **rays, **{name: batch[name] for name in names}}
     # Through given cameras, as where they are refined, and by the same pixels in all processes.
-    rays, rgba, pixels = sampler.draw(1000, scene.aabb, sampler.cameras)
+    further = sampler.batch(1000, scene.aabb, "white", sampler.cameras)
     gathered = [dict(zip(found, values, strict=True)) for values in group.gather_objects(list(found.values()))]
     found = {name: torch.cat([values[name] for values in gathered]) for name in found}
     order = found["pixels"].argsort(stable=True)
@@ -204,7 +203,9 @@ def draw(capture: Path, images: Images) -> dict[str, torch.Tensor]:
     return found | {
         "aabb": scene.aabb,
         "fingerprint": torch.tensor(scene.train.of_all(fingerprint(scene.train)["images"].tolist())),
-        **{"further pixels": pixels, "further rgba": rgba, "further directions": rays.directions},
+        "further pixels": further.pixels,
+        "further rgba": further.rgba,
+        "further directions": further.rays.directions,
     }
 
 

@@ -133,7 +133,7 @@ def test_a_table_of_touched_vertices_replaces_a_look_at_all_copies(device, chann
     few, expected, expected_table = int(table[:, 4].sum()), sums.clone(), torch.empty_like(table)
     grid.share(expected)
     tiles.touched_vertices(expected, expected_table)
-    grid.share(sums, touched=table)
+    share_copies_(sums, grid._copies, grid._begins, table)
     assert torch.equal(sums, expected)
     assert torch.equal(table, expected_table), "copies that have become non-zero are in the table"
     assert few < int(table[:, 4].sum()) < sums[..., 0].numel() / 2
@@ -162,7 +162,7 @@ def test_the_planes_of_shared_vertices_are_those_of_whole_blocks(device):
         assert low % BLOCK_VERTICES == high % BLOCK_VERTICES == 0
         assert 0 <= low <= begin < end <= high <= len(whole)
         part = grid.features.grad[low:high].clone()
-        grid.share(part, *shared)
+        share_copies_(part, *shared)
         assert torch.equal(part[begin - low : end - low], whole[begin:end])
 
 

@@ -13,6 +13,8 @@ from voxelfield.fields.decoders import SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.training.averaging import WeightAverage
+from voxelfield.training.config import OptimizerConfig, RatesConfig
+from voxelfield.training.optimizer import Optimizers
 
 
 @pytest.fixture
@@ -22,6 +24,11 @@ def field(device):
     return RadianceField(pyramid, decoder)
 
 
+def average_of(field: RadianceField, **settings: int) -> WeightAverage:
+    model = model_of(field)
+    return WeightAverage(model, Optimizers(model, OptimizerConfig(), RatesConfig()), **settings)
+
+
 def fill(field: RadianceField, value: float) -> None:
     with torch.no_grad():
         for weight in field.parameters():
@@ -29,7 +36,7 @@ def fill(field: RadianceField, value: float) -> None:
 
 
 def test_it_is_the_exponential_average_of_every_tenth_step_near_the_end(field):
-    average = WeightAverage(model_of(field), steps=400, time_constant=20)
+    average = average_of(field, steps=400, time_constant=20)
     for step in range(1, 401):
         fill(field, float(step))
         average.update(step)
@@ -42,7 +49,7 @@ def test_it_is_the_exponential_average_of_every_tenth_step_near_the_end(field):
 
 
 def test_without_a_time_constant_weights_stay_as_they_are(field):
-    average = WeightAverage(model_of(field), steps=20, time_constant=0)
+    average = average_of(field, steps=20, time_constant=0)
     for step in range(1, 21):
         fill(field, float(step))
         average.update(step)
@@ -51,7 +58,7 @@ def test_without_a_time_constant_weights_stay_as_they_are(field):
 
 
 def test_copies_that_are_read_follow(field):
-    average = WeightAverage(model_of(field), steps=20, time_constant=100)
+    average = average_of(field, steps=20, time_constant=100)
     copies = field.grid.enable_copies(torch.float16)
     for step in (10, 20):
         fill(field, float(step))
@@ -63,7 +70,7 @@ def test_copies_that_are_read_follow(field):
 
 
 def test_it_begins_anew_where_grids_change_their_shape(field):
-    average = WeightAverage(model_of(field), steps=40, time_constant=100)
+    average = average_of(field, steps=40, time_constant=100)
     fill(field, 1.0)
     average.update(10)
     field.grid.refit(((0, 0, 0), (1, 1, 0.5)))
@@ -76,7 +83,7 @@ def test_it_begins_anew_where_grids_change_their_shape(field):
 
 
 def test_a_saved_average_goes_on(field):
-    first, second = (WeightAverage(model_of(field), steps=40, time_constant=100) for _ in range(2))
+    first, second = (average_of(field, steps=40, time_constant=100) for _ in range(2))
     fill(field, 1.0)
     first.update(10)
     second.load_state_dict(first.state_dict(), step=10)
@@ -90,10 +97,10 @@ def test_a_saved_average_goes_on(field):
 
 @pytest.mark.parametrize("settings", [{"steps": 40, "time_constant": 0}, {"steps": 4000, "time_constant": 100}])
 def test_an_average_that_this_run_would_not_have_begun_is_left_alone(field, settings):
-    saved = WeightAverage(model_of(field), steps=40, time_constant=100)
+    saved = average_of(field, steps=40, time_constant=100)
     fill(field, 1.0)
     saved.update(10)
-    resumed = WeightAverage(model_of(field), **settings)
+    resumed = average_of(field, **settings)
     resumed.load_state_dict(saved.state_dict(), step=10)
     fill(field, 2.0)
     resumed.apply()
@@ -101,7 +108,7 @@ def test_an_average_that_this_run_would_not_have_begun_is_left_alone(field, sett
 
 
 def test_the_last_step_counts_whatever_its_number(field):
-    average = WeightAverage(model_of(field), steps=13, time_constant=1)
+    average = average_of(field, steps=13, time_constant=1)
     fill(field, 5.0)
     average.update(13)
     fill(field, 6.0)

@@ -9,6 +9,7 @@ from torch import Tensor
 from voxelfield.datasets.scene import Split
 from voxelfield.models.batch import background_for
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.rays import Rays
 from voxelfield.training import batches
 from voxelfield.training.batches import PixelSampler
 
@@ -32,12 +33,17 @@ def split() -> Split:
     return Split(images, Cameras(c2w, intrinsics, WIDTH, HEIGHT), ("a", "b", "c"))
 
 
+def draw(sampler: PixelSampler, count: int, box: Tensor, cameras: Cameras | None = None) -> tuple[Rays, Tensor, Tensor]:
+    batch = sampler.batch(count, box, "white", cameras)
+    return batch.rays, batch.rgba, batch.pixels
+
+
 def decoded(rgba: Tensor) -> Tensor:
     return (rgba * 255).round().long().cpu()
 
 
 def test_the_ray_of_a_pixel_goes_through_its_centre(split, device):
-    rays, rgba, _ = PixelSampler(split, device).draw(500, BOX.to(device))
+    rays, rgba, _ = draw(PixelSampler(split, device), 500, BOX.to(device))
     assert len(rays) == 500
     camera, row, column, alpha = decoded(rgba).unbind(-1)
     assert torch.equal(alpha, 200 + camera), "colour and opacity must be of one pixel"
@@ -53,7 +59,7 @@ def test_the_ray_of_a_pixel_goes_through_its_centre(split, device):
 
 @pytest.mark.parametrize("side", [2, 3])
 def test_the_rays_of_a_pixel_are_spread_evenly_over_it(split, device, side):
-    rays, rgba, _ = PixelSampler(split, device, side).draw(50, BOX.to(device))
+    rays, rgba, _ = draw(PixelSampler(split, device, side), 50, BOX.to(device))
     assert len(rays) == 50 * side**2
     assert rgba.shape == (50, 4)
     camera, row, column, _ = decoded(rgba).unbind(-1)
@@ -70,7 +76,7 @@ def test_the_image_of_each_pixel_is_known(split, device, masked):
     masks = torch.rand(COUNT, HEIGHT, WIDTH) < 0.4
     masks[:, 2, 3] = True
     sampler = PixelSampler(replace(split, masks=masks) if masked else split, device, supersampling=2)
-    _, rgba, numbers = sampler.draw(300, BOX.to(device))
+    _, rgba, numbers = draw(sampler, 300, BOX.to(device))
     images = sampler.images_of(numbers)
     assert images.dtype == torch.int64
     assert torch.equal(images.cpu(), decoded(rgba)[:, 0])
@@ -78,14 +84,14 @@ def test_the_image_of_each_pixel_is_known(split, device, masked):
 
 
 def test_values_are_the_bytes_over_255(split, device):
-    _, rgba, _ = PixelSampler(split, device).draw(100, BOX.to(device))
+    _, rgba, _ = draw(PixelSampler(split, device), 100, BOX.to(device))
     assert rgba.dtype == torch.float32
     assert rgba.device.type == device.type
     torch.testing.assert_close(rgba, decoded(rgba).to(device) / 255, atol=0, rtol=1e-6)
 
 
 def test_every_pixel_is_equally_likely(split, device):
-    _, rgba, _ = PixelSampler(split, device).draw(200 * COUNT * HEIGHT * WIDTH, BOX.to(device))
+    _, rgba, _ = draw(PixelSampler(split, device), 200 * COUNT * HEIGHT * WIDTH, BOX.to(device))
     camera, row, column, _ = decoded(rgba).unbind(-1)
     counts = torch.bincount((camera * HEIGHT + row) * WIDTH + column, minlength=COUNT * HEIGHT * WIDTH)
     # 200 expected, standard deviation 14
@@ -97,7 +103,7 @@ def test_masked_pixels_are_never_drawn_and_the_others_equally_often(split, devic
     masks = torch.rand(COUNT, HEIGHT, WIDTH) < 0.4
     masks[:, 2, 3] = True
     sampler = PixelSampler(replace(split, masks=masks), device)
-    _, rgba, _ = sampler.draw(200 * int(masks.sum()), BOX.to(device))
+    _, rgba, _ = draw(sampler, 200 * int(masks.sum()), BOX.to(device))
     camera, row, column, _ = decoded(rgba).unbind(-1)
     counts = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.int64)
     counts.index_put_((camera, row, column), torch.ones(len(camera), dtype=torch.int64), accumulate=True)
@@ -129,7 +135,7 @@ def test_only_pixels_of_images_of_different_sizes_are_drawn_and_equally_often(mi
         mixed = replace(mixed, masks=torch.rand(COUNT, HEIGHT, WIDTH) < 0.6)
         expected &= mixed.masks
     sampler = PixelSampler(mixed, device)
-    rays, rgba, numbers = sampler.draw(200 * int(expected.sum()), BOX.to(device))
+    rays, rgba, numbers = draw(sampler, 200 * int(expected.sum()), BOX.to(device))
     camera, row, column, _ = decoded(rgba).unbind(-1)
     counts = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.int64)
     counts.index_put_((camera, row, column), torch.ones(len(camera), dtype=torch.int64), accumulate=True)
@@ -145,7 +151,7 @@ def test_only_pixels_of_images_of_different_sizes_are_drawn_and_equally_often(mi
 
 def test_patches_lie_inside_images_of_different_sizes(mixed, device):
     sampler = PixelSampler(mixed, device, patches=50, patch_size=3)
-    _, rgba, _ = sampler.draw(50 * 9, BOX.to(device))
+    _, rgba, _ = draw(sampler, 50 * 9, BOX.to(device))
     camera, row, column, _ = decoded(rgba).unbind(-1)
     widths, heights = SIZES[camera].unbind(-1)
     assert (column < widths).all()
@@ -163,7 +169,7 @@ def test_masked_pixels_carve_nothing_away(split, device):
 
 
 def test_batches_begin_with_patches_square_by_square_and_row_by_row(split, device):
-    rays, rgba, _ = PixelSampler(split, device, supersampling=2, patches=40, patch_size=3).draw(500, BOX.to(device))
+    rays, rgba, _ = draw(PixelSampler(split, device, supersampling=2, patches=40, patch_size=3), 500, BOX.to(device))
     assert (len(rays), len(rgba)) == (4 * 500, 500)
     camera, row, column, _ = decoded(rgba[: 40 * 9]).view(40, 3, 3, 4).unbind(-1)
     assert (camera == camera[:, :1, :1]).all()
@@ -174,7 +180,7 @@ def test_batches_begin_with_patches_square_by_square_and_row_by_row(split, devic
 
 def test_patches_reach_every_pixel_about_as_often(split, device):
     split = replace(split, images=split.images[:, :, :5].contiguous(), cameras=replace(split.cameras, width=5))
-    _, rgba, _ = PixelSampler(split, device, patches=3000, patch_size=3).draw(27000, BOX.to(device))
+    _, rgba, _ = draw(PixelSampler(split, device, patches=3000, patch_size=3), 27000, BOX.to(device))
     _, row, column, _ = decoded(rgba).unbind(-1)
     counts = torch.bincount(row * 5 + column, minlength=25)
     # Corners are in 2/5 of the squares along each axis, the centre is in all.
@@ -187,7 +193,7 @@ def test_patches_avoid_masked_pixels(split, device):
     masks[0, 1:4, 2:5] = True
     masks[1, ::2] = True
     masks[2, 0:4, 0:3] = True
-    _, rgba, _ = PixelSampler(replace(split, masks=masks), device, patches=50, patch_size=3).draw(450, BOX.to(device))
+    _, rgba, _ = draw(PixelSampler(replace(split, masks=masks), device, patches=50, patch_size=3), 450, BOX.to(device))
     corners = decoded(rgba).view(50, 9, 4)[:, 0, :3]
     assert {tuple(corner) for corner in corners.tolist()} == {(0, 1, 2), (2, 0, 0), (2, 1, 0)}
 
@@ -207,9 +213,9 @@ def test_rays_are_bounded_by_the_box(split, device):
     box = torch.tensor([[-0.3, -0.2, -0.1], [0.1, 0.2, 0.3]], device=device)
     sampler = PixelSampler(split, device)
     torch.manual_seed(1)
-    small, *_ = sampler.draw(300, box)
+    small, *_ = draw(sampler, 300, box)
     torch.manual_seed(1)
-    large, *_ = sampler.draw(300, 10 * box)
+    large, *_ = draw(sampler, 300, 10 * box)
     torch.testing.assert_close(small.directions, large.directions, atol=0, rtol=0)
     assert ((small.far - small.near) <= (large.far - large.near) + 1e-5).all()
     assert (small.far - small.near).sum() < 0.5 * (large.far - large.near).sum()
@@ -220,7 +226,7 @@ def test_the_seed_decides_what_is_drawn(split, device):
     drawn = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
-        drawn.append(sampler.draw(64, BOX.to(device))[1])
+        drawn.append(draw(sampler, 64, BOX.to(device))[1])
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
 
@@ -251,15 +257,15 @@ def test_images_on_the_host_give_the_same_batches(split, masked):
     split = replace(split, extras={"depth": torch.rand(COUNT, HEIGHT, WIDTH)})
     on_device, on_host = (PixelSampler(split, device, 2, 0, 1, images=images) for images in ("device", "host"))
     assert torch.equal(on_host.images, on_device.images)
-    batches = []
+    drawn = []
     for sampler in (on_device, on_host):
         torch.manual_seed(0)
-        rays, rgba, numbers = sampler.draw(300, BOX.to(device))
+        rays, rgba, numbers = draw(sampler, 300, BOX.to(device))
         # Where cameras are learned, rays are cast by torch's operations.
-        again = sampler.draw(300, BOX.to(device), sampler.cameras)
+        again = draw(sampler, 300, BOX.to(device), sampler.cameras)
         depth = sampler.look_up("depth", numbers)
-        batches.append((rays.origins, rays.directions, rgba, numbers, depth, again[1], again[2]))
-    for one, other in zip(*batches, strict=True):
+        drawn.append((rays.origins, rays.directions, rgba, numbers, depth, again[1], again[2]))
+    for one, other in zip(*drawn, strict=True):
         assert torch.equal(one, other)
 
 

@@ -189,13 +189,13 @@ def test_rays_cast_for_cameras_are_those_of_the_kernel(scene, device, side):
     """Of the same pixels, with the same colours."""
     pixels, box = PixelSampler(scene.train, device, side), scene.aabb.to(device)
     torch.manual_seed(1)
-    wanted, colors, numbers = pixels.draw(200, box)
+    wanted = pixels.batch(200, box, "white")
     torch.manual_seed(1)
-    found, found_colors, found_numbers = pixels.draw(200, box, pixels.cameras)
-    assert torch.equal(found_numbers, numbers)
-    torch.testing.assert_close(found_colors, colors, rtol=1e-6, atol=0)
+    found = pixels.batch(200, box, "white", pixels.cameras)
+    assert torch.equal(found.pixels, wanted.pixels)
+    torch.testing.assert_close(found.rgba, wanted.rgba, rtol=1e-6, atol=0)
     for name in ("origins", "directions", "near", "far"):
-        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=0, atol=2e-5)
+        torch.testing.assert_close(getattr(found.rays, name), getattr(wanted.rays, name), rtol=0, atol=2e-5)
 
 
 # ---------------------------------------------------------------------------------------------------- what comes back

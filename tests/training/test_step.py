@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from voxelfield.training.reduction import Reduction
 from voxelfield.training.step import StepTotals
 
 
 def test_totals_add_up_until_they_are_read(device):
-    totals = StepTotals(device, Reduction())
+    totals = StepTotals(device)
     errors, counts = torch.rand(3, 2, device=device), torch.tensor([[5, 2**53 - 9], [3, 4], [0, 4]], device=device)
     for step in range(3):
         totals.add({"first": errors[step, 0], "second": errors[step, 1]})
@@ -20,7 +19,7 @@ def test_totals_add_up_until_they_are_read(device):
 
 
 def test_a_total_may_be_added_to_beside_different_ones(device):
-    totals = StepTotals(device, Reduction())
+    totals = StepTotals(device)
     one = torch.ones((), device=device)
     totals.add({"a": one, "b": 2 * one})
     totals.add({"a": 4 * one})

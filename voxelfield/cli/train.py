@@ -277,9 +277,10 @@ def train(config: DictConfig) -> float | None:
 
     Of several processes, only the first one returns it.
     """
-    choices = HydraConfig.get().runtime.choices
+    job = HydraConfig.get()
+    choices, sweeps = job.runtime.choices, job.mode == RunMode.MULTIRUN
     logger.info("scene=%s model=%s trainer=%s", choices["scene"], choices["model"], choices["trainer"])
-    on_cpu = HydraConfig.get().job.config_name == "train_cpu"
+    on_cpu = job.job.config_name == "train_cpu"
     if on_cpu and (choices["model"], choices["trainer"]) == ("dense", "cpu"):
         logger.info("on a CPU, model=dense and trainer=cpu are the defaults (smaller images, one smaller grid)")
     try:
@@ -287,18 +288,17 @@ def train(config: DictConfig) -> float | None:
             settings = parse(RunConfig, config)
             if settings.logger.viewer and processes.count() > 1:
                 raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
-            if HydraConfig.get().mode == RunMode.MULTIRUN and settings.devices not in (AUTO, "1"):
+            if sweeps and settings.devices not in (AUTO, "1"):
                 raise ValueError(f"devices must be auto or 1 in a sweep, got {settings.devices}")
-            if HydraConfig.get().mode == RunMode.MULTIRUN and settings.regions > 1:
+            if sweeps and settings.regions > 1:
                 raise ValueError(f"regions must be 1 in a sweep, got {settings.regions}")
-            output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())
+            output, root = Path(job.runtime.output_dir), Path(get_original_cwd())
             depends_on_scene = choices["trainer"] == "auto" and not settings.ends_at_box
             for_scene = functools.partial(settings_for, settings) if depends_on_scene else None
             with contextlib.ExitStack() as stack:
-                if HydraConfig.get().mode == RunMode.MULTIRUN:
+                if sweeps:
                     # In place, for settings_for to see.
-                    sweep = Path(HydraConfig.get().sweep.dir)
-                    settings.device = stack.enter_context(own_device(settings.device, sweep))
+                    settings.device = stack.enter_context(own_device(settings.device, Path(job.sweep.dir)))
                 if settings.regions > 1:
                     train_all = functools.partial(train_regions, output, devices_of(settings))
                     metrics = train_divided(settings, output, root, train_all)
@@ -321,7 +321,7 @@ def train(config: DictConfig) -> float | None:
     if metrics.get("diverged", False):
         diverged = f"training diverged ({psnr:.2f} dB): lower trainer.rates.grid and trainer.rates.network"
         # A sweep over rates continues with the next ones.
-        if HydraConfig.get().mode == RunMode.RUN:
+        if not sweeps:
             fail(diverged, 1)
         logger.error(diverged)
     return psnr

@@ -86,11 +86,8 @@ def without_transparency(split: Split) -> Split:
         return split
     masks = opaque if split.masks is None else opaque & split.masks
     sizes = split.cameras.all_sizes().tolist()
-    bare = []
-    for index, mask in zip(split.held, masks, strict=True):
-        width, height = sizes[index]
-        if not bool(mask[:height, :width].any()):
-            bare.append(index)
+    pairs = zip(split.held, masks, strict=True)
+    bare = [index for index, mask in pairs if not bool(mask[: sizes[index][1], : sizes[index][0]].any())]
     for index in split.of_all(bare):
         file = split.names[index] if split.paths is None else split.paths[index]
         raise ValueError(f"{file}: must have opaque pixels that are not masked, got none: leave it out")

@@ -20,6 +20,7 @@ from voxelfield.grids.sparse_grid import BLOCK_VERTICES, SparseGrid
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops import _constants
 from voxelfield.ops._internal.grid_adam import grid_adam_
+from voxelfield.ops._internal.sparse_grid import share_copies_
 from voxelfield.ops._internal.tiles import active_tiles, tiles_along, touched_vertices
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
@@ -147,10 +148,10 @@ class DividedGrids:
             # Whatever reads the parameter computes NaN, rather than values that have not been up to date for long.
             grid.data = grid.new_full((), math.nan).expand(grid.shape)
 
-    def owned(self, grid: nn.Parameter) -> nn.Parameter | None:
-        """Returns the parameter of this process's part of a grid; None for a parameter that is not divided."""
+    def owned(self, grid: nn.Parameter) -> nn.Parameter:
+        """Returns the parameter of this process's part of a grid, or a parameter that is not divided itself."""
         part = self._part_of(grid)
-        return None if part is None else part.owned
+        return grid if part is None else part.owned
 
     def own_planes(self, grid: nn.Parameter, values: Tensor) -> Tensor:
         """Returns this process's planes of values that belong to a whole grid, or all values of another parameter."""
@@ -166,9 +167,7 @@ class DividedGrids:
             pack: Packs them.
         """
         part = self._part_of(grid)
-        if part is None:
-            return own
-        return _packed(part, own, pack)
+        return own if part is None else _packed(part, own, pack)
 
     def _part_of(self, grid: nn.Parameter) -> Part | None:
         return next((part for part in self._parts if part.grid is grid), None)
@@ -210,8 +209,8 @@ class DividedGrids:
         for part in self._parts:
             if part.touched is not None:
                 touched_vertices(part.reached, part.touched, part.own_tiles, every=not self._skips)
-            if part.sparse is not None and part.shared is not None:
-                part.sparse.share(part.sums, *part.shared, touched=part.touched)
+            if part.shared is not None:
+                share_copies_(part.sums, *part.shared, part.touched)
                 part.sums[: part.begin - part.low].zero_()
                 part.sums[part.end - part.low :].zero_()
         self._exchange.publish(self._update)

@@ -31,7 +31,7 @@ class Part:
         sums: The gradient of ``stored``.
         owned: The own planes of ``stored``, whose ``grad`` are those of ``sums``.
         sparse: The sparse grid whose atlas this is, if it is one.
-        shared: Of an atlas, the vertices with several copies: arguments of :meth:`SparseGrid.share`.
+        shared: Of an atlas, the vertices with several copies (:meth:`SparseGrid.shared_by`).
         state: The state of Adam for ``owned``, by the names that :class:`GridAdam` uses.
         written: The tensors that receive the rounded values of ``owned``.
         tiles: The ids (N, K) of the active tiles of each process, -1 where there are fewer; None: all are updated.

@@ -196,26 +196,14 @@ class SparseGrid(nn.Module):
         self.share(self.features.grad)
 
     @torch.no_grad()
-    def share(
-        self,
-        sums: Tensor | None,
-        copies: Tensor | None = None,
-        begins: Tensor | None = None,
-        touched: Tensor | None = None,
-    ) -> None:
+    def share(self, sums: Tensor | None) -> None:
         """Sets all copies of a vertex to the sum of their values, in place.
 
         Args:
             sums: Tensor of the atlas's shape, float32, contiguous; None does nothing.
-            copies: Of planes of the atlas alone, what :meth:`shared_by` returns; None for the whole atlas.
-            begins: See ``copies``.
-            touched: The table of the vertices that are not zero, as for
-                :func:`voxelfield.ops._internal.sparse_grid.share_copies_`; None if it is not known.
         """
-        if copies is None or begins is None:
-            copies, begins = self._copies, self._begins
-        if sums is not None and copies.numel() > 0:
-            share_copies_(sums, copies, begins, touched)
+        if sums is not None and self._copies.numel() > 0:
+            share_copies_(sums, self._copies, self._begins)
 
     def shared_by(self, begin: int, end: int) -> tuple[int, int, tuple[Tensor, Tensor]]:
         """Finds the vertices of planes of the atlas that are stored in several blocks, and where their copies are.
@@ -226,7 +214,8 @@ class SparseGrid(nn.Module):
 
         Returns:
             The first plane, and the end of the planes, of the blocks with the given ones and with all copies of their
-            vertices; and the arguments of :meth:`share` for a tensor of these planes.
+            vertices; and for a tensor of these planes, ``copies`` and ``begins`` of
+            :func:`voxelfield.ops._internal.sparse_grid.share_copies_`.
         """
         _, y, z, _ = self.features.shape
         sizes = self._begins.diff()

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from voxelfield.config.parsing import parse
 from voxelfield.files import atomic_write, read_regular
+from voxelfield.training.config.run import Corner
 from voxelfield.warps.bounds import stray_cameras
 
 REGIONS = "regions"
@@ -20,8 +20,6 @@ REGIONS = "regions"
 
 FILE = f"{REGIONS}.json"
 """Name of the record of a division, beside that folder."""
-
-Corner: TypeAlias = tuple[float, float, float]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from voxelfield.models.model import Model
 from voxelfield.training.optimizer import Optimizers
+from voxelfield.training.state.zero_packing import pack_streams
 
 # Number of steps between updates of the average: weights of consecutive steps hardly differ, and an update moves as
 # much memory as a step.
@@ -30,19 +30,13 @@ class WeightAverage:
 
     Args:
         model: The model whose weights are averaged.
+        optimizers: Those of the model, which may have divided its grids: each process then averages its own parts.
         steps: Number of steps of the run.
         time_constant: Number of steps after which the contribution of an update has decayed to 1/e; the decay per step
             is :math:`\beta = e^{-1 / \mathrm{time\_constant}}`. 0 disables averaging.
-        optimizers: Those of the model, which may have divided its grids: each process then averages its own parts.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        steps: int,
-        time_constant: int,
-        optimizers: Optimizers | None = None,
-    ) -> None:
+    def __init__(self, model: Model, optimizers: Optimizers, steps: int, time_constant: int) -> None:
         self._model, self._optimizers = model, optimizers
         self._steps = steps
         self._first = max(0, steps - _SPAN * time_constant)
@@ -50,8 +44,7 @@ class WeightAverage:
         self._mean: list[Tensor] | None = None
 
     def _weights(self) -> list[Tensor]:
-        weights = list(self._model.field.parameters())
-        return list(weights if self._optimizers is None else self._optimizers.own_parts(weights))
+        return list(self._optimizers.own_parts(list(self._model.field.parameters())))
 
     def restart(self) -> None:
         """Discards the average; call this when the grids have changed their shape."""
@@ -75,21 +68,21 @@ class WeightAverage:
             return
         for weight, mean in zip(self._weights(), self._mean, strict=True):
             weight.copy_(mean)
-        if self._optimizers is None:
-            self._model.grid.refresh_copies()
-        else:
-            self._optimizers.refresh_copies()
+        self._optimizers.refresh_copies()
         self._mean = None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint: the averages under the names of the weights; a collective call."""
         if self._mean is None:
             return {"mean": None}
-        weights = dict(self._model.field.named_parameters())
-        means: Sequence[Tensor | None] = self._mean
-        if self._optimizers is not None:
-            means = self._optimizers.collected(list(weights.values()), self._mean)
-        return {"mean": dict(zip(weights, means, strict=True))}
+        division, named = self._optimizers.division, list(self._model.field.named_parameters())
+        means: list[Any] = self._mean
+        if division is not None:
+            means = [
+                division.collected(weight, mean, pack_streams)
+                for (_, weight), mean in zip(named, self._mean, strict=True)
+            ]
+        return {"mean": {name: mean for (name, _), mean in zip(named, means, strict=True)}}
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Loads a state from any device, unless this run would not yet have begun averaging at that step."""
@@ -97,8 +90,8 @@ class WeightAverage:
         if mean is None or self._share == 0 or step < self._first:
             self._mean = None
             return
-        weights = dict(self._model.field.named_parameters())
-        means = [mean[name] for name in weights]
-        if self._optimizers is not None:
-            means = self._optimizers.own_planes(list(weights.values()), means)
-        self._mean = [own.to(weight.device) for own, weight in zip(means, weights.values(), strict=True)]
+        division = self._optimizers.division
+        self._mean = [
+            (mean[name] if division is None else division.own_planes(weight, mean[name])).to(weight.device)
+            for name, weight in self._model.field.named_parameters()
+        ]

@@ -20,7 +20,6 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.visual_hull import visual_hull
-from voxelfield.training.reduction import Reduction
 from voxelfield.transfers import read_from_host
 
 Images = Literal["device", "held", "host"]
@@ -136,25 +135,28 @@ class PixelSampler:
         aabb: Tensor,
         background: str,
         cameras: Cameras | None = None,
-        reduction: Reduction | None = None,
+        *,
+        shared: bool = False,
     ) -> Batch:
-        """Draws a batch of at least ``count`` pixels, and at least those of the patches.
+        """Draws a batch of at least ``count`` pixels, and at least those of the patches, by torch's global generator.
 
         Args:
             count: Number of pixels, of all processes.
-            aabb: As for :meth:`draw`.
+            aabb: (2, 3) box that bounds the rays, world units.
             background: As for :func:`background_for`.
-            cameras: As for :meth:`draw`.
-            reduction: Divides pixels and patches over the processes, each of which draws all and returns its own.
+            cameras: Cameras from which to cast the rays, instead of :attr:`cameras`; the rays are then differentiable
+                with respect to their tensors.
+            shared: Whether the processes divide pixels and patches; each draws all and returns its own.
         """
         patches = 0 if self._patches is None else self._patches.count
         side = self._patch_size
         count = max(count, patches * side**2)
-        index = self._draw_indices(count)
+        index = self._draw_pixels(count) if self._patches is None else self._draw_patches(count, self._patches)
         behind = background_for(background, count, index.device)
-        colors, part = self._shared_colors(index), None
-        if reduction is not None and reduction.processes > 1:
-            own, others = reduction.rows(patches), reduction.rows(count - patches * side**2)
+        # Before each process takes its part, because one that holds a share of the images has colours for the others.
+        colors, part = None if isinstance(self._colors, Tensor) else self._colors[index], None
+        if shared:
+            own, others = processes.rows(patches), processes.rows(count - patches * side**2)
             rows = torch.cat(
                 (
                     torch.arange(own.start * side**2, own.stop * side**2, device=index.device),
@@ -189,29 +191,6 @@ class PixelSampler:
         cameras = self.cameras[self._share or slice(None)]
         allowed = visual_hull(self._images[:, : cameras.height, : cameras.width, 3], cameras, aabb, resolution)
         return allowed if self._share is None else processes.sum_of((~allowed).int()) == 0
-
-    def draw(self, count: int, aabb: Tensor, cameras: Cameras | None = None) -> tuple[Rays, Tensor, Tensor]:
-        """Draws pixels, using torch's global generator.
-
-        Args:
-            count: Number of pixels P, at least those of the patches. These come first, patch by patch and row by row.
-            aabb: (2, 3) box that bounds the rays, world units.
-            cameras: Cameras from which to cast the rays, instead of :attr:`cameras`; the rays are then differentiable
-                with respect to their tensors.
-
-        Returns:
-            P * supersampling**2 rays, with the rays of each pixel consecutive; the pixels' (P, 4) RGBA, float32 in
-            [0, 1], straight alpha; and their indices (P,), int64 (:meth:`images_of`).
-        """
-        index = self._draw_indices(count)
-        return *self._read(index, aabb, cameras, self._shared_colors(index)), index
-
-    def _draw_indices(self, count: int) -> Tensor:
-        return self._draw_pixels(count) if self._patches is None else self._draw_patches(count, self._patches)
-
-    def _shared_colors(self, index: Tensor) -> Tensor | None:
-        """Returns the colours (P, 4), uint8, of pixels that all processes draw; None if each holds all images."""
-        return None if isinstance(self._colors, Tensor) else self._colors[index]
 
     def _read(self, index: Tensor, aabb: Tensor, cameras: Cameras | None, colors: Tensor | None) -> tuple[Rays, Tensor]:
         """Returns the rays of pixels (P,), and their colours (P, 4), which are read unless they are given as uint8."""

@@ -86,14 +86,10 @@ def place_of_images(
     """
     if device.type != "cuda":
         return "held"
-    places: tuple[Images, ...] = ("device", "held") if share else ("device",)
-    last: Images = "host"
-    if requested == "device":
-        last, places = places[-1], places[:-1]
-    elif requested == "host":
-        places = ()
+    places: tuple[Images, ...] = ("device", "held", "host") if share else ("device", "host")
+    *tried, last = {"auto": places, "device": places[:-1], "host": places[-1:]}[requested]
     free = _free(device)
-    chosen = next((place for place in places if not processes.any_of(estimate(place).total > free)), last)
+    chosen = next((place for place in tried if not processes.any_of(estimate(place).total > free)), last)
     if chosen == "host":
         logger.info("training images stay in pinned host memory, from which the GPU reads the pixels that it samples")
     elif chosen == "held" and share:

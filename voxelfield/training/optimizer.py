@@ -7,7 +7,6 @@ undecorated methods.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ from voxelfield.grids.resampling import mark_unwrapped
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.models.model import Model
 from voxelfield.training.config import OptimizerConfig, RatesConfig
-from voxelfield.training.state.zero_packing import pack_streams
 
 # Number of vertices from which restricting updates to the active tiles pays off.
 _WORTH_LISTING = 1 << 17
@@ -196,50 +194,9 @@ class Optimizers:
         self.division.gather()
         self.division = None
 
-    def show(self) -> None:
-        """Makes grids whole in each process, to be read until the next step; a collective call."""
-        if self.division is not None and not self.division.shown:
-            self.division.show()
-
-    def prepare_step(self) -> None:
-        """Divides grids again that :meth:`show` has made whole; a collective call."""
-        if self.division is not None and self.division.shown:
-            self.division.hide()
-
-    def discard(self, when: Tensor) -> None:
-        """Sets the gradients of divided grids to zero where a flag () is true."""
-        if self.division is not None:
-            self.division.discard(when)
-
-    def packed(self) -> contextlib.AbstractContextManager[dict[nn.Parameter, Any]]:
-        """For a block, :meth:`state_dict` of process 0 has packed moments of all that is divided; a collective call.
-
-        Returns:
-            The packed masters of divided grids, in process 0.
-        """
-        return contextlib.nullcontext({}) if self.division is None else self.division.packed(pack_streams)
-
     def own_parts(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Returns the parameters, and of those that are divided among processes this process's parts."""
-        if self.division is None:
-            return list(parameters)
-        owned = [self.division.owned(parameter) for parameter in parameters]
-        return [parameter if own is None else own for parameter, own in zip(parameters, owned, strict=True)]
-
-    def own_planes(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[Tensor]:
-        """Returns this process's part of values that belong to whole parameters."""
-        if self.division is None:
-            return list(values)
-        return [self.division.own_planes(*pair) for pair in zip(parameters, values, strict=True)]
-
-    def collected(self, parameters: Sequence[nn.Parameter], own: Sequence[Tensor]) -> list[Any]:
-        """Returns the values of whole parameters, given those of :meth:`own_parts`; a collective call.
-
-        Those of divided parameters are packed (:func:`pack_streams`), and None in all processes but the first.
-        """
-        if self.division is None:
-            return list(own)
-        return [self.division.collected(*pair, pack_streams) for pair in zip(parameters, own, strict=True)]
+        return list(parameters if self.division is None else map(self.division.owned, parameters))
 
     def refresh_copies(self) -> None:
         """Rounds the grids into their working copies, after a change by something else than a step; collective."""

@@ -52,11 +52,12 @@ from voxelfield.training.memory import check_memory, estimate_memory, explain_sh
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.parts import configured_parts
 from voxelfield.training.recording import Recorder
-from voxelfield.training.reduction import divided_density, reduction
+from voxelfield.training.reduction import divided_density
 from voxelfield.training.resume import check_complete, check_names, check_resumable
 from voxelfield.training.state.fingerprint import changes, fingerprint
 from voxelfield.training.state.run_directory import RunDirectoryLock
 from voxelfield.training.state.saving import CheckpointWriter
+from voxelfield.training.state.zero_packing import pack_streams
 from voxelfield.training.step import TrainingStep
 from voxelfield.training.trained_model import TrainedModel
 from voxelfield.warps.choice import WarpConfig
@@ -223,7 +224,7 @@ class Session:
             trainer,
             parts=[*self._joined, _Losses(losses)],
             sampler=sampler,
-            reduction=reduction(),
+            shared=True,
         )
         refines, coarse = config.camera.refines, bool(config.camera.stages)
         setup = TrainingSetup(
@@ -240,7 +241,7 @@ class Session:
             divide=divided_density,
         )
         self.model.begin_training(setup)
-        self._average = WeightAverage(self.model, trainer.steps, trainer.average_steps, self.optimizers)
+        self._average = WeightAverage(self.model, self.optimizers, trainer.steps, trainer.average_steps)
         self.step = 0
         self._recorded_seconds = 0.0
         self._recorder = Recorder(self.model, self.parts, self._step, self.optimizers, trainer)
@@ -350,7 +351,8 @@ class Session:
 
     def _advance(self) -> Batch:
         """Takes one step."""
-        self.optimizers.prepare_step()
+        if self.optimizers.division is not None and self.optimizers.division.shown:
+            self.optimizers.division.hide()
         if any(stage.step == self.step for stage in self.config.trainer.stages):
             self._graphed.discard()  # its memory is needed for the change of the grids
         attached = self.optimizers.attached
@@ -464,8 +466,9 @@ class Session:
 
     def _show(self) -> None:
         """Makes grids whole that are divided over processes; a collective call."""
-        if self.optimizers.division is not None:
-            self.optimizers.show()
+        division = self.optimizers.division
+        if division is not None and not division.shown:
+            division.show()
             # A process group cannot end while a captured graph refers to it.
             self._graphed.discard()
 
@@ -562,7 +565,9 @@ class Session:
         """Yields the content of a checkpoint, valid only in the first process; a collective call."""
         average = self._average.state_dict()
         data = {} if self._fingerprint is None else self._whole_fingerprint()
-        with self.optimizers.packed() as masters:
+        division = self.optimizers.division
+        with contextlib.ExitStack() as stack:
+            masters = {} if division is None else stack.enter_context(division.packed(pack_streams))
             if self._writer is None:
                 yield {}
                 return

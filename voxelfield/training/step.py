@@ -18,7 +18,7 @@ from voxelfield.rendering.march import Capacity, RenderSettings, Sampler, visibl
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.optimizer import Optimizers, exponential_decay
-from voxelfield.training.reduction import Reduction
+from voxelfield.training.reduction import share_of_rays, sum_gradients
 
 
 class _ScaledGradients(torch.autograd.Function):
@@ -45,11 +45,10 @@ def backpropagate(losses: Sequence[Tensor], factor: Tensor) -> None:
 
 
 class StepTotals:
-    """Sums over steps, and over processes, that stay on the device until they are read."""
+    """Sums over steps that stay on the device until they are read; with ``shared``, also over the processes."""
 
-    def __init__(self, device: torch.device, reduction: Reduction) -> None:
-        self._device = device
-        self._reduction = reduction
+    def __init__(self, device: torch.device, shared: bool = False) -> None:
+        self._device, self._shared = device, shared
         self._sums: dict[tuple[str, ...], Tensor] = {}
 
     def add(self, values: Mapping[str, Tensor]) -> None:
@@ -60,10 +59,10 @@ class StepTotals:
         self._sums[names] += torch.stack(list(values.values()))
 
     def read(self) -> dict[str, float]:
-        """Returns all totals and sets them to zero; synchronises with the device, and is a collective call."""
+        """Returns all totals and sets them to zero; synchronises with the device; collective if shared."""
         totals: dict[str, float] = {}
         for names, sums in self._sums.items():
-            for name, total in zip(names, self._reduction.sum(sums).tolist(), strict=True):
+            for name, total in zip(names, (processes.sum_of(sums) if self._shared else sums).tolist(), strict=True):
                 totals[name] = totals.get(name, 0.0) + total
             sums.zero_()
         return totals
@@ -86,7 +85,7 @@ class TrainingStep:
         parts: All that joins the steps, in this order; to train the model, the first is the model itself.
         sampler: Places samples on rays, as :func:`voxelfield.rendering.render.render` takes it.
         rays: Number of rays drawn in every step; None for the number that ``config`` suggests.
-        reduction: Combines gradients and counts over processes.
+        shared: Whether all processes take the steps together, each with a part of the batch.
 
     Attributes:
         number: Number of steps done, int64, on the device.
@@ -108,13 +107,13 @@ class TrainingStep:
         parts: Sequence[Part],
         sampler: Sampler = visible_samples,
         rays: int | None = None,
-        reduction: Reduction | None = None,
+        shared: bool = False,
     ) -> None:
         self.device = model.device
         self.number = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._reduction = Reduction() if reduction is None else reduction
-        self.totals = StepTotals(self.device, self._reduction)
-        shared_by = self._reduction.processes
+        self._shared = shared and processes.count() > 1
+        self.totals = StepTotals(self.device, self._shared)
+        self._shared_by = shared_by = processes.count() if self._shared else 1
         self.capacity = None
         if config.patches % shared_by > 0:
             raise ValueError(f"trainer.patches must be a multiple of {shared_by} devices, got {config.patches}")
@@ -134,7 +133,7 @@ class TrainingStep:
         self._loss_scale = torch.tensor(config.loss_scale, device=self.device)
         self.error, self.share_of_error = torch.zeros(2, device=self.device).unbind()
         # Steps are counted by one process alone.
-        counted = self._reduction.processes == 1 or processes.is_first()
+        counted = not self._shared or processes.is_first()
         self._one = torch.full((), int(counted), dtype=torch.int64, device=self.device)
         self._batch: Batch | None = None
 
@@ -157,13 +156,14 @@ class TrainingStep:
             terms.update(part.losses(outputs, batch))
         if "photometric" not in terms:
             raise KeyError(f"losses must contain 'photometric', by which divergence is detected, got {list(terms)}")
-        share = self._reduction.share(outputs.rendering.rays_kept)
+        share = share_of_rays(outputs.rendering.rays_kept) if self._shared else None
         backpropagate(list(terms.values()), self._loss_scale if share is None else self._loss_scale * share)
         terms = {name: term.detach() if share is None else term.detach() * share for name, term in terms.items()}
         parameters = [parameter for part in self._parts for parameter in part.parameters()]
         if self._optimizers is not None:
             divided = self._optimizers.own_parts(parameters)
-            self._reduction.gradients([own for own, whole in zip(divided, parameters, strict=True) if own is whole])
+            if self._shared:
+                sum_gradients([own for own, whole in zip(divided, parameters, strict=True) if own is whole])
             parameters = divided
         if config.not_finite == "skip":
             terms = self._drop_unless_finite(terms, parameters)
@@ -184,20 +184,22 @@ class TrainingStep:
         self.totals.add(counts)
         if self._adapts:
             # As space empties, rays have fewer samples, so more rays fit in the same number of samples.
-            samples = self._reduction.samples(len(rendering.samples.positions))
+            samples = len(rendering.samples.positions)
+            samples = sum(processes.gather_counts(samples)) if self._shared else samples
             wanted = self.rays * config.visible_samples / max(samples, 1)
             self.rays = int(min(config.max_rays, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
-        if self.device.type != "cuda":
-            self._reduction.align_random_numbers()
+        if self._shared and self.device.type != "cuda":
+            # On CUDA, the same kernels of the same sizes draw the same random numbers in each process.
+            torch.set_rng_state(processes.of_first(torch.get_rng_state()))
 
     def _draw(self) -> Batch:
         config = self._config
         moved = [cameras for cameras in (part.cameras() for part in self._parts) if cameras is not None]
         count = max(1, self.rays // config.supersampling**2)
         if self.capacity is not None:
-            count = -(-count // self._reduction.processes) * self._reduction.processes
+            count = -(-count // self._shared_by) * self._shared_by
         cameras = moved[-1] if moved else None
-        batch = self._pixels.batch(count, self._model.field.aabb, config.background, cameras, self._reduction)
+        batch = self._pixels.batch(count, self._model.field.aabb, config.background, cameras, shared=self._shared)
         batch.rays = self._model.rays_of(batch)
         return batch
 
@@ -234,11 +236,12 @@ class TrainingStep:
         # A sum may overflow although its terms are finite; such a gradient is not usable either.
         sums = [gradient.sum(dtype=torch.float32) for gradient in gradients]
         finite = torch.stack([value.float() for value in (*terms.values(), *sums)]).isfinite().all()
-        finite = self._reduction.finite(finite)
+        if self._shared:
+            finite = processes.sum_of((~finite).to(torch.int32)) == 0
         for gradient in gradients:
             gradient.masked_fill_(~finite, 0)
-        if self._optimizers is not None:
-            self._optimizers.discard(~finite)
+        if self._optimizers is not None and self._optimizers.division is not None:
+            self._optimizers.division.discard(~finite)
         self.totals.add({"skipped": (~finite).to(torch.int64) * self._one})
         return {name: torch.where(finite, term, 0.0) for name, term in terms.items()}
 

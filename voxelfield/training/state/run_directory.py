@@ -207,7 +207,7 @@ def check_ended(directory: Path) -> None:
             ) from None
 
 
-def check_results(directory: Path, name: str = "hydra.run.dir") -> None:
+def check_results(directory: Path) -> None:
     """Raises ValueError if a directory has images or files with the names of results, but no records of a run."""
     if not directory.is_dir() or (directory / HYDRA_RECORDS[0]).is_dir() or checkpoints(directory):
         return
@@ -216,7 +216,7 @@ def check_results(directory: Path, name: str = "hydra.run.dir") -> None:
     present += [path.name for path in sorted(directory.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES][:1]
     if present:
         raise ValueError(
-            f"{name} must be a new folder or that of an earlier run, got {directory}, which contains "
+            f"hydra.run.dir must be a new folder or that of an earlier run, got {directory}, which contains "
             f"{', '.join(present)} of something else: choose another folder"
         )
 
