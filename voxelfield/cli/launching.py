@@ -43,8 +43,8 @@ _VERDICT_SECONDS = 2.0
 _CLOSING_SECONDS = 10
 _POLL_SECONDS = 0.1
 
-# In gloo's message when another process does not answer; it raises a plain RuntimeError.
-_TIMED_OUT = "Timed out waiting"
+# In gloo's messages when another process does not answer; it raises a plain RuntimeError.
+_TIMED_OUT = re.compile("Timed out waiting|timeout caused pair closure")
 
 
 def count_processes(settings: RunConfig, expected: Callable[[], RunConfig]) -> int:
@@ -256,7 +256,7 @@ def failing_together() -> Iterator[None]:
                 time.sleep(_POLL_SECONDS)
             if interrupt.requested:
                 sys.exit(1)
-            if notes is not None and _TIMED_OUT in str(error):
+            if notes is not None and _TIMED_OUT.search(str(error)):
                 silent = [rank for rank in range(processes.count()) if not notes.check([f"failed/{rank}"])]
                 if silent:
                     names = " and ".join(map(str, silent))
