@@ -100,8 +100,11 @@ KINDS = {
         "trainer.loss.tv_until=12",
     ),
 }
-# The same, but processes write into each other's memory, or all grids are whole between stages.
-KINDS["direct"] = KINDS["gathered"] = KINDS["halves"]
+# The same, but several processes write into each other's memory, or all grids are whole between stages.
+OTHERWISE = ("direct", "gathered")
+KINDS |= dict.fromkeys(OTHERWISE, KINDS["halves"])
+OF_THREE = ("sum", "sparse", "halves", *OTHERWISE)
+"""The kinds that three processes train, which share two cores where tests run."""
 # Room for all rays, so that any number of devices keeps the same ones; and enough steps to replay a captured graph.
 ON_GPUS = {
     kind: (*KINDS[kind], "trainer.visible_samples=262144", "trainer.loss_scale=4096", "trainer.steps=24")
@@ -214,6 +217,13 @@ def refusals(capture: Path) -> list[str]:
     with pytest.raises(ValueError, match=r"must have an alpha channel") as refusal:
         voxelfield.load_scene(capture, holdout=0, divided=True)
     return group.gather_objects(str(refusal.value))
+
+
+def kinds_of(processes: int) -> tuple[str, ...]:
+    """The kinds that so many processes train."""
+    if processes == 1:
+        return tuple(kind for kind in KINDS if kind not in OTHERWISE)
+    return tuple(KINDS) if processes == 2 else OF_THREE
 
 
 class Scalars(NullLogger):
@@ -330,7 +340,7 @@ def main(rank: int, processes: int, store: str, folder: Path, device: str = "cpu
         drawn = itertools.product(CAPTURES, PLACES)
         results: dict[Any, Any] = {(capture, place): draw(folder / capture, place) for capture, place in drawn}
         results[REFUSED] = refusals(folder / REFUSED)
-        results |= train_all(KINDS) | train_with_pauses(processes, folder)
+        results |= train_all(kinds_of(processes)) | train_with_pauses(processes, folder)
     else:
         results = train_all(ON_GPUS, device)
     if rank == 0:

@@ -58,7 +58,7 @@ def test_two_processes_write_one_run(start, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["launcher", "worker"])
+@pytest.mark.parametrize("to", ["launcher", pytest.param("worker", marks=pytest.mark.sweep)])
 def test_a_signal_to_any_process_stops_all_with_one_checkpoint(start, tmp_path, to):
     running = start(tmp_path, "devices=2", ENDLESS)
     running.wait_for_checkpoint(tmp_path)
@@ -73,7 +73,7 @@ def test_a_signal_to_any_process_stops_all_with_one_checkpoint(start, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.sweep)])
 def test_a_killed_process_ends_the_others_with_one_line(start, tmp_path, rank):
     running = start(tmp_path, "devices=3", ENDLESS, "trainer.checkpoint_every=5")
     running.wait_for_checkpoint(tmp_path)
@@ -104,6 +104,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "line"),
@@ -116,6 +117,7 @@ def test_an_error_in_one_process_is_one_line_that_names_it(start, tmp_path, erro
     assert re.fullmatch(rf"process 1 of 2 \(cpu on \S+\): {line}\n", err), err
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_a_process_that_does_not_answer_is_named(start, tmp_path):
     running = start(tmp_path, "devices=2", ENDLESS, "process_timeout=3")
@@ -130,6 +132,7 @@ def test_a_process_that_does_not_answer_is_named(start, tmp_path):
     assert err.count("\n") == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_torchrun_restarts_a_run_whose_process_was_killed(start, tmp_path):
     command = (*TORCHRUN, "--max-restarts=1", "-m", "voxelfield", "train", *TINY)
@@ -144,6 +147,7 @@ def test_torchrun_restarts_a_run_whose_process_was_killed(start, tmp_path):
     assert check_stopped(tmp_path, out) > resumed
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_tasks_of_slurm_are_one_run(start, tmp_path):
     slurm = {

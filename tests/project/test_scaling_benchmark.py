@@ -152,6 +152,7 @@ def test_exchanges_on_a_cpu_are_recognised(timeline):
     assert any(piece.name == "aten::dot" for piece in work)
 
 
+@pytest.mark.sweep
 def test_two_processes_are_drawn_next_to_each_other(tmp_path):
     out = tmp_path / "figures" / "timeline.svg"
     program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "benchmarks/scaling.py"]

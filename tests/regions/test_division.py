@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from voxelfield.regions.division import FILE, Cut, Division, divide
+from voxelfield.runs.configured import train_as_configured
+from voxelfield.training.config import preset
 
 
 def poses(positions: torch.Tensor) -> torch.Tensor:
@@ -103,3 +106,10 @@ def test_a_damaged_record_is_named(tmp_path, damage):
     (tmp_path / FILE).write_text("[")
     with pytest.raises(ValueError, match=str(tmp_path / FILE)):
         Division.read(tmp_path)
+
+
+def test_an_ordinary_run_leaves_a_directory_with_regions_alone(tmp_path):
+    (tmp_path / FILE).write_text("{}")
+    with pytest.raises(ValueError, match=r"hydra\.run\.dir must not be that of a run with regions, got "):
+        train_as_configured(preset(device="cpu"), tmp_path, Path.cwd())
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
