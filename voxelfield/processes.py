@@ -139,7 +139,7 @@ class DividedRows:
     """
 
     def __init__(self, own: Tensor) -> None:
-        counts = gather_counts(len(own))
+        counts = row_counts(own)
         self._first, self._count, self._total = sum(counts[: rank()]), len(own), sum(counts)
         self._own = own if len(own) > 0 else own.new_zeros(1, *own.shape[1:])
 
@@ -158,9 +158,10 @@ class DividedRows:
 
     def of_each(self, index: Tensor) -> Tensor:
         """Returns rows by numbers (P, ...) of which each process has others, and as many as it likes."""
-        counts = gather_counts(index.numel())
+        own = index.flatten()
+        counts = row_counts(own)
         first = sum(counts[: rank()])
-        rows = self[gather_rows(index.flatten(), counts)]
+        rows = self[gather_rows(own, counts)]
         return rows[first : first + index.numel()].unflatten(0, index.shape)
 
 
@@ -183,6 +184,16 @@ def gather_counts(own: int) -> list[int]:
     counts = torch.empty(count(), dtype=torch.int64)
     _all_gather(counts, torch.tensor([own]), group=_hosts())()
     return counts.tolist()
+
+
+def row_counts(own: Tensor) -> list[int]:
+    """Returns the number of rows of each process's tensor; a collective call that does not wait for the device.
+
+    While a CUDA graph is captured, which cannot depend on the host, all processes must have the same number.
+    """
+    if own.is_cuda and torch.cuda.is_current_stream_capturing():
+        return [len(own)] * count()
+    return gather_counts(len(own))
 
 
 def any_of(flag: bool) -> bool:

@@ -133,10 +133,13 @@ class DividedGrids:
             stored = grid.detach()[low:high]
         self._release(grid)
         owned = nn.Parameter(stored[begin - low : end - low])
-        state = {name: before.pop(name) for name in ("step",) if name in before}
+        state = {}
         for name in list(before):
             values = before.pop(name)
-            state[name] = values[begin:end].clone() if old is None else moved(values, old.bounds, begin, end)
+            if name == "step":
+                state[name] = values
+            else:
+                state[name] = values[begin:end].clone() if old is None else moved(values, old.bounds, begin, end)
         sums = torch.zeros_like(stored)
         owned.grad = sums[begin - low : end - low]
         return Part(grid, self._working.copies[index], bounds, low, high, stored, sums, owned, sparse, shared, state)

@@ -61,7 +61,7 @@ class PackedExchange:
 
     def receive(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns what :meth:`DividedGrids.receive` returns."""
-        return _gathered(tensors, _counts(tensors[0]))
+        return _gathered(tensors, processes.row_counts(tensors[0]))
 
     def publish(self, update: Callable[[], None]) -> None:
         """Calls a function that updates the parts, and sends the working copies of touched vertices to all processes.
@@ -158,7 +158,7 @@ class DirectExchange:
 
     def receive(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns what :meth:`DividedGrids.receive` returns."""
-        counts, used = _counts(tensors[0]), dict.fromkeys(self._received, 0)
+        counts, used = processes.row_counts(tensors[0]), dict.fromkeys(self._received, 0)
         total, begin = sum(counts), sum(counts[: processes.rank()])
         if total > self._most:
             return _gathered(tensors, counts)
@@ -198,13 +198,6 @@ def room_for(wanted: int, total: int) -> int:
     while size * SERIES >= max(wanted, 1):
         size = math.floor(size * SERIES)
     return size
-
-
-def _counts(own: Tensor) -> list[int]:
-    """Returns the number of rows of each process."""
-    if own.is_cuda and torch.cuda.is_current_stream_capturing():
-        return [len(own)] * processes.count()
-    return processes.gather_counts(len(own))
 
 
 def _gathered(tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:

@@ -356,5 +356,5 @@ def _rows(share: slice | None, own: Tensor) -> Tensor | DividedRows:
 
 def _gathered(own: Tensor) -> Tensor:
     """Returns the rows of all processes to each of them; a collective call."""
-    bounds = [0, *itertools.accumulate(processes.gather_counts(len(own)))]
+    bounds = [0, *itertools.accumulate(processes.row_counts(own))]
     return moved(own, bounds, 0, bounds[-1])
