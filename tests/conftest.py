@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import zlib
 from collections.abc import Generator, Iterator
 
 import covering
@@ -35,6 +36,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep", action="store_true", help="run the tests marked sweep as well")
+    parser.addoption("--share", metavar="K/N", help="run only the K-th of N shares of the tests, from 1 to N")
     parser.addoption("--long", action="store_true", help="run the tests marked long as well")
 
 
@@ -69,6 +71,12 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     covering.mark_sweeps(items)
+    if share := config.getoption("--share"):
+        number, count = map(int, share.split("/"))
+        # By file, because its tests share what they train.
+        shares = {item: zlib.crc32(item.nodeid.partition("::")[0].encode()) % count + 1 for item in items}
+        config.hook.pytest_deselected(items=[item for item in items if shares[item] != number])
+        items[:] = [item for item in items if shares[item] == number]
     for mark in ("sweep", "long"):
         if config.getoption(f"--{mark}"):
             continue

@@ -153,6 +153,10 @@ def launch(count: int, device: str) -> int:
         envs={rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)},
         logs_specs=DefaultLogsSpecs(os.devnull),
     )
+    # A process whose device waits for one that has ended does not react to a signal. Torch closes them when it finds
+    # that one has ended, and would let the others have half a minute.
+    close = functools.partial(workers.close, timeout=_CLOSING_SECONDS)
+    workers.close = close  # type: ignore[method-assign]
     passed_on = False
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -168,8 +172,7 @@ def launch(count: int, device: str) -> int:
     try:
         result = workers.wait(period=_POLL_SECONDS)
     finally:
-        # A process whose device waits for one that has ended does not react to a signal.
-        workers.close(timeout=_CLOSING_SECONDS)
+        close()
     # In the order in which they have ended.
     failure = next(iter(result.failures.values()), None) if result is not None else None
     if failure is None:

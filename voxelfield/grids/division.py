@@ -69,6 +69,7 @@ class DividedGrids:
         previous: DividedGrids | None = None,
     ) -> None:
         self._working, self._whole = working, whole
+        working.forget_grids()
         self._replaced = 0
         self.shown = False
         shapes = [grid.shape for grid, lists in zip(working.grids, listed, strict=True) if lists]
@@ -88,6 +89,8 @@ class DividedGrids:
             bounds = processes.gather_objects(_balanced(costs, size, grid.shape[0]))[0]
             old = None if previous is None else previous._part_of(grid)
             self._parts.append(self._part(index, grid, bounds, sparse, _constants.TILE_X if halo else 0, old))
+        for part in self._parts:  # once no grid is whole any more
+            part.start_sums()
         self._skips = bool(whole.param_groups[0]["skip_untouched"])
         self._exchange: Exchange
         if self._rounds and peer_memory.is_available(occupied.device):
@@ -99,7 +102,6 @@ class DividedGrids:
             self.refresh()
         self.restrict(occupied)
         working.division = self
-        working.forget_grids()
 
     @property
     def layout(self) -> int:
@@ -140,9 +142,7 @@ class DividedGrids:
                 state[name] = values
             else:
                 state[name] = values[begin:end].clone() if old is None else moved(values, old.bounds, begin, end)
-        sums = torch.zeros_like(stored)
-        owned.grad = sums[begin - low : end - low]
-        return Part(grid, self._working.copies[index], bounds, low, high, stored, sums, owned, sparse, shared, state)
+        return Part(grid, self._working.copies[index], bounds, low, high, stored, owned, sparse, shared, state)
 
     def _release(self, grid: nn.Parameter) -> None:
         """Frees the memory of a whole grid, if it has a copy of its own."""
@@ -231,7 +231,7 @@ class DividedGrids:
             [part.owned for part in self._parts],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
-            [part.sums[part.begin - part.low : part.end - part.low] for part in self._parts],
+            [part.sums[part.own] for part in self._parts],
             [group["lr"]] * count,
             steps,
             working=[copy for part in self._parts for copy in part.written],
@@ -314,9 +314,8 @@ class DividedGrids:
             part.stored = part.grid.detach()[part.low : part.high]
             if self._rounds:
                 part.stored = part.stored.clone()
-            part.sums = torch.zeros_like(part.stored)
-            own = slice(part.begin - part.low, part.end - part.low)
-            part.owned.data, part.owned.grad = part.stored[own], part.sums[own]
+            part.owned.data = part.stored[part.own]
+            part.start_sums()
             self._release(part.grid)
         self._working.division = self
         self._working.forget_grids()

@@ -28,11 +28,11 @@ class Part:
         low: The first plane of ``stored``. Those before the own planes, and those after them, are a halo.
         high: The end of the planes of ``stored``.
         stored: The float32 masters of the own planes and of the halo.
-        sums: The gradient of ``stored``.
-        owned: The own planes of ``stored``, whose ``grad`` are those of ``sums``.
+        owned: The own planes of ``stored``.
         sparse: The sparse grid whose atlas this is, if it is one.
         shared: Of an atlas, the vertices with several copies (:meth:`SparseGrid.shared_by`).
         state: The state of Adam for ``owned``, by the names that :class:`GridAdam` uses.
+        sums: The gradient of ``stored``, whose own planes are the ``grad`` of ``owned``; see :meth:`start_sums`.
         written: The tensors that receive the rounded values of ``owned``.
         tiles: The ids (N, K) of the active tiles of each process, -1 where there are fewer; None: all are updated.
         own_tiles: The ids (K,) of this process's active tiles within ``owned``.
@@ -47,11 +47,11 @@ class Part:
     low: int
     high: int
     stored: Tensor
-    sums: Tensor
     owned: nn.Parameter
     sparse: SparseGrid | None
     shared: tuple[Tensor, Tensor] | None
     state: dict[str, Tensor]
+    sums: Tensor = field(default_factory=lambda: torch.empty(0))
     written: list[Tensor] = field(default_factory=list)
     tiles: Tensor | None = None
     own_tiles: Tensor | None = None
@@ -69,16 +69,26 @@ class Part:
         return self.bounds[processes.rank() + 1]
 
     @property
+    def own(self) -> slice:
+        """The own planes among those of ``stored`` and ``sums``."""
+        return slice(self.begin - self.low, self.end - self.low)
+
+    @property
     def reached(self) -> Tensor:
         """The planes of ``sums`` to which samples add: the own ones, and of an atlas also the halo."""
-        return self.sums if self.sparse is not None else self.sums[self.begin - self.low : self.end - self.low]
+        return self.sums if self.sparse is not None else self.sums[self.own]
+
+    def start_sums(self) -> None:
+        """Makes the gradient zero, in new memory."""
+        self.sums = torch.zeros_like(self.stored)
+        self.owned.grad = self.sums[self.own]
 
     @property
     def own_touched(self) -> Tensor | None:
         """The rows of ``touched`` for the own planes, which are whole blocks of an atlas and therefore whole rows."""
         if self.sparse is None or self.touched is None:
             return self.touched
-        return self.touched[self._rows_for(self.begin - self.low) : self._rows_for(self.end - self.low)]
+        return self.touched[self._rows_for(self.own.start) : self._rows_for(self.own.stop)]
 
     def rows(self) -> int:
         """Returns the number of tiles that each process has at most: listed ones, or 128 vertices each."""

@@ -27,6 +27,8 @@ BLOCK_CELLS = BLOCK_VERTICES - 1
 _NUMBER_BITS = 10
 # Fraction of a given cell by which it must overlap a block; more than the rounding of positions.
 _SLACK = 1e-3
+# Blocks whose outer vertices are compared at once, which takes 20 kB each.
+_BLOCKS_COMPARED = 1 << 14
 
 
 class SparseGrid(nn.Module):
@@ -161,11 +163,11 @@ class SparseGrid(nn.Module):
             largest = need.view(-1).sort(descending=True, stable=True).indices[:max_blocks]
             wanted = torch.zeros_like(wanted)
             wanted.view(-1)[largest] = True
-        before, rows_before = self.exists, self._rows()
-        old_rows = rows_before[wanted[before]].view(-1)
+        before = self.exists
+        old_rows = self._rows(wanted[before]).view(-1)
         self._adopt(wanted)
         self._shown = need[wanted]
-        new_rows = self._rows()[before[wanted]].view(-1)
+        new_rows = self._rows(before[wanted]).view(-1)
 
         def carried(values: Tensor) -> Tensor:
             moved = values.new_zeros(*self._atlas_shape(), self.channels)
@@ -177,7 +179,7 @@ class SparseGrid(nn.Module):
             weights.view(-1, self.channels)[new_rows] = 1
             self.share(moved)
             self.share(weights)
-            return moved / weights.clamp(min=1)
+            return moved.div_(weights.clamp_(min=1))
 
         for key in shaped:
             state[key] = carried(state[key])
@@ -284,26 +286,41 @@ class SparseGrid(nn.Module):
         order = torch.arange(self._count, device=self.exists.device)
         return cell_indices(order, [size // BLOCK_VERTICES for size in self._atlas_shape()])
 
-    def _rows(self) -> Tensor:
-        """Returns the rows of the flattened atlas with the vertices of each block, (count, 512) int64."""
-        _, y, z = self._atlas_shape()
-        first = [BLOCK_VERTICES * number[:, None] for number in self._numbers()]
-        within = _all_vertices(self.exists.device).unbind(-1)
-        a, b, c = (start + offset for start, offset in zip(first, within, strict=True))
-        return (a * y + b) * z + c
+    def _rows(self, chosen: Tensor) -> Tensor:
+        """Returns the rows of the flattened atlas with the vertices of the chosen of its blocks, (N, 512) int64."""
+        return self._first_rows()[chosen, None] + _flat(_all_vertices(self.exists.device), self._atlas_shape())
+
+    def _first_rows(self) -> Tensor:
+        """Returns the row of the flattened atlas with the first vertex of each block, (count,) int64."""
+        return _flat(BLOCK_VERTICES * torch.stack(self._numbers(), dim=-1), self._atlas_shape())
 
     def _find_copies(self) -> tuple[Tensor, Tensor]:
         """Returns the atlas rows of vertices with several copies, grouped by vertex, and where each group begins."""
         within = _all_vertices(self.exists.device)
-        outer = ((within == 0) | (within == BLOCK_CELLS)).any(dim=-1)
-        at = _global_vertices(self.exists.nonzero(), within[outer])
-        _, y, z = self.resolution
-        key = ((at[..., 0] * y + at[..., 1]) * z + at[..., 2]).flatten()
-        key, order = key.sort(stable=True)
-        _, group, size = key.unique_consecutive(return_inverse=True, return_counts=True)
-        shared = size > 1
-        copies = self._rows()[:, outer].reshape(-1)[order][shared[group]]
-        return copies.to(torch.int32), F.pad(size[shared].cumsum(0), (1, 0)).to(torch.int32)
+        within = within[((within == 0) | (within == BLOCK_CELLS)).any(dim=-1)]
+        blocks, shape = self.exists.nonzero(), self.resolution
+        keys, rows = _flat(BLOCK_CELLS * blocks, shape), self._first_rows().to(torch.int32)
+        key_within, row_within = _flat(within, shape), _flat(within, self._atlas_shape()).to(torch.int32)
+        ends = [0, *torch.bincount(blocks[:, 0], minlength=len(self.exists)).cumsum(0).tolist()]
+        copies, sizes = [], []
+        first = 0
+        for last in range(1, len(ends)):
+            if ends[last] - ends[first] < _BLOCKS_COMPARED and last < len(self.exists):
+                continue
+            # The last plane of vertices is also the first one of the next blocks, with which it is compared.
+            chosen = slice(ends[max(first - 1, 0)], ends[last])
+            key = (keys[chosen, None] + key_within).flatten()
+            low, high = (plane * BLOCK_CELLS * shape[1] * shape[2] for plane in (first, last))
+            present = key >= low
+            if last < len(self.exists):
+                present &= key < high
+            key, order = key[present].sort(stable=True)
+            _, group, size = key.unique_consecutive(return_inverse=True, return_counts=True)
+            shared = size > 1
+            copies.append((rows[chosen, None] + row_within).flatten()[present][order][shared[group]])
+            sizes.append(size[shared])
+            first = last
+        return torch.cat(copies), F.pad(torch.cat(sizes).cumsum(0), (1, 0)).to(torch.int32)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseGrid:
         box = self.aabb
@@ -343,6 +360,7 @@ def _all_vertices(device: torch.device) -> Tensor:
     return torch.stack(torch.meshgrid(along, along, along, indexing="ij"), dim=-1).view(-1, 3)
 
 
-def _global_vertices(blocks: Tensor, within: Tensor) -> Tensor:
-    """Returns the indices (B, V, 3) in the whole grid of the vertices (V, 3) of blocks (B, 3)."""
-    return BLOCK_CELLS * blocks[:, None] + within
+def _flat(indices: Tensor, shape: Sequence[int]) -> Tensor:
+    """Returns the indices (N,) of vertices (N, 3) in a flattened grid of a shape X, Y, Z."""
+    x, y, z = indices.unbind(-1)
+    return (x * shape[1] + y) * shape[2] + z
