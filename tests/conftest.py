@@ -73,8 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     covering.mark_sweeps(items)
     if share := config.getoption("--share"):
         number, count = map(int, share.split("/"))
-        # By file, because its tests share what they train.
-        shares = {item: zlib.crc32(item.nodeid.partition("::")[0].encode()) % count + 1 for item in items}
+        shares = {item: zlib.crc32(item.nodeid.encode()) % count + 1 for item in items}
         config.hook.pytest_deselected(items=[item for item in items if shares[item] != number])
         items[:] = [item for item in items if shares[item] == number]
     for mark in ("sweep", "long"):
