@@ -218,13 +218,20 @@ class DividedGrids:
                 part.sums[part.end - part.low :].zero_()
         self._exchange.publish(self._update)
 
-    def _update(self) -> None:
-        group, count = self._whole.param_groups[0], len(self._parts)
-        states = [part.state for part in self._parts]
+    def start_moments(self) -> None:
+        """Makes the moments of grids that no step has reached; else the next step does.
+
+        In a step on a side stream, as before a capture, they could not have the memory that the whole grids have left.
+        """
         for part in self._parts:
             if not part.state:
                 part.state["step"] = torch.zeros((), device=part.owned.device)
                 part.state |= {name: torch.zeros_like(part.owned.detach()) for name in ("exp_avg", "exp_avg_sq")}
+
+    def _update(self) -> None:
+        self.start_moments()
+        group, count = self._whole.param_groups[0], len(self._parts)
+        states = [part.state for part in self._parts]
         steps = [state["step"] for state in states]
         torch._foreach_add_(steps, 1)
         grid_adam_(
@@ -344,6 +351,8 @@ class DividedGrids:
         for part in [part for part in self._parts if any(part.grid is grid for grid in grids)]:
             self._return_state(part)
             self._show(part)
+            # It is used no more, but may be referenced until the next garbage collection.
+            part.owned.data = part.stored
             self._parts.remove(part)
 
     @torch.no_grad()

@@ -363,6 +363,8 @@ class Session:
         elif self.optimizers.layout != self._layout:
             self._graphed.discard()
             self._layout = self.optimizers.layout
+        if self.optimizers.division is not None:
+            self.optimizers.division.start_moments()
         self._graphed()
         if self.step == 0:
             self._recorder.note_untrained_error()
