@@ -11,7 +11,7 @@ from quick_presets import preset
 from voxelfield.training import scaling
 from voxelfield.training.scaling import NVLINK, Link, StepWork, devices_that_pay, estimate_work, worthwhile_devices
 
-WORK = StepWork(samples=100, channels=4, levels=2, features=1000, rays=8.0, update=4.0, launches=1.0)
+WORK = StepWork(samples=100, channels=4, levels=2, features=1000, rays=8.0, update=4.0, undivided=1.0)
 
 
 def test_one_device_exchanges_nothing():
@@ -23,7 +23,7 @@ def test_one_device_exchanges_nothing():
 @pytest.mark.parametrize(("devices", "received", "rounds"), [(2, 1 / 2, 1), (4, 3 / 4, 2), (64, 63 / 64, 6)])
 def test_several_divide_what_can_be_divided_and_receive_what_the_others_have(devices, received, rounds):
     step = WORK.on(devices, Link(bandwidth=1000.0, latency=0.5))
-    assert (step.rays, step.update, step.launches) == (8 / devices, 4 / devices, 1)
+    assert (step.rays, step.update, step.undivided) == (8 / devices, 4 / devices, 1)
     # 12 bytes of a position and 4 features in 16 bits; 3 in 10 features in 16 bits. Reading them takes no time here.
     assert step.samples == pytest.approx(received * 100 * 20 / 1000)
     assert step.copies == pytest.approx(received * 300 * 2 / 1000)
@@ -114,7 +114,7 @@ def test_the_link_is_measured_only_where_a_fast_one_would_pay(caplog):
     short, long = preset("trainer=fast", name="train"), preset("trainer=unbounded", name="train")
     assert devices_that_pay(short, 4, measure) == 1
     assert measured == []
-    assert "devices=auto: 1 of 4, because training is estimated to take 3 s on 1, 10 s on 2, 300 GB/s" in caplog.text
+    assert "devices=auto: 1 of 4, because training is estimated to take 3 s on 1, 11 s on 2, 300 GB/s" in caplog.text
     assert devices_that_pay(long, 4, measure) == 1
     assert measured == [4]
     assert "s on 2, 10 GB/s apart" in caplog.text

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 # Of an H200; docs/scaling.md compares the presets' steps that these give with measured ones.
 _LAUNCH_SECONDS = 0.4e-3
+# Of the time of all rays, about this share remains for few of them, because some are long.
+_LONGEST_RAYS = 0.15
 _SECONDS_PER_FLOP = 1 / 150e12  # of the networks
 _SECONDS_PER_FEATURE = 0.08e-9  # of a sample: marching, reading the grids, adding to their gradients
 _SECONDS_PER_BYTE = 1 / 3.4e12  # of the device's own memory
@@ -50,12 +52,12 @@ class Link:
 
     Attributes:
         bandwidth: Bytes per second that each device receives in large exchanges.
-        latency: Seconds that an exchange between two devices takes, however small it is.
+        latency: Seconds that an exchange between two devices takes, however small it is, with the wait for the slower one.
         direct: Whether devices write into each other's memory (:mod:`voxelfield.peer_memory`).
     """
 
     bandwidth: float
-    latency: float = 15e-6
+    latency: float = 30e-6
     direct: bool = False
 
 
@@ -70,7 +72,7 @@ class StepSeconds:
     Attributes:
         rays: What is proportional to the samples: marching, networks, gradients of the grids.
         update: Adam over the grids, with the rounding to 16-bit copies.
-        launches: What each device does whatever its share.
+        undivided: What each device does whatever its share: launches, and waiting for its longest rays.
         samples: Receiving the positions of the other devices' samples and the gradients in their features, and looking
             through all of them, for each level, for those in the device's own part.
         copies: Listing the changed vertices of the own part, and exchanging their 16-bit copies; over a direct link,
@@ -80,7 +82,7 @@ class StepSeconds:
 
     rays: float
     update: float
-    launches: float
+    undivided: float
     samples: float = 0.0
     copies: float = 0.0
     latency: float = 0.0
@@ -102,7 +104,7 @@ class StepWork:
         features: Number of elements of the grids in tiles and blocks that a step may update.
         rays: Seconds proportional to the samples, see :class:`StepSeconds`.
         update: Seconds of Adam over the grids.
-        launches: Seconds that depend on neither.
+        undivided: Seconds that depend on neither, see :class:`StepSeconds`.
     """
 
     samples: int
@@ -111,7 +113,7 @@ class StepWork:
     features: int
     rays: float
     update: float
-    launches: float
+    undivided: float
 
     @property
     def sample_bytes(self) -> int:
@@ -126,7 +128,7 @@ class StepWork:
     def on(self, devices: int, link: Link) -> StepSeconds:
         """Estimates the step on several devices, each with an equal share of the samples and of the grids."""
         if devices == 1:
-            return StepSeconds(self.rays, self.update, self.launches)
+            return StepSeconds(self.rays, self.update, self.undivided)
         received = (devices - 1) / devices / link.bandwidth
         looked_through = self.samples * self.levels * _POSITION_BYTES * _SECONDS_PER_BYTE
         update, copies, exchanges = self.update / devices, self.copy_bytes * received, _EXCHANGES
@@ -137,7 +139,7 @@ class StepWork:
             copies += (_SINGLE * self.features / devices + 4 * self.copy_bytes) * _SECONDS_PER_BYTE
         samples = self.sample_bytes * received + looked_through
         latency = exchanges * link.latency * math.log2(devices)
-        return StepSeconds(self.rays / devices, update, self.launches, samples, copies, latency)
+        return StepSeconds(self.rays / devices, update, self.undivided, samples, copies, latency)
 
 
 def estimate_work(config: RunConfig) -> StepWork:
@@ -152,15 +154,15 @@ def estimate_work(config: RunConfig) -> StepWork:
     weights = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in levels)
     channels = model.grid.channels
     # Multiplications and additions of a forward pass, and twice as many of a backward pass.
-    per_sample = 6 * weights * _SECONDS_PER_FLOP + channels * _SECONDS_PER_FEATURE
+    rays = trainer.visible_samples * (6 * weights * _SECONDS_PER_FLOP + channels * _SECONDS_PER_FEATURE)
     return StepWork(
         samples=trainer.visible_samples,
         channels=channels,
         levels=len(levels),
         features=features,
-        rays=trainer.visible_samples * per_sample,
+        rays=(1 - _LONGEST_RAYS) * rays,
         update=features * _UPDATE_BYTES * _SECONDS_PER_BYTE,
-        launches=_LAUNCH_SECONDS,
+        undivided=_LAUNCH_SECONDS + _LONGEST_RAYS * rays,
     )
 
 
