@@ -6,14 +6,14 @@
 
 namespace voxelfield {
 
-// A camera, the size of its image, and the colour of the background.
+// A camera, the size of its image, and the colour of the background, if the op needs one.
 struct CameraInputs {
-  Tensor c2w, intrinsics, background;
-  OptionalTensor lens;
+  Tensor c2w, intrinsics;
+  OptionalTensor background, lens;
   int64_t width, height;
 
   CameraInputs(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens, int64_t width, int64_t height,
-               const Tensor& background)
+               const OptionalTensor& background)
       : c2w(checked("c2w", c2w, {4, 4}, ScalarType::Float, c2w)),
         intrinsics(checked("intrinsics", intrinsics, {4}, ScalarType::Float, c2w)),
         background(checked("background", background, {3}, ScalarType::Float, c2w)),

@@ -61,7 +61,7 @@ struct CudaBackend {
 
   // Launches a kernel on the current stream and checks the launch.
   template <typename... Parameters, typename... Arguments>
-  static void launch(void (*kernel)(Parameters...), unsigned blocks, dim3 threads, int shared,
+  static void launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, int shared,
                      const Arguments&... arguments) {
     kernel<<<blocks, threads, shared, stream()>>>(arguments...);
     STD_CUDA_KERNEL_LAUNCH_CHECK();

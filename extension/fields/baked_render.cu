@@ -1,0 +1,34 @@
+// Renders baked fields on CUDA, one thread per pixel. The pixels of a warp form a rectangle, because their rays stay
+// close together.
+#include "common/backend.cuh"
+#include "fields/baked_render_ops.h"
+
+namespace voxelfield {
+namespace {
+
+constexpr int kAcross = 8, kDown = 4;  // pixels of a warp
+constexpr int kWarps = 4;              // of a block, below each other
+
+template <bool Pieces, int Values>
+__global__ void __launch_bounds__(kWarp* kWarps)
+    render_kernel(const __grid_constant__ BakedScene scene, const __grid_constant__ BakedPixels<Values> pixels) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int64_t x = static_cast<int64_t>(blockIdx.x) * kAcross + lane % kAcross;
+  const int64_t y = static_cast<int64_t>(blockIdx.y) * kDown * kWarps + warp * kDown + lane / kAcross;
+  if (x >= pixels.camera.width || y >= pixels.camera.height) return;
+  pixels.store(y * pixels.camera.width + x, BakedWalk<Pieces, Values>(scene)(pixels.camera(x, y)));
+}
+
+struct Cuda : CudaBackend {
+  template <bool Pieces, int Values>
+  static void render(const BakedScene& scene, const BakedPixels<Values>& pixels) {
+    const dim3 grid(blocks(pixels.camera.width, kAcross), blocks(pixels.camera.height, kDown * kWarps));
+    launch(render_kernel<Pieces, Values>, grid, kWarp * kWarps, 0, scene, pixels);
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { BakedImageOps<Cuda>::implement(m); }
+
+}  // namespace voxelfield
