@@ -17,7 +17,7 @@ from voxelfield.fields.field import RadianceField, colors_at
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.march import Capacity, RenderSettings
+from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import Rendering, render
@@ -48,8 +48,8 @@ def rays(device) -> Rays:
     return Rays(origins, directions, *intersect_aabb(origins, directions, torch.tensor(BOX))).to(device)
 
 
-def drawn(field: RadianceField, rays: Rays, capacity: Capacity | None = None) -> Rendering:
-    return render(field, rays, OccupancyGrid(4, BOX).to(rays.origins.device), EXACT, capacity=capacity)
+def drawn(field: RadianceField, rays: Rays) -> Rendering:
+    return render(field, rays, OccupancyGrid(4, BOX).to(rays.origins.device), EXACT)
 
 
 def layers(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -66,7 +66,7 @@ def composed(field: RadianceField, rays: Rays, found: Rendering) -> torch.Tensor
     positions = rays.origins.double()[samples.ray_index] + t[:, None] * directions[samples.ray_index]
     grids = [reference.sample_grid(level.double(), (positions + 1) / 2) for level in field.grid.levels]
     outputs = layers(torch.cat(grids, dim=1), first)
-    emitted = torch.sigmoid(outputs[:, 1:])
+    emitted = torch.cat((torch.sigmoid(outputs[:, 1:4]), outputs[:, 4:]), dim=1)
     sums, opacity, *_ = reference.composite(outputs[:, 0].exp(), emitted, t, dt, samples.ray_offsets)
     means = torch.where(opacity[:, None] > 0, sums / opacity[:, None].clamp(min=1e-9), 0)
     view = spherical_harmonics(directions, DEGREE)
@@ -116,16 +116,6 @@ def test_a_single_sample_has_the_colour_of_its_point(field, device):
         aabb, density, sample, shade = field.aabb, field.density, field.sample, field.shade
 
     torch.testing.assert_close(colors_at(Others(), points.to(device), rays.directions), colors)
-
-
-def test_unused_rows_of_a_capacity_change_nothing(field, rays):
-    exact, roomy = (drawn(field, rays, capacity) for capacity in (None, Capacity(4000, 3000)))
-    slopes = [torch.autograd.grad(found.rgb.square().sum(), [*field.parameters()]) for found in (exact, roomy)]
-    assert len(roomy.sample_rgb) == 3000 > len(exact.sample_rgb)
-    torch.testing.assert_close(roomy.rgb, exact.rgb)
-    for one, two in zip(*slopes, strict=True):
-        assert two.isfinite().all()
-        assert (one - two).norm() <= 1e-3 * one.norm()
 
 
 def test_derivatives_of_shading():

@@ -297,7 +297,7 @@ class DeferredMLPDecoder(FusedMLPDecoder):
     """The two networks of a :class:`FusedMLPDecoder`, the second of which runs once per ray instead of per sample.
 
     Deferred shading, as in SNeRG (Hedman et al. 2021, section 4.1) and MERF (Reiser et al. 2023, section 3). The first
-    network's outputs are raw density, diffuse colour and features, the latter two mapped to [0, 1] by a sigmoid. The
+    network's outputs are raw density, diffuse colour, mapped to [0, 1] by a sigmoid, and features as they are. The
     second maps their means along a ray, and the spherical harmonics of the ray's direction, to a difference from the
     diffuse colour, of either sign and not limited.
 
@@ -330,7 +330,8 @@ class DeferredMLPDecoder(FusedMLPDecoder):
     def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Decoder`: returns density (M,), and diffuse colours and features (M, geometry - 1)."""
         geometry = self._geometry(features)
-        return self.activation(geometry[:, 0]), torch.sigmoid(geometry[:, 1:].float())
+        raw, diffuse, others = geometry.float().split((1, 3, geometry.shape[1] - 4), dim=1)
+        return self.activation(raw[:, 0]), torch.cat((torch.sigmoid(diffuse), others), dim=1)
 
     def shade(self, features: Tensor, directions: Tensor) -> Tensor:
         """See :class:`voxelfield.fields.field.Field`."""

@@ -35,8 +35,8 @@ class Rendering:
         samples: The M samples at which colour was evaluated.
         density: (M,) their densities, per unit in warped coordinates.
         weights: (M,) their compositing weights.
-        sample_rgb: (M, 3) their colours. With deferred shading, their diffuse colours and the difference from these
-            that their ray has.
+        sample_rgb: (M, 3) their colours. With deferred shading, their diffuse colours plus the difference of their
+            ray's colour from its mean diffuse colour.
         candidates: () int64, number of samples placed in occupied space, before invisible ones were dropped; None if
             they were not counted (see :func:`visible_samples`).
         rays_kept: () int64, number of rays that fit in the capacity, if it is limited; later rays are empty.
