@@ -36,6 +36,7 @@ MODELS = {
     "render_pyramid_image": ("model=pyramid", "model.resolutions=[4,8,16]", "model.width=16"),
     "render_grid_image": ("model=sh", "model.resolutions=[4,16]"),
     "render_view": ("model=dense",),
+    "deferred shading": ("model=pyramid", "model.resolutions=[4,8,16]", "model.width=16", "model.shading=deferred"),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from rendered_batch import rendered
 
 from voxelfield import VoxelGrid
-from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, SHDecoder
+from voxelfield.fields.decoders import ColorMLPDecoder, DeferredMLPDecoder, FusedMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
@@ -57,6 +57,11 @@ def marchable_field(device):
 def pyramid_field(device):
     pyramid = VoxelPyramid((3, 6, 9), 2, BOX, init_range=1.0)
     return RadianceField(pyramid, FusedMLPDecoder(6, 16, 4, 1, 2, ExponentialDensity(2.0))).to(device)
+
+
+def deferred_field(device):
+    pyramid = VoxelPyramid((3, 6, 9), 2, BOX, init_range=1.0)
+    return RadianceField(pyramid, DeferredMLPDecoder(6, 16, 8, 1, 2, ExponentialDensity(2.0))).to(device)
 
 
 def everywhere(device):
@@ -402,7 +407,7 @@ def test_levels_that_are_off_leave_the_density_alone(device):
 # --- with a limited capacity for samples
 
 
-@pytest.mark.parametrize("make", [random_field, pyramid_field])
+@pytest.mark.parametrize("make", [random_field, pyramid_field, deferred_field])
 @pytest.mark.parametrize("min_weight", [0.0, 1e-3])
 def test_room_to_spare_changes_nothing(device, make, min_weight):
     field, rays, settings = make(device), aimed_rays(100, device), RenderSettings(STEP, min_weight=min_weight)
@@ -426,7 +431,9 @@ def test_room_to_spare_changes_nothing(device, make, min_weight):
         torch.testing.assert_close(one, other, **tolerance)
 
 
-@pytest.mark.parametrize(("make", "min_weight"), [(random_field, 1e-3), (marchable_field, 1e-3)])
+@pytest.mark.parametrize(
+    ("make", "min_weight"), [(random_field, 1e-3), (marchable_field, 1e-3), (deferred_field, 1e-3)]
+)
 def test_a_capacity_compiles_as_one_graph(device, make, min_weight):
     torch.compiler.reset()
     field, rays, occupancy = make(device), aimed_rays(50, device), everywhere(device)
@@ -452,7 +459,7 @@ def test_a_capacity_compiles_as_one_graph(device, make, min_weight):
         occupancy.occupied[:2] = False  # the graph must see this
 
 
-@pytest.mark.parametrize("make", [random_field, pyramid_field])
+@pytest.mark.parametrize("make", [random_field, pyramid_field, deferred_field])
 @pytest.mark.parametrize("narrow", ["candidates", "visible"])
 def test_rays_without_room_show_nothing_and_are_reported(device, make, narrow):
     field, rays, settings = make(device), aimed_rays(100, device), RenderSettings(STEP)
@@ -470,7 +477,7 @@ def test_rays_without_room_show_nothing_and_are_reported(device, make, narrow):
     assert not rendering.weights[int(rendering.samples.ray_offsets[-1]) :].any()
 
 
-@pytest.mark.parametrize("make", [random_field, pyramid_field])
+@pytest.mark.parametrize("make", [random_field, pyramid_field, deferred_field])
 def test_losses_of_the_rays_that_were_taken(device, make):
     field, rays, settings = make(device), aimed_rays(60, device), RenderSettings(STEP)
     config = LossConfig(sample_rgb=1.0, distortion=0.0, opacity_entropy=1.0, sparsity=1.0)

@@ -11,7 +11,7 @@ from op_testing import never_synchronising
 from torch import nn
 
 from voxelfield import FieldRenderer, VoxelGrid, VoxelPyramid
-from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, SHDecoder
+from voxelfield.fields.decoders import ColorMLPDecoder, DeferredMLPDecoder, FusedMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.backends.backend import ImageBackend
@@ -41,11 +41,12 @@ def pyramid(
     degree=3,
     width=64,
     density=None,
+    decoder=FusedMLPDecoder,
     **settings,
 ):
     grid = VoxelPyramid(resolutions, channels, BOX, init_range=1.5, **settings)
-    decoder = FusedMLPDecoder(grid.channels, width, geometry, hidden, degree, density or ExponentialDensity(8.0))
-    return RadianceField(grid, decoder)
+    networks = decoder(grid.channels, width, geometry, hidden, degree, density or ExponentialDensity(8.0))
+    return RadianceField(grid, networks)
 
 
 def single(decoder, resolution=(9, 8, 11), **settings):
@@ -121,6 +122,7 @@ GENERAL = {
     "two channels a level": lambda: pyramid(channels=2),
     "nine levels": lambda: pyramid(range(3, 12)),
     "geometry of 15": lambda: pyramid(geometry=15),
+    "deferred shading": lambda: pyramid(decoder=DeferredMLPDecoder),
     "four hidden layers": lambda: pyramid(hidden=4),
     "softplus": lambda: pyramid(density=DensityActivation(20.0, 5.0)),
     "padded pyramid": lambda: pyramid(padding="zeros"),

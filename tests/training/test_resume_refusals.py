@@ -138,6 +138,13 @@ def test_settings_that_the_field_does_not_have_are_refused(tmp_path, saved, over
     assert list(tmp_path.iterdir()) == [path], "a run that is refused leaves its directory behind"
 
 
+def test_a_checkpoint_of_other_shading_is_refused(tmp_path):
+    pyramid = ("model=pyramid", "model.resolutions=[4,8]", "model.width=16")
+    train(tmp_path, *pyramid)
+    with pytest.raises(ValueError, match="resume must name a checkpoint of the configured model"):
+        train(tmp_path / "another", *pyramid, "model.shading=deferred", f"resume={tmp_path}", "trainer.steps=4")
+
+
 def test_a_bomb_of_zeros_is_refused_before_it_takes_memory(tmp_path):
     path = checkpoint_path(tmp_path, 2)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -14,6 +14,7 @@ from voxelfield.grids.working_copies import sample_levels
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.render import shaded
 
 
 def feature_importance(
@@ -68,7 +69,8 @@ def feature_importance(
             limit = settings.min_transmittance
             seen = ops.composite(density, rgb, samples.t, samples.dt, samples.ray_offsets, min_transmittance=limit)
             behind = torch.rand(len(cast), 3, generator=random, device=device)
-            colour = seen.rgb + (1 - seen.opacity)[:, None] * behind
+            emitted, _ = shaded(field, seen, rgb, samples.ray_offsets, cast.directions)
+            colour = emitted + (1 - seen.opacity)[:, None] * behind
             mixed = (colour * torch.randn(colour.shape, generator=random, device=device)).sum()
             (slope,) = torch.autograd.grad(mixed, features)
             active = sums[: grid.active]

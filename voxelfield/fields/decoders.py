@@ -87,6 +87,8 @@ class Decoder(Protocol):
     - ``density_inputs``, a tuple of str: those of them that :meth:`density` takes as keyword arguments too, (M, ...)
       there, one row for each sample. Values of rays must have a default, because the density is also evaluated away
       from rays, to find occupied space: at a random time, for example, so that the cells of all times are found.
+    - ``shade``, a method for deferred shading: see :class:`voxelfield.fields.field.Field`. The call then returns
+      features (M, C) in place of rgb.
     """
 
     @property
@@ -276,17 +278,66 @@ class FusedMLPDecoder(nn.Module):
 
     def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Decoder`."""
-        geometry = self._geometry(features)
-        if directions.requires_grad:
-            # The kernel does not compute a gradient with respect to directions.
-            view = spherical_harmonics(directions, self.view_degree).index_select(0, ray_index)
-            inputs, raw = torch.cat((geometry, view.to(geometry.dtype)), dim=1), geometry[:, 0].to(directions.dtype)
-        else:
-            inputs, raw = append_view(geometry, directions, ray_index, self.view_degree)
+        inputs, raw = self._append_view(self._geometry(features), directions, ray_index)
         return self.activation(raw), torch.sigmoid(ops.mlp(inputs, list(self.color_network)).float())
 
     def _geometry(self, features: Tensor) -> Tensor:
         return ops.mlp(features.half() if features.is_cuda else features, list(self.density_network))
+
+    def _append_view(self, geometry: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the colour network's inputs, and the first column of ``geometry`` in the dtype of ``directions``."""
+        if directions.requires_grad:
+            # The kernel does not compute a gradient with respect to directions.
+            view = spherical_harmonics(directions, self.view_degree).index_select(0, ray_index)
+            return torch.cat((geometry, view.to(geometry.dtype)), dim=1), geometry[:, 0].to(directions.dtype)
+        return append_view(geometry, directions, ray_index, self.view_degree)
+
+
+class DeferredMLPDecoder(FusedMLPDecoder):
+    """The two networks of a :class:`FusedMLPDecoder`, the second of which runs once per ray instead of per sample.
+
+    Deferred shading, as in SNeRG (Hedman et al. 2021, section 4.1) and MERF (Reiser et al. 2023, section 3). The first
+    network's outputs are raw density, diffuse colour, mapped to [0, 1] by a sigmoid, and features as they are. The
+    second maps their means along a ray, and the spherical harmonics of the ray's direction, to a difference from the
+    diffuse colour, of either sign and not limited.
+
+    Args:
+        channels: As for :class:`FusedMLPDecoder`.
+        width: As for :class:`FusedMLPDecoder`.
+        geometry: Number of outputs of the first network, at least 4: density, diffuse colour, and any features.
+        hidden: As for :class:`FusedMLPDecoder`.
+        view_degree: As for :class:`FusedMLPDecoder`.
+        density: As for :class:`FusedMLPDecoder`.
+
+    Raises:
+        ValueError: As for :class:`FusedMLPDecoder`.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        width: int,
+        geometry: int,
+        hidden: int,
+        view_degree: int,
+        density: DensityActivation | ExponentialDensity,
+    ) -> None:
+        if geometry < 4:
+            raise ValueError(f"geometry must be at least 4, for density and diffuse colour, got {geometry}")
+        super().__init__(channels, width, geometry, hidden, view_degree, density)
+        self.color_network = _weights(geometry - 1 + (view_degree + 1) ** 2, *([width] * hidden), 3)
+
+    def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Decoder`: returns density (M,), and diffuse colours and features (M, geometry - 1)."""
+        geometry = self._geometry(features)
+        raw, diffuse, others = geometry.float().split((1, 3, geometry.shape[1] - 4), dim=1)
+        return self.activation(raw[:, 0]), torch.cat((torch.sigmoid(diffuse), others), dim=1)
+
+    def shade(self, features: Tensor, directions: Tensor) -> Tensor:
+        """See :class:`voxelfield.fields.field.Field`."""
+        rays = torch.arange(len(features), device=features.device)
+        inputs, _ = self._append_view(features.half() if features.is_cuda else features, directions, rays)
+        return features[:, :3] + ops.mlp(inputs, list(self.color_network)).to(features.dtype)
 
 
 def _weights(*widths: int) -> nn.ParameterList:

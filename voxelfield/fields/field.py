@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from voxelfield.fields.decoders import Decoder, FusedMLPDecoder
+from voxelfield.fields.decoders import Decoder, DeferredMLPDecoder, FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.grids.pyramid import VoxelPyramid
@@ -47,7 +47,7 @@ class Field(Protocol):
     A field with only these members is rendered by the general path: candidate samples are placed in occupied cells,
     :meth:`density` determines which of them are visible, and :meth:`sample` evaluates the visible ones.
 
-    A field may have two more members:
+    A field may have more members:
 
     - ``pyramid_density``, a method like that of :class:`RadianceField`: its result is marched by a single kernel
       instead.
@@ -56,6 +56,11 @@ class Field(Protocol):
       grids access no memory. If absent or False, unused rows have positions in the occupancy grid's box: the gradient
       that they receive is zero, but a network that reads NaN would turn it into NaN.
 
+    - ``shade``, a method for deferred shading, or None: :meth:`sample` then returns features (M, C) in place of rgb,
+      the first three of which are a diffuse colour. Their means (R, C) along rays, weighted as colours are, go to
+      ``shade(features, directions)`` with the rays' directions (R, 3), which returns the colours (R, 3) of the rays
+      where they are opaque. Differences from the mean diffuse colour hold for all samples of the ray. Of a single
+      point, ``shade`` returns the colour.
     - ``extra_inputs``, ``optional_inputs`` and ``density_inputs``, tuples of str: names of
       :attr:`voxelfield.Rays.values` on which the field depends. :meth:`sample` takes those of ``extra_inputs`` as
       keyword arguments (R, ...), without those of ``optional_inputs`` that the rays do not have. :meth:`density` takes
@@ -83,7 +88,7 @@ class Field(Protocol):
             directions: (R, 3) the rays' unit directions.
 
         Returns:
-            density (M,), per world unit, and rgb (M, 3); float32.
+            density (M,), per world unit, and rgb (M, 3); float32. With a method ``shade``, features in place of rgb.
         """
         ...
 
@@ -138,6 +143,11 @@ class RadianceField(nn.Module):
         return True
 
     @property
+    def shade(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """See :class:`Field`. The decoder's method of this name, or None if it has none."""
+        return getattr(self.decoder, "shade", None)
+
+    @property
     def aabb(self) -> Tensor:
         """A box (2, 3) around all that the field represents, world units: the grid's, or that of its warp."""
         if self.warp is None:
@@ -157,7 +167,7 @@ class RadianceField(nn.Module):
             values: (M, ...) the values of :attr:`extra_inputs`, by name.
 
         Returns:
-            density (M,), per world unit, and rgb (M, 3) in [0, 1]; float32.
+            density (M,), per world unit, and rgb (M, 3), nominally in [0, 1]; float32.
 
         Raises:
             TypeError: An argument is not a floating-point tensor.
@@ -170,6 +180,8 @@ class RadianceField(nn.Module):
         each = torch.arange(points.shape[0], device=points.device)
         warped, unit = self._locate(points)
         density, rgb = self._decode(warped, directions, each, values)
+        if self.shade is not None:
+            rgb = self.shade(rgb, directions)
         return (density if unit is None else _in_world(density, warped, unit)), rgb
 
     def density(self, points: Tensor, **values: Tensor) -> Tensor:
@@ -223,7 +235,8 @@ class RadianceField(nn.Module):
             values: (R, ...) the values of :attr:`extra_inputs`, by name.
 
         Returns:
-            density (M,), per unit in warped coordinates, and rgb (M, 3) in [0, 1]; float32.
+            density (M,), per unit in warped coordinates, and rgb (M, 3) in [0, 1]; float32. With :attr:`shade`,
+            features in place of rgb.
         """
         ray_index = samples.ray_index
         if torch.is_grad_enabled() and directions.requires_grad:
@@ -251,12 +264,16 @@ class RadianceField(nn.Module):
         """Whether the density has a form that a single kernel can march through.
 
         This requires a pyramid of at most 8 levels, concatenated, with "border" padding, each of 4 channels and fewer
-        than 2^31 elements; and a fused network decoder with at most 16 geometry outputs and an exponential density. All
-        parameters must be float32 or float16. Subclasses do not qualify, because they may compute something else.
+        than 2^31 elements; and a fused network decoder, deferred or not, with at most 16 geometry outputs and an
+        exponential density. All parameters must be float32 or float16. Subclasses do not qualify, because they may
+        compute something else.
         """
         grid, decoder = self.grid, self.decoder
-        if type(self) is not RadianceField or type(grid) is not VoxelPyramid or type(decoder) is not FusedMLPDecoder:
+        if type(self) is not RadianceField or type(grid) is not VoxelPyramid:
             return False
+        if type(decoder) not in (FusedMLPDecoder, DeferredMLPDecoder):
+            return False
+        assert isinstance(decoder, FusedMLPDecoder)
         return (
             type(decoder.activation) is ExponentialDensity
             and decoder.density_network[-1].shape[0] <= _constants.MAX_GEOMETRY
@@ -314,7 +331,9 @@ def colors_at(field: Field, points: Tensor, directions: Tensor) -> Tensor:
         return field(points, directions)[1]
     rays = torch.arange(len(points) + 1, device=points.device)
     zeros = torch.zeros_like(points[:, 0])
-    return field.sample(PackedSamples(points, zeros, zeros, rays[:-1], rays, rays[-1:]), directions)[1]
+    rgb = field.sample(PackedSamples(points, zeros, zeros, rays[:-1], rays, rays[-1:]), directions)[1]
+    shade = getattr(field, "shade", None)
+    return rgb if shade is None else shade(rgb, directions)
 
 
 def density_at_samples(field: Field) -> Callable[..., Tensor]:

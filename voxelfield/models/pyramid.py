@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from voxelfield.config.parsing import Range
 from voxelfield.config.types import Count, NotNegative, Positive, Resolution
-from voxelfield.fields.decoders import FusedMLPDecoder
+from voxelfield.fields.decoders import DeferredMLPDecoder, FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
@@ -63,7 +63,10 @@ class PyramidConfig(ModelConfig):
             networks a varying input. Those of the other levels start at zero: if initial features vary from vertex to
             vertex, neighbours learn different codes for the same content.
         width: Width of the hidden layers of both networks.
-        geometry: Number of outputs of the density network, all of which are inputs of the colour network.
+        shading: Where the colour network is evaluated: ``per_sample``, or ``deferred``, once per ray, with the means of
+            what its samples emit (:class:`voxelfield.fields.decoders.DeferredMLPDecoder`).
+        geometry: Number of outputs of the density network, all of which are inputs of the colour network. With
+            ``shading=deferred`` they are raw density, diffuse colour (3) and features, and the density is no input.
         hidden: Number of hidden layers of the colour network.
         view_degree: Degree of the spherical harmonics that encode the viewing direction.
         density: Settings of the activation that maps the density network's first output to density.
@@ -76,6 +79,7 @@ class PyramidConfig(ModelConfig):
     channels: FusedWidth = 4
     init_range: NotNegative = 5e-5
     width: FusedWidth = 128
+    shading: Literal["per_sample", "deferred"] = "per_sample"
     geometry: FusedWidth = 16
     hidden: Annotated[int, Range(1, MAX_LAYERS - 1)] = 3
     view_degree: Degree = 3
@@ -88,6 +92,11 @@ class PyramidConfig(ModelConfig):
             raise ValueError(
                 f"{name}.geometry must be at most {MAX_WIDTH - harmonics} with {name}.view_degree={self.view_degree}, "
                 f"got {self.geometry}"
+            )
+        if self.shading == "deferred" and self.geometry < 4:
+            raise ValueError(
+                f"{name}.geometry must be at least 4 with {name}.shading=deferred, for density and diffuse colour, got "
+                f"{self.geometry}"
             )
 
     def check_resolution(self, finest: int, name: str) -> None:
@@ -125,7 +134,8 @@ class PyramidConfig(ModelConfig):
             device=device,
         )
         density = ExponentialDensity(self.density.initial)
-        decoder = FusedMLPDecoder(pyramid.channels, self.width, self.geometry, self.hidden, self.view_degree, density)
+        kind = DeferredMLPDecoder if self.shading == "deferred" else FusedMLPDecoder
+        decoder = kind(pyramid.channels, self.width, self.geometry, self.hidden, self.view_degree, density)
         return RadianceField(pyramid, decoder).to(device)
 
     def build_model(self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling) -> PyramidModel:

@@ -183,6 +183,8 @@ def scan(values: MaybeTensor, factors: MaybeTensor, ray_offsets: Tensor, form: i
 
 def spread(values: Tensor, ray_offsets: Tensor, samples: int) -> Tensor:
     """Returns for each sample its ray's row of (R, C); zeros for samples of no ray."""
+    if torch.compiler.is_compiling():
+        return _kernels().spread_along_rays.default(values, ray_offsets, samples)
     rows: Tensor = _Spread.apply(values, ray_offsets, samples)
     return rows
 

@@ -19,6 +19,9 @@ from voxelfield.rendering.pixels import png_bytes
 from voxelfield.rendering.rays import Rays
 from voxelfield.warps.warp import Warp
 
+# Rays that absorb less light than this show nothing, so their features need not be scaled to means.
+_MIN_OPACITY = 1e-6
+
 
 @dataclass(frozen=True, eq=False)
 class Rendering:
@@ -32,7 +35,8 @@ class Rendering:
         samples: The M samples at which colour was evaluated.
         density: (M,) their densities, per unit in warped coordinates.
         weights: (M,) their compositing weights.
-        sample_rgb: (M, 3) their colours.
+        sample_rgb: (M, 3) their colours. With deferred shading, their diffuse colours plus the difference of their
+            ray's colour from its mean diffuse colour.
         candidates: () int64, number of samples placed in occupied space, before invisible ones were dropped; None if
             they were not counted (see :func:`visible_samples`).
         rays_kept: () int64, number of rays that fit in the capacity, if it is limited; later rays are empty.
@@ -134,18 +138,45 @@ def render(
         min_transmittance=settings.min_transmittance,
         distortion=distortion,
     )
+    rgb, sample_rgb = shaded(field, composite, rgb, samples.ray_offsets, rays.directions)
     return Rendering(
-        composite.rgb,
+        rgb,
         composite.opacity,
         composite.depth_sum,
         samples,
         density,
         composite.weights,
-        rgb,
+        sample_rgb,
         candidates,
         samples.rays_kept[0],
         composite.distortion,
     )
+
+
+def shaded(
+    field: Field, composite: ops.Composite, emitted: Tensor, ray_offsets: Tensor, directions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the colours of rays and of their samples, after deferred shading if the field asks for it.
+
+    Args:
+        field: The field.
+        composite: The samples, composited.
+        emitted: (M, C) what :meth:`Field.sample` returned with the density: colours, or features for ``shade``.
+        ray_offsets: (R + 1,) int64, the samples of each ray.
+        directions: (R, 3) the rays' directions.
+
+    Returns:
+        (R, 3) emitted colours of the rays, without background, and (M, 3) colours of the samples; differentiable.
+        The weighted sum of the latter along a ray is the former. A ray without samples is black.
+    """
+    shade = getattr(field, "shade", None)
+    if shade is None:
+        return composite.rgb, emitted
+    # Of means, so that a translucent ray has the colour of an opaque one with the same features.
+    means = composite.rgb / composite.opacity.clamp(min=_MIN_OPACITY)[:, None]
+    colors = shade(means, directions)
+    differences = spread(colors - means[:, :3], ray_offsets, len(emitted))
+    return composite.opacity[:, None] * colors, emitted[:, :3] + differences
 
 
 def positions_on_rays(

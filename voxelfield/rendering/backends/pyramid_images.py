@@ -18,7 +18,7 @@ from voxelfield.rendering.backends.backend import Draw, ImageBackend, ImageSourc
 class PyramidImages(ImageBackend):
     """A single CUDA kernel for fields for which :attr:`RadianceField.has_pyramid_density` is True.
 
-    The decoder must have 16 geometry outputs and one to three hidden colour layers.
+    The decoder must have 16 geometry outputs and one to three hidden colour layers, and must not shade deferred.
     """
 
     name = "render_pyramid_image"
@@ -26,7 +26,7 @@ class PyramidImages(ImageBackend):
     @classmethod
     def serves(cls, field: Field) -> bool:
         """See :class:`ImageBackend`."""
-        if not (isinstance(field, RadianceField) and field.has_pyramid_density):
+        if not (isinstance(field, RadianceField) and field.has_pyramid_density) or field.shade is not None:
             return False
         if field.warp is not None and not field.warp.op_arguments:
             return False
