@@ -17,7 +17,7 @@ struct BakedPixels {
   float *sums, *opacity, *depth;
 
   VOXELFIELD_HOST_DEVICE void store(int64_t pixel, const BakedTotals<Values>& totals) const {
-    VOXELFIELD_VECTORIZE
+    VOXELFIELD_UNROLL
     for (int v = 0; v < Values; ++v) sums[Values * pixel + v] = totals.values[v] * (1.0f / 255.0f);
     opacity[pixel] = totals.opacity;
     depth[pixel] = totals.depth / fmaxf(totals.opacity, 1e-6f);
@@ -30,8 +30,9 @@ struct BakedImageOps {
                                            int64_t width, int64_t height, const Tensor& occupied,
                                            std::vector<int64_t> resolution, const Tensor& aabb_occupancy,
                                            const Tensor& any_log_density, const Tensor& any_values,
-                                           const Tensor& blocks, const Tensor& any_aabb, double step,
-                                           double min_transmittance, double min_weight, std::vector<double> boxes) {
+                                           const Tensor& blocks, const Tensor& any_aabb, const OptionalTensor& any_clip,
+                                           double step, double min_transmittance, double min_weight,
+                                           std::vector<double> boxes) {
     const CameraInputs camera{c2w, intrinsics, lens, width, height, std::nullopt};
     const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
     const typename Backend::Guard guard(c2w);
@@ -42,6 +43,7 @@ struct BakedImageOps {
     const std::vector<int64_t> atlas = shape_of(log_density);
     const Tensor values = checked("values", any_values, {atlas[0], atlas[1], atlas[2], kAny}, ScalarType::Byte, c2w);
     const Tensor aabb = checked("aabb", any_aabb, {2, 3}, ScalarType::Float, c2w);
+    const OptionalTensor clip = checked("clip", any_clip, {2, 3}, ScalarType::Float, c2w);
     const int64_t count = values.size(3);
     STD_TORCH_CHECK(count == 8 || count == 16, "values must be 8 or 16 for each vertex, got ", count);
     STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(values.data_ptr()) % count == 0, "values must start at a multiple of ",
@@ -59,12 +61,12 @@ struct BakedImageOps {
     scene.steps_per_length = steps_per_length(step);
     scene.rule = {static_cast<float>(min_transmittance), static_cast<float>(min_weight)};
     const bool pieces = !boxes.empty();
+    STD_TORCH_CHECK(pieces != clip.has_value(), "clip must be given if and only if there are no boxes, which cut rays");
     if (pieces) scene.boxes = nested_boxes(boxes);
     const Tensor sums = new_empty(c2w, {height, width, count}, ScalarType::Float);
     const Tensor opacity = new_empty(c2w, {height, width}, ScalarType::Float);
     const Tensor depth = new_empty(c2w, {height, width}, ScalarType::Float);
-    // With nested boxes, cutting a ray clips it to the largest box, so the camera does not clip it.
-    const CameraView view = camera.view(pieces ? nullptr : scene.aabb);
+    const CameraView view = camera.view(data_of(clip));
     const auto render = [&](auto in_pieces, auto number) {
       constexpr int kValues = decltype(number)::value;
       Backend::template render<decltype(in_pieces)::value>(

@@ -22,7 +22,7 @@ struct BakedScene {
   const Half* log_density;  // (X, Y, Z), of the atlas
   const uint8_t* values;    // (X, Y, Z, Values)
   int32_t atlas[3];
-  const float* aabb;  // of the lattice, in warped coordinates
+  const float* aabb;  // the box of the lattice, in warped coordinates
   float step, steps_per_length;
   KeepRule<float> rule;
   NestedBoxes boxes;  // used only if rays are cut into pieces
@@ -84,7 +84,7 @@ class BakedWalk {
     for (int k = 0; k < kCorners; ++k) {
       const BakedRow<Values> row = rows[stencil.offset(k)];
       const float share = weight * stencil.value(k);
-      VOXELFIELD_VECTORIZE
+      VOXELFIELD_UNROLL
       for (int v = 0; v < Values; ++v) totals_.values[v] += share * static_cast<float>(row.value[v]);
     }
   }

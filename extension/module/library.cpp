@@ -262,7 +262,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def(
       "render_baked_image(Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor log_density, Tensor values, Tensor blocks, Tensor aabb, "
-      "float step, float min_transmittance, float min_weight, float[] boxes) -> (Tensor, Tensor, Tensor)");
+      "Tensor? clip, float step, float min_transmittance, float min_weight, float[] boxes) -> (Tensor, Tensor, "
+      "Tensor)");
   // Whether render_pyramid_image can run on the device of `like`, for hidden layers of a given width.
   m.def("pyramid_image_fits(Tensor like, int width) -> bool");
 }

@@ -11,7 +11,7 @@ from op_testing import never_synchronising
 from torch import nn
 
 from voxelfield import FieldRenderer, VoxelGrid, VoxelPyramid
-from voxelfield.fields.decoders import ColorMLPDecoder, DeferredMLPDecoder, FusedMLPDecoder, SHDecoder
+from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.backends.backend import ImageBackend
@@ -122,7 +122,6 @@ GENERAL = {
     "two channels a level": lambda: pyramid(channels=2),
     "nine levels": lambda: pyramid(range(3, 12)),
     "geometry of 15": lambda: pyramid(geometry=15),
-    "deferred shading": lambda: pyramid(decoder=DeferredMLPDecoder),
     "four hidden layers": lambda: pyramid(hidden=4),
     "softplus": lambda: pyramid(density=DensityActivation(20.0, 5.0)),
     "padded pyramid": lambda: pyramid(padding="zeros"),

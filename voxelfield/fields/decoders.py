@@ -327,6 +327,11 @@ class DeferredMLPDecoder(FusedMLPDecoder):
         super().__init__(channels, width, geometry, hidden, view_degree, density)
         self.color_network = _weights(geometry - 1 + (view_degree + 1) ** 2, *([width] * hidden), 3)
 
+    @property
+    def emitted(self) -> int:
+        """Number of values that a sample emits besides its density: a diffuse colour and features."""
+        return self.density_network[-1].shape[0] - 1
+
     def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Decoder`: returns density (M,), and diffuse colours and features (M, geometry - 1)."""
         geometry = self._geometry(features)

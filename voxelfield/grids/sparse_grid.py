@@ -286,6 +286,19 @@ class SparseGrid(nn.Module):
         order = torch.arange(self._count, device=self.exists.device)
         return cell_indices(order, [size // BLOCK_VERTICES for size in self._atlas_shape()])
 
+    def vertices(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns where the vertices of some blocks are.
+
+        Args:
+            chosen: (N,) int64, numbers of blocks in the order of ``exists``, or (count,) bool.
+
+        Returns:
+            Their indices along x, y and z in the whole grid, (N, 512, 3) int64, and their rows in the flattened atlas,
+            (N, 512) int64.
+        """
+        within = _all_vertices(self.exists.device)
+        return BLOCK_CELLS * self.exists.nonzero()[chosen, None] + within, self._rows(chosen)
+
     def _rows(self, chosen: Tensor) -> Tensor:
         """Returns the rows of the flattened atlas with the vertices of the chosen of its blocks, (N, 512) int64."""
         return self._first_rows()[chosen, None] + _flat(_all_vertices(self.exists.device), self._atlas_shape())

@@ -29,6 +29,7 @@ from voxelfield.models.model import Model
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.settings import Sampling
 from voxelfield.rendering.backends.backend import ImageBackend
+from voxelfield.rendering.backends.baked_images import BakedImages
 from voxelfield.rendering.backends.pyramid_images import PyramidImages
 from voxelfield.rendering.occupancy import OccupancyGrid
 
@@ -157,7 +158,7 @@ class PyramidModel(Model):
         config: The settings that built the field.
     """
 
-    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (PyramidImages,)
+    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (PyramidImages, BakedImages)
 
     def __init__(
         self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling, config: PyramidConfig

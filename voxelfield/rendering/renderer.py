@@ -14,6 +14,7 @@ from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.pixel_colors import PIXEL_AVERAGING, pixel_colors
 from voxelfield.rendering.backends.backend import GenericBackend, ImageBackend, ImageSource
+from voxelfield.rendering.backends.baked_images import BakedImages
 from voxelfield.rendering.backends.grid_images import GridImages
 from voxelfield.rendering.backends.pyramid_images import PyramidImages
 from voxelfield.rendering.cameras import Cameras
@@ -23,7 +24,7 @@ from voxelfield.rendering.render import View
 
 __all__ = ["BACKENDS", "FieldRenderer", "ViewRenderer", "fastest_backend"]
 
-BACKENDS: tuple[type[ImageBackend], ...] = (PyramidImages, GridImages)
+BACKENDS: tuple[type[ImageBackend], ...] = (PyramidImages, GridImages, BakedImages)
 """Backends that are faster than the general one, in the order in which they are tried."""
 
 MAX_RAYS_ACROSS = 64

@@ -52,7 +52,8 @@ class Link:
 
     Attributes:
         bandwidth: Bytes per second that each device receives in large exchanges.
-        latency: Seconds that an exchange between two devices takes, however small it is, with the wait for the slower one.
+        latency: Seconds that an exchange between two devices takes, however small it is, and the wait for the slower
+            one.
         direct: Whether devices write into each other's memory (:mod:`voxelfield.peer_memory`).
     """
 

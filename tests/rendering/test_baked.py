@@ -1,0 +1,188 @@
+"""Fields that are stored at vertices: what is stored, and the images that are drawn from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from voxelfield import FieldRenderer, ops
+from voxelfield.fields.decoders import DeferredMLPDecoder, FusedMLPDecoder
+from voxelfield.fields.density import ExponentialDensity
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.ops._internal.render_baked_image import render_baked_image
+from voxelfield.ops._internal.sparse_grid import places_in_atlas
+from voxelfield.rendering.bricks import Bricks, bake, can_bake
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.warps.nested_boxes import NestedBoxes
+
+BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
+NESTED = NestedBoxes(BOX, 3, near=0.1)
+SETTINGS = RenderSettings(step=2 / 20, min_transmittance=1e-3, min_weight=1e-3)
+# The colour network computes in float16 on CUDA.
+TOLERANCE = {"cpu": 1e-4, "cuda": 5e-3}
+warped = pytest.mark.parametrize("warp", [None, NESTED], ids=["one box", "nested boxes"])
+
+
+def make_field(device: torch.device, warp: NestedBoxes | None, geometry: int = 8) -> RadianceField:
+    box = BOX if warp is None else warp.warped_aabb
+    pyramid = VoxelPyramid((4, 12), 4, box, init_range=2.0)
+    decoder = DeferredMLPDecoder(8, 32, geometry, 1, 2, ExponentialDensity(0.5 if warp is None else 0.2))
+    with torch.no_grad():
+        decoder.density_network[-1].mul_(2)
+        decoder.color_network[-1].mul_(2)
+    return RadianceField(pyramid, decoder, warp=warp).to(device)
+
+
+def half_empty(field: RadianceField) -> OccupancyGrid:
+    """Occupied cells whose size has nothing to do with that of blocks."""
+    occupancy = OccupancyGrid(9, field.grid.aabb.tolist()).to(field.aabb.device)
+    occupancy.occupied.copy_(torch.rand(occupancy.occupied.shape, device=field.aabb.device) < 0.5)
+    return occupancy
+
+
+def look_at(device: torch.device) -> Cameras:
+    """A camera beside the box, and one inside."""
+    c2w = torch.eye(4).repeat(2, 1, 1)
+    c2w[0, :3, 3] = torch.tensor([0.2, -0.1, 3.0])
+    c2w[1, :3, :3] = torch.linalg.qr(torch.randn(3, 3)).Q
+    c2w[1, :3, :3] *= torch.linalg.det(c2w[1, :3, :3])
+    return Cameras(c2w, torch.tensor([[30.0, 28.0, 15.0, 11.0]] * 2), 33, 21).to(device)
+
+
+class Stored:
+    """The general path's view of bricks: a field that reads them with ops that have tests of their own."""
+
+    warp: NestedBoxes | None
+
+    def __init__(self, field: RadianceField, bricks: Bricks) -> None:
+        self.bricks, self.aabb, self.warp, self._shade = bricks, field.aabb, field.warp, field.shade
+        low, high = bricks.aabb
+        self._low, self._extent = low, high - low
+
+    def _read(self, atlas: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        unit = (positions - self._low) / self._extent
+        return ops.sample_trilinear(atlas, places_in_atlas(unit, self.bricks.blocks, atlas.shape[:3]))
+
+    def density(self, positions: torch.Tensor) -> torch.Tensor:
+        # A position without a block reads 0 instead of the logarithm of 0.
+        log = self._read(self.bricks.log_density.float()[..., None] + 100, positions)[:, 0] - 100
+        return log.exp()
+
+    density_in_warp = density
+
+    def sample(self, samples: ops.PackedSamples, directions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values = self._read(self.bricks.values.float() / 255, samples.positions)[:, : len(self.bricks.low)]
+        return self.density(samples.positions), self.bricks.low + self.bricks.extent * values
+
+    def shade(self, features: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
+        return self._shade(features, directions)
+
+
+@warped
+@pytest.mark.parametrize("geometry", [8, 16])
+@pytest.mark.parametrize("supersampling", [1, 2])
+def test_images_are_those_of_what_is_stored(device, warp, geometry, supersampling):
+    field = make_field(device, warp, geometry)
+    occupancy, background = half_empty(field), torch.rand(3, device=device)
+    cameras, options = look_at(device), {"supersampling": supersampling}
+    baked = FieldRenderer(field, occupancy, SETTINGS, background, **options)
+    assert baked.backend == "render_baked_image"
+    expected = FieldRenderer(Stored(field, bake(field, occupancy)), occupancy, SETTINGS, background, **options)
+    assert expected.backend == "render_view"
+    for camera in range(2):
+        own, other = baked.view(cameras, camera), expected.view(cameras, camera)
+        assert 0.2 < own.opacity.mean() < 0.95, "the test shows nothing"
+        for name in ("rgb", "opacity", "depth"):
+            torch.testing.assert_close(
+                getattr(own, name), getattr(other, name), atol=TOLERANCE[device.type], rtol=TOLERANCE[device.type]
+            )
+
+
+@warped
+def test_vertices_store_what_the_field_emits_there(device, warp):
+    field = make_field(device, warp)
+    occupancy = half_empty(field)
+    bricks = bake(field, occupancy)
+    low, high = field.grid.aabb
+    last = torch.tensor(field.grid.resolution, device=device) - 1
+    # Vertices of the finest level in occupied cells.
+    vertices = low + (high - low) * (torch.rand(4000, 3, device=device) * (last + 1)).floor() / last
+    vertices = vertices[occupancy.contains(vertices)]
+    assert len(vertices) > 500
+    stored = Stored(field, bricks)
+    each = torch.arange(len(vertices) + 1, device=device)
+    zeros = torch.zeros_like(vertices[:, 0])
+    samples = ops.PackedSamples(vertices, zeros, zeros, each[:-1], each, each[-1:])
+    density, values = field.sample(samples, normalize(torch.randn_like(vertices), dim=-1))
+    own_density, own_values = stored.sample(samples, torch.zeros_like(vertices))
+    # 11 bits of logarithms and half a step of 255, read up to 1/1024 of a voxel beside the faces of blocks.
+    torch.testing.assert_close(own_density.log(), density.log(), atol=0.02, rtol=0)
+    # Values beyond those of vertices that absorb light are not needed.
+    shown = values.clamp(bricks.low, bricks.low + bricks.extent)
+    assert (shown == values).float().mean() > 0.95
+    assert ((own_values - shown).abs() <= (0.5 / 255 + 3 / 1024) * bricks.extent).all()
+
+
+def test_only_blocks_with_occupied_cells_are_stored(device):
+    field = make_field(device, None)
+    occupancy = OccupancyGrid(9, BOX).to(device)
+    occupancy.occupied.zero_()
+    occupancy.occupied[0, 0, 0] = True
+    assert (bake(field, occupancy).blocks >= 0).sum() == 1
+    occupancy.occupied.zero_()
+    view = FieldRenderer(field, occupancy, SETTINGS, torch.ones(3, device=device)).view(look_at(device), 0)
+    assert (view.opacity == 0).all()
+    assert (view.rgb == 1).all()
+
+
+def test_fields_that_cannot_be_stored_are_rendered_in_general(device):
+    field = make_field(device, None)
+    assert can_bake(field)
+    per_sample = RadianceField(field.grid, FusedMLPDecoder(8, 32, 16, 1, 2, ExponentialDensity(2.0)))
+    wide = RadianceField(field.grid, DeferredMLPDecoder(8, 32, 18, 1, 2, ExponentialDensity(2.0)))
+    assert not can_bake(per_sample)
+    assert not can_bake(wide)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"values": lambda v: v[..., :4].contiguous()}, "values must be 8 or 16 for each vertex, got 4"),
+        ({"log_density": lambda d: d.float()}, "log_density must be"),
+        ({"clip": lambda _: None}, "clip must be given if and only if there are no boxes"),
+    ],
+)
+def test_bricks_of_another_form_are_refused(device, change, message):
+    field, cameras = make_field(device, None), look_at(device)
+    occupancy = half_empty(field)
+    bricks = bake(field, occupancy)
+    tensors = {
+        "log_density": bricks.log_density,
+        "values": bricks.values,
+        "blocks": bricks.blocks,
+        "aabb": bricks.aabb,
+        "clip": field.grid.aabb,
+    }
+    tensors |= {name: make(tensors[name]) for name, make in change.items()}
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=message):
+        render_baked_image(
+            *(cameras.c2w[0], cameras.intrinsics[0], 33, 21, occupancy.bits, occupancy.aabb), step=0.1, **tensors
+        )
+
+
+def test_the_walk_stops_where_no_light_is_left(device):
+    field = make_field(device, None)
+    occupancy, black = half_empty(field), torch.zeros(3, device=device)
+    whole, early = (
+        FieldRenderer(field, occupancy, replace(SETTINGS, min_transmittance=limit), black).view(look_at(device), 0)
+        for limit in (0.0, 0.3)
+    )
+    assert (early.opacity <= whole.opacity + 1e-6).all()
+    assert (early.opacity < whole.opacity - 1e-3).any()
+    assert (1 - early.opacity <= 0.3 + 1e-6).sum() == (1 - whole.opacity <= 0.3 + 1e-6).sum()

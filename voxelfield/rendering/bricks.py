@@ -1,0 +1,126 @@
+"""A field evaluated once at the vertices of a sparse lattice, from which images are drawn without its networks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from voxelfield.fields.decoders import Decoder, DeferredMLPDecoder
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.grids.sparse_grid import BLOCK_CELLS, SparseGrid
+from voxelfield.ops._packing import PackedSamples
+from voxelfield.rendering.occupancy import OccupancyGrid
+
+# Blocks of 512 vertices that are evaluated at once.
+_BLOCKS_AT_ONCE = 1 << 10
+# The ranges of values are those of this many blocks at most, and of vertices that absorb more light within a voxel.
+_RANGE_BLOCKS, _RANGE_OPACITY = 1 << 12, 1e-3
+# Densities below exp of this are invisible at any step.
+_LOWEST_LOG_DENSITY = -20.0
+# The numbers of values of a vertex that the renderer reads.
+_WIDTHS = (8, 16)
+
+
+@dataclass(frozen=True, eq=False)
+class Bricks:
+    """What a field with deferred shading emits, at the vertices of blocks of 8 x 8 x 8 (Hedman et al. 2021, SNeRG).
+
+    Attributes:
+        log_density: (8 A, 8 B, 8 C) float16, logarithms of densities, per unit in warped coordinates.
+        values: (8 A, 8 B, 8 C, 8 or 16) uint8, diffuse colours and features; 0 to 255 stand for ``low`` to
+            ``low + extent``.
+        low: (V,) float32, for the V values that the field has.
+        extent: (V,) float32.
+        blocks: (X, Y, Z) int32, where each block is (:attr:`voxelfield.grids.sparse_grid.SparseGrid.blocks`).
+        aabb: (2, 3) float32, the box of the lattice, in warped coordinates.
+    """
+
+    log_density: Tensor
+    values: Tensor
+    low: Tensor
+    extent: Tensor
+    blocks: Tensor
+    aabb: Tensor
+
+    def means(self, sums: Tensor, opacity: Tensor) -> Tensor:
+        """Returns the mean values (..., V) along rays from the sums of stored ones (..., 8 or 16) and opacities."""
+        return self.low + self.extent * sums[..., : len(self.low)] / opacity.clamp(min=1e-6)[..., None]
+
+
+def can_bake(field: object) -> bool:
+    """Returns whether a field is one that :func:`bake` accepts."""
+    return (
+        type(field) is RadianceField
+        and isinstance(field.grid, VoxelPyramid)
+        and type(field.decoder) is DeferredMLPDecoder
+        and field.decoder.emitted <= _WIDTHS[-1]
+    )
+
+
+@torch.no_grad()
+def bake(field: RadianceField, occupancy: OccupancyGrid) -> Bricks:
+    """Evaluates a field at the vertices of its finest level, in all blocks with occupied cells.
+
+    Synchronises with the device.
+
+    Args:
+        field: A field for which :func:`can_bake` is True.
+        occupancy: Its occupied cells, on its device.
+
+    Returns:
+        The stored field, on the field's device.
+    """
+    pyramid = field.grid
+    assert isinstance(pyramid, VoxelPyramid)
+    voxel, cells = pyramid.finest_voxels()
+    # Vertices are where those of the finest level are, so the last blocks may end outside.
+    whole = [-(-count // BLOCK_CELLS) * BLOCK_CELLS for count in cells]
+    low = pyramid.aabb[0].double()
+    box = torch.stack((low, low + voxel * voxel.new_tensor(whole))).float()
+    lattice = SparseGrid(whole, 1, box.tolist(), device=box.device)
+    lattice.allocate(occupancy.occupied, occupancy.aabb)
+
+    def emitted(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the atlas rows (M,) of the vertices of blocks, their densities (M,) and values (M, V)."""
+        vertices, rows = lattice.vertices(blocks)
+        positions = (low + voxel * vertices.view(-1, 3)).float()
+        each = torch.arange(len(positions) + 1, device=positions.device)
+        zeros = torch.zeros_like(positions[:, 0])
+        samples = PackedSamples(positions, zeros, zeros, each[:-1], each, each[-1:])
+        return rows.view(-1), *field.sample(samples, torch.zeros_like(positions))
+
+    order = torch.arange(lattice.count, device=box.device)
+    lowest, highest = _ranges(emitted, order, float(voxel.min()), field.decoder)
+    extent = (highest - lowest).clamp(min=1e-6)
+    atlas = lattice.features.shape[:3]
+    width = next(width for width in _WIDTHS if width >= len(lowest))
+    log_density = torch.full(atlas, _LOWEST_LOG_DENSITY, dtype=torch.float16, device=box.device)
+    values = torch.zeros(*atlas, width, dtype=torch.uint8, device=box.device)
+    for blocks in order.split(_BLOCKS_AT_ONCE):
+        rows, density, own = emitted(blocks)
+        log_density.view(-1)[rows] = density.log().clamp(min=_LOWEST_LOG_DENSITY).half()
+        stored = ((own - lowest) / extent * 255).round().clamp(0, 255).to(torch.uint8)
+        values.view(-1, width)[rows, : len(lowest)] = stored
+    return Bricks(log_density, values, lowest, extent, lattice.blocks, box)
+
+
+def _ranges(
+    emitted: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], order: Tensor, voxel: float, decoder: Decoder
+) -> tuple[Tensor, Tensor]:
+    """Returns the least and the greatest values (V,) of vertices that absorb light, in some of the blocks."""
+    some = order[torch.linspace(0, max(len(order) - 1, 0), min(len(order), _RANGE_BLOCKS), device=order.device).long()]
+    assert isinstance(decoder, DeferredMLPDecoder)
+    least = torch.full((decoder.emitted,), math.inf, device=order.device)
+    greatest = -least
+    for blocks in some.split(_BLOCKS_AT_ONCE):
+        _, density, values = emitted(blocks)
+        absorbs = (-torch.expm1(-voxel * density) > _RANGE_OPACITY)[:, None]
+        least = torch.cat((least[None], values.where(absorbs, math.inf))).amin(dim=0)
+        greatest = torch.cat((greatest[None], values.where(absorbs, -math.inf))).amax(dim=0)
+    empty = least > greatest
+    return least.masked_fill(empty, 0), greatest.masked_fill(empty, 1)
