@@ -177,6 +177,10 @@ def run_sparse_grids():
     _internal.render_pyramid_image(
         *camera, cells, aabb, *field, networks[1], blocks=blocks, step=0.05, density_initial=1.0, view_degree=3
     )
+    for width in (8, 16):
+        values = torch.zeros(*atlas.shape[:3], width, device=device, dtype=torch.uint8)
+        stored = atlas[..., 0].half(), values, sparse.blocks, aabb
+        _internal.render_baked_image(*camera[:-1], cells, aabb, *stored, clip=aabb, step=0.05)
 
 
 def run_optimizer_ops():

@@ -396,6 +396,13 @@ def calls(device):
         *(*camera, *walk[-3:], levels, [None], box, first, second),
         *(0.1, 1.0, 0, 1e-4, 1e-4, []),
     )
+    stored = torch.randn(8, 16, 8, device=device).half(), torch.zeros(8, 16, 8, 16, dtype=torch.uint8, device=device)
+    table = torch.randint(-1, 3, (2, 3, 4), dtype=torch.int32, device=device)
+    without_background = camera[:-1]
+    arguments["render_baked_image"] = (
+        *(*without_background, *walk[-3:], *stored, table, box, box),
+        *(0.1, 1e-4, 1e-4, []),
+    )
     return arguments
 
 
@@ -408,13 +415,14 @@ OPS = [
     *("count_level_intervals", "place_level_intervals"),
     *("places_in_atlas", "share_copies_"),
     *("pixel_colors", "pixel_colors_backward", "color_error", "color_error_backward"),
-    *("march_to_slots", "render_pyramid_image"),
+    *("march_to_slots", "render_pyramid_image", "render_baked_image"),
 ]
 every_op = pytest.mark.parametrize("name", OPS)
 
 # Another length of these is another valid call, or one whose contents alone are in doubt; or they are single numbers.
 FREE = {("append_view", "directions"), ("pixel_rays", "index"), ("pack_occupancy", "occupied")}
 FREE |= {(op, "ray_offsets") for op in ("count_visible_samples", "ray_light", "ray_light_backward", "composite")}
+FREE |= {("render_baked_image", "blocks")}
 FREE |= {("sum_along_rays", "values"), ("sum_along_rays", "ray_offsets"), ("scan_along_rays", "ray_offsets")}
 FREE |= {("color_error", "truth"), ("color_error_backward", "truth")}
 FREE |= {("color_error", "rays_kept"), ("color_error_backward", "rays_kept"), ("color_error_backward", "grad")}

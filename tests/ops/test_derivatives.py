@@ -217,6 +217,20 @@ CALLS = {
             )
         ),
     ),
+    "render_baked_image": (
+        lambda: camera() | {"aabb_occupancy": box(), "aabb": box()},
+        lambda **inputs: _internal.render_baked_image(
+            **inputs,
+            width=4,
+            height=4,
+            occupied=cells(),
+            log_density=torch.zeros(8, 8, 8, dtype=torch.float16),
+            values=torch.zeros(8, 8, 8, 8, dtype=torch.uint8),
+            blocks=torch.zeros(1, 1, 1, dtype=torch.int32),
+            clip=box(),
+            step=0.1,
+        ),
+    ),
 }
 # Updates of optimizers and copies, in place and outside of autograd, and ops on cells, which are bools, and indices.
 NOT_DIFFERENTIATED = {

@@ -10,6 +10,7 @@ from voxelfield.ops._internal.march_pieces import march_pieces
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.ops._internal.pixel_rays import PixelBatch, pixel_rays
+from voxelfield.ops._internal.render_baked_image import render_baked_image
 from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
 from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
 from voxelfield.ops._internal.sparse_grid import places_in_atlas, share_copies_
@@ -34,6 +35,7 @@ __all__ = [
     "pixel_colors",
     "pixel_rays",
     "places_in_atlas",
+    "render_baked_image",
     "render_grid_image",
     "render_pyramid_image",
     "sample_color_error",

@@ -66,6 +66,8 @@ def render_baked_image(
         in world units; float32. Does not synchronise with the device.
     """
     hold_constant("render_baked_image", c2w=c2w, intrinsics=intrinsics, aabb=aabb, aabb_occupancy=aabb_occupancy)
+    if lens is not None:
+        hold_constant("render_baked_image", lens=lens)
     _library.ensure_loaded(c2w.device.type)
     image: tuple[Tensor, Tensor, Tensor] = torch.ops.voxelfield.render_baked_image(
         c2w,
