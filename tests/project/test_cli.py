@@ -152,6 +152,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
     [
         (("eval", "nowhere"), "nowhere does not exist"),
         (("eval", "run", "--views", "0"), "--views must be at least 1, got 0"),
+        (("eval", "run", "--backend", "splats"), "for this field, or None, got 'splats'"),
         (("eval", "run", "--device", "cuda"), "finds no CUDA device"),
         (("eval", "run", "--downscale", "0"), "downscale must be a whole number of at least 1, got 0"),
         (("eval", "run", "--holdout", "1"), "holdout must be 0, or a whole number of at least 2, got 1"),

@@ -136,6 +136,9 @@ def test_a_run_judges_itself_as_the_session_did(train, scene, device):
     found = loaded.evaluate(scene.test, views=3, progress=False)
     assert len(found.names) == 3
     assert found.psnr == pytest.approx(session.evaluate(views=3, progress=False).psnr, abs=1e-3)
+    general = loaded.evaluate(scene.test, views=3, progress=False, backend="render_view")
+    assert general.psnr == pytest.approx(found.psnr, abs=0.01)
+    assert loaded.backend == "render_view" or general.psnr != found.psnr
     with pytest.raises(ValueError, match="views must be an int of at least 1, got 0"):
         loaded.evaluate(scene.test, views=0)
     with pytest.raises(ValueError, match=r"views must be an int of at least 1, got 2\.5"):

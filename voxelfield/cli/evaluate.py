@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lpips", action=argparse.BooleanOptionalAction, help="also compute LPIPS (default: as in the run)"
     )
+    parser.add_argument("--backend", metavar="NAME", help="render_view, or the fastest of the field (default)")
     parser.add_argument("--images", type=Path, metavar="DIR", help="write the rendered views to this folder")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the metrics, also of each view, to this file")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write a table of the views to this file")
@@ -40,7 +41,12 @@ def run(options: argparse.Namespace) -> None:
         check_lpips()
     trained, split = load_run_and_split(options, options.split, downscale=options.downscale, holdout=options.holdout)
     evaluation = trained.evaluate(
-        split, views=options.views, images=options.images, lpips=options.lpips, devices=options.devices
+        split,
+        views=options.views,
+        images=options.images,
+        lpips=options.lpips,
+        devices=options.devices,
+        backend=options.backend,
     )
     if options.csv is not None:
         write_table(options.csv, evaluation)
@@ -49,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
             **evaluation.means(),
             "split": options.split,
             "views": len(evaluation.names),
-            "drawn_by": trained.backend,
+            "drawn_by": options.backend or trained.backend,
             "per_view": evaluation.per_view(),
         }
         with atomic_write(options.json) as file:

@@ -165,6 +165,7 @@ class TrainedModel:
         on_view: OnView | None = None,
         progress: bool = True,
         devices: int | Literal["all"] = 1,
+        backend: str | None = None,
     ) -> Evaluation:
         """Compares the field with photographs, as the run's own evaluation does.
 
@@ -183,10 +184,12 @@ class TrainedModel:
             progress: Show a progress bar if the standard error stream is a terminal.
             devices: Number of devices that share the views, as for :func:`voxelfield.devices.several_devices`; each
                 gets a copy of the model. 1 in processes that train together, which have a device each.
+            backend: As for :meth:`renderer`; None for the fastest one.
 
         Raises:
             TypeError: ``split`` is not a :class:`voxelfield.datasets.scene.Split`.
-            ValueError: ``views`` is not an int of at least 1, the split has no views, or there are fewer devices.
+            ValueError: ``views`` is not an int of at least 1, the split has no views, there are fewer devices, or
+                the backend does not render this field.
             MissingPackageError: LPIPS needs a package that is not installed.
             FileNotFoundError: A file of weights that LPIPS needs does not exist.
             FileExistsError: ``images`` contains an image of a view's name that voxelfield has not written.
@@ -213,7 +216,7 @@ class TrainedModel:
                     callbacks.append(save_images(Path(images), stack.enter_context(PngWriter())))
                 comparisons = [
                     Comparison(
-                        run._default_renderer.view,
+                        (run._default_renderer if backend is None else run.renderer(backend)).view,
                         split,
                         run.model.background,
                         lpips=Lpips(run.model.device) if wanted else None,
