@@ -12,11 +12,11 @@ from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.rendering.cameras import Cameras
 
 # These four are those of Kerbl et al. (2023) and of the viewers: the variance, in square pixels, that is added to each
-# Gaussian in the image, the smallest and largest opacity in a pixel, and the number of half images from the centre
-# beyond which a Gaussian is projected as if it were there.
+# Gaussian in the image, the smallest and largest opacity in a pixel, and the distance from the image, in images, beyond
+# which a Gaussian is projected as if it were there.
 _DILATION = 0.3
 _MIN_ALPHA, _MAX_ALPHA = 1 / 255, 0.99
-_WIDEST = 1.3
+_MARGIN = 0.15
 
 
 def rotation_matrices(quaternions: Tensor) -> Tensor:
@@ -52,8 +52,7 @@ def render_splats(splats: Splats, camera: Cameras, background: Tensor, near: Ten
     chosen = splats[order]
     arms = chosen.means - pose[:3, 3]
     x, y, z = (arms @ axes).unbind(-1)
-    limit_x, limit_y = _WIDEST * width / (2 * fx), _WIDEST * height / (2 * fy)
-    slope_x, slope_y = (x / z).clamp(-limit_x, limit_x), (y / z).clamp(-limit_y, limit_y)
+    slope_x, slope_y = _within_view(x / z, width / fx, cx / fx), _within_view(y / z, height / fy, cy / fy)
     zero = torch.zeros_like(z)
     jacobian = torch.stack((fx / z, zero, -fx * slope_x / z, zero, fy / z, -fy * slope_y / z), dim=-1).view(-1, 2, 3)
     root = jacobian @ axes.T @ (rotation_matrices(chosen.rotations) * chosen.log_scales.exp()[:, None])
@@ -68,6 +67,11 @@ def render_splats(splats: Splats, camera: Cameras, background: Tensor, near: Ten
     alpha = _alphas(drawn.index_select(0, index), pixel, width)
     seen = ops.composite_alphas(alpha, colors.index_select(0, index), torch.zeros_like(alpha), offsets)
     return (seen.rgb + (1 - seen.opacity)[:, None] * background).view(height, width, 3)
+
+
+def _within_view(slopes: Tensor, extent: Tensor, before: Tensor) -> Tensor:
+    """Limits slopes to a view of an ``extent``, ``before`` of which is negative, and a margin around it."""
+    return slopes.clamp(-before - _MARGIN * extent, extent - before + _MARGIN * extent)
 
 
 def _alphas(drawn: Tensor, pixel: Tensor, width: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from voxelfield.export.lattice import warped_voxels
 from voxelfield.export.splat_file import Splats
-from voxelfield.export.splat_rendering import render_splats, rotation_matrices
+from voxelfield.export.splat_rendering import render_splats
 from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.fields.field import Field, RadianceField, warp_of
 from voxelfield.rendering.cameras import Cameras
@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 DEFAULT_COUNT = 1_000_000
 """Largest number of splats, unless another is given."""
 
-_RAYS_PER_SPLAT = 2
+_RAYS_PER_SPLAT = 4
 _CHUNK = 1 << 16
 
 # A Gaussian of this many times the light's share of its area: overlapping ones hide what is behind them. Measured, as
 # are the numbers below (docs/export.md).
 _COVERAGE = 1.5
-_MIN_OPACITY, _MAX_OPACITY = 0.02, 0.99
+_MIN_OPACITY, _MAX_OPACITY = 0.05, 0.99
 # A voxel counts as if it had this much more light, spread evenly: few rays do not determine a shape.
 _EVEN_LIGHT = 0.5
 # Bands 0 to 3 of the harmonics, relative to the light of a voxel, whose squares have a mean of 0.08.
@@ -155,9 +155,12 @@ class _Cells:
 def _visible_light(
     field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, rays: int
 ) -> Iterator[_Light]:
-    """Yields the visible samples of about as many ``rays``, camera by camera."""
+    """Yields the visible samples of about as many ``rays``, camera by camera, evenly spaced in the images."""
     warp, device = warp_of(field), field.aabb.device
-    every = max(1, round(math.sqrt(int(cameras.all_sizes().prod(dim=-1).sum()) / rays)))
+    stride = math.sqrt(int(cameras.all_sizes().prod(dim=-1).sum()) / rays)
+    if stride < 1:
+        cameras = cameras.enlarged(round(1 / stride))
+    every = max(1, round(stride))
     for camera in range(len(cameras)):
         width, height = cameras.size(camera)
         rows = torch.arange(every // 2, height, every, device=device) + 0.5
