@@ -147,7 +147,7 @@ def test_the_nearer_gaussian_is_in_front():
 def test_gaussians_are_flat_on_the_surface_and_grow_outwards(warp):
     field, occupancy = ball_field(warp)
     cameras = cameras_around(8, 48)
-    splats = splats_of(field, occupancy, settings_of(field), cameras, SplatOptions(count=5000, fit_steps=0))
+    splats = splats_of(field, occupancy, settings_of(field), cameras, SplatOptions(count=20_000, fit_steps=0))
     arms = splats.means - CENTRE
     assert (arms.norm(dim=-1) - RADIUS).abs().mean() < 0.8 * VOXEL
     assert torch.allclose(shown_colors(splats, -F.normalize(arms, dim=-1)), expected_colors(splats.means), atol=0.1)
@@ -198,21 +198,21 @@ def test_fitting_brings_images_closer_to_the_fields(monkeypatch):
         assert 200 < len(splats) <= 2000
         assert not any(each.requires_grad for each in vars(splats).values())
         errors.append(float((render_splats(splats, cameras[[0]], torch.ones(3), 0.01) - truth).square().mean()))
-    assert errors[1] < 0.5 * errors[0]
+    assert errors[1] < 0.7 * errors[0]
 
 
 def test_wrong_arguments_are_named():
     field, occupancy = ball_field()
-    settings, cameras = settings_of(field), cameras_around(2, 16)
+    settings, cameras, few = settings_of(field), cameras_around(2, 16), SplatOptions(count=100)
     with pytest.raises(ValueError, match="count must be at least 1, got 0"):
         SplatOptions(count=0)
     with pytest.raises(ValueError, match="fit_steps must not be negative, got -1"):
         SplatOptions(fit_steps=-1)
     with pytest.raises(ValueError, match="cameras must be at least one, got none"):
-        splats_of(field, occupancy, settings, cameras[[]])
+        splats_of(field, occupancy, settings, cameras[[]], few)
     occupancy.occupied[:] = False
     with pytest.raises(ValueError, match="cameras must see the field, got empty space in all of their pixels"):
-        splats_of(field, occupancy, settings, cameras)
+        splats_of(field, occupancy, settings, cameras, few)
     field.extra_inputs = ("time",)
     with pytest.raises(ValueError, match="position and direction alone, got one that needs time"):
-        splats_of(field, occupancy, settings, cameras)
+        splats_of(field, occupancy, settings, cameras, few)
