@@ -62,8 +62,8 @@ class Splats:
 def save_splats(path: Path | str, splats: Splats) -> None:
     """Writes splats in the units and axes of the world, that is, of the input data.
 
-    A PLY is binary and has the properties of Kerbl et al. (2023), in float32. An SPZ (version 2) is about a tenth as
-    large: it has 24 bits a coordinate, and 8 bits for any other number.
+    A PLY is binary and has the properties of Kerbl et al. (2023), in float32. An SPZ (version 2) is about an eighth
+    as large: it has 24 bits a coordinate, and 8 bits for any other number.
 
     Args:
         path: ``*.ply`` or ``*.spz``.
