@@ -135,6 +135,17 @@ def test_export_writes_what_other_programs_read(trained: Path) -> None:
     assert (frames[7]["file_path"], frames[7]["w"]) == ("train/r_7.png", 200)
 
 
+def test_export_writes_splats_that_look_like_the_scene(trained: Path) -> None:
+    plyfile = pytest.importorskip("plyfile")
+    options = ("--count", "3000", "--fit-steps", "1")
+    done = voxelfield("export", "run/model.safetensors", "--splats", "out/s.ply", *options, cwd=trained)
+    assert done.returncode == 0, done.stderr[-3000:]
+    vertex = plyfile.PlyData.read(str(trained / "out" / "s.ply"))["vertex"]
+    assert f"wrote {vertex.count} Gaussians to out/s.ply" in done.stderr
+    assert 300 < vertex.count <= 3000
+    assert all(np.abs(vertex[axis]).max() < 1.3 for axis in "xyz")
+
+
 @pytest.mark.sweep
 def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
     pytest.importorskip("skimage")
@@ -162,9 +173,22 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
             ("render", "run", "--out", "orbit.avi"),
             "--out must be a video, *.mp4, *.mkv, *.webm, *.mov, got orbit.avi",
         ),
-        (("export", "run"), "export must be given at least one of --mesh, --points, --volume and --cameras, got none"),
+        (
+            ("export", "run"),
+            "export must be given at least one of --mesh, --points, --splats, --volume and --cameras, got none",
+        ),
+        (("export", "run", "--splats", "a.splat"), "--splats must be a file *.ply, *.spz, got a.splat"),
+        (("export", "run", "--splats", "a.ply", "--fit-steps", "-1"), "--fit-steps must be at least 0, got -1"),
+        (
+            ("export", "run", "--mesh", "a.ply", "--fit-steps", "9"),
+            "--fit-steps must come with --splats, got 9 without it",
+        ),
         (("export", "run", "--mesh", "a.stl"), "--mesh must be a file *.ply, *.obj, *.glb, got a.stl"),
         (("export", "run", "--points", "a.ply", "--count", "0"), "--count must be at least 1, got 0"),
+        (
+            ("export", "run", "--splats", "a.ply", "--devices", "2"),
+            "--devices must come with --mesh, --points or --volume, got 2 without them",
+        ),
         (("export", "run", "--mesh", "a.ply", "--max-faces", "0"), "max_faces must be at least 1, got 0"),
         (
             ("export", "run", "--mesh", "a.ply", "--texture", "64"),

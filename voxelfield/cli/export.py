@@ -1,6 +1,6 @@
-"""Write a trained field as a mesh, points or a volume, and its scene's cameras, in the units and axes of the poses.
+"""Write a trained field as a mesh, points, splats or a volume, and its scene's cameras, in the units of the poses.
 
-At least one of --mesh, --points, --volume and --cameras is needed.
+At least one of --mesh, --points, --splats, --volume and --cameras is needed. Axes are those of the poses, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from voxelfield.cli.scenes import add_devices_argument, add_run_arguments, load_
 from voxelfield.export.camera_file import save_cameras
 from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions, surface_of
 from voxelfield.export.mesh_file import MESH_SUFFIXES, save_mesh, save_points
+from voxelfield.export.splat_file import SPLAT_SUFFIXES, save_splats
+from voxelfield.export.splats import SplatOptions, splats_of
 from voxelfield.export.volume import save_volume
 from voxelfield.files import check_suffix
 from voxelfield.rendering.occupied_density import is_empty
@@ -22,7 +24,13 @@ from voxelfield.training.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
 
-_SUFFIXES = {"mesh": MESH_SUFFIXES, "points": (".ply",), "volume": (".npz",), "cameras": (".json",)}
+_SUFFIXES = {
+    "mesh": MESH_SUFFIXES,
+    "points": (".ply",),
+    "splats": SPLAT_SUFFIXES,
+    "volume": (".npz",),
+    "cameras": (".json",),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mesh", type=Path, metavar="FILE", help="triangles with normals and colours: ply, obj or glb")
     parser.add_argument(
         "--points", type=Path, metavar="FILE", help="points of the surface with normals and colours: ply"
+    )
+    parser.add_argument(
+        "--splats",
+        type=Path,
+        metavar="FILE",
+        help="3D Gaussians, of what training cameras see: ply or spz; needs the scene",
     )
     parser.add_argument("--volume", type=Path, metavar="FILE", help="density and colour on a lattice: npz")
     parser.add_argument(
@@ -70,7 +84,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number(int, 1),
         default=1_000_000,
         metavar="N",
-        help="number of points (default: 1000000)",
+        help="number of points, or the largest of splats (default: 1000000)",
+    )
+    parser.add_argument(
+        "--fit-steps",
+        type=number(int, 0),
+        metavar="N",
+        help="steps in which splats are fitted to images of the field; 0: none (default: in proportion to the splats)",
     )
 
 
@@ -78,17 +98,25 @@ def run(options: argparse.Namespace) -> None:
     """Writes the requested files."""
     paths = {name: getattr(options, name) for name in _SUFFIXES}
     if not any(paths.values()):
-        raise ValueError("export must be given at least one of --mesh, --points, --volume and --cameras, got none")
+        raise ValueError(
+            "export must be given at least one of --mesh, --points, --splats, --volume and --cameras, got none"
+        )
     for name, path in paths.items():
         if path is not None:
             check_suffix(f"--{name}", path, _SUFFIXES[name])
     if options.texture is not None and options.mesh is not None and options.mesh.suffix.lower() == ".ply":
         raise ValueError(f"--texture must be written to an obj or glb, got --mesh {options.mesh}")
+    if options.splats is None and options.fit_steps is not None:
+        raise ValueError(f"--fit-steps must come with --splats, got {options.fit_steps} without it")
+    if options.devices != 1 and not (options.mesh or options.points or options.volume):
+        raise ValueError(f"--devices must come with --mesh, --points or --volume, got {options.devices} without them")
     wanted = SurfaceOptions(options.surface, options.level, options.resolution, options.box)
     shape = MeshOptions(options.largest_component, options.fill_holes, options.max_faces, options.texture)
     trained = voxelfield.load(options.run, options.device)
     if options.mesh is not None or options.points is not None:
         _export_surface(options, trained, wanted, shape)
+    if options.splats is not None:
+        _export_splats(options, trained)
     if options.volume is not None:
         if is_empty(trained.field, trained.occupancy):
             logger.warning("the field is empty: %s contains no visible density", options.volume)
@@ -114,3 +142,13 @@ def _export_surface(
     if options.points is not None:
         save_points(options.points, surface.points(options.count))
         logger.info("wrote %d points to %s", options.count, options.points)
+
+
+def _export_splats(options: argparse.Namespace, trained: TrainedModel) -> None:
+    cameras = load_scene_of(trained, options, ("train",)).train.cameras
+    if trained.cameras is not None:
+        cameras = trained.cameras.refined
+    wanted = SplatOptions(options.count, options.fit_steps)
+    splats = splats_of(trained.field, trained.occupancy, trained.model.settings, cameras, wanted)
+    save_splats(options.splats, splats)
+    logger.info("wrote %d Gaussians to %s", len(splats), options.splats)

@@ -64,6 +64,20 @@ class Lattice:
         return self.positions(torch.stack((x + first, y, z), dim=-1))
 
 
+def warped_voxels(field: Field, occupancy: OccupancyGrid) -> tuple[float, float, float]:
+    """Returns the edges of a field's voxels along x, y and z, in warped coordinates.
+
+    The voxels of a field without a grid are the cells of its occupancy grid.
+    """
+    grid = getattr(field, "grid", None)
+    if grid is not None:
+        x, y, z = grid.voxel_size.tolist()
+    else:
+        cells = torch.tensor(occupancy.occupied.shape, device=occupancy.aabb.device)
+        x, y, z = (occupancy.aabb.diff(dim=0)[0] / cells).tolist()
+    return x, y, z
+
+
 @dataclass(frozen=True)
 class Region:
     """A box of a field, and the edges of its voxels there along x, y and z, world units."""
@@ -75,23 +89,17 @@ class Region:
     def of(cls, field: Field, occupancy: OccupancyGrid, number: int = 1) -> Region:
         """Returns a nested box of a field, 1 being the smallest, with the voxels of its finest level.
 
-        The voxels of a field without a grid are the cells of its occupancy grid.
-
         Raises:
             ValueError: There is no such box; fields without nested boxes have one.
         """
-        warp, grid = warp_of(field), getattr(field, "grid", None)
+        warp = warp_of(field)
         count = 1 if warp is None else warp.count
         if not 1 <= number <= count:
             raise ValueError(f"box must be 1 to {count}, as many as the field has, got {number}")
-        if grid is None:
-            cells = torch.tensor(occupancy.occupied.shape, device=occupancy.aabb.device)
-            x, y, z = (occupancy.aabb.diff(dim=0)[0] / cells).tolist()
-        else:
-            x, y, z = grid.voxel_size.tolist()
+        voxels = warped_voxels(field, occupancy)
         if warp is None:
-            return cls(parse_box(field.aabb), (x, y, z))
-        return cls(warp.world_box(number), warp.voxels_in_world((x, y, z), number))
+            return cls(parse_box(field.aabb), voxels)
+        return cls(warp.world_box(number), warp.voxels_in_world(voxels, number))
 
     @property
     def voxel(self) -> float:

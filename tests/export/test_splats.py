@@ -1,0 +1,232 @@
+"""3D Gaussians of a field, their images, and their files as other programs read them."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from balls import BOX, CENTRE, RADIUS, ball_field, cameras_around, expected_colors
+from torch.nn import functional as F
+
+from voxelfield.export.splat_file import Splats, save_splats
+from voxelfield.export.splat_rendering import render_splats, rotation_matrices
+from voxelfield.export.splats import SplatOptions, splats_of
+from voxelfield.fields.decoders import SHDecoder, spherical_harmonics
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.voxel_grid import VoxelGrid
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.render import render
+from voxelfield.warps.nested_boxes import NestedBoxes
+
+VOXEL = 1.0
+INNER = tuple(tuple(float(c + sign * 10) for c in CENTRE) for sign in (-1, 1))  # smaller than the ball
+
+
+def random_splats(count: int) -> Splats:
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    return Splats(draw(count, 3), draw(count, 3) - 3, draw(count, 4), draw(count), 0.3 * draw(count, 16, 3))
+
+
+def shown_colors(splats: Splats, directions: torch.Tensor) -> torch.Tensor:
+    return 0.5 + (spherical_harmonics(directions, 3)[..., None] * splats.harmonics).sum(dim=1)
+
+
+def settings_of(field: RadianceField) -> RenderSettings:
+    return RenderSettings(float(field.grid.voxel_size.min()) / 2)
+
+
+def test_a_ply_has_the_usual_layout(tmp_path):
+    plyfile = pytest.importorskip("plyfile")
+    splats = random_splats(7)
+    save_splats(tmp_path / "a.ply", splats)
+    read = plyfile.PlyData.read(str(tmp_path / "a.ply"))
+    (vertex,) = read.elements
+    assert (read.text, read.byte_order, vertex.name, vertex.count) == (False, "<", "vertex", 7)
+    assert [each.name for each in vertex.properties][:6] == ["x", "y", "z", "nx", "ny", "nz"]
+    assert len(vertex.properties) == 62
+
+    def columns(*names: str) -> torch.Tensor:
+        return torch.from_numpy(np.stack([vertex[name] for name in names], axis=-1))
+
+    assert torch.equal(columns("x", "y", "z"), splats.means)
+    assert torch.equal(columns("scale_0", "scale_1", "scale_2"), splats.log_scales)
+    assert torch.equal(columns("opacity")[:, 0], splats.opacity_logits)
+    assert torch.allclose(columns(*(f"rot_{i}" for i in range(4))), F.normalize(splats.rotations, dim=-1))
+    assert torch.equal(columns("f_dc_0", "f_dc_1", "f_dc_2"), splats.harmonics[:, 0])
+    for channel in range(3):
+        rest = columns(*(f"f_rest_{15 * channel + i}" for i in range(15)))
+        assert torch.equal(rest, splats.harmonics[:, 1:, channel])
+
+
+def test_an_spz_holds_the_same_numbers_in_fewer_bits(tmp_path):
+    splats = random_splats(50)
+    save_splats(tmp_path / "a.spz", splats)
+    content = gzip.decompress((tmp_path / "a.spz").read_bytes())
+    magic, version, count, degree, bits, flags, _ = struct.unpack_from("<IIIBBBB", content)
+    assert (magic, version, count, degree, flags) == (0x5053474E, 2, 50, 3, 0)
+    # The layout of github.com/nianticlabs/spz: all positions, then all opacities, and so on.
+    sizes = 9, 1, 3, 3, 3, 45
+    ends = np.cumsum([16, *(50 * size for size in sizes)])
+    assert len(content) == ends[-1]
+    positions, opacities, colors, scales, rotations, rest = (
+        np.frombuffer(content[begin:end], np.uint8).reshape(50, -1).astype(np.float64) for begin, end in pairwise(ends)
+    )
+    fixed = positions.reshape(50, 3, 3) @ [1, 2**8, 2**16]
+    fixed -= 2**24 * (fixed >= 2**23)
+    assert np.allclose(fixed / 2**bits, splats.means, atol=2**-16)
+    assert np.allclose(opacities[:, 0] / 255, splats.opacity_logits.sigmoid(), atol=1 / 500)
+    assert np.allclose((colors / 255 - 0.5) / 0.15, splats.harmonics[:, 0], atol=0.5 / 255 / 0.15 + 1e-6)
+    assert np.allclose(scales / 16 - 10, splats.log_scales, atol=1 / 31)
+    assert np.allclose(rest / 128 - 1, splats.harmonics[:, 1:].flatten(1).clamp(-1, 127 / 128), atol=1 / 250)
+    xyz = rotations / 127.5 - 1
+    w = np.sqrt(np.maximum(0, 1 - np.square(xyz).sum(axis=1, keepdims=True)))
+    # A quaternion and its negative are the same rotation.
+    expected = F.normalize(splats.rotations, dim=-1).numpy()
+    assert (np.abs((np.hstack((w, xyz)) * expected).sum(axis=1)) > 0.999).all()
+
+
+def test_wrong_splats_are_not_written(tmp_path):
+    splats = random_splats(2)
+    with pytest.raises(ValueError, match=r"path must be a file \*.ply, \*.spz, got"):
+        save_splats(tmp_path / "a.splat", splats)
+    splats.means[0, 0] = 1e8
+    with pytest.raises(ValueError, match="within 4 million units of the origin for an SPZ, got one at 1e\\+08"):
+        save_splats(tmp_path / "a.spz", splats)
+    splats.means[0, 0] = torch.nan
+    with pytest.raises(FloatingPointError, match="splats must be finite"):
+        save_splats(tmp_path / "a.ply", splats)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rotated_gaussian_has_the_shadow_of_its_points():
+    rotation = pytest.importorskip("scipy.spatial.transform").Rotation.from_rotvec([0.7, -0.4, 1.1])
+    x, y, z, w = rotation.as_quat()
+    scales = torch.tensor([0.3, 0.1, 0.02])
+    centre = torch.tensor([0.2, -0.1, 0.3])
+    one = Splats(
+        centre[None],
+        scales.log()[None],
+        2 * torch.tensor([[w, x, y, z]]).float(),
+        torch.tensor([-1.0]),
+        torch.zeros(1, 16, 3),
+    )
+    camera = Cameras(torch.eye(4)[None].clone(), torch.tensor([[3000.0, 3200.0, 60.0, 70.0]]), 130, 140)
+    camera.c2w[0, 2, 3] = 80.0  # so far that perspective is linear
+    shadow = 2 * (1 - render_splats(one, camera, torch.ones(3), 0.01)[..., 0])  # its own colour is 0.5
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(400_000, 3, generator=generator) * scales
+    points = centre + points @ torch.from_numpy(rotation.as_matrix()).float().T
+    depth = 80.0 - points[:, 2]
+    image = torch.stack((60 + 3000 * points[:, 0] / depth, 70 - 3200 * points[:, 1] / depth), dim=-1)
+    rows, columns = torch.meshgrid(torch.arange(140) + 0.5, torch.arange(130) + 0.5, indexing="ij")
+    pixels, weights = torch.stack((columns, rows), dim=-1).view(-1, 2), shadow.reshape(-1, 1)
+    mean = (weights * pixels).sum(dim=0) / weights.sum()
+    covariance = (weights * (pixels - mean)).T @ (pixels - mean) / weights.sum()
+    assert torch.allclose(mean, image.mean(dim=0), atol=0.1)
+    # Viewers widen each Gaussian, and leave out its faintest part.
+    assert torch.allclose(covariance, image.T.cov() + 0.3 * torch.eye(2), rtol=0.08, atol=0.4)
+    assert float(shadow.max()) == pytest.approx(1 / (1 + math.e), abs=0.005)
+
+
+def test_the_nearer_gaussian_is_in_front():
+    harmonics = torch.zeros(2, 16, 3)
+    harmonics[0, 0], harmonics[1, 0, 0] = 1.5, -1.5  # white in front, behind it blue-green
+    splats = Splats(
+        torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]),
+        torch.full((2, 3), -1.0),
+        torch.tensor([1.0, 0, 0, 0]).repeat(2, 1),
+        torch.full((2,), 10.0),
+        harmonics,
+    )
+    camera = Cameras(torch.eye(4)[None].clone(), torch.tensor([[40.0, 40.0, 8.5, 8.5]]), 17, 17)
+    camera.c2w[0, 2, 3] = 4.0
+    for order in ([0, 1], [1, 0]):
+        shown = render_splats(splats[torch.tensor(order)], camera, torch.zeros(3), 0.01)[8, 8]
+        white = 0.5 + 1.5 * 0.5 / math.sqrt(math.pi)
+        behind = torch.tensor([0.5 - 1.5 * 0.5 / math.sqrt(math.pi), 0.5, 0.5])
+        assert torch.allclose(shown, 0.99 * white + 0.01 * 0.99 * behind, atol=1e-3)
+
+
+@pytest.mark.parametrize("warp", [None, NestedBoxes(INNER, 2)], ids=["one", "nested"])
+def test_gaussians_are_flat_on_the_surface_and_grow_outwards(warp):
+    field, occupancy = ball_field(warp)
+    cameras = cameras_around(8, 48)
+    splats = splats_of(field, occupancy, settings_of(field), cameras, SplatOptions(count=20_000, fit_steps=0))
+    arms = splats.means - CENTRE
+    assert (arms.norm(dim=-1) - RADIUS).abs().mean() < 0.8 * VOXEL
+    assert torch.allclose(shown_colors(splats, -F.normalize(arms, dim=-1)), expected_colors(splats.means), atol=0.1)
+    opaque = splats.opacity_logits > 0
+    assert float(opaque.float().mean()) > 0.3
+    # The shortest axis is the surface's normal.
+    scales, order = splats.log_scales.exp().sort(dim=-1)
+    axes = rotation_matrices(splats.rotations).mT[torch.arange(len(order)), order[:, 0]]
+    cosines = (axes * F.normalize(arms, dim=-1)).sum(dim=-1).abs()
+    assert float(cosines[opaque].median()) > 0.9
+    assert float((scales[opaque, 0] / scales[opaque, 2]).median()) < 0.75
+    if warp is not None:
+        inside = (arms.abs().amax(dim=-1) < 9) & opaque
+        outside = (arms.abs().amax(dim=-1) > 11) & opaque
+        assert float(scales[outside, 2].median() / scales[inside, 2].median()) == pytest.approx(2, rel=0.2)
+
+
+def test_colours_depend_on_the_direction_as_in_the_field():
+    plain, occupancy = ball_field()
+    grid = VoxelGrid(plain.grid.resolution, 13, BOX)
+    coefficients = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0])
+    with torch.no_grad():
+        grid.features.copy_(
+            torch.cat((plain.grid.features[..., :1], coefficients.expand(*grid.features.shape[:3], 12)), dim=-1)
+        )
+    field = RadianceField(grid, SHDecoder(1, plain.decoder.activation)).requires_grad_(False)
+    cameras = cameras_around(24, 32)
+    splats = splats_of(field, occupancy, settings_of(field), cameras, SplatOptions(count=5000, fit_steps=0))
+    seen = splats[splats.opacity_logits > 0]
+    towards = F.normalize(seen.means - CENTRE, dim=-1)
+    # From a camera that faces the surface.
+    nearest = (towards @ F.normalize(cameras.c2w[:, :3, 3] - CENTRE, dim=-1).T).argmax(dim=-1)
+    directions = F.normalize(seen.means - cameras.c2w[nearest, :3, 3], dim=-1)
+    error = shown_colors(seen, directions) - field(seen.means, directions)[1]
+    assert float(error.abs().mean()) < 0.02
+
+
+def test_fitting_brings_images_closer_to_the_fields(monkeypatch):
+    monkeypatch.setattr("voxelfield.export.splats._ZOOMS", (1,))  # for speed
+    field, occupancy = ball_field()
+    settings, cameras = settings_of(field), cameras_around(6, 32)
+    rays = cameras.image_rays(0, field.aabb)
+    with torch.no_grad():
+        truth = render(field, rays, occupancy, settings).over(torch.ones(3)).view(32, 32, 3)
+    errors = []
+    for steps in (0, 15):
+        splats = splats_of(field, occupancy, settings, cameras, SplatOptions(2000, steps))
+        assert 200 < len(splats) <= 2000
+        assert not any(each.requires_grad for each in vars(splats).values())
+        errors.append(float((render_splats(splats, cameras[[0]], torch.ones(3), 0.01) - truth).square().mean()))
+    assert errors[1] < 0.7 * errors[0]
+
+
+def test_wrong_arguments_are_named():
+    field, occupancy = ball_field()
+    settings, cameras, few = settings_of(field), cameras_around(2, 16), SplatOptions(count=100)
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        SplatOptions(count=0)
+    with pytest.raises(ValueError, match="fit_steps must not be negative, got -1"):
+        SplatOptions(fit_steps=-1)
+    with pytest.raises(ValueError, match="cameras must be at least one, got none"):
+        splats_of(field, occupancy, settings, cameras[[]], few)
+    occupancy.occupied[:] = False
+    with pytest.raises(ValueError, match="cameras must see the field, got empty space in all of their pixels"):
+        splats_of(field, occupancy, settings, cameras, few)
+    field.extra_inputs = ("time",)
+    with pytest.raises(ValueError, match="position and direction alone, got one that needs time"):
+        splats_of(field, occupancy, settings, cameras, few)

@@ -1,0 +1,117 @@
+"""Rendering of splats with derivatives, in plain PyTorch: exact, and fast enough to fit them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield import ops
+from voxelfield.export.splat_file import Splats
+from voxelfield.fields.decoders import spherical_harmonics
+from voxelfield.rendering.cameras import Cameras
+
+# These four are those of Kerbl et al. (2023) and of the viewers: the variance, in square pixels, that is added to each
+# Gaussian in the image, the smallest and largest opacity in a pixel, and the distance from the image, in images, beyond
+# which a Gaussian is projected as if it were there.
+_DILATION = 0.3
+_MIN_ALPHA, _MAX_ALPHA = 1 / 255, 0.99
+_MARGIN = 0.15
+
+
+def rotation_matrices(quaternions: Tensor) -> Tensor:
+    """Returns the matrices (N, 3, 3) of quaternions (N, 4), w, x, y, z, of any length."""
+    w, x, y, z = F.normalize(quaternions, dim=-1).unbind(-1)
+    rows = (
+        *(1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+        *(2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+        *(2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
+    )
+    return torch.stack(rows, dim=-1).view(-1, 3, 3)
+
+
+def render_splats(splats: Splats, camera: Cameras, background: Tensor, near: Tensor | float) -> Tensor:
+    """Renders one image as splat viewers do, without anti-aliasing; differentiable in the splats.
+
+    Args:
+        splats: N Gaussians.
+        camera: One pinhole camera, on their device.
+        background: (3,) colour behind them.
+        near: Depth, () or (N,), world units, up to which a Gaussian is left out.
+
+    Returns:
+        (H, W, 3) float32, not below 0.
+    """
+    pose, (width, height) = camera.c2w[0], camera.size(0)
+    fx, fy, cx, cy = camera.intrinsics[0]
+    axes = pose[:3, :3] * pose.new_tensor([1.0, -1.0, -1.0])  # x right, y down, z forward
+    with torch.no_grad():
+        depth = (splats.means - pose[:3, 3]) @ axes[:, 2]
+        order = depth.argsort()
+        order = order[(depth > near)[order]]
+    chosen = splats[order]
+    arms = chosen.means - pose[:3, 3]
+    x, y, z = (arms @ axes).unbind(-1)
+    slope_x, slope_y = _within_view(x / z, width / fx, cx / fx), _within_view(y / z, height / fy, cy / fy)
+    zero = torch.zeros_like(z)
+    jacobian = torch.stack((fx / z, zero, -fx * slope_x / z, zero, fy / z, -fy * slope_y / z), dim=-1).view(-1, 2, 3)
+    root = jacobian @ axes.T @ (rotation_matrices(chosen.rotations) * chosen.log_scales.exp()[:, None])
+    a, b, c = (root @ root.mT).view(-1, 4)[:, [0, 1, 3]].unbind(-1)
+    a, c = a + _DILATION, c + _DILATION
+    determinant = a * c - b * b
+    shapes = (fx * x / z + cx, fy * y / z + cy, c / determinant, -b / determinant, a / determinant)
+    drawn = torch.stack((*shapes, chosen.opacity_logits.sigmoid()), dim=-1)
+    colors = (spherical_harmonics(F.normalize(arms, dim=-1), 3)[..., None] * chosen.harmonics).sum(dim=1)
+    colors = (colors + 0.5).clamp(min=0)
+    pixel, index, offsets = _visible_pairs(drawn.detach(), a.detach(), c.detach(), width, height)
+    alpha = _alphas(drawn.index_select(0, index), pixel, width)
+    seen = ops.composite_alphas(alpha, colors.index_select(0, index), torch.zeros_like(alpha), offsets)
+    return (seen.rgb + (1 - seen.opacity)[:, None] * background).view(height, width, 3)
+
+
+def _within_view(slopes: Tensor, extent: Tensor, before: Tensor) -> Tensor:
+    """Limits slopes to a view of an ``extent``, ``before`` of which is negative, and a margin around it."""
+    return slopes.clamp(-before - _MARGIN * extent, extent - before + _MARGIN * extent)
+
+
+def _alphas(drawn: Tensor, pixel: Tensor, width: int) -> Tensor:
+    """Returns the opacities (M,) in pixels (M,) of Gaussians (M, 6): centre, inverse covariance, opacity."""
+    u, v, a, b, c, opacity = drawn.unbind(-1)
+    dx, dy = pixel % width + 0.5 - u, pixel // width + 0.5 - v
+    return (opacity * torch.exp(-0.5 * (a * dx * dx + 2 * b * dx * dy + c * dy * dy))).clamp(max=_MAX_ALPHA)
+
+
+@torch.no_grad()
+def _visible_pairs(drawn: Tensor, across: Tensor, down: Tensor, width: int, height: int) -> tuple[Tensor, ...]:
+    """Finds which Gaussians, in order of depth, contribute to which pixels.
+
+    Args:
+        drawn: (N, 6) as for :func:`_alphas`.
+        across: (N,) variance along x, square pixels.
+        down: (N,) variance along y.
+        width: Of the image.
+        height: Of the image.
+
+    Returns:
+        (M,) pixels and (M,) Gaussians, by pixel and then by depth, and offsets (width * height + 1,) of the pixels.
+    """
+    reach = 2 * (drawn[:, 5] / _MIN_ALPHA).clamp(min=1).log()
+    spans = []
+    for centre, variance, size in ((drawn[:, 0], across, width), (drawn[:, 1], down, height)):
+        radius = (reach * variance).sqrt()
+        first = (centre - radius - 0.5).clamp(-1, size).ceil().long().clamp(min=0)
+        stop = (centre + radius - 0.5).clamp(-1, size - 1).floor().long() + 1
+        spans.append((first, (stop - first).clamp(min=0)))
+    (left, columns), (top, rows) = spans
+    counts = columns * rows
+    index = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    within = torch.arange(len(index), device=counts.device) - (counts.cumsum(0) - counts)[index]
+    pixel = (top[index] + within // columns[index]) * width + left[index] + within % columns[index]
+    alpha = _alphas(drawn[index], pixel, width)
+    counted = alpha >= _MIN_ALPHA
+    pixel, order = pixel[counted].sort(stable=True)
+    index, alpha = index[counted][order], alpha[counted][order]
+    borders = torch.arange(width * height + 1, device=pixel.device)
+    # What is hidden need not be differentiated.
+    seen = ops.alpha_weights(alpha, torch.searchsorted(pixel, borders)) > 0
+    return pixel[seen], index[seen], torch.searchsorted(pixel[seen], borders)

@@ -1,0 +1,358 @@
+"""A field as 3D Gaussians: the moments of the light that training cameras see in each voxel, then fitted to images."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from voxelfield.export.lattice import warped_voxels
+from voxelfield.export.splat_file import Splats
+from voxelfield.export.splat_rendering import render_splats
+from voxelfield.fields.decoders import spherical_harmonics
+from voxelfield.fields.field import Field, RadianceField, warp_of
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.render import render
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_COUNT = 1_000_000
+"""Largest number of splats, unless another is given."""
+
+_RAYS_PER_SPLAT = 4
+_CHUNK = 1 << 16
+
+# A Gaussian of this many times the light's share of its area: overlapping ones hide what is behind them. Measured, as
+# are the numbers below (docs/export.md).
+_COVERAGE = 1.5
+_MIN_OPACITY, _MAX_OPACITY = 0.05, 0.99
+# A voxel counts as if it had this much more light, spread evenly: few rays do not determine a shape.
+_EVEN_LIGHT = 0.5
+# Bands 0 to 3 of the harmonics, relative to the light of a voxel, whose squares have a mean of 0.08.
+_SMOOTHNESS = (1e-6, 0.017, 0.05, 0.1)
+
+# Fitting: sides of the windows, which are cut from images of the cameras' pixels divided by one of these numbers.
+_WINDOW = 192
+_ZOOMS = (1, 2, 4)
+# Pixels for each Gaussian that all windows together have, and the least number of windows.
+_PIXELS_PER_SPLAT, _MIN_STEPS = 40, 100
+# Of Adam, at first: centres in voxels, logarithms of scales, quaternions, logits, coefficients.
+_RATES = (0.03, 0.03, 0.01, 0.1, 0.01)
+_FINAL_RATE = 0.1
+
+_ROWS, _COLUMNS = (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)  # of a symmetric matrix
+
+
+@dataclass(frozen=True)
+class SplatOptions:
+    """How a field becomes splats.
+
+    Args:
+        count: Largest number of Gaussians; the voxels that cameras see most are kept.
+        fit_steps: Steps in which they are fitted to images of the field; None: in proportion to their number.
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+
+    count: int = DEFAULT_COUNT
+    fit_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"count must be at least 1, got {self.count}")
+        if self.fit_steps is not None and self.fit_steps < 0:
+            raise ValueError(f"fit_steps must not be negative, got {self.fit_steps}")
+
+
+def splats_of(
+    field: RadianceField,
+    occupancy: OccupancyGrid,
+    settings: RenderSettings,
+    cameras: Cameras,
+    options: SplatOptions | None = None,
+) -> Splats:
+    """Converts what cameras see of a field into 3D Gaussians, of one a voxel.
+
+    Each Gaussian has the mean and the covariance of the light that comes from its voxel and its neighbours, weighted by
+    their distance, so it is as flat as the surface there; in nested boxes, voxels and Gaussians grow outwards. Its
+    opacity follows from the area that the light covers in the cameras' images, and its colour is a least-squares fit
+    of spherical harmonics to the colours seen. :func:`fit_splats` then refines all of them.
+
+    Args:
+        field: The field.
+        occupancy: The occupied cells, on the field's device.
+        settings: Sampling settings.
+        cameras: The training cameras, on any device; lenses are ignored.
+        options: Numbers of Gaussians and of steps; None for the defaults.
+
+    Returns:
+        The Gaussians, on the field's device.
+
+    Raises:
+        ValueError: There are no cameras, they see nothing, or colours depend on more than position and direction.
+    """
+    options = options or SplatOptions()
+    if not len(cameras):
+        raise ValueError("cameras must be at least one, got none")
+    if inputs := (*field.extra_inputs, *field.density_inputs):
+        raise ValueError(f"field must depend on position and direction alone, got one that needs {', '.join(inputs)}")
+    cameras = replace(cameras.to(field.aabb.device), lens=None, values={})
+    with torch.no_grad():
+        splats, voxels = _convert(field, occupancy, settings, cameras, options.count)
+    logger.info("%d voxels become Gaussians", len(splats))
+    steps = options.fit_steps
+    if steps is None:
+        steps = max(_MIN_STEPS, math.ceil(_PIXELS_PER_SPLAT * len(splats) / _WINDOW**2))
+    return fit_splats(splats, voxels, field, occupancy, settings, cameras, steps) if steps else splats
+
+
+class _Light(NamedTuple):
+    """The visible samples of one camera's rays: M positions in the world and in the warp, and more."""
+
+    world: Tensor
+    warped: Tensor
+    directions: Tensor
+    rgb: Tensor
+    weights: Tensor
+    areas: Tensor  # of a ray's cross-section there, world units
+
+
+class _Cells:
+    """The voxels of a field, in which samples are counted.
+
+    A sample belongs to a voxel, or to a neighbour, with a probability that falls linearly with their distance: moments
+    of neighbouring voxels thus overlap, as Gaussians must.
+    """
+
+    def __init__(self, field: Field, occupancy: OccupancyGrid) -> None:
+        self._low, high = occupancy.aabb
+        self._edges = self._low.new_tensor(warped_voxels(field, occupancy))
+        self._shape = ((high - self._low) / self._edges).ceil().long() + 2
+        self._random = torch.Generator(self._low.device).manual_seed(0)  # the same run gives the same file
+
+    def of(self, warped: Tensor) -> Tensor:
+        """Returns numbers (M,) of the voxels of positions (M, 3) in the warp."""
+        random = torch.rand(warped.shape, generator=self._random, device=warped.device)
+        cells = (
+            ((warped - self._low) / self._edges + random + 0.5).long().clamp(self._shape.new_zeros(3), self._shape - 1)
+        )
+        return (cells[:, 0] * self._shape[1] + cells[:, 1]) * self._shape[2] + cells[:, 2]
+
+    def edges(self, field: Field, points: Tensor) -> Tensor:
+        """Returns the shortest edges (M,) of voxels at world positions (M, 3), world units."""
+        warp, shortest = warp_of(field), self._edges.min()
+        return shortest.expand(len(points)) if warp is None else warp.from_world(points)[1] * shortest
+
+
+def _visible_light(
+    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, rays: int
+) -> Iterator[_Light]:
+    """Yields the visible samples of about as many ``rays``, camera by camera, evenly spaced in the images."""
+    warp, device = warp_of(field), field.aabb.device
+    stride = math.sqrt(int(cameras.all_sizes().prod(dim=-1).sum()) / rays)
+    if stride < 1:
+        cameras = cameras.enlarged(round(1 / stride))
+    every = max(1, round(stride))
+    for camera in range(len(cameras)):
+        width, height = cameras.size(camera)
+        rows = torch.arange(every // 2, height, every, device=device) + 0.5
+        columns = torch.arange(every // 2, width, every, device=device) + 0.5
+        y, x = torch.meshgrid(rows, columns, indexing="ij")
+        pixels = torch.stack((x, y), dim=-1).view(-1, 2)
+        found = []
+        for part in pixels.split(_CHUNK):
+            cast = cameras.rays(torch.full((len(part),), camera, device=device), part, field.aabb)
+            seen = render(field, cast, occupancy, settings)
+            samples, directions = seen.samples, cast.directions[seen.samples.ray_index]
+            distances = samples.t
+            if warp is not None:
+                distances = warp.world_distances(samples, cast.origins, cast.directions)
+            areas = (distances * every).square() / cameras.intrinsics[camera, :2].prod()
+            world = cast.origins[samples.ray_index] + distances[:, None] * directions
+            found.append(_Light(world, samples.positions, directions, seen.sample_rgb, seen.weights, areas))
+        yield _Light(*(torch.cat(each) for each in zip(*found, strict=True)))
+
+
+def _convert(
+    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, count: int
+) -> tuple[Splats, Tensor]:
+    """Returns the Gaussians of at most ``count`` voxels, and the edges (N,) of these voxels, world units."""
+    cells, rays = _Cells(field, occupancy), _RAYS_PER_SPLAT * count
+    chosen, areas = _most_visible(_visible_light(field, occupancy, settings, cameras, rays), cells, count)
+    if not len(chosen):
+        raise ValueError("cameras must see the field, got empty space in all of their pixels")
+    device = chosen.device
+    moments = torch.zeros(len(chosen), 16, dtype=torch.float64, device=device)
+    fit = torch.ones(16, 16, device=device).triu().nonzero().T
+    squares = torch.zeros(len(chosen), fit.shape[1], device=device)
+    colors = torch.zeros(len(chosen), 16, 3, device=device)
+    centre = field.aabb.mean(dim=0)
+    for light in _visible_light(field, occupancy, settings, cameras, rays):
+        number = cells.of(light.warped)
+        index = torch.searchsorted(chosen, number).clamp(max=len(chosen) - 1)
+        kept = (chosen[index] == number).nonzero()[:, 0]
+        for part in kept.split(_CHUNK):
+            at, weights = index[part], light.weights[part, None]
+            x, d = (light.world[part] - centre).double(), light.directions[part]
+            ones = torch.ones_like(x[:, :1])
+            pairs = (each[:, _ROWS] * each[:, _COLUMNS] for each in (x, d.double()))
+            moments.index_add_(0, at, weights * torch.cat((ones, x, *pairs), dim=-1))
+            basis = spherical_harmonics(d, 3)
+            squares.index_add_(0, at, weights * basis[:, fit[0]] * basis[:, fit[1]])
+            colors.index_add_(0, at, (weights * basis)[..., None] * (light.rgb[part, None] - 0.5))
+    seen = moments[:, 0] > 0
+    moments, squares, colors, areas = moments[seen], squares[seen], colors[seen], areas[seen]
+    light_sum = moments[:, :1]
+    mean = moments[:, 1:4] / light_sum
+    voxels = cells.edges(field, (mean + centre).float())
+    scatter = _symmetric(moments[:, 4:10]) - light_sum[..., None] * mean[:, :, None] * mean[:, None]
+    even = _EVEN_LIGHT * (voxels.double().square() / 6)[:, None, None] * torch.eye(3, device=device)
+    variances, axes = torch.linalg.eigh((scatter + even) / (light_sum + _EVEN_LIGHT)[..., None])
+    variances = variances.maximum((0.05 * voxels.double()).square()[:, None])
+    axes = axes * torch.linalg.det(axes).sign()[:, None, None]
+    # The area of a Gaussian's shadow along d is 2 pi sqrt(|C| d' C^-1 d).
+    shadow = (axes * (variances.prod(dim=-1, keepdim=True) / variances)[:, None]) @ axes.mT
+    facing = (shadow * _symmetric(moments[:, 10:])).sum(dim=(1, 2)) / light_sum[:, 0]
+    opacity = (_COVERAGE * areas / (2 * math.pi * facing.sqrt().float())).clamp(max=_MAX_OPACITY)
+    harmonics = torch.cat(
+        [
+            _fit_harmonics(*each)
+            for each in zip(*(x.split(_CHUNK) for x in (squares, colors, light_sum[:, 0].float())), strict=True)
+        ]
+    )
+    splats = Splats(
+        (mean + centre).float(),
+        0.5 * variances.log().float(),
+        _quaternions(axes.float()),
+        torch.logit(opacity),
+        harmonics,
+    )
+    visible = opacity > _MIN_OPACITY
+    return splats[visible], voxels[visible]
+
+
+def _most_visible(images: Iterator[_Light], cells: _Cells, count: int) -> tuple[Tensor, Tensor]:
+    """Returns the numbers of the voxels that are seen most, in order, and the areas that they cover in images.
+
+    Areas are means over the cameras that see a voxel, world units.
+    """
+    numbers, sums = [], []
+    for light in images:
+        number, index = cells.of(light.warped).unique(return_inverse=True)
+        both = torch.stack((light.weights, light.weights * light.areas), dim=-1)
+        numbers.append(number)
+        sums.append(torch.zeros(len(number), 2, device=both.device).index_add_(0, index, both))
+    number, index, cameras = torch.cat(numbers).unique(return_inverse=True, return_counts=True)
+    total = torch.zeros(len(number), 2, device=number.device).index_add_(0, index, torch.cat(sums))
+    best = total[:, 0].topk(min(count, len(number))).indices.sort().values
+    return number[best], total[best, 1] / cameras[best]
+
+
+def _fit_harmonics(squares: Tensor, colors: Tensor, light: Tensor) -> Tensor:
+    """Returns the coefficients (N, 16, 3) that fit sums over samples best, in the least squares."""
+    matrix = torch.zeros(len(light), 16, 16, device=light.device)
+    row, column = torch.ones(16, 16, device=light.device).triu().nonzero().T
+    matrix[:, row, column] = squares
+    matrix[:, column, row] = squares
+    smooth = torch.cat([light.new_full((2 * band + 1,), each) for band, each in enumerate(_SMOOTHNESS)])
+    return torch.linalg.solve(matrix + light[:, None, None] * smooth.diag(), colors)
+
+
+def _symmetric(six: Tensor) -> Tensor:
+    """Returns the matrices (N, 3, 3) of their upper triangles (N, 6)."""
+    return six[:, [0, 1, 2, 1, 3, 4, 2, 4, 5]].view(-1, 3, 3)
+
+
+def _quaternions(rotations: Tensor) -> Tensor:
+    """Returns the quaternions (N, 4), w, x, y, z, of rotation matrices (N, 3, 3)."""
+    # q q' follows from the matrix; its longest column is the most exact multiple of q (Bar-Itzhack 2000).
+    (a, b, c), (d, e, f), (g, h, i) = (row.unbind(-1) for row in rotations.unbind(1))
+    rows = (
+        *(1 + a + e + i, h - f, c - g, d - b),
+        *(h - f, 1 + a - e - i, b + d, c + g),
+        *(c - g, b + d, 1 - a + e - i, f + h),
+        *(d - b, c + g, f + h, 1 - a - e + i),
+    )
+    columns = torch.stack(rows, dim=-1).view(-1, 4, 4)
+    longest = columns.diagonal(dim1=1, dim2=2).argmax(dim=-1)
+    return torch.nn.functional.normalize(columns[torch.arange(len(columns), device=longest.device), longest], dim=-1)
+
+
+def fit_splats(
+    splats: Splats,
+    voxels: Tensor,
+    field: Field,
+    occupancy: OccupancyGrid,
+    settings: RenderSettings,
+    cameras: Cameras,
+    steps: int,
+) -> Splats:
+    """Fits all numbers of Gaussians to images of the field, by Adam.
+
+    Each step compares a random window of the image of a random camera, at its resolution or a finer one, over a random
+    background. Viewers widen every Gaussian by a part of a pixel, so fitting to one resolution alone would leave gaps
+    at others.
+
+    Args:
+        splats: N Gaussians.
+        voxels: (N,) edges of the voxels that they represent, world units; nearer to a camera, they are not drawn.
+        field: The field, on their device.
+        occupancy: The occupied cells.
+        settings: Sampling settings.
+        cameras: Pinhole cameras.
+        steps: Number of windows, at least 1.
+
+    Returns:
+        The fitted Gaussians that are not negligible.
+    """
+    device, random = voxels.device, torch.Generator().manual_seed(0)
+    offsets = torch.zeros_like(splats.means)
+    learned = [offsets, *(each.clone() for each in (*vars(splats).values(),)[1:])]
+    groups = [{"params": [each.requires_grad_()], "lr": rate} for each, rate in zip(learned, _RATES, strict=True)]
+    adam = torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-15)
+    schedule = torch.optim.lr_scheduler.LinearLR(adam, 1.0, _FINAL_RATE, steps)
+    logger.info("fitting %d Gaussians to %d images of the field", len(splats), steps)
+
+    def current() -> Splats:
+        return Splats(splats.means + voxels[:, None] * learned[0], *learned[1:])
+
+    for _ in range(steps):
+        camera = _random_window(cameras, random)
+        background = torch.rand(3, generator=random).to(device)
+        with torch.no_grad():
+            rays = camera.image_rays(0, field.aabb)
+            truth = torch.cat(
+                [
+                    render(field, rays[first : first + _CHUNK], occupancy, settings).over(background)
+                    for first in range(0, len(rays), _CHUNK)
+                ]
+            )
+        shown = render_splats(current(), camera, background, voxels)
+        adam.zero_grad()
+        (shown.view(-1, 3) - truth).square().mean().backward()
+        adam.step()
+        schedule.step()
+    fitted = Splats(*(each.detach() for each in vars(current()).values()))
+    return fitted[fitted.opacity_logits.sigmoid() > 1 / 255]
+
+
+def _random_window(cameras: Cameras, random: torch.Generator) -> Cameras:
+    """Returns one camera that shows a random window of the image of one of them."""
+
+    def draw(stop: int) -> int:
+        return int(torch.randint(stop, (), generator=random))
+
+    camera = cameras[[draw(len(cameras))]].enlarged(_ZOOMS[draw(len(_ZOOMS))])
+    width, height = camera.size(0)
+    inner = min(_WINDOW, width), min(_WINDOW, height)
+    left, top = draw(width - inner[0] + 1), draw(height - inner[1] + 1)
+    corner = camera.intrinsics.new_tensor([0, 0, left, top])
+    return Cameras(camera.c2w, camera.intrinsics - corner, *inner)
