@@ -69,7 +69,7 @@ def feature_importance(
             limit = settings.min_transmittance
             seen = ops.composite(density, rgb, samples.t, samples.dt, samples.ray_offsets, min_transmittance=limit)
             behind = torch.rand(len(cast), 3, generator=random, device=device)
-            emitted, _ = shaded(field, seen, rgb, samples.ray_offsets, cast.directions)
+            emitted, _ = shaded(field, seen, rgb, samples, cast.directions)
             colour = emitted + (1 - seen.opacity)[:, None] * behind
             mixed = (colour * torch.randn(colour.shape, generator=random, device=device)).sum()
             (slope,) = torch.autograd.grad(mixed, features)

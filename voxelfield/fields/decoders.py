@@ -299,7 +299,7 @@ class DeferredMLPDecoder(FusedMLPDecoder):
     Deferred shading, as in SNeRG (Hedman et al. 2021, section 4.1) and MERF (Reiser et al. 2023, section 3). The first
     network's outputs are raw density, diffuse colour, mapped to [0, 1] by a sigmoid, and features as they are. The
     second maps their means along a ray, and the spherical harmonics of the ray's direction, to a difference from the
-    diffuse colour, of either sign and not limited.
+    diffuse colour, which has either sign and no limits, so colours may leave [0, 1].
 
     Args:
         channels: As for :class:`FusedMLPDecoder`.
@@ -338,11 +338,11 @@ class DeferredMLPDecoder(FusedMLPDecoder):
         raw, diffuse, others = geometry.float().split((1, 3, geometry.shape[1] - 4), dim=1)
         return self.activation(raw[:, 0]), torch.cat((torch.sigmoid(diffuse), others), dim=1)
 
-    def shade(self, features: Tensor, directions: Tensor) -> Tensor:
+    def shade(self, features: Tensor, directions: Tensor, count: Tensor | None = None) -> Tensor:
         """See :class:`voxelfield.fields.field.Field`."""
         rays = torch.arange(len(features), device=features.device)
         inputs, _ = self._append_view(features.half() if features.is_cuda else features, directions, rays)
-        return features[:, :3] + ops.mlp(inputs, list(self.color_network)).to(features.dtype)
+        return features[:, :3] + ops.mlp(inputs, list(self.color_network), count=count).to(features.dtype)
 
 
 def _weights(*widths: int) -> nn.ParameterList:

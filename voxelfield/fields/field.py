@@ -57,10 +57,10 @@ class Field(Protocol):
       that they receive is zero, but a network that reads NaN would turn it into NaN.
 
     - ``shade``, a method for deferred shading, or None: :meth:`sample` then returns features (M, C) in place of rgb,
-      the first three of which are a diffuse colour. Their means (R, C) along rays, weighted as colours are, go to
-      ``shade(features, directions)`` with the rays' directions (R, 3), which returns the colours (R, 3) of the rays
-      where they are opaque. Differences from the mean diffuse colour hold for all samples of the ray. Of a single
-      point, ``shade`` returns the colour.
+      the first three of which are a diffuse colour. ``shade(features, directions, count=None)`` takes the means (R, C)
+      of these features along rays, weighted as colours are, and the rays' unit directions (R, 3), and returns the
+      colours (R, 3) that the rays would have if they were opaque. Of a point's own features it returns the point's
+      colour. Only the first ``count`` rows are needed, one int64 on the device; None: all.
     - ``extra_inputs``, ``optional_inputs`` and ``density_inputs``, tuples of str: names of
       :attr:`voxelfield.Rays.values` on which the field depends. :meth:`sample` takes those of ``extra_inputs`` as
       keyword arguments (R, ...), without those of ``optional_inputs`` that the rays do not have. :meth:`density` takes
@@ -143,7 +143,7 @@ class RadianceField(nn.Module):
         return True
 
     @property
-    def shade(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+    def shade(self) -> Callable[..., Tensor] | None:
         """See :class:`Field`. The decoder's method of this name, or None if it has none."""
         return getattr(self.decoder, "shade", None)
 

@@ -138,7 +138,7 @@ def render(
         min_transmittance=settings.min_transmittance,
         distortion=distortion,
     )
-    rgb, sample_rgb = shaded(field, composite, rgb, samples.ray_offsets, rays.directions)
+    rgb, sample_rgb = shaded(field, composite, rgb, samples, rays.directions)
     return Rendering(
         rgb,
         composite.opacity,
@@ -154,7 +154,7 @@ def render(
 
 
 def shaded(
-    field: Field, composite: ops.Composite, emitted: Tensor, ray_offsets: Tensor, directions: Tensor
+    field: Field, composite: ops.Composite, emitted: Tensor, samples: ops.PackedSamples, directions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns the colours of rays and of their samples, after deferred shading if the field asks for it.
 
@@ -162,7 +162,7 @@ def shaded(
         field: The field.
         composite: The samples, composited.
         emitted: (M, C) what :meth:`Field.sample` returned with the density: colours, or features for ``shade``.
-        ray_offsets: (R + 1,) int64, the samples of each ray.
+        samples: The M samples.
         directions: (R, 3) the rays' directions.
 
     Returns:
@@ -174,8 +174,8 @@ def shaded(
         return composite.rgb, emitted
     # Of means, so that a translucent ray has the colour of an opaque one with the same features.
     means = composite.rgb / composite.opacity.clamp(min=_MIN_OPACITY)[:, None]
-    colors = shade(means, directions)
-    differences = spread(colors - means[:, :3], ray_offsets, len(emitted))
+    colors = shade(means, directions, samples.rays_kept)
+    differences = spread(colors - means[:, :3], samples.ray_offsets, len(emitted))
     return composite.opacity[:, None] * colors, emitted[:, :3] + differences
 
 
