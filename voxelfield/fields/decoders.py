@@ -296,10 +296,10 @@ class FusedMLPDecoder(nn.Module):
 class DeferredMLPDecoder(FusedMLPDecoder):
     """The two networks of a :class:`FusedMLPDecoder`, the second of which runs once per ray instead of per sample.
 
-    Deferred shading, as in SNeRG (Hedman et al. 2021, section 4.1) and MERF (Reiser et al. 2023, section 3). The first
-    network's outputs are raw density, diffuse colour, mapped to [0, 1] by a sigmoid, and features as they are. The
-    second maps their means along a ray, and the spherical harmonics of the ray's direction, to a difference from the
-    diffuse colour, which has either sign and no limits, so colours may leave [0, 1].
+    Deferred shading, as in SNeRG (Hedman et al. 2021) and MERF (Reiser et al. 2023). The first network outputs raw
+    density, diffuse colour, mapped to [0, 1] by a sigmoid, and features as they are. The second maps their means along
+    a ray, and the spherical harmonics of the ray's direction, to a difference from the diffuse colour, which has either
+    sign and no limits, so colours may leave [0, 1].
 
     Args:
         channels: As for :class:`FusedMLPDecoder`.
