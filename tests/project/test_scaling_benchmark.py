@@ -31,7 +31,7 @@ def timeline(monkeypatch):
 # ------------------------------------------------------------------------------------------------- predictions
 
 # 12 + 2 * 4 bytes for each of 50,000 samples, and 2 for three in ten features, which are listed in microseconds.
-GIVEN = ("samples=50000", "channels=4", "levels=1", "features=3333333", "rays=4e-3", "update=2e-3", "launches=1e-3")
+GIVEN = ("samples=50000", "channels=4", "levels=1", "features=3333333", "rays=4e-3", "update=2e-3", "undivided=1e-3")
 
 
 def rows_of(text: str) -> dict[str, list[float]]:
@@ -46,7 +46,7 @@ def test_a_given_step_is_predicted(scaling, capsys):
     assert "the given step: 1 MB of samples, 2 MB of copies" in output
     rows = rows_of(output)
     assert list(rows) == ["1", "2", "4", "8", "16", "64"]
-    # Rays, update, launches, samples, copies, latency; the step; its speed relative to one device; and that of steps
+    # Rays, update, undivided, samples, copies, latency; the step; its speed relative to one device; and that of steps
     # with the batch of one device in each of them, of which 1.5 ms are its samples.
     assert rows["1"] == [4, 2, 1, 0, 0, 0, 7, 1, 1]
     assert rows["2"] == pytest.approx([2, 1, 1, 0.5, 1, 0, 5.5, 1.27, 1.75], abs=0.02)

@@ -80,8 +80,8 @@ class Stored:
         values = self._read(self.bricks.values.float() / 255, samples.positions)[:, : len(self.bricks.low)]
         return self.density(samples.positions), self.bricks.low + self.bricks.extent * values
 
-    def shade(self, features: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
-        return self._shade(features, directions)
+    def shade(self, *arguments: torch.Tensor | None) -> torch.Tensor:
+        return self._shade(*arguments)
 
 
 @warped

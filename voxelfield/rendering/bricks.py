@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from voxelfield.fields.decoders import Decoder, DeferredMLPDecoder
+from voxelfield.fields.decoders import DeferredMLPDecoder
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, SparseGrid
@@ -93,24 +93,32 @@ def bake(field: RadianceField, occupancy: OccupancyGrid) -> Bricks:
     lattice = SparseGrid(whole, 1, box.tolist(), device=box.device)
     lattice.allocate(occupancy.occupied, occupancy.aabb)
 
-    def emitted(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the atlas rows (M,) of the vertices of blocks, their densities (M,) and values (M, V)."""
+    def emitted(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns positions (M, 3) of the vertices of blocks, their atlas rows (M,), densities (M,), values (M, V)."""
         vertices, rows = lattice.vertices(blocks)
         positions = (low + voxel * vertices.view(-1, 3)).float()
         each = torch.arange(len(positions) + 1, device=positions.device)
         zeros = torch.zeros_like(positions[:, 0])
         samples = PackedSamples(positions, zeros, zeros, each[:-1], each, each[-1:])
-        return rows.view(-1), *field.sample(samples, torch.zeros_like(positions))
+        return positions, rows.view(-1), *field.sample(samples, torch.zeros_like(positions))
+
+    def absorbing(blocks: Tensor) -> Tensor:
+        """Returns the values (M, V) of those vertices that show something."""
+        positions, _, density, own = emitted(blocks)
+        opaque = -torch.expm1(-density * voxel.min()) > _RANGE_OPACITY
+        return own[opaque & occupancy.contains(positions)]
 
     order = torch.arange(lattice.count, device=box.device)
-    lowest, highest = _ranges(emitted, order, float(voxel.min()), field.decoder)
+    some = torch.linspace(0, lattice.count - 1, min(lattice.count, _RANGE_BLOCKS), device=box.device).long()
+    assert isinstance(field.decoder, DeferredMLPDecoder)
+    lowest, highest = _ranges(map(absorbing, some.split(_BLOCKS_AT_ONCE)), field.decoder.emitted, box)
     extent = (highest - lowest).clamp(min=1e-6)
     atlas = lattice.features.shape[:3]
     width = next(width for width in _WIDTHS if width >= len(lowest))
     log_density = torch.full(atlas, _LOWEST_LOG_DENSITY, dtype=torch.float16, device=box.device)
     values = torch.zeros(*atlas, width, dtype=torch.uint8, device=box.device)
     for blocks in order.split(_BLOCKS_AT_ONCE):
-        rows, density, own = emitted(blocks)
+        _, rows, density, own = emitted(blocks)
         log_density.view(-1)[rows] = density.log().clamp(min=_LOWEST_LOG_DENSITY).half()
         stored = ((own - lowest) / extent * 255).round().clamp(0, 255).to(torch.uint8)
         values.view(-1, width)[rows, : len(lowest)] = stored
@@ -119,18 +127,12 @@ def bake(field: RadianceField, occupancy: OccupancyGrid) -> Bricks:
     return Bricks(log_density, values, lowest, extent, lattice.blocks, box)
 
 
-def _ranges(
-    emitted: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], order: Tensor, voxel: float, decoder: Decoder
-) -> tuple[Tensor, Tensor]:
-    """Returns the least and the greatest values (V,) of vertices that absorb light, in some of the blocks."""
-    some = order[torch.linspace(0, max(len(order) - 1, 0), min(len(order), _RANGE_BLOCKS), device=order.device).long()]
-    assert isinstance(decoder, DeferredMLPDecoder)
-    least = torch.full((decoder.emitted,), math.inf, device=order.device)
+def _ranges(parts: Iterable[Tensor], count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the least and the greatest values (V,) of several (M, V); 0 and 1 if there are none."""
+    least = torch.full((count,), math.inf, device=like.device)
     greatest = -least
-    for blocks in some.split(_BLOCKS_AT_ONCE):
-        _, density, values = emitted(blocks)
-        absorbs = (-torch.expm1(-voxel * density) > _RANGE_OPACITY)[:, None]
-        least = torch.cat((least[None], values.where(absorbs, math.inf))).amin(dim=0)
-        greatest = torch.cat((greatest[None], values.where(absorbs, -math.inf))).amax(dim=0)
+    for values in parts:
+        least = torch.cat((least[None], values)).amin(dim=0)
+        greatest = torch.cat((greatest[None], values)).amax(dim=0)
     empty = least > greatest
     return least.masked_fill(empty, 0), greatest.masked_fill(empty, 1)
