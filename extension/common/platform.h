@@ -29,7 +29,11 @@
 
 // `omp simd` asserts that iterations are independent, or only add to the named variables. It needs no OpenMP runtime.
 #define VOXELFIELD_PRAGMA_(x) _Pragma(#x)
+#if defined(__CUDACC__)
+#define VOXELFIELD_VECTORIZE VOXELFIELD_UNROLL
+#else
 #define VOXELFIELD_VECTORIZE VOXELFIELD_PRAGMA_(omp simd)
+#endif
 #define VOXELFIELD_VECTORIZE_SUM(...) VOXELFIELD_PRAGMA_(omp simd reduction(+ : __VA_ARGS__))
 
 // Prefetches the cache line of an address that will be read soon.

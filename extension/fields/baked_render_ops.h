@@ -17,7 +17,7 @@ struct BakedPixels {
   float *sums, *opacity, *depth;
 
   VOXELFIELD_HOST_DEVICE void store(int64_t pixel, const BakedTotals<Values>& totals) const {
-    VOXELFIELD_UNROLL
+    VOXELFIELD_VECTORIZE
     for (int v = 0; v < Values; ++v) sums[Values * pixel + v] = totals.values[v] * (1.0f / 255.0f);
     opacity[pixel] = totals.opacity;
     depth[pixel] = totals.depth / fmaxf(totals.opacity, 1e-6f);

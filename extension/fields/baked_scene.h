@@ -80,13 +80,16 @@ class BakedWalk {
     totals_.opacity += weight;
     totals_.depth += weight * t;
     const auto* rows = reinterpret_cast<const BakedRow<Values>*>(scene_.values);
+    float sum[Values] = {};
     VOXELFIELD_UNROLL
     for (int k = 0; k < kCorners; ++k) {
       const BakedRow<Values> row = rows[stencil.offset(k)];
       const float share = weight * stencil.value(k);
-      VOXELFIELD_UNROLL
-      for (int v = 0; v < Values; ++v) totals_.values[v] += share * static_cast<float>(row.value[v]);
+      VOXELFIELD_VECTORIZE
+      for (int v = 0; v < Values; ++v) sum[v] += share * static_cast<float>(row.value[v]);
     }
+    VOXELFIELD_VECTORIZE
+    for (int v = 0; v < Values; ++v) totals_.values[v] += sum[v];
   }
 
   const BakedScene& scene_;
