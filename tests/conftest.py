@@ -34,9 +34,18 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
+def _share(text: str) -> tuple[int, int]:
+    number, count = map(int, text.split("/"))
+    if not 1 <= number <= count:
+        raise ValueError(f"--share must be K/N with 1 <= K <= N, got {text}")
+    return number, count
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep", action="store_true", help="run the tests marked sweep as well")
-    parser.addoption("--share", metavar="K/N", help="run only the K-th of N shares of the tests, from 1 to N")
+    parser.addoption(
+        "--share", type=_share, metavar="K/N", help="run only the K-th of N shares of the tests, from 1 to N"
+    )
     parser.addoption("--long", action="store_true", help="run the tests marked long as well")
 
 
@@ -72,7 +81,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     covering.mark_sweeps(items)
     if share := config.getoption("--share"):
-        number, count = map(int, share.split("/"))
+        number, count = share
         shares = {item: zlib.crc32(item.nodeid.encode()) % count + 1 for item in items}
         config.hook.pytest_deselected(items=[item for item in items if shares[item] != number])
         items[:] = [item for item in items if shares[item] == number]

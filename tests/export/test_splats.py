@@ -102,6 +102,10 @@ def test_wrong_splats_are_not_written(tmp_path):
     splats.means[0, 0] = 1e8
     with pytest.raises(ValueError, match="within 4 million units of the origin for an SPZ, got one at 1e\\+08"):
         save_splats(tmp_path / "a.spz", splats)
+    splats.means[0, 0] = 0
+    splats.log_scales[0, 0] = 7
+    with pytest.raises(ValueError, match=r"from 4\.6e-5 to 370 units for an SPZ, got .* to 1\.1e\+03: write a PLY"):
+        save_splats(tmp_path / "a.spz", splats)
     splats.means[0, 0] = torch.nan
     with pytest.raises(FloatingPointError, match="splats must be finite"):
         save_splats(tmp_path / "a.ply", splats)

@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number(int, 1),
         default=1_000_000,
         metavar="N",
-        help="number of points, or the largest of splats (default: 1000000)",
+        help="number of points, or maximum number of splats (default: 1000000)",
     )
     parser.add_argument(
         "--fit-steps",
@@ -145,8 +145,9 @@ def _export_surface(
 
 
 def _export_splats(options: argparse.Namespace, trained: TrainedModel) -> None:
-    cameras = load_scene_of(trained, options, ("train",)).train.cameras
-    if trained.cameras is not None:
+    if trained.cameras is None:
+        cameras = load_scene_of(trained, options, ("train",)).train.cameras
+    else:
         cameras = trained.cameras.refined
     wanted = SplatOptions(options.count, options.fit_steps)
     splats = splats_of(trained.field, trained.occupancy, trained.model.settings, cameras, wanted)

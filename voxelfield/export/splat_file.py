@@ -30,6 +30,8 @@ _PROPERTIES = (
 # Of SPZ (Niantic): the version that all its readers know, its step of the constant colour, and fixed-point positions.
 _SPZ_MAGIC, _SPZ_VERSION, _SPZ_COLOR = 0x5053474E, 2, 0.15
 _SPZ_POSITION_BITS, _SPZ_MOST_FRACTION_BITS = 23, 16
+# Of logarithms of scales.
+_SPZ_SCALE_STEPS, _SPZ_SCALE_SHIFT = 16, 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +72,7 @@ def save_splats(path: Path | str, splats: Splats) -> None:
         splats: The Gaussians, on any device.
 
     Raises:
-        ValueError: The path has another suffix, or positions do not fit in an SPZ.
+        ValueError: The path has another suffix, or positions or scales do not fit in an SPZ.
         FloatingPointError: A number is not finite.
         OSError: The file cannot be written.
     """
@@ -101,6 +103,12 @@ def _spz(splats: Splats) -> bytes:
     bits = min(_SPZ_MOST_FRACTION_BITS, math.floor(_SPZ_POSITION_BITS - math.log2(max(farthest, 1e-6) * 1.001)))
     if bits < 1:
         raise ValueError(f"splats must lie within 4 million units of the origin for an SPZ, got one at {farthest:g}")
+    least, greatest = (splats.log_scales.min(), splats.log_scales.max()) if len(splats) else (0.0, 0.0)
+    if least < -_SPZ_SCALE_SHIFT or greatest > 255 / _SPZ_SCALE_STEPS - _SPZ_SCALE_SHIFT:
+        raise ValueError(
+            "splats must have standard deviations from 4.6e-5 to 370 units for an SPZ, got "
+            f"{math.exp(least):.2g} to {math.exp(greatest):.2g}: write a PLY, or scale the poses"
+        )
     fixed = (splats.means.double() * 2**bits).round().int().numpy().astype("<i4")
     rotations = F.normalize(splats.rotations, dim=-1)
     # Only x, y and z are stored: w is the positive rest of the unit length.
@@ -109,7 +117,7 @@ def _spz(splats: Splats) -> bytes:
         fixed.view(np.uint8).reshape(-1, 3, 4)[..., :3].tobytes(),
         _bytes(255 * splats.opacity_logits.sigmoid()),
         _bytes(255 * (splats.harmonics[:, 0] * _SPZ_COLOR + 0.5)),
-        _bytes(16 * (splats.log_scales + 10)),
+        _bytes(_SPZ_SCALE_STEPS * (splats.log_scales + _SPZ_SCALE_SHIFT)),
         _bytes(127.5 * (rotations + 1)),
         _bytes(128 * (splats.harmonics[:, 1:] + 1)),
     )

@@ -16,6 +16,7 @@ from voxelfield.export.splat_file import Splats
 from voxelfield.export.splat_rendering import render_splats
 from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.fields.field import Field, RadianceField, warp_of
+from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -79,7 +80,7 @@ def splats_of(
     cameras: Cameras,
     options: SplatOptions | None = None,
 ) -> Splats:
-    """Converts what cameras see of a field into 3D Gaussians, of one a voxel.
+    """Converts what cameras see of a field into 3D Gaussians, one per voxel.
 
     Each Gaussian has the mean and the covariance of the light that comes from its voxel and its neighbours, weighted by
     their distance, so it is as flat as the surface there; in nested boxes, voxels and Gaussians grow outwards. Its
@@ -134,9 +135,13 @@ class _Cells:
 
     def __init__(self, field: Field, occupancy: OccupancyGrid) -> None:
         self._low, high = occupancy.aabb
-        self._edges = self._low.new_tensor(warped_voxels(field, occupancy))
+        grid = getattr(field, "grid", None)
+        if isinstance(grid, VoxelPyramid):
+            self._edges = grid.finest_voxels()[0].float()
+        else:
+            self._edges = self._low.new_tensor(warped_voxels(field, occupancy))
         self._shape = ((high - self._low) / self._edges).ceil().long() + 2
-        self._random = torch.Generator(self._low.device).manual_seed(0)  # the same run gives the same file
+        self._random = torch.Generator(self._low.device).manual_seed(0)  # on a CPU, the same run gives the same file
 
     def of(self, warped: Tensor) -> Tensor:
         """Returns numbers (M,) of the voxels of positions (M, 3) in the warp."""
@@ -215,7 +220,9 @@ def _convert(
     voxels = cells.edges(field, (mean + centre).float())
     scatter = _symmetric(moments[:, 4:10]) - light_sum[..., None] * mean[:, :, None] * mean[:, None]
     even = _EVEN_LIGHT * (voxels.double().square() / 6)[:, None, None] * torch.eye(3, device=device)
-    variances, axes = torch.linalg.eigh((scatter + even) / (light_sum + _EVEN_LIGHT)[..., None])
+    spread = (scatter + even) / (light_sum + _EVEN_LIGHT)[..., None]
+    # The batches of cuSOLVER are limited.
+    variances, axes = (torch.cat(each) for each in zip(*map(torch.linalg.eigh, spread.split(_CHUNK)), strict=True))
     variances = variances.maximum((0.05 * voxels.double()).square()[:, None])
     axes = axes * torch.linalg.det(axes).sign()[:, None, None]
     # The area of a Gaussian's shadow along d is 2 pi sqrt(|C| d' C^-1 d).

@@ -221,7 +221,8 @@ class DividedGrids:
     def start_moments(self) -> None:
         """Makes the moments of grids that no step has reached; else the next step does.
 
-        In a step on a side stream, as before a capture, they could not have the memory that the whole grids have left.
+        Memory that was freed on the main stream cannot be reused on a side stream, on which a step before a capture
+        runs, so they are made here.
         """
         for part in self._parts:
             if not part.state:
@@ -317,15 +318,16 @@ class DividedGrids:
     def hide(self) -> None:
         """Divides the masters again as before :meth:`show`, so that steps can follow."""
         self._working.refresh()
+        self._working.forget_grids()
         for part in self._parts:
             part.stored = part.grid.detach()[part.low : part.high]
             if self._rounds:
                 part.stored = part.stored.clone()
             part.owned.data = part.stored[part.own]
-            part.start_sums()
             self._release(part.grid)
+        for part in self._parts:
+            part.start_sums()
         self._working.division = self
-        self._working.forget_grids()
         self._replaced += 1
         self.shown = False
 

@@ -173,7 +173,12 @@ class Model(Part):
         return replace(batch.rays, values=values)
 
     def renderer(
-        self, backend: str | None = None, *, supersampling: int | None = None, background: Tensor | None = None
+        self,
+        backend: str | None = None,
+        *,
+        supersampling: int | None = None,
+        background: Tensor | None = None,
+        few: bool = False,
     ) -> FieldRenderer:
         """Returns a renderer of views of the present state.
 
@@ -181,6 +186,7 @@ class Model(Part):
             backend: As for :class:`voxelfield.FieldRenderer`.
             supersampling: As for :class:`voxelfield.FieldRenderer`; None for that of the sampling.
             background: (3,) float32 on the field's device; None for :attr:`background`.
+            few: Only a few images will be rendered, for which no backend bakes the field.
         """
         return FieldRenderer(
             self.field,
@@ -192,7 +198,7 @@ class Model(Part):
             chunk=self.sampling.chunk,
             precision=self.sampling.precision,
             backend=backend,
-            backends=self.image_backends,
+            backends=[kind for kind in self.image_backends if not (few and kind.bakes)],
         )
 
     def around(self: M, field: RadianceField | None = None, occupancy: OccupancyGrid | None = None) -> M:

@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 _PER_VOXEL = 2
 # Blocks of 512 vertices that are evaluated at once.
 _BLOCKS_AT_ONCE = 1 << 10
-# The ranges of values are those of this many blocks at most, and of vertices that absorb more light within a voxel.
-_RANGE_BLOCKS, _RANGE_OPACITY = 1 << 12, 1e-3
+# The ranges of features are taken from at most this many blocks, and only from vertices whose opacity over a step of
+# the lattice exceeds this. Diffuse colours lie between 0 and 1.
+_RANGE_BLOCKS, _RANGE_OPACITY = 1 << 14, 1e-3
 # Densities below exp of this are invisible at any step.
 _LOWEST_LOG_DENSITY = -20.0
 # The numbers of values of a vertex that the renderer reads.
@@ -60,12 +61,7 @@ class Bricks:
 
 def can_bake(field: object) -> bool:
     """Returns whether a field is one that :func:`bake` accepts."""
-    return (
-        type(field) is RadianceField
-        and isinstance(field.grid, VoxelPyramid)
-        and type(field.decoder) is DeferredMLPDecoder
-        and field.decoder.emitted <= _WIDTHS[-1]
-    )
+    return isinstance(field, RadianceField) and field.has_pyramid_density and field.shade is not None
 
 
 @torch.no_grad()
@@ -112,8 +108,10 @@ def bake(field: RadianceField, occupancy: OccupancyGrid) -> Bricks:
     some = torch.linspace(0, lattice.count - 1, min(lattice.count, _RANGE_BLOCKS), device=box.device).long()
     assert isinstance(field.decoder, DeferredMLPDecoder)
     lowest, highest = _ranges(map(absorbing, some.split(_BLOCKS_AT_ONCE)), field.decoder.emitted, box)
+    lowest[:3], highest[:3] = 0, 1
     extent = (highest - lowest).clamp(min=1e-6)
     atlas = lattice.features.shape[:3]
+    lattice.features.data = lattice.features.new_empty(0)  # only its tables are needed
     width = next(width for width in _WIDTHS if width >= len(lowest))
     log_density = torch.full(atlas, _LOWEST_LOG_DENSITY, dtype=torch.float16, device=box.device)
     values = torch.zeros(*atlas, width, dtype=torch.uint8, device=box.device)

@@ -64,8 +64,9 @@ class FieldRenderer:
 
     The data that rendering needs besides the field are prepared once, at construction: the distances of empty cells to
     occupied ones, and copies of grids and networks, in float16 on CUDA (as 16-bit training reads them) and in float32
-    elsewhere. Field and occupancy must therefore not change while a renderer is in use: create a new one after a
-    change.
+    elsewhere; with deferred shading, the field's values at many points, which takes seconds and up to gigabytes
+    (:func:`voxelfield.rendering.bricks.bake`). Field and occupancy must therefore not change while a renderer is in
+    use: create a new one after a change.
 
     Args:
         field: The field.

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 # Of an H200; docs/scaling.md compares the presets' steps that these give with measured ones.
 _LAUNCH_SECONDS = 0.4e-3
-# Of the time of all rays, about this share remains for few of them, because some are long.
+# Share of the rays' time that does not shrink with their number, because a few rays are long.
 _LONGEST_RAYS = 0.15
 _SECONDS_PER_FLOP = 1 / 150e12  # of the networks
 _SECONDS_PER_FEATURE = 0.08e-9  # of a sample: marching, reading the grids, adding to their gradients
@@ -52,8 +52,8 @@ class Link:
 
     Attributes:
         bandwidth: Bytes per second that each device receives in large exchanges.
-        latency: Seconds that an exchange between two devices takes, however small it is, and the wait for the slower
-            one.
+        latency: Seconds that an exchange between two devices takes, however small it is, including the wait for
+            the slower one.
         direct: Whether devices write into each other's memory (:mod:`voxelfield.peer_memory`).
     """
 

@@ -487,7 +487,7 @@ class Session:
         if split is not None and processes.is_first():
             views, cameras = self.config.trainer.preview_views, self.cameras
             split = split if cameras is None else cameras.follow_split(split)
-            log_preview(self.renderer(), split, self.model.background, self._records, self.step, views)
+            log_preview(self.model.renderer(few=True), split, self.model.background, self._records, self.step, views)
 
     def evaluate(
         self, split: str = "test", *, views: int | None = None, images: Path | str | None = None, progress: bool = True

@@ -48,9 +48,11 @@ class ImageBackend(ABC):
 
     Attributes:
         name: Name of the backend for users: that of the function that renders.
+        bakes: Whether :meth:`prepare` evaluates the whole field, which takes as long as many images.
     """
 
     name: ClassVar[str]
+    bakes: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import torch
+from torch import Tensor
 
 from voxelfield.fields.field import Field, RadianceField
 from voxelfield.ops._internal.render_baked_image import render_baked_image
@@ -14,15 +15,19 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.render import View
 
+# Pixels that are shaded at once, which limits the memory for large images.
+_PIXELS_AT_ONCE = 1 << 19
+
 
 class BakedImages(ImageBackend):
     """One kernel that reads :class:`voxelfield.rendering.bricks.Bricks`, and the network of deferred shading per pixel.
 
-    Densities and values are interpolated between the vertices of the finest level after the first network instead of
-    before, and values are rounded to 8 bits, so images differ slightly from those of ``render_view``.
+    Densities and values are interpolated between these vertices after the first network instead of before it, and
+    values are rounded to 8 bits, so images differ slightly from those of ``render_view``.
     """
 
     name = "render_baked_image"
+    bakes = True
 
     @classmethod
     def serves(cls, field: Field) -> bool:
@@ -40,6 +45,16 @@ class BakedImages(ImageBackend):
         boxes = [] if warp is None else warp.op_arguments
         cells = occupancy.empty_distance
 
+        def colors(sums: Tensor, opacity: Tensor, directions: Tensor) -> Tensor:
+            if sums.is_cuda:
+                rgb = shade(bricks.means(sums, opacity), directions)
+            else:
+                # Most of the time would go into pixels that show nothing; on CUDA, finding them would synchronise.
+                shown = (opacity != 0).nonzero()[:, 0]
+                rgb = torch.zeros_like(directions)
+                rgb[shown] = shade(bricks.means(sums[shown], opacity[shown]), directions[shown])
+            return opacity[:, None] * rgb + (1 - opacity[:, None]) * source.background
+
         def draw(cameras: Cameras, index: int) -> View:
             width, height = cameras.size(index)
             sums, opacity, depth = render_baked_image(
@@ -50,16 +65,14 @@ class BakedImages(ImageBackend):
                 boxes=boxes,
                 **asdict(source.settings),
             )
-            directions = cameras.image_rays(index, field.aabb).directions
-            means, weights = bricks.means(sums, opacity).flatten(0, 1), opacity.flatten()
-            if sums.is_cuda:
-                rgb = shade(means, directions)
-            else:
-                # Most of the time would go into pixels that show nothing; on CUDA, finding them would synchronise.
-                shown = (weights != 0).nonzero()[:, 0]
-                rgb = torch.zeros_like(directions)
-                rgb[shown] = shade(means[shown], directions[shown])
-            rgb = weights[:, None] * rgb + (1 - weights[:, None]) * source.background
-            return View(rgb.view(height, width, 3), opacity, depth)
+            parts = (
+                colors(*part)
+                for part in zip(
+                    *(sums.flatten(0, 1).split(_PIXELS_AT_ONCE), opacity.flatten().split(_PIXELS_AT_ONCE)),
+                    cameras.image_rays(index, field.aabb).directions.split(_PIXELS_AT_ONCE),
+                    strict=True,
+                )
+            )
+            return View(torch.cat(list(parts)).view(height, width, 3), opacity, depth)
 
         return draw

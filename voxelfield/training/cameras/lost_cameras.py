@@ -129,7 +129,7 @@ class LostCameras(Part):
         Returns:
             All cameras that are lost, the worst first.
         """
-        renderer, refinement, split = self._model.renderer(), self._refinement, self._split
+        renderer, refinement, split = self._model.renderer(few=True), self._refinement, self._split
         if self._exposure is not None:
             split = _without_exposure(split, self._exposure)
         images = composite_background(split.images.to(self._model.device), self._model.background)
