@@ -80,10 +80,10 @@ def test_two_processes_give_the_results_of_one(folder, run, tmp_path):
     ours, alone = folder / "results", tmp_path / "results"
     assert contents(ours) == contents(alone)
     assert {path.name for path in ours.iterdir()} == {path.name for path in alone.iterdir()}
-    # The encoder's threads may divide a video differently each time.
+    # The encoder's threads may divide a video differently each time, which changes less than the next frame does.
     shared, whole = frames(ours / "orbit.mp4"), frames(alone / "orbit.mp4")
     assert shared.shape == whole.shape
-    assert (shared - whole).abs().mean() < 1
+    assert (shared - whole).abs().mean() < (whole[1:] - whole[:-1]).abs().mean() / 2
     pictures = [(path / "report.html").read_text().count("data:image/jpeg") for path in (ours, alone)]
     assert pictures[0] == pictures[1] > 4
 
