@@ -14,7 +14,7 @@ from balls import BOX, CENTRE, RADIUS, ball_field, cameras_around, expected_colo
 from torch.nn import functional as F
 
 from voxelfield.export.splat_file import Splats, save_splats
-from voxelfield.export.splat_rendering import render_splats, rotation_matrices
+from voxelfield.export.splat_rendering import render_splats
 from voxelfield.export.splats import SplatOptions, splats_of
 from voxelfield.fields.decoders import SHDecoder, spherical_harmonics
 from voxelfield.fields.field import RadianceField
@@ -22,6 +22,7 @@ from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.render import render
+from voxelfield.rendering.rigid import rotations
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 VOXEL = 1.0
@@ -173,7 +174,7 @@ def test_gaussians_are_flat_on_the_surface_and_grow_outwards(warp):
     assert float(opaque.float().mean()) > 0.3
     # The shortest axis is the surface's normal.
     scales, order = splats.log_scales.exp().sort(dim=-1)
-    axes = rotation_matrices(splats.rotations).mT[torch.arange(len(order)), order[:, 0]]
+    axes = rotations(splats.rotations).mT[torch.arange(len(order)), order[:, 0]]
     cosines = (axes * F.normalize(arms, dim=-1)).sum(dim=-1).abs()
     assert float(cosines[opaque].median()) > 0.9
     assert float((scales[opaque, 0] / scales[opaque, 2]).median()) < 0.75

@@ -1,4 +1,4 @@
-"""Rendering of splats with derivatives, in plain PyTorch: exact, and fast enough to fit them."""
+"""Rendering of splats with derivatives, by torch and the ops for compositing: exact, and fast enough to fit them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from voxelfield import ops
 from voxelfield.export.splat_file import Splats
 from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.rigid import rotations
 
 # These four are those of Kerbl et al. (2023) and of the viewers: the variance, in square pixels, that is added to each
 # Gaussian in the image, the smallest and largest opacity in a pixel, and the distance from the image, in images, beyond
@@ -17,17 +18,6 @@ from voxelfield.rendering.cameras import Cameras
 _DILATION = 0.3
 _MIN_ALPHA, _MAX_ALPHA = 1 / 255, 0.99
 _MARGIN = 0.15
-
-
-def rotation_matrices(quaternions: Tensor) -> Tensor:
-    """Returns the matrices (N, 3, 3) of quaternions (N, 4), w, x, y, z, of any length."""
-    w, x, y, z = F.normalize(quaternions, dim=-1).unbind(-1)
-    rows = (
-        *(1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
-        *(2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
-        *(2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
-    )
-    return torch.stack(rows, dim=-1).view(-1, 3, 3)
 
 
 def render_splats(splats: Splats, camera: Cameras, background: Tensor, near: Tensor | float) -> Tensor:
@@ -55,7 +45,7 @@ def render_splats(splats: Splats, camera: Cameras, background: Tensor, near: Ten
     slope_x, slope_y = _within_view(x / z, width / fx, cx / fx), _within_view(y / z, height / fy, cy / fy)
     zero = torch.zeros_like(z)
     jacobian = torch.stack((fx / z, zero, -fx * slope_x / z, zero, fy / z, -fy * slope_y / z), dim=-1).view(-1, 2, 3)
-    root = jacobian @ axes.T @ (rotation_matrices(chosen.rotations) * chosen.log_scales.exp()[:, None])
+    root = jacobian @ axes.T @ (rotations(F.normalize(chosen.rotations, dim=-1)) * chosen.log_scales.exp()[:, None])
     a, b, c = (root @ root.mT).view(-1, 4)[:, [0, 1, 3]].unbind(-1)
     a, c = a + _DILATION, c + _DILATION
     determinant = a * c - b * b

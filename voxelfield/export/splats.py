@@ -21,11 +21,9 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render
+from voxelfield.rendering.rigid import quaternions
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_COUNT = 1_000_000
-"""Largest number of splats, unless another is given."""
 
 _RAYS_PER_SPLAT = 4
 _CHUNK = 1 << 16
@@ -63,7 +61,7 @@ class SplatOptions:
         ValueError: A number is out of range.
     """
 
-    count: int = DEFAULT_COUNT
+    count: int = 1_000_000
     fit_steps: int | None = None
 
     def __post_init__(self) -> None:
@@ -196,7 +194,7 @@ def _convert(
         raise ValueError("cameras must see the field, got empty space in all of their pixels")
     device = chosen.device
     moments = torch.zeros(len(chosen), 16, dtype=torch.float64, device=device)
-    fit = torch.ones(16, 16, device=device).triu().nonzero().T
+    fit = torch.triu_indices(16, 16, device=device)
     squares = torch.zeros(len(chosen), fit.shape[1], device=device)
     colors = torch.zeros(len(chosen), 16, 3, device=device)
     centre = field.aabb.mean(dim=0)
@@ -238,7 +236,7 @@ def _convert(
     splats = Splats(
         (mean + centre).float(),
         0.5 * variances.log().float(),
-        _quaternions(axes.float()),
+        quaternions(axes.float()),
         torch.logit(opacity),
         harmonics,
     )
@@ -266,7 +264,7 @@ def _most_visible(images: Iterator[_Light], cells: _Cells, count: int) -> tuple[
 def _fit_harmonics(squares: Tensor, colors: Tensor, light: Tensor) -> Tensor:
     """Returns the coefficients (N, 16, 3) that fit sums over samples best, in the least squares."""
     matrix = torch.zeros(len(light), 16, 16, device=light.device)
-    row, column = torch.ones(16, 16, device=light.device).triu().nonzero().T
+    row, column = torch.triu_indices(16, 16, device=light.device)
     matrix[:, row, column] = squares
     matrix[:, column, row] = squares
     smooth = torch.cat([light.new_full((2 * band + 1,), each) for band, each in enumerate(_SMOOTHNESS)])
@@ -276,21 +274,6 @@ def _fit_harmonics(squares: Tensor, colors: Tensor, light: Tensor) -> Tensor:
 def _symmetric(six: Tensor) -> Tensor:
     """Returns the matrices (N, 3, 3) of their upper triangles (N, 6)."""
     return six[:, [0, 1, 2, 1, 3, 4, 2, 4, 5]].view(-1, 3, 3)
-
-
-def _quaternions(rotations: Tensor) -> Tensor:
-    """Returns the quaternions (N, 4), w, x, y, z, of rotation matrices (N, 3, 3)."""
-    # q q' follows from the matrix; its longest column is the most exact multiple of q (Bar-Itzhack 2000).
-    (a, b, c), (d, e, f), (g, h, i) = (row.unbind(-1) for row in rotations.unbind(1))
-    rows = (
-        *(1 + a + e + i, h - f, c - g, d - b),
-        *(h - f, 1 + a - e - i, b + d, c + g),
-        *(c - g, b + d, 1 - a + e - i, f + h),
-        *(d - b, c + g, f + h, 1 - a - e + i),
-    )
-    columns = torch.stack(rows, dim=-1).view(-1, 4, 4)
-    longest = columns.diagonal(dim1=1, dim2=2).argmax(dim=-1)
-    return torch.nn.functional.normalize(columns[torch.arange(len(columns), device=longest.device), longest], dim=-1)
 
 
 def fit_splats(

@@ -329,11 +329,16 @@ def colors_at(field: Field, points: Tensor, directions: Tensor) -> Tensor:
     """Returns the colours (M, 3) at world positions (M, 3), seen along unit directions (M, 3)."""
     if isinstance(field, RadianceField):
         return field(points, directions)[1]
-    rays = torch.arange(len(points) + 1, device=points.device)
-    zeros = torch.zeros_like(points[:, 0])
-    rgb = field.sample(PackedSamples(points, zeros, zeros, rays[:-1], rays, rays[-1:]), directions)[1]
+    rgb = field.sample(single_samples(points), directions)[1]
     shade = getattr(field, "shade", None)
     return rgb if shade is None else shade(rgb, directions)
+
+
+def single_samples(points: Tensor) -> PackedSamples:
+    """Returns points (M, 3), in the field's own coordinates, as the only samples of M rays."""
+    rays = torch.arange(len(points) + 1, device=points.device)
+    zeros = torch.zeros_like(points[:, 0])
+    return PackedSamples(points, zeros, zeros, rays[:-1], rays, rays[-1:])
 
 
 def density_at_samples(field: Field) -> Callable[..., Tensor]:

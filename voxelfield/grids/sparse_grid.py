@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -286,18 +286,22 @@ class SparseGrid(nn.Module):
         order = torch.arange(self._count, device=self.exists.device)
         return cell_indices(order, [size // BLOCK_VERTICES for size in self._atlas_shape()])
 
-    def vertices(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns where the vertices of some blocks are.
+    def vertices(self, chosen: Tensor, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields where the vertices of some blocks are, for a few blocks at a time.
 
         Args:
-            chosen: (N,) int64, numbers of blocks in the order of ``exists``, or (count,) bool.
+            chosen: (N,) int64, numbers of blocks in the order of ``exists``.
+            at_once: Largest number B of blocks at a time.
 
-        Returns:
-            Their indices along x, y and z in the whole grid, (N, 512, 3) int64, and their rows in the flattened atlas,
-            (N, 512) int64.
+        Yields:
+            Their indices along x, y and z in the whole grid, (B, 512, 3) int64, and their rows in the flattened atlas,
+            (B, 512) int64.
         """
         within = _all_vertices(self.exists.device)
-        return BLOCK_CELLS * self.exists.nonzero()[chosen, None] + within, self._rows(chosen)
+        row_within = _flat(within, self._atlas_shape())
+        first, rows = BLOCK_CELLS * self.exists.nonzero()[chosen], self._first_rows()[chosen]
+        for corners, own in zip(first.split(at_once), rows.split(at_once), strict=True):
+            yield corners[:, None] + within, own[:, None] + row_within
 
     def _rows(self, chosen: Tensor) -> Tensor:
         """Returns the rows of the flattened atlas with the vertices of the chosen of its blocks, (N, 512) int64."""

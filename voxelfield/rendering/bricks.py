@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from voxelfield.fields.decoders import DeferredMLPDecoder
-from voxelfield.fields.field import RadianceField
+from voxelfield.fields.field import RadianceField, single_samples
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, SparseGrid
-from voxelfield.ops._packing import PackedSamples
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.render import MIN_OPACITY
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Bricks:
 
     def means(self, sums: Tensor, opacity: Tensor) -> Tensor:
         """Returns the mean values (..., V) along rays from the sums of stored ones (..., 8 or 16) and opacities."""
-        return self.low + self.extent * sums[..., : len(self.low)] / opacity.clamp(min=1e-6)[..., None]
+        return self.low + self.extent * sums[..., : len(self.low)] / opacity.clamp(min=MIN_OPACITY)[..., None]
 
 
 def can_bake(field: object) -> bool:
@@ -89,25 +89,22 @@ def bake(field: RadianceField, occupancy: OccupancyGrid) -> Bricks:
     lattice = SparseGrid(whole, 1, box.tolist(), device=box.device)
     lattice.allocate(occupancy.occupied, occupancy.aabb)
 
-    def emitted(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns positions (M, 3) of the vertices of blocks, their atlas rows (M,), densities (M,), values (M, V)."""
-        vertices, rows = lattice.vertices(blocks)
-        positions = (low + voxel * vertices.view(-1, 3)).float()
-        each = torch.arange(len(positions) + 1, device=positions.device)
-        zeros = torch.zeros_like(positions[:, 0])
-        samples = PackedSamples(positions, zeros, zeros, each[:-1], each, each[-1:])
-        return positions, rows.view(-1), *field.sample(samples, torch.zeros_like(positions))
+    def emitted(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Yields positions (M, 3) of vertices of blocks, their atlas rows (M,), densities (M,) and values (M, V)."""
+        for vertices, rows in lattice.vertices(blocks, _BLOCKS_AT_ONCE):
+            positions = (low + voxel * vertices.view(-1, 3)).float()
+            yield positions, rows.view(-1), *field.sample(single_samples(positions), torch.zeros_like(positions))
 
-    def absorbing(blocks: Tensor) -> Tensor:
-        """Returns the values (M, V) of those vertices that show something."""
-        positions, _, density, own = emitted(blocks)
-        opaque = -torch.expm1(-density * voxel.min()) > _RANGE_OPACITY
-        return own[opaque & occupancy.contains(positions)]
+    def absorbing(blocks: Tensor) -> Iterator[Tensor]:
+        """Yields the values (M, V) of those vertices that show something."""
+        for positions, _, density, own in emitted(blocks):
+            opaque = -torch.expm1(-density * voxel.min()) > _RANGE_OPACITY
+            yield own[opaque & occupancy.contains(positions)]
 
     order = torch.arange(lattice.count, device=box.device)
     some = torch.linspace(0, lattice.count - 1, min(lattice.count, _RANGE_BLOCKS), device=box.device).long()
     assert isinstance(field.decoder, DeferredMLPDecoder)
-    lowest, highest = _ranges(map(absorbing, some.split(_BLOCKS_AT_ONCE)), field.decoder.emitted, box)
+    lowest, highest = _ranges(absorbing(some), field.decoder.emitted, box)
     lowest[:3], highest[:3] = 0, 1
     extent = (highest - lowest).clamp(min=1e-6)
     atlas = lattice.features.shape[:3]
@@ -115,8 +112,7 @@ def bake(field: RadianceField, occupancy: OccupancyGrid) -> Bricks:
     width = next(width for width in _WIDTHS if width >= len(lowest))
     log_density = torch.full(atlas, _LOWEST_LOG_DENSITY, dtype=torch.float16, device=box.device)
     values = torch.zeros(*atlas, width, dtype=torch.uint8, device=box.device)
-    for blocks in order.split(_BLOCKS_AT_ONCE):
-        _, rows, density, own = emitted(blocks)
+    for _, rows, density, own in emitted(order):
         log_density.view(-1)[rows] = density.log().clamp(min=_LOWEST_LOG_DENSITY).half()
         stored = ((own - lowest) / extent * 255).round().clamp(0, 255).to(torch.uint8)
         values.view(-1, width)[rows, : len(lowest)] = stored

@@ -19,8 +19,8 @@ from voxelfield.rendering.pixels import png_bytes
 from voxelfield.rendering.rays import Rays
 from voxelfield.warps.warp import Warp
 
-# Rays that absorb less light than this show nothing, so their features need not be scaled to means.
-_MIN_OPACITY = 1e-6
+MIN_OPACITY = 1e-6
+"""Rays that absorb less light than this show nothing, so their features need not be scaled to means."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +173,7 @@ def shaded(
     if shade is None:
         return composite.rgb, emitted
     # Of means, so that a translucent ray has the colour of an opaque one with the same features.
-    means = composite.rgb / composite.opacity.clamp(min=_MIN_OPACITY)[:, None]
+    means = composite.rgb / composite.opacity.clamp(min=MIN_OPACITY)[:, None]
     colors = shade(means, directions, samples.rays_kept)
     differences = spread(colors - means[:, :3], samples.ray_offsets, len(emitted))
     return composite.opacity[:, None] * colors, emitted[:, :3] + differences
