@@ -12,7 +12,7 @@ VOXELFIELD_MULTIVERSION void render_range(const BakedScene& scene, const BakedPi
                                           int64_t end) {
   for (int64_t pixel = begin; pixel < end; ++pixel) {
     const int64_t y = pixel / pixels.camera.width;
-    pixels.store(pixel, BakedWalk<Pieces, Values>(scene)(pixels.camera(pixel - y * pixels.camera.width, y)));
+    pixels.template render<Pieces>(scene, pixel - y * pixels.camera.width, y);
   }
 }
 

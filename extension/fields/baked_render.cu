@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kWarp* kWarps)
   const int64_t x = static_cast<int64_t>(blockIdx.x) * kAcross + lane % kAcross;
   const int64_t y = static_cast<int64_t>(blockIdx.y) * kDown * kWarps + warp * kDown + lane / kAcross;
   if (x >= pixels.camera.width || y >= pixels.camera.height) return;
-  pixels.store(y * pixels.camera.width + x, BakedWalk<Pieces, Values>(scene)(pixels.camera(x, y)));
+  pixels.template render<Pieces>(scene, x, y);
 }
 
 struct Cuda : CudaBackend {

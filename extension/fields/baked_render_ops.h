@@ -10,13 +10,18 @@
 
 namespace voxelfield {
 
-// The pixels of an image, and where their sums go.
+// The pixels of an image, and where the sums and directions of their rays go.
 template <int Values>
 struct BakedPixels {
   CameraView camera;
-  float *sums, *opacity, *depth;
+  float *sums, *opacity, *depth, *directions;
 
-  VOXELFIELD_HOST_DEVICE void store(int64_t pixel, const BakedTotals<Values>& totals) const {
+  template <bool Pieces>
+  VOXELFIELD_HOST_DEVICE void render(const BakedScene& scene, int64_t x, int64_t y) const {
+    const int64_t pixel = y * camera.width + x;
+    const Ray ray = camera(x, y);
+    for (int axis = 0; axis < 3; ++axis) directions[3 * pixel + axis] = ray.direction[axis];
+    const BakedTotals<Values> totals = BakedWalk<Pieces, Values>(scene)(ray);
     VOXELFIELD_VECTORIZE
     for (int v = 0; v < Values; ++v) sums[Values * pixel + v] = totals.values[v] * (1.0f / 255.0f);
     opacity[pixel] = totals.opacity;
@@ -26,7 +31,7 @@ struct BakedPixels {
 
 template <typename Backend>
 struct BakedImageOps {
-  static TensorTuple<3> render_baked_image(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens,
+  static TensorTuple<4> render_baked_image(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens,
                                            int64_t width, int64_t height, const Tensor& occupied,
                                            std::vector<int64_t> resolution, const Tensor& aabb_occupancy,
                                            const Tensor& any_log_density, const Tensor& any_values,
@@ -48,6 +53,8 @@ struct BakedImageOps {
     STD_TORCH_CHECK(count == 8 || count == 16, "values must be 8 or 16 for each vertex, got ", count);
     STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(values.data_ptr()) % count == 0, "values must start at a multiple of ",
                     count, " bytes");
+    STD_TORCH_CHECK(reinterpret_cast<uintptr_t>(log_density.data_ptr()) % (kBlockVertices * sizeof(Half)) == 0,
+                    "log_density must start at a multiple of ", kBlockVertices * sizeof(Half), " bytes");
     STD_TORCH_CHECK(log_density.numel() < 0x7fffffff, "log_density must have fewer than 2^31 - 1 numbers, got ",
                     log_density.numel());
     BakedScene scene{};
@@ -66,11 +73,12 @@ struct BakedImageOps {
     const Tensor sums = new_empty(c2w, {height, width, count}, ScalarType::Float);
     const Tensor opacity = new_empty(c2w, {height, width}, ScalarType::Float);
     const Tensor depth = new_empty(c2w, {height, width}, ScalarType::Float);
+    const Tensor directions = new_empty(c2w, {height, width, 3}, ScalarType::Float);
     const CameraView view = camera.view(data_of(clip));
     const auto render = [&](auto in_pieces, auto number) {
       constexpr int kValues = decltype(number)::value;
       Backend::template render<decltype(in_pieces)::value>(
-          scene, BakedPixels<kValues>{view, data_of(sums), data_of(opacity), data_of(depth)});
+          scene, BakedPixels<kValues>{view, data_of(sums), data_of(opacity), data_of(depth), data_of(directions)});
     };
     const auto with_values = [&](auto in_pieces) {
       if (count == 8) {
@@ -80,7 +88,7 @@ struct BakedImageOps {
       }
     };
     pieces ? with_values(std::true_type{}) : with_values(std::false_type{});
-    return {sums, opacity, depth};
+    return {sums, opacity, depth, directions};
   }
 
   static void implement(Library& m) { m.impl("render_baked_image", TORCH_BOX(&BakedImageOps::render_baked_image)); }

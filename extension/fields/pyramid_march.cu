@@ -26,12 +26,15 @@ struct ListedRays {
   int32_t* counts;
   unsigned long long* sums;  // for each part, the number of samples of its rays
   int64_t part_length;
+  unsigned long long* total;  // the number of samples of the rays that have ended
+  unsigned long long most;    // no rays are begun once `total` exceeds this
 
   struct Result {
     int32_t count = 0;
   };
 
   __device__ __forceinline__ int count() const { return static_cast<int>(batch.count); }
+  __device__ __forceinline__ bool enough() const { return *static_cast<volatile unsigned long long*>(total) > most; }
   __device__ __forceinline__ int locate(int number) const { return number; }
 
   __device__ __forceinline__ Ray operator[](int ray) const { return Ray::copy(batch[ray]); }
@@ -40,7 +43,9 @@ struct ListedRays {
 
   __device__ __forceinline__ void end(int ray, const Result& result) const {
     counts[ray] = result.count;
-    if (result.count > 0) atomicAdd(sums + ray / part_length, static_cast<unsigned long long>(result.count));
+    if (result.count == 0) return;
+    atomicAdd(sums + ray / part_length, static_cast<unsigned long long>(result.count));
+    atomicAdd(total, static_cast<unsigned long long>(result.count));
   }
 };
 
@@ -93,6 +98,7 @@ struct CudaMarch : CudaBackend {
     const int padded = padded_field_width(field.density.width);
     HalfScene scene = field.scene<torch::headeronly::Half>();
     scene.density = field_network(padded, 2, scene.density);
+    Tensor total = new_zeros(like, {1}, ScalarType::Long);
     const auto run = [&](auto width, auto in_pieces, auto sparse) {
       using Rays = ListedRays<decltype(in_pieces)::value, decltype(sparse)::value>;
       const Rays rays{batch,
@@ -100,7 +106,9 @@ struct CudaMarch : CudaBackend {
                       out.max_samples_per_ray,
                       out.counts,
                       reinterpret_cast<unsigned long long*>(out.sums),
-                      out.parts.length};
+                      out.parts.length,
+                      reinterpret_cast<unsigned long long*>(total.mutable_data_ptr<int64_t>()),
+                      static_cast<unsigned long long>(out.most)};
       const auto kernel = march_visible_kernel<decltype(width)::value, Rays>;
       const MarchPlan plan = plan_visible(scene.density, kernel);
       launch_march(kernel, plan, batch.count, kRaysPerWarp, like, scene, rays);

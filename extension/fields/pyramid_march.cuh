@@ -91,21 +91,25 @@ struct RayTeam {
   }
 };
 
-// Distributes the ray numbers [0, count) to the teams of a warp. A warp claims `Batch` numbers at a time.
-template <int Batch, int Lanes>
+// Distributes the ray numbers [0, rays.count()) to the teams of a warp, in ascending order, until rays.enough(). A warp
+// claims Rays::kBatch numbers at a time.
+template <typename Rays>
 class RaySupply {
+  static constexpr int kLanes = Rays::kLanes;
+
  public:
-  __device__ __forceinline__ RaySupply(int* next_ray, int count) : next_ray_(next_ray), count_(count) {}
+  __device__ __forceinline__ RaySupply(int* next_ray, const Rays& rays)
+      : next_ray_(next_ray), rays_(rays), count_(rays.count()) {}
 
   // A ray number for each requesting team, or -1. A call may return fewer than requested, and none once none is left.
-  __device__ __forceinline__ int next(unsigned asking, const RayTeam<Lanes>& team) {
+  __device__ __forceinline__ int next(unsigned asking, const RayTeam<kLanes>& team) {
     if (next_ == end_ && next_ < count_) {
       int first = 0;
-      if (lane_of_warp() == 0) first = atomicAdd(next_ray_, Batch);
+      if (lane_of_warp() == 0) first = rays_.enough() ? count_ : atomicAdd(next_ray_, Rays::kBatch);
       next_ = min(__shfl_sync(kFullWarp, first, 0), count_);
-      end_ = min(next_ + Batch, count_);
+      end_ = min(next_ + Rays::kBatch, count_);
     }
-    const unsigned teams = RayTeam<Lanes>::teams(asking);
+    const unsigned teams = RayTeam<kLanes>::teams(asking);
     const int number = next_ + __popc(teams & ((1u << team.first) - 1u));
     const bool given = (teams >> team.first & 1) != 0 && number < end_;
     next_ = min(next_ + __popc(teams), end_);
@@ -116,6 +120,7 @@ class RaySupply {
 
  private:
   int* next_ray_;
+  const Rays& rays_;
   int count_;
   int next_ = 0, end_ = 0;
 };
@@ -138,6 +143,7 @@ auto dispatch_scene(bool in_pieces, bool sparse, const Run& run) {
 //   Rays::kMostIdle            threads without a ray wait until more than this many are idle, and then start rays
 //                              together
 //   rays.count()               number of rays
+//   rays.enough()              whether rays that no warp has claimed yet may be left out
 //   rays.locate(number)        the index of the ray with that number, or -1 if there is none
 //   rays[ray]                  the Ray with that index
 //   rays.begin(ray)            called once, by the first thread of the ray's team
@@ -157,7 +163,7 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
   clear_row(rows);
 
   const RayTeam<kLanes> team;
-  RaySupply<Rays::kBatch, kLanes> supply(next_ray, rays.count());
+  RaySupply<Rays> supply(next_ray, rays);
   Ray ray{};
   RayView view = ray.view(scene.step, scene.steps_per_length);
   Walk walk(scene.cells, view);

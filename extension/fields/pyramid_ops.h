@@ -90,13 +90,15 @@ struct PyramidInputs {
 };
 
 // Where the visible samples of rays are written: a row of slots for each ray, how many it has, and for each part of
-// packing the number of samples of its rays.
+// packing the number of samples of its rays. Once the rays up to some ray have more than `most` samples together, the
+// rays after it may be left out; their counts are then zero.
 struct SampleSlots {
   SegmentParts parts;
   float* distances;  // (R, max_samples_per_ray)
   int max_samples_per_ray;
   int32_t* counts;
   int64_t* sums;
+  int64_t most;
 };
 
 // The pixels of an image.
@@ -113,7 +115,7 @@ struct MarchVisibleOps {
                                        std::vector<Tensor> levels, std::vector<OptionalTensor> blocks,
                                        const Tensor& aabb, std::vector<Tensor> density_weights, double step,
                                        double density_initial, double min_transmittance, double min_weight,
-                                       int64_t max_samples_per_ray, std::vector<double> boxes) {
+                                       int64_t max_samples_per_ray, std::vector<double> boxes, int64_t most) {
     const RayInputs in{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
     const typename Backend::Guard guard(origins);
@@ -124,15 +126,16 @@ struct MarchVisibleOps {
     STD_TORCH_CHECK(rays.count <= kMostMarchedRays, "origins must be at most 2^30 rays, got ", rays.count);
     STD_TORCH_CHECK(max_samples_per_ray >= 1 && max_samples_per_ray <= 0x7fffffff,
                     "max_samples_per_ray must be 1 to 2^31 - 1, got ", max_samples_per_ray);
+    STD_TORCH_CHECK(most >= 0, "most must not be negative, got ", most);
     const SegmentParts parts{rays.count, 0};
     Tensor slots = new_empty(in.origins, {rays.count, max_samples_per_ray}, ScalarType::Float);
-    Tensor counts = new_empty(in.origins, {rays.count}, ScalarType::Int);
+    Tensor counts = new_zeros(in.origins, {rays.count}, ScalarType::Int);
     Tensor sums = new_zeros(in.origins, {parts.count}, ScalarType::Long);
     if (rays.count > 0) {
-      Backend::march(
-          field, rays,
-          SampleSlots{parts, data_of(slots), static_cast<int>(max_samples_per_ray), data_of(counts), data_of(sums)},
-          origins);
+      Backend::march(field, rays,
+                     SampleSlots{parts, data_of(slots), static_cast<int>(max_samples_per_ray), data_of(counts),
+                                 data_of(sums), most},
+                     origins);
     }
     return {slots, counts, sums};
   }

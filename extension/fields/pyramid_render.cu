@@ -153,6 +153,8 @@ struct PyramidImage {
 
   __host__ __device__ int count() const { return squares * kBatch; }
 
+  __device__ __forceinline__ bool enough() const { return false; }
+
   __device__ __forceinline__ int locate(int number) const {
     const int square = number / kBatch, row = square / squares_across;
     const int x = (square - row * squares_across) * kSquare + number % kSquare;

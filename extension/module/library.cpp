@@ -237,13 +237,14 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // are read side by side, each of them an atlas where `blocks` has its table. At most the first `max_samples_per_ray`
   // of each, their distances in slots (R, max_samples_per_ray), how many each ray has, and sums of these counts for
   // pack_slots, which packs the samples into `capacity` rows. `occupied` is as for render_grid. With nested `boxes` (as
-  // for cut_rays), rays are in the world, and everything else, including distances, is in warped coordinates.
+  // for cut_rays), rays are in the world, and everything else, including distances, is in warped coordinates. Once the
+  // rays up to some ray have more than `most` samples together, the rays after it may be left out, as if they had none.
   m.def(
       "march_to_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor?[] blocks, Tensor aabb, "
       "Tensor[] density_weights, float step, "
-      "float density_initial, float min_transmittance, float min_weight, int max_samples_per_ray, float[] boxes) -> "
-      "(Tensor, Tensor, Tensor)");
+      "float density_initial, float min_transmittance, float min_weight, int max_samples_per_ray, float[] boxes, "
+      "int most) -> (Tensor, Tensor, Tensor)");
   m.def(
       "pack_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor slots, "
       "Tensor counts, Tensor sums, float step, float[] boxes, int capacity) -> (Tensor, Tensor, Tensor, Tensor, "
@@ -258,12 +259,12 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "min_transmittance, "
       "float min_weight, float[] boxes) -> (Tensor, Tensor, Tensor)");
   // Sums what a baked field stores over the samples of every pixel's ray: values (H, W, 8 or 16), opacity and mean
-  // depth.
+  // depth. The last result is the rays' directions.
   m.def(
       "render_baked_image(Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor log_density, Tensor values, Tensor blocks, Tensor aabb, "
       "Tensor? clip, float step, float min_transmittance, float min_weight, float[] boxes) -> (Tensor, Tensor, "
-      "Tensor)");
+      "Tensor, Tensor)");
   // Whether render_pyramid_image can run on the device of `like`, for hidden layers of a given width.
   m.def("pyramid_image_fits(Tensor like, int width) -> bool");
 }

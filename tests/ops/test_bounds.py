@@ -391,7 +391,7 @@ def calls(device):
     levels = [torch.randn(5, 4, 9, 4, device=device).half()]
     first = [torch.randn(64, 4, device=device), torch.randn(16, 64, device=device)]
     second = [torch.randn(64, 17, device=device), torch.randn(3, 64, device=device)]
-    arguments["march_to_slots"] = (*walk, levels, [None], box, first, 0.1, 1.0, 1e-4, 1e-4, 4, [])
+    arguments["march_to_slots"] = (*walk, levels, [None], box, first, 0.1, 1.0, 1e-4, 1e-4, 4, [], 1 << 40)
     arguments["render_pyramid_image"] = (
         *(*camera, *walk[-3:], levels, [None], box, first, second),
         *(0.1, 1.0, 0, 1e-4, 1e-4, []),

@@ -174,6 +174,35 @@ def test_rays_are_taken_whole_while_they_fit(device):
     assert (part.ray_index[used:] == 199).all()
 
 
+def test_rays_that_are_not_needed_change_nothing(device):
+    # On CUDA, with more rays than are marched at once.
+    scene = on(device, make_scene(count=400_000 if device.type == "cuda" else 2_000))
+    every = _internal.march_visible(**scene, **settings())
+    for share in (50, 5):
+        capacity = len(every.t) // share
+        part = _internal.march_visible(**scene, **settings(), capacity=capacity)
+        rays_kept = int(part.rays_kept)
+        used = int(every.ray_offsets[rays_kept])
+        assert used <= capacity < every.ray_offsets[rays_kept + 1]
+        assert torch.equal(part.ray_offsets, every.ray_offsets.clamp(max=used))
+        assert torch.equal(part.positions[:used], every.positions[:used])
+
+
+@pytest.mark.cuda
+def test_what_is_not_needed_is_not_marched():
+    scene = on("cuda", make_scene(count=400_000))
+    bits = ops.pack_occupancy(scene.pop("occupied"))
+    rays = [scene.pop(name) for name in ("origins", "directions", "near", "far")]
+    offset = torch.full_like(rays[2], 0.5)
+    numbers = (STEP, INITIAL, *LIMITS.values(), 8, [])
+    marched = (*rays, offset, *bits, *of_dense_levels(scene), *numbers)
+    _, counts, _ = torch.ops.voxelfield.march_to_slots(*marched, 1 << 40)
+    most = int(counts.sum()) // 20
+    _, few, sums = torch.ops.voxelfield.march_to_slots(*marched, most)
+    assert most < few.sum() == sums.sum() < 5 * most
+    assert torch.equal(few[few > 0], counts[few > 0])
+
+
 def test_nothing_to_see(device):
     missing = make_scene()
     missing["far"] = missing["near"].clone()
@@ -274,7 +303,7 @@ def test_opcheck(device, count, boxes):
     bits = ops.pack_occupancy(scene.pop("occupied"))
     rays = [scene.pop(name) for name in ("origins", "directions", "near", "far")]
     offset = torch.full((count,), 0.5, device=device)
-    numbers = (STEP, INITIAL, *LIMITS.values(), 8, boxes)
+    numbers = (STEP, INITIAL, *LIMITS.values(), 8, boxes, 1 << 40)
     counted = torch.ops.voxelfield.march_to_slots(*rays, offset, *bits, *of_dense_levels(scene), *numbers)
     # Slots that are not filled hold anything.
     torch.library.opcheck(

@@ -40,10 +40,10 @@ def make_field(device: torch.device, warp: NestedBoxes | None, geometry: int = 8
 
 
 def half_empty(field: RadianceField) -> OccupancyGrid:
-    """Occupied cells whose size has nothing to do with that of blocks."""
-    occupancy = OccupancyGrid(9, field.grid.aabb.tolist()).to(field.aabb.device)
-    occupancy.occupied.copy_(torch.rand(occupancy.occupied.shape, device=field.aabb.device) < 0.5)
-    return occupancy
+    """Occupied cells whose size has nothing to do with that of blocks; the same ones on every device."""
+    occupancy = OccupancyGrid(9, field.grid.aabb.tolist())
+    occupancy.occupied.copy_(torch.rand(occupancy.occupied.shape) < 0.5)
+    return occupancy.to(field.aabb.device)
 
 
 def look_at(device: torch.device) -> Cameras:
@@ -89,11 +89,11 @@ class Stored:
 @pytest.mark.parametrize("supersampling", [1, 2])
 def test_images_are_those_of_what_is_stored(device, warp, geometry, supersampling):
     field = make_field(device, warp, geometry)
-    occupancy, background = half_empty(field), torch.rand(3, device=device)
+    occupancy, background = half_empty(field), torch.rand(3).to(device)
     cameras, options = look_at(device), {"supersampling": supersampling}
     baked = FieldRenderer(field, occupancy, SETTINGS, background, **options)
     assert baked.backend == "render_baked_image"
-    expected = FieldRenderer(Stored(field, bake(field, occupancy)), occupancy, SETTINGS, background, **options)
+    expected = FieldRenderer(Stored(field, bake(field, occupancy, SETTINGS)), occupancy, SETTINGS, background, **options)
     assert expected.backend == "render_view"
     for camera in range(2):
         own, other = baked.view(cameras, camera), expected.view(cameras, camera)
@@ -108,7 +108,7 @@ def test_images_are_those_of_what_is_stored(device, warp, geometry, supersamplin
 def test_vertices_store_what_the_field_emits_there(device, warp):
     field = make_field(device, warp)
     occupancy = half_empty(field)
-    bricks = bake(field, occupancy)
+    bricks = bake(field, occupancy, SETTINGS)
     low, high = field.grid.aabb
     last = torch.tensor(field.grid.resolution, device=device) - 1
     # Vertices of the finest level in occupied cells.
@@ -134,7 +134,7 @@ def test_only_blocks_with_occupied_cells_are_stored(device):
     occupancy = OccupancyGrid(9, BOX).to(device)
     occupancy.occupied.zero_()
     occupancy.occupied[0, 0, 0] = True
-    assert (bake(field, occupancy).blocks >= 0).sum() == 1
+    assert (bake(field, occupancy, SETTINGS).blocks >= 0).sum() == 1
     occupancy.occupied.zero_()
     view = FieldRenderer(field, occupancy, SETTINGS, torch.ones(3, device=device)).view(look_at(device), 0)
     assert (view.opacity == 0).all()
@@ -161,7 +161,7 @@ def test_fields_that_cannot_be_stored_are_rendered_in_general(device):
 def test_bricks_of_another_form_are_refused(device, change, message):
     field, cameras = make_field(device, None), look_at(device)
     occupancy = half_empty(field)
-    bricks = bake(field, occupancy)
+    bricks = bake(field, occupancy, SETTINGS)
     tensors = {
         "log_density": bricks.log_density,
         "values": bricks.values,

@@ -16,7 +16,7 @@ from voxelfield.ops._checks import is_divided
 from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._internal.sparse_grid import places_in_atlas, share_copies_
 
-__all__ = ["SparseGrid"]
+__all__ = ["SparseGrid", "overlapping_sums"]
 
 BLOCK_VERTICES = 8
 """Vertices along each axis of a block. The outermost ones are shared with the neighbouring blocks."""
@@ -156,7 +156,7 @@ class SparseGrid(nn.Module):
         """
         refuse_sharded(self.features, "allocate")
         state, shaped = ({}, []) if optimizer is None else migratable_state(self.features, optimizer)
-        need = self._sums_over_blocks(cells, aabb)
+        need = overlapping_sums(cells, aabb, self.exists.shape, self.aabb)
         wanted = need > 0
         count = int(wanted.sum())
         if max_blocks is not None and count > max_blocks:
@@ -245,21 +245,6 @@ class SparseGrid(nn.Module):
             costs = costs + self._shown / self._shown.float().mean().clamp(min=1)
         planes = costs.new_zeros(self.features.shape[0] // BLOCK_VERTICES)
         return planes.index_add(0, self._numbers()[0], costs)
-
-    def _sums_over_blocks(self, cells: Tensor, aabb: Tensor) -> Tensor:
-        """Returns for each block the sum of the given cells that overlap it, int64."""
-        low, high = (corner.tolist() for corner in aabb.double())
-        begin, end = (corner.tolist() for corner in self.aabb.double())
-        for axis, blocks in enumerate(self.exists.shape):
-            size = cells.shape[axis]
-            edges = begin[axis] + (end[axis] - begin[axis]) / blocks * torch.arange(blocks + 1, dtype=torch.float64)
-            edges = (edges - low[axis]) * size / (high[axis] - low[axis])
-            first = (edges[:-1] + _SLACK).floor().long().clamp(0, size).to(cells.device)
-            stop = (edges[1:] - _SLACK).ceil().long().clamp(0, size).to(cells.device)
-            sums = cells.cumsum(axis, dtype=torch.int64)
-            sums = torch.cat((torch.zeros_like(sums.narrow(axis, 0, 1)), sums), dim=axis)
-            cells = sums.index_select(axis, stop) - sums.index_select(axis, first)
-        return cells
 
     def _adopt(self, exists: Tensor) -> None:
         """Sets which blocks are allocated and updates the derived tables; leaves the features unchanged."""
@@ -369,6 +354,33 @@ class SparseGrid(nn.Module):
 
 def _blocks_along(resolution: Sequence[int]) -> list[int]:
     return [max(1, round(cells / BLOCK_CELLS)) for cells in resolution]
+
+
+
+def overlapping_sums(cells: Tensor, aabb: Tensor, shape: Sequence[int], box: Tensor) -> Tensor:
+    """Sums, for each block of a box, the cells of another box that overlap it.
+
+    Args:
+        cells: (X', Y', Z') bool or integers.
+        aabb: (2, 3) the box of the cells.
+        shape: Number of blocks along x, y and z.
+        box: (2, 3) the box of the blocks.
+
+    Returns:
+        (X, Y, Z) int64, on the device of ``cells``.
+    """
+    low, high = (corner.tolist() for corner in aabb.double())
+    begin, end = (corner.tolist() for corner in box.double())
+    for axis, blocks in enumerate(shape):
+        size = cells.shape[axis]
+        edges = begin[axis] + (end[axis] - begin[axis]) / blocks * torch.arange(blocks + 1, dtype=torch.float64)
+        edges = (edges - low[axis]) * size / (high[axis] - low[axis])
+        first = (edges[:-1] + _SLACK).floor().long().clamp(0, size).to(cells.device)
+        stop = (edges[1:] - _SLACK).ceil().long().clamp(0, size).to(cells.device)
+        sums = cells.cumsum(axis, dtype=torch.int64)
+        sums = torch.cat((torch.zeros_like(sums.narrow(axis, 0, 1)), sums), dim=axis)
+        cells = sums.index_select(axis, stop) - sums.index_select(axis, first)
+    return cells
 
 
 def _all_vertices(device: torch.device) -> Tensor:

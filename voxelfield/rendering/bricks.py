@@ -13,7 +13,8 @@ from torch import Tensor
 from voxelfield.fields.decoders import DeferredMLPDecoder
 from voxelfield.fields.field import RadianceField, single_samples
 from voxelfield.grids.pyramid import VoxelPyramid
-from voxelfield.grids.sparse_grid import BLOCK_CELLS, SparseGrid
+from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid, overlapping_sums
+from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import MIN_OPACITY
 
@@ -24,8 +25,8 @@ logger = logging.getLogger(__name__)
 _PER_VOXEL = 2
 # Blocks of 512 vertices that are evaluated at once.
 _BLOCKS_AT_ONCE = 1 << 10
-# The ranges of features are taken from at most this many blocks, and only from vertices whose opacity over a step of
-# the lattice exceeds this. Diffuse colours lie between 0 and 1.
+# The ranges of features are taken from at most this many blocks, and only from vertices whose opacity over a step
+# exceeds this. Diffuse colours lie between 0 and 1.
 _RANGE_BLOCKS, _RANGE_OPACITY = 1 << 14, 1e-3
 # Densities below exp of this are invisible at any step.
 _LOWEST_LOG_DENSITY = -20.0
@@ -65,21 +66,24 @@ def can_bake(field: object) -> bool:
 
 
 @torch.no_grad()
-def bake(field: RadianceField, occupancy: OccupancyGrid) -> Bricks:
-    """Evaluates a field at the vertices of its finest level and halfway between them, in blocks with occupied cells.
+def bake(field: RadianceField, occupancy: OccupancyGrid, settings: RenderSettings) -> Bricks:
+    """Evaluates a field at the vertices of its finest level and halfway between them, in blocks that show something.
 
-    Synchronises with the device. A block of 8 x 8 x 8 vertices, which has 3.5 voxels along each axis, takes 9 KiB, or 5
-    with at most eight values.
+    Blocks are left out if they have no occupied cell, if the field has sparse levels but none of these has a block
+    there, or if no sample in them could be heavier than ``settings.min_weight``. Synchronises with the device. A block
+    of 8 x 8 x 8 vertices, which has 3.5 voxels along each axis, takes 9 KiB, or 5 with at most eight values.
 
     Args:
         field: A field for which :func:`can_bake` is True.
         occupancy: Its occupied cells, on its device.
+        settings: Those with which images are rendered.
 
     Returns:
         The stored field, on the field's device.
     """
-    pyramid = field.grid
+    pyramid, decoder = field.grid, field.decoder
     assert isinstance(pyramid, VoxelPyramid)
+    assert isinstance(decoder, DeferredMLPDecoder)
     voxel, voxels = pyramid.finest_voxels()
     voxel = voxel / _PER_VOXEL
     # Every second vertex is where one of the finest level is, so the last blocks may end outside.
@@ -87,24 +91,38 @@ def bake(field: RadianceField, occupancy: OccupancyGrid) -> Bricks:
     low = pyramid.aabb[0].double()
     box = torch.stack((low, low + voxel * voxel.new_tensor(whole))).float()
     lattice = SparseGrid(whole, 1, box.tolist(), device=box.device)
-    lattice.allocate(occupancy.occupied, occupancy.aabb)
+    lattice.allocate(_shown_cells(pyramid, occupancy), occupancy.aabb)
 
-    def emitted(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Yields positions (M, 3) of vertices of blocks, their atlas rows (M,), densities (M,) and values (M, V)."""
+    def positions(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the positions (M, 3) of vertices of some blocks, and their atlas rows (M,)."""
         for vertices, rows in lattice.vertices(blocks, _BLOCKS_AT_ONCE):
-            positions = (low + voxel * vertices.view(-1, 3)).float()
-            yield positions, rows.view(-1), *field.sample(single_samples(positions), torch.zeros_like(positions))
+            yield (low + voxel * vertices.view(-1, 3)).float(), rows.view(-1)
+
+    def emitted(places: Tensor) -> tuple[Tensor, Tensor]:
+        return field.sample(single_samples(places), torch.zeros_like(places))
+
+    def opacity(density: Tensor) -> Tensor:
+        return -torch.expm1(-density * settings.step)
+
+    def every_block() -> Tensor:
+        return torch.arange(lattice.count, device=box.device)
 
     def absorbing(blocks: Tensor) -> Iterator[Tensor]:
         """Yields the values (M, V) of those vertices that show something."""
-        for positions, _, density, own in emitted(blocks):
-            opaque = -torch.expm1(-density * voxel.min()) > _RANGE_OPACITY
-            yield own[opaque & occupancy.contains(positions)]
+        for places, _ in positions(blocks):
+            density, own = emitted(places)
+            yield own[(opacity(density) > _RANGE_OPACITY) & occupancy.contains(places)]
 
-    order = torch.arange(lattice.count, device=box.device)
+    considered = lattice.count
+    heaviest = [
+        opacity(field.density_in_warp(places)).view(-1, BLOCK_VERTICES**3).amax(dim=1)
+        for places, _ in positions(every_block())
+    ]
+    shown = lattice.exists.clone()
+    shown[lattice.exists] = torch.cat([*heaviest, box.new_zeros(0)]) > settings.min_weight
+    lattice.allocate(shown, lattice.aabb)
     some = torch.linspace(0, lattice.count - 1, min(lattice.count, _RANGE_BLOCKS), device=box.device).long()
-    assert isinstance(field.decoder, DeferredMLPDecoder)
-    lowest, highest = _ranges(absorbing(some), field.decoder.emitted, box)
+    lowest, highest = _ranges(absorbing(some), decoder.emitted, box)
     lowest[:3], highest[:3] = 0, 1
     extent = (highest - lowest).clamp(min=1e-6)
     atlas = lattice.features.shape[:3]
@@ -112,13 +130,22 @@ def bake(field: RadianceField, occupancy: OccupancyGrid) -> Bricks:
     width = next(width for width in _WIDTHS if width >= len(lowest))
     log_density = torch.full(atlas, _LOWEST_LOG_DENSITY, dtype=torch.float16, device=box.device)
     values = torch.zeros(*atlas, width, dtype=torch.uint8, device=box.device)
-    for _, rows, density, own in emitted(order):
+    for places, rows in positions(every_block()):
+        density, own = emitted(places)
         log_density.view(-1)[rows] = density.log().clamp(min=_LOWEST_LOG_DENSITY).half()
         stored = ((own - lowest) / extent * 255).round().clamp(0, 255).to(torch.uint8)
         values.view(-1, width)[rows, : len(lowest)] = stored
     size = (log_density.nbytes + values.nbytes) / 2**20
-    logger.info("%d blocks of the field's values are stored, %.0f MiB", lattice.count, size)
+    logger.info("%d of %d blocks of the field's values are stored, %.0f MiB", lattice.count, considered, size)
     return Bricks(log_density, values, lowest, extent, lattice.blocks, box)
+
+
+def _shown_cells(pyramid: VoxelPyramid, occupancy: OccupancyGrid) -> Tensor:
+    """Returns the occupied cells that training images showed when sparse levels got their blocks; all, if none did."""
+    occupied, levels = occupancy.occupied, [grid for grid in pyramid.sparse_grids if grid.count > 0]
+    shape, box = occupied.shape, occupancy.aabb
+    overlapped = [overlapping_sums(grid.exists, grid.aabb, shape, box) > 0 for grid in levels]
+    return occupied & torch.stack(overlapped).any(dim=0) if overlapped else occupied
 
 
 def _ranges(parts: Iterable[Tensor], count: int, like: Tensor) -> tuple[Tensor, Tensor]:

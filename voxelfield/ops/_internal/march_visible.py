@@ -16,6 +16,8 @@ from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import cells_to_walk
 from voxelfield.ops.selection import MIN_WEIGHT
 
+_UNLIMITED = 2**63 - 1
+
 
 @torch.no_grad()
 def march_visible(
@@ -49,7 +51,8 @@ def march_visible(
     (:class:`voxelfield.fields.density.ExponentialDensity`). Not differentiable.
 
     Rays, ``occupied``, ``aabb_occupancy`` and the limits are as for :func:`render_grid`, ``capacity`` as for
-    :func:`march_rays`, counting the samples that are kept.
+    :func:`march_rays`, counting the samples that are kept. Rays behind the first one that does not fit may not be
+    marched at all.
 
     ``levels`` are 1 to 8 grids (X_l, Y_l, Z_l, 4) that fill ``aabb``, outermost vertices on its faces, all of one
     dtype: float16 on CUDA; float32, float16 or bfloat16 on the CPU. A position outside the box reads its nearest point.
@@ -92,6 +95,7 @@ def march_visible(
         min_weight,
         max_samples_per_ray,
         list(boxes),
+        _UNLIMITED if capacity is None else capacity,
     )
     rows = int(sums.sum()) if capacity is None else capacity
     walk = (origins, directions, near, far, offset)
@@ -102,7 +106,7 @@ def march_visible(
 def _register() -> None:
     @torch.library.register_fake("voxelfield::march_to_slots")
     def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        rays, max_samples_per_ray = origins.shape[0], rest[-2]
+        rays, max_samples_per_ray = origins.shape[0], rest[-3]
         return (
             origins.new_empty(rays, max_samples_per_ray),
             origins.new_empty(rays, dtype=torch.int32),

@@ -35,7 +35,7 @@ def render_baked_image(
     min_transmittance: float = MIN_TRANSMITTANCE,
     min_weight: float = MIN_WEIGHT,
     boxes: Sequence[float] = (),
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     r"""Sums what a baked field stores along the ray of every pixel of a camera, in one kernel; without gradient.
 
     A sample's density is exp of the interpolated ``log_density``, and its values are interpolated too. They are summed
@@ -62,14 +62,15 @@ def render_baked_image(
         boxes: The nested boxes that cut rays into pieces, as for :func:`march_visible`; none if rays are straight.
 
     Returns:
-        Sums (height, width, V), opacity (height, width) and depth (height, width), the opacity-weighted mean distance
-        in world units; float32. Does not synchronise with the device.
+        Sums (height, width, V), opacity (height, width), depth (height, width), the opacity-weighted mean distance in
+        world units, and the unit directions (height, width, 3) of the rays; float32. Does not synchronise with the
+        device.
     """
     hold_constant("render_baked_image", c2w=c2w, intrinsics=intrinsics, aabb=aabb, aabb_occupancy=aabb_occupancy)
     if lens is not None:
         hold_constant("render_baked_image", lens=lens)
     _library.ensure_loaded(c2w.device.type)
-    image: tuple[Tensor, Tensor, Tensor] = torch.ops.voxelfield.render_baked_image(
+    image: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.voxelfield.render_baked_image(
         c2w,
         intrinsics,
         lens,
@@ -92,9 +93,9 @@ def render_baked_image(
 
 def _empty(
     c2w: Tensor, intrinsics: Tensor, lens: Tensor | None, width: int, height: int, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    values = rest[4]
-    return c2w.new_empty(height, width, values.shape[-1]), c2w.new_empty(height, width), c2w.new_empty(height, width)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sums = c2w.new_empty(height, width, rest[4].shape[-1])
+    return sums, c2w.new_empty(height, width), c2w.new_empty(height, width), c2w.new_empty(height, width, 3)
 
 
 @_library.when_loaded

@@ -39,7 +39,7 @@ class BakedImages(ImageBackend):
         """See :class:`ImageBackend`. Evaluates the field at all vertices of occupied blocks."""
         field, occupancy = source.field, source.occupancy
         assert isinstance(field, RadianceField)
-        bricks, shade, warp = bake(field, occupancy), field.shade, field.warp
+        bricks, shade, warp = bake(field, occupancy, source.settings), field.shade, field.warp
         assert shade is not None
         clip = field.grid.aabb if warp is None else None
         boxes = [] if warp is None else warp.op_arguments
@@ -57,7 +57,7 @@ class BakedImages(ImageBackend):
 
         def draw(cameras: Cameras, index: int) -> View:
             width, height = cameras.size(index)
-            sums, opacity, depth = render_baked_image(
+            sums, opacity, depth, directions = render_baked_image(
                 *(cameras.c2w[index], cameras.intrinsics[index], width, height, cells, occupancy.aabb),
                 *(bricks.log_density, bricks.values, bricks.blocks, bricks.aabb),
                 lens=lens_rows(cameras.lens, index),
@@ -65,14 +65,8 @@ class BakedImages(ImageBackend):
                 boxes=boxes,
                 **asdict(source.settings),
             )
-            parts = (
-                colors(*part)
-                for part in zip(
-                    *(sums.flatten(0, 1).split(_PIXELS_AT_ONCE), opacity.flatten().split(_PIXELS_AT_ONCE)),
-                    cameras.image_rays(index, field.aabb).directions.split(_PIXELS_AT_ONCE),
-                    strict=True,
-                )
-            )
+            pixels = sums.flatten(0, 1), opacity.flatten(), directions.flatten(0, 1)
+            parts = (colors(*part) for part in zip(*(x.split(_PIXELS_AT_ONCE) for x in pixels), strict=True))
             return View(torch.cat(list(parts)).view(height, width, 3), opacity, depth)
 
         return draw
