@@ -74,7 +74,7 @@ def run_crowded_tiles():
             torch.ops.voxelfield.splat_trilinear(values, points, None, sizes, 0, True, False, False, False, method)
         for narrow in (values, values.half()):
             sums = [torch.zeros(1, size, size, size, channels, device="cuda") for size in (3, 40)]
-            torch.ops.voxelfield.accumulate_trilinear_(sums, torch.cat([narrow] * 2, -1), points, 0, True, False, [])
+            torch.ops.voxelfield.accumulate_trilinear_(sums, torch.cat([narrow] * 2, -1), points, 0, True, False, [], 0)
             slabs = [torch.zeros(1, 20, 20, channels, device="cuda") for _ in range(2)]
             spans = [(7, 20), (8, 20)]
             _internal.accumulate_trilinear_(slabs, torch.cat([narrow[0]] * 2, -1), points[0], slabs=spans)

@@ -60,7 +60,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "bool nearest, bool sum, bool with_gradient, int method) -> Tensor[]");
   m.def(
       "accumulate_trilinear_(Tensor(a!)[] sums, Tensor values, Tensor points, int padding, bool align_corners, "
-      "bool nearest, int[] slabs) -> ()");
+      "bool nearest, int[] slabs, int column) -> ()");
   m.def(
       "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, Tensor? direction, int padding, "
       "bool align_corners, bool nearest, bool sum, bool with_gradient) -> Tensor");

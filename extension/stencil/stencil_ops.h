@@ -102,11 +102,17 @@ struct StencilOps {
   }
 
   static void accumulate_trilinear_(std::vector<Tensor> sums, const Tensor& values, const Tensor& points,
-                                    int64_t padding, bool align_corners, bool nearest, std::vector<int64_t> slabs) {
-    const Grids target = checked_grids(sums, {padding, align_corners, nearest, false}, std::move(slabs));
+                                    int64_t padding, bool align_corners, bool nearest, std::vector<int64_t> slabs,
+                                    int64_t column) {
+    Grids target = checked_grids(sums, {padding, align_corners, nearest, false}, std::move(slabs));
     check_consecutive(target);
     const Points at = checked_points(values, points, std::nullopt, false, target.batch);
-    const Tensor v = checked_values(values, at, values, target.columns);
+    const Tensor v = checked_values(values, at, values, values.dim() > 0 ? values.size(-1) : kAny);
+    STD_TORCH_CHECK(column >= 0 && column <= v.size(-1) - target.columns, "values must have ", target.columns,
+                    " columns from ", column, " on, got ", v.size(-1), " columns");
+    if (target.columns == 0) return;
+    target.first_column = column;
+    target.columns = v.size(-1);
     for (const Tensor& sum : sums) contiguous_data("sums", sum, shape_of(sum), opmath_type(values), values);
     const typename Backend::Guard guard(values);
     if (v.numel() == 0) return;
@@ -203,7 +209,8 @@ struct StencilOps {
     std::vector<Tensor> data;    // contiguous; empty for sums that are not allocated yet
     std::vector<bool> shared;    // whether all elements of the batch read the same memory, as for an expanded grid
     std::vector<int64_t> slabs;  // two numbers for each tensor that has only some planes; empty for whole grids
-    int64_t columns = 0;
+    int64_t columns = 0;       // length of a row of values
+    int64_t first_column = 0;  // of the grids' values in a row
 
     Grids(Shapes all, const Lookup& lookup) : shapes(std::move(all)), lookup(lookup) {
       STD_TORCH_CHECK(lookup.padding >= 0 && lookup.padding <= 4, "padding must be 0 to 4, got ", lookup.padding);
@@ -229,9 +236,9 @@ struct StencilOps {
     auto levels(const Points& at) const {
       using T = opmath_t<std::remove_const_t<element_t>>;
       Levels<std::conditional_t<kSlabs, SlabLocator<T>, GridLocator<T>>, element_t> levels(columns, lookup.sum);
-      int64_t column = 0;
+      int64_t column = first_column;
       for (size_t i = 0; i < shapes.size(); ++i) {
-        const int64_t channels = shapes[i].back(), first_column = column;
+        const int64_t channels = shapes[i].back(), own_column = column;
         if (!lookup.sum) column += channels;
         if (!data.empty() && data[i].numel() == 0) continue;
         const bool one_grid = batch.value_or(1) <= 1 || (!shared.empty() && shared[i]);
@@ -245,9 +252,9 @@ struct StencilOps {
         const TensorData values{data.empty() ? nullptr : &data[i]};
         if constexpr (kSlabs) {
           const Planes slab{static_cast<int32_t>(slabs[2 * i]), static_cast<int32_t>(data[i].size(0))};
-          levels.add({{locator, slab}, values, first_column});
+          levels.add({{locator, slab}, values, own_column});
         } else {
-          levels.add({locator, values, first_column});
+          levels.add({locator, values, own_column});
         }
       }
       return levels;

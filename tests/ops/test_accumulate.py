@@ -57,6 +57,25 @@ def test_one_grid_of_any_width(device, channels):
     assert_matches(total, expected, "sum")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("column", [0, 4, 9])
+def test_values_may_have_other_columns(device, dtype, column, deterministic):
+    sums, values, points = make(device, dtype)
+    wide = torch.full((len(values), values.shape[1] + 12), torch.nan, dtype=values.dtype, device=device)
+    wide[:, column : column + values.shape[1]] = values
+    expected = expected_sums(sums, values, points)
+    accumulate_trilinear_(sums, wide, points, column=column)
+    for level, (total, want) in enumerate(zip(sums, expected, strict=True)):
+        assert_matches(total, want, f"level {level}")
+
+
+def test_columns_that_are_missing_are_refused(device):
+    total, points = torch.zeros(5, 4, 4, 3, device=device), torch.rand(10, 3, device=device)
+    for columns, column in ((2, 0), (5, 3), (5, -1)):
+        with pytest.raises(RuntimeError, match="values must have 3 columns from"):
+            accumulate_trilinear_([total], torch.ones(10, columns, device=device), points, column=column)
+
+
 @pytest.fixture(params=[False, True], ids=["any order", "deterministic"])
 def deterministic(request):
     torch.use_deterministic_algorithms(request.param)
@@ -222,4 +241,4 @@ def test_registration(device):
     accumulate_trilinear_([slab], values, points, slabs=[(2, 9)])  # loads the extension
     for slabs in ([], [2, 9]):
         op = torch.ops.voxelfield.accumulate_trilinear_.default
-        torch.library.opcheck(op, ([slab], values, points, 0, True, False, slabs))
+        torch.library.opcheck(op, ([slab], values, points, 0, True, False, slabs, 0))

@@ -557,7 +557,7 @@ def calls_of_every_op(device):
         "sample_trilinear": ([grid], points, None, *linear),
         "sample_in_box": (grid, points, box, 0),
         "splat_trilinear": (values, points, None, list(grid.shape), *linear, 0),
-        "accumulate_trilinear_": ([grid[1:4]], values, points, 0, True, False, [1, 5]),
+        "accumulate_trilinear_": ([grid[1:4]], values, points, 0, True, False, [1, 5], 0),
         "point_gradient_trilinear": (values, [grid], points, None, *linear),
         "interpolate_cells": (*cells, None),
         "splat_cells": (values[:20], cells[1], None),

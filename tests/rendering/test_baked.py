@@ -93,7 +93,9 @@ def test_images_are_those_of_what_is_stored(device, warp, geometry, supersamplin
     cameras, options = look_at(device), {"supersampling": supersampling}
     baked = FieldRenderer(field, occupancy, SETTINGS, background, **options)
     assert baked.backend == "render_baked_image"
-    expected = FieldRenderer(Stored(field, bake(field, occupancy, SETTINGS)), occupancy, SETTINGS, background, **options)
+    expected = FieldRenderer(
+        Stored(field, bake(field, occupancy, SETTINGS)), occupancy, SETTINGS, background, **options
+    )
     assert expected.backend == "render_view"
     for camera in range(2):
         own, other = baked.view(cameras, camera), expected.view(cameras, camera)

@@ -19,6 +19,12 @@ def test_exponential_decay_of_a_step_on_a_device_stays_there(device):
     assert torch.stack(factors).tolist() == pytest.approx(expected, rel=1e-6)
 
 
+def test_rates_fall_to_zero_over_the_last_steps():
+    factors = torch.stack([exponential_decay(torch.tensor(number), 10, 0.3, 0.4) for number in range(11)])
+    expected = [0.3 ** (number / 10) * min(1, (10 - number) / 4) for number in range(11)]
+    assert factors.tolist() == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_stage_lasts_until_the_next_one_starts():
     stages = [StageConfig(0, 8), StageConfig(3, 16), StageConfig(4, 32)]
     assert [stage_at(stages, step) for step in range(7)] == [0, 0, 0, 1, 2, 2, 2]

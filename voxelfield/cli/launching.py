@@ -196,6 +196,10 @@ def join(settings: RunConfig) -> None:
     """
     device = choose_device(settings.device)
     if device.type == "cuda":
+        # Divided grids are whole while they are resized. By default, torch keeps the memory that this took in segments
+        # into which the next ones do not fit.
+        if "PYTORCH_ALLOC_CONF" not in os.environ:
+            os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         # With SLURM's binding, each task may see only its own GPU.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"

@@ -356,7 +356,6 @@ def _blocks_along(resolution: Sequence[int]) -> list[int]:
     return [max(1, round(cells / BLOCK_CELLS)) for cells in resolution]
 
 
-
 def overlapping_sums(cells: Tensor, aabb: Tensor, shape: Sequence[int], box: Tensor) -> Tensor:
     """Sums, for each block of a box, the cells of another box that overlap it.
 

@@ -174,10 +174,8 @@ class WorkingCopies:
     def accumulate(self, wanted: Sequence[bool], values: Tensor, points: Tensor, padding: Padding) -> None:
         """Adds the gradients of samples to the ``grad`` of those grids whose gradient is wanted."""
         slabs: list[tuple[int, int]] | None = None
-        channels = [grid.channels for grid in self.sparse]
-        columns = list(values.split([values.shape[-1] - sum(channels), *channels], dim=-1))
         if self.division is not None:
-            *columns, points = self.division.receive([*columns, points])
+            values, points = self.division.receive([values, points])
             sums, slabs = self.division.targets()
             sums = [total if wants else torch.zeros_like(total) for total, wants in zip(sums, wanted, strict=True)]
         else:
@@ -187,10 +185,12 @@ class WorkingCopies:
             ]
         dense = len(sums) - len(self.sparse)
         options: dict[str, Any] = {"reduce": self._reduce, "padding": padding, "slabs": slabs and slabs[:dense]}
-        accumulate_trilinear_(sums[:dense], columns[0], points, **options)
-        for index, (grid, features) in enumerate(zip(self.sparse, columns[1:], strict=True), dense):
+        accumulate_trilinear_(sums[:dense], values, points, **options)
+        column = values.shape[-1] - sum(grid.channels for grid in self.sparse)
+        for index, grid in enumerate(self.sparse, dense):
             part = slabs and slabs[index : index + 1]
-            accumulate_trilinear_([sums[index]], features, grid.atlas_positions(points), slabs=part)
+            accumulate_trilinear_([sums[index]], values, grid.atlas_positions(points), slabs=part, column=column)
+            column += grid.channels
         self._may_change = True
 
     def point_gradient(self, copies: Sequence[Tensor], values: Tensor, points: Tensor, padding: Padding) -> Tensor:

@@ -52,10 +52,16 @@ class EagerAdamW(torch.optim.AdamW, _EagerMethods):
         _undecorated(torch.optim.AdamW.step)(self, closure)
 
 
-def exponential_decay(step: Tensor, steps: int, final: float) -> Tensor:
-    """Returns the factor on the learning rate: exponential from 1 at step 0 to ``final`` at step ``steps``."""
+def exponential_decay(step: Tensor, steps: int, final: float, cooldown: float = 0.0) -> Tensor:
+    """Returns the factor on the learning rate, on the device of ``step``.
+
+    It falls exponentially from 1 at step 0 to ``final`` at step ``steps``. Over the last ``cooldown`` of the steps, a
+    share from 0 to 1, it is also multiplied by a factor that falls linearly from 1 to 0, which averages out the noise
+    of the last steps as a mean of the parameters would, without a copy of them (Haegele et al. 2024, "Scaling laws and
+    compute-optimal training beyond fixed training durations").
+    """
     factor: Tensor = final ** (step / steps)
-    return factor
+    return factor if cooldown == 0 else factor * ((steps - step) / (cooldown * steps)).clamp(max=1)
 
 
 def copies_dtype(precision: str, device: torch.device) -> torch.dtype:

@@ -148,7 +148,8 @@ class TrainingStep:
         """Takes one step."""
         config = self._config
         if self._optimizers is not None:
-            self._optimizers.scale(exponential_decay(self.number, config.steps, config.rates.final_factor))
+            rates = config.rates
+            self._optimizers.scale(exponential_decay(self.number, config.steps, rates.final_factor, rates.cooldown))
         batch = self._batch = self._draw()
         outputs = self._render(batch, settings)
         terms: dict[str, Tensor] = {}

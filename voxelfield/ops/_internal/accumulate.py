@@ -24,6 +24,7 @@ def accumulate_trilinear_(
     padding: Padding = "border",
     align_corners: bool = True,
     slabs: Sequence[tuple[int, int]] | None = None,
+    column: int = 0,
 ) -> None:
     """Adds the gradient of :func:`voxelfield.ops.sample_pyramid` in its grids to existing tensors, in one pass.
 
@@ -34,7 +35,8 @@ def accumulate_trilinear_(
     Args:
         sums: 1 to 16 tensors (X_l, Y_l, Z_l, C_l), contiguous, float32 (float64 for float64 ``values``); changed in
             place. With ``slabs``, each holds only some planes along x of its grid.
-        values: (N, sum of C_l), or (N, C) for ``"sum"``: the gradient in the samples; any floating dtype.
+        values: (N, sum of C_l), or (N, C) for ``"sum"``: the gradient in the samples; any floating dtype. It may have
+            more columns, which are not read.
         points: (N, 3) positions of the samples, as for :func:`voxelfield.ops.sample_trilinear`. Points that are not
             finite add nothing.
         reduce: This and the other options are those that the samples were taken with.
@@ -43,10 +45,11 @@ def accumulate_trilinear_(
         slabs: For each of ``sums`` its first plane along x, and the number of planes of the whole grid. Positions are
             those in the whole grid, and what belongs to vertices in other planes is dropped. A tensor may have no
             planes. None means that ``sums`` are whole grids.
+        column: The first column of ``values`` that belongs to ``sums``.
 
     Raises:
         ValueError: ``slabs`` is not as long as ``sums``.
-        RuntimeError: A slab does not lie within its grid.
+        RuntimeError: A slab does not lie within its grid, or ``values`` has too few columns.
     """
     if slabs is not None and len(slabs) != len(sums):
         raise ValueError(f"slabs must be one for each of {len(sums)} sums, got {len(slabs)}")
@@ -57,14 +60,16 @@ def accumulate_trilinear_(
         stencil = known_stencil(padding, bool(align_corners), "linear", add, False)
         of_grids = [(0, total.shape[0]) for total in sums] if slabs is None else slabs
         shapes = tuple((planes, *total.shape[1:]) for total, (_, planes) in zip(sums, of_grids, strict=True))
-        fresh = stencil.splat(values.to(sums[0].dtype), points, None, shapes)
+        columns = sums[0].shape[-1] if add else sum(total.shape[-1] for total in sums)
+        own = values.narrow(1, column, columns)
+        fresh = stencil.splat(own.to(sums[0].dtype), points, None, shapes)
         for total, part, (first, _) in zip(sums, fresh, of_grids, strict=True):
             total.add_(part.narrow(0, first, total.shape[0]))
     else:
         options = (PADDINGS[padding], bool(align_corners), False)
         for group in [slice(i, i + 1) for i in range(len(sums))] if add else [slice(None)]:
             numbers = [] if slabs is None else list(itertools.chain.from_iterable(slabs[group]))
-            torch.ops.voxelfield.accumulate_trilinear_(list(sums[group]), values, points, *options, numbers)
+            torch.ops.voxelfield.accumulate_trilinear_(list(sums[group]), values, points, *options, numbers, column)
 
 
 @_library.when_loaded

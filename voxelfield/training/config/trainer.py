@@ -44,6 +44,7 @@ class RatesConfig:
         network: Factor on ``optimizer.network_lr``.
         weight_decay: Factor on ``optimizer.grid_weight_decay``.
         final_factor: Factor of the learning rates after the last step (exponential decay).
+        cooldown: Share of the steps, at the end, over which the learning rates also fall linearly to zero.
         betas: Adam's averaging constants.
     """
 
@@ -51,6 +52,7 @@ class RatesConfig:
     network: Positive = 1.0
     weight_decay: NotNegative = 1.0
     final_factor: Annotated[float, Range(0, 1, low_open=True)] = 0.05
+    cooldown: Annotated[float, Range(0, 1)] = 0.0
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
 
 
