@@ -209,8 +209,8 @@ struct StencilOps {
     std::vector<Tensor> data;    // contiguous; empty for sums that are not allocated yet
     std::vector<bool> shared;    // whether all elements of the batch read the same memory, as for an expanded grid
     std::vector<int64_t> slabs;  // two numbers for each tensor that has only some planes; empty for whole grids
-    int64_t columns = 0;       // length of a row of values
-    int64_t first_column = 0;  // of the grids' values in a row
+    int64_t columns = 0;         // length of a row of values
+    int64_t first_column = 0;    // of the grids' values in a row
 
     Grids(Shapes all, const Lookup& lookup) : shapes(std::move(all)), lookup(lookup) {
       STD_TORCH_CHECK(lookup.padding >= 0 && lookup.padding <= 4, "padding must be 0 to 4, got ", lookup.padding);
