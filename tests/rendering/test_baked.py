@@ -131,6 +131,41 @@ def test_vertices_store_what_the_field_emits_there(device, warp):
     assert ((own_values - shown).abs() <= (0.5 / 255 + 3 / 1024) * bricks.extent).all()
 
 
+def test_blocks_that_show_nothing_are_left_out(device):
+    field = make_field(device, None)
+    occupancy = OccupancyGrid(9, BOX).to(device)
+    occupancy.occupied.fill_(True)
+    whole, few = (
+        bake(field, occupancy, replace(SETTINGS, min_weight=limit)).blocks.cpu() >= 0 for limit in (1e-4, 0.02)
+    )
+    assert 0 < few.sum() < whole.sum()
+    # Samples that are too light are ignored in blocks, too, apart from the light that they absorb.
+    settings, white = replace(SETTINGS, min_weight=0.02), torch.ones(3, device=device)
+    every = Stored(field, bake(field, occupancy, SETTINGS))
+    for camera in range(2):
+        own, other = (
+            FieldRenderer(shown, occupancy, settings, white).view(look_at(device), camera) for shown in (field, every)
+        )
+        assert (own.opacity > 0.2).float().mean() > 0.05, "the test shows nothing"
+        assert (own.rgb - other.rgb).abs().mean() < 2e-3
+
+
+def test_blocks_lie_where_sparse_levels_have_theirs(device):
+    field = make_field(device, None)
+    pyramid = VoxelPyramid((4, 12), 4, BOX, init_range=2.0, sparse_resolutions=[28])
+    cells = torch.zeros(4, 4, 4, dtype=torch.bool)
+    cells[1, 2, 3] = True
+    pyramid.allocate(28, cells, pyramid.aabb)
+    wide = DeferredMLPDecoder(12, 32, 8, 1, 2, ExponentialDensity(0.5))
+    field = RadianceField(pyramid, wide).to(device)
+    occupancy = OccupancyGrid(9, BOX).to(device)
+    occupancy.occupied.fill_(True)
+    # A block of the sparse level has 7 voxels along each axis, and a stored one half as many.
+    stored = (bake(field, occupancy, SETTINGS).blocks >= 0).nonzero()
+    assert len(stored) == 8
+    assert stored.amin(dim=0).tolist() == [2, 4, 6]
+
+
 def test_only_blocks_with_occupied_cells_are_stored(device):
     field = make_field(device, None)
     occupancy = OccupancyGrid(9, BOX).to(device)

@@ -91,7 +91,7 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, settings: RenderSetting
     low = pyramid.aabb[0].double()
     box = torch.stack((low, low + voxel * voxel.new_tensor(whole))).float()
     lattice = SparseGrid(whole, 1, box.tolist(), device=box.device)
-    lattice.allocate(_shown_cells(pyramid, occupancy), occupancy.aabb)
+    lattice.allocate(_blocks_with_content(lattice, pyramid, occupancy), lattice.aabb)
 
     def positions(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the positions (M, 3) of vertices of some blocks, and their atlas rows (M,)."""
@@ -140,12 +140,18 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, settings: RenderSetting
     return Bricks(log_density, values, lowest, extent, lattice.blocks, box)
 
 
-def _shown_cells(pyramid: VoxelPyramid, occupancy: OccupancyGrid) -> Tensor:
-    """Returns the occupied cells that training images showed when sparse levels got their blocks; all, if none did."""
-    occupied, levels = occupancy.occupied, [grid for grid in pyramid.sparse_grids if grid.count > 0]
-    shape, box = occupied.shape, occupancy.aabb
-    overlapped = [overlapping_sums(grid.exists, grid.aabb, shape, box) > 0 for grid in levels]
-    return occupied & torch.stack(overlapped).any(dim=0) if overlapped else occupied
+def _blocks_with_content(lattice: SparseGrid, pyramid: VoxelPyramid, occupancy: OccupancyGrid) -> Tensor:
+    """Returns the blocks that overlap an occupied cell and, if there are sparse levels, a block of one of these.
+
+    Sparse levels have blocks where the training images showed something.
+    """
+
+    def overlapped(cells: Tensor, aabb: Tensor) -> Tensor:
+        return overlapping_sums(cells, aabb, lattice.exists.shape, lattice.aabb) > 0
+
+    wanted = overlapped(occupancy.occupied, occupancy.aabb)
+    levels = [overlapped(grid.exists, grid.aabb) for grid in pyramid.sparse_grids if grid.count > 0]
+    return wanted & torch.stack(levels).any(dim=0) if levels else wanted
 
 
 def _ranges(parts: Iterable[Tensor], count: int, like: Tensor) -> tuple[Tensor, Tensor]:
