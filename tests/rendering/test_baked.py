@@ -133,20 +133,21 @@ def test_vertices_store_what_the_field_emits_there(device, warp):
 
 def test_blocks_that_show_nothing_are_left_out(device):
     field = make_field(device, None)
+    field.decoder.activation = ExponentialDensity(0.1)
     occupancy = OccupancyGrid(9, BOX).to(device)
     occupancy.occupied.fill_(True)
     whole, few = (
-        bake(field, occupancy, replace(SETTINGS, min_weight=limit)).blocks.cpu() >= 0 for limit in (1e-4, 0.02)
+        bake(field, occupancy, replace(SETTINGS, min_weight=limit)).blocks.cpu() >= 0 for limit in (1e-4, 0.05)
     )
     assert 0 < few.sum() < whole.sum()
     # Samples that are too light are ignored in blocks, too, apart from the light that they absorb.
-    settings, white = replace(SETTINGS, min_weight=0.02), torch.ones(3, device=device)
+    settings, white = replace(SETTINGS, min_weight=0.05), torch.ones(3, device=device)
     every = Stored(field, bake(field, occupancy, SETTINGS))
     for camera in range(2):
         own, other = (
             FieldRenderer(shown, occupancy, settings, white).view(look_at(device), camera) for shown in (field, every)
         )
-        assert (own.opacity > 0.2).float().mean() > 0.05, "the test shows nothing"
+        assert (own.opacity > 0.05).float().mean() > 0.05, "the test shows nothing"
         assert (own.rgb - other.rgb).abs().mean() < 2e-3
 
 
