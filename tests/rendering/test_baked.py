@@ -156,6 +156,7 @@ def test_blocks_lie_where_sparse_levels_have_theirs(device):
     cells = torch.zeros(4, 4, 4, dtype=torch.bool)
     cells[1, 2, 3] = True
     pyramid.allocate(28, cells, pyramid.aabb)
+    pyramid.activate(28)
     wide = DeferredMLPDecoder(12, 32, 8, 1, 2, ExponentialDensity(0.5))
     field = RadianceField(pyramid, wide).to(device)
     occupancy = OccupancyGrid(9, BOX).to(device)
