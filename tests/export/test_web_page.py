@@ -48,11 +48,9 @@ def write(
 def stored_arrays(folder: Path) -> dict[str, bytes]:
     """Reads what the page would load."""
     text = (folder / "index.html").read_text()
-    found: dict[str, bytes] = {}
+    found = {file.stem: file.read_bytes() for file in folder.glob("*.bin")}
     for name, part in re.findall(r'data-array="(\w+)">([^<]*)<', text):
-        _, _, inline = part.partition(";base64,")
-        data = base64.b64decode(inline, validate=True) if inline else (folder / part).read_bytes()
-        found[name] = found.get(name, b"") + data
+        found[name] = found.get(name, b"") + base64.b64decode(part, validate=True)
     return {name: zlib.decompress(data) for name, data in found.items()}
 
 

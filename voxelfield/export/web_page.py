@@ -31,7 +31,7 @@ MAX_INLINE = 256 << 20
 
 _MAX_MEMORY = 2 << 30  # of textures, bytes
 _MAX_SIDE = 2048  # of a texture, in texels; browsers may offer fewer, and the page then says so
-_PART = 12 << 20  # bytes in one data: address, of which some browsers accept 32 MB
+_PART = 12 << 20  # bytes that a page decodes at once
 _HARMONICS = 16  # of degree 3, which the page always computes
 
 
@@ -88,19 +88,21 @@ def save_web_page(
     textures = _textures(field, occupancy, bricks)
     _check_size(textures, int((bricks.blocks >= 0).sum()))
     stored = {texture.name: zlib.compress(texture.texels.cpu().numpy().tobytes()) for texture in textures}
+    files: dict[str, str] = {}
+    parts: list[tuple[str, str]] = []
     if sum(map(len, stored.values())) > MAX_INLINE:
-        parts = [(name, f"{name}.bin") for name in stored]
-        for name, file in parts:
-            with atomic_write(page.with_name(file)) as opened:
-                opened.write(stored[name])
-        logger.info("the data are in %d files beside the page, which must be opened from a server", len(parts))
+        for name, data in stored.items():
+            files[name] = f"{name}.bin"
+            with atomic_write(page.with_name(files[name])) as opened:
+                opened.write(data)
+        logger.info("the data are in %d files beside the page, which must be opened from a server", len(files))
     else:
-        parts = [(name, address) for name, data in stored.items() for address in _addresses(data)]
+        parts = [(name, part) for name, data in stored.items() for part in _encoded(data)]
     c2w, (width, height) = cameras.c2w[0].double(), cameras.size(0)
     scene = {
         "arrays": [
-            {"name": texture.name, "format": texture.format, "shape": list(texture.texels.shape[:3])}
-            for texture in textures
+            {"name": name, "format": format, "shape": list(texels.shape[:3]), "file": files.get(name)}
+            for name, format, texels in textures
         ],
         "c2w": c2w[:3].T.tolist(),
         "intrinsics": cameras.intrinsics[0].tolist(),
@@ -224,8 +226,7 @@ def _vector(values: list[float]) -> str:
     return f"vec{len(values)}({', '.join(map(repr, values))})"
 
 
-def _addresses(data: bytes) -> Iterator[str]:
-    """Yields data: addresses of consecutive parts."""
+def _encoded(data: bytes) -> Iterator[str]:
+    """Yields consecutive parts in base64."""
     for first in range(0, len(data), _PART):
-        part = base64.b64encode(data[first : first + _PART]).decode()
-        yield f"data:application/octet-stream;base64,{part}"
+        yield base64.b64encode(data[first : first + _PART]).decode()
