@@ -6,6 +6,7 @@ import base64
 import functools
 import http.server
 import io
+import json
 import math
 import re
 import threading
@@ -15,12 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from baked_fields import NESTED, SETTINGS, half_empty, look_at, make_field
+from baked_fields import BOX, NESTED, SETTINGS, half_empty, look_at, make_field
 from chromium import Browser, chromium, eventually
 from PIL import Image
+from small_pyramid import settings
 
+import voxelfield
 from voxelfield import FieldRenderer
-from voxelfield.export import web_page
+from voxelfield.cli.command import main
+from voxelfield.export import save_model, web_page
 from voxelfield.export.web_page import save_web_page
 from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
@@ -28,6 +32,7 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.bricks import bake
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.training.trained_model import restore_trained_model
 from voxelfield.warps.ndc_box import NdcBox
 
 CPU = torch.device("cpu")
@@ -41,7 +46,9 @@ def write(
     folder: Path, field: RadianceField, occupancy: OccupancyGrid | None = None, cameras: Cameras = CAMERAS
 ) -> OccupancyGrid:
     occupancy = occupancy or half_empty(field)
-    save_web_page(folder, field, occupancy, SETTINGS, BACKGROUND, cameras, torch.zeros(3), "</script>")
+    save_web_page(
+        folder, field, occupancy, SETTINGS, BACKGROUND.to(field.aabb.device), cameras, torch.zeros(3), "</script>"
+    )
     return occupancy
 
 
@@ -55,8 +62,8 @@ def stored_arrays(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("inline", [True, False])
-def test_a_page_holds_what_is_drawn(tmp_path, monkeypatch, inline):
-    field = make_field(CPU, None, 16)
+def test_a_page_holds_what_is_drawn(tmp_path, monkeypatch, device, inline):
+    field = make_field(device, None, 16)
     if inline:
         monkeypatch.setattr(web_page, "_PART", 1001)
     else:
@@ -64,16 +71,31 @@ def test_a_page_holds_what_is_drawn(tmp_path, monkeypatch, inline):
     occupancy = write(tmp_path, field)
     arrays, bricks = stored_arrays(tmp_path), bake(field, occupancy)
     assert len(list(tmp_path.iterdir())) == (1 if inline else 1 + len(arrays))
-    assert arrays["cells"] == occupancy.empty_distance.numpy().tobytes()
-    assert arrays["blocks"] == bricks.blocks.numpy().tobytes()
-    assert arrays["log_density"] == bricks.log_density.numpy().tobytes()
+    assert arrays["cells"] == occupancy.empty_distance.cpu().numpy().tobytes()
+    assert arrays["blocks"] == bricks.blocks.cpu().numpy().tobytes()
+    assert arrays["log_density"] == bricks.log_density.cpu().numpy().tobytes()
     for number in range(4):
         own = bricks.values[..., 4 * number : 4 * number + 4]
-        assert arrays[f"values{number}"] == own.numpy().tobytes()
+        assert arrays[f"values{number}"] == own.cpu().numpy().tobytes()
     text = (tmp_path / "index.html").read_text()
     assert "<title>&lt;/script&gt;</title>" in text
     assert "http:" not in text
     assert "https:" not in text
+
+
+def test_the_command_starts_the_page_at_the_scenes_first_camera(tmp_path):
+    config = settings("model.shading=deferred")
+    field = config.model.build(torch.tensor(BOX), config.trainer.resolutions, "cpu")
+    occupancy = OccupancyGrid(16, BOX).state_dict()
+    save_model(tmp_path / "a.safetensors", restore_trained_model(config, field.state_dict(), occupancy, 7, CPU))
+    assert main(["export", str(tmp_path / "a.safetensors"), "--web", str(tmp_path / "page"), "--device", "cpu"]) == 0
+    text = (tmp_path / "page" / "index.html").read_text()
+    scene = json.loads(text.partition('id="scene">')[2].partition("<")[0])
+    first = voxelfield.load_scene("bricks").train.cameras.c2w[0, :3]
+    assert np.allclose(scene["c2w"], first.T)
+    assert scene["up"] == [0, 0, 1]
+    assert scene["size"] == [200, 200]
+    assert "<title>bricks</title>" in text
 
 
 def test_a_page_replaces_only_another_page(tmp_path):
