@@ -124,8 +124,8 @@ const distance = () => Math.hypot(...subtract(view.position, view.pivot));
 function turn(centre, yaw, pitch) {
   const tilted = dot(rotate(view.backward, view.right, pitch), scene.up);
   if (Math.abs(tilted) > 0.99 && Math.abs(tilted) > Math.abs(dot(view.backward, scene.up))) pitch = 0;
-  const turned = (vector) => rotate(rotate(vector, right, pitch), scene.up, yaw);
   const right = view.right;
+  const turned = (vector) => rotate(rotate(vector, right, pitch), scene.up, yaw);
   for (const axis of ["right", "up", "backward"]) view[axis] = turned(view[axis]);
   for (const point of ["position", "pivot"]) view[point] = add(centre, turned(subtract(view[point], centre)));
   changed = true;
