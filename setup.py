@@ -85,6 +85,7 @@ setup(
         "voxelfield": ["py.typed"],
         "voxelfield.captures": ["*.html"],
         "voxelfield.datasets": ["manifests/*.json"],
+        "voxelfield.export": ["templates/*"],
         "voxelfield.report": ["templates/*"],
     },
     **compiled_parts(),

@@ -175,13 +175,18 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         ),
         (
             ("export", "run"),
-            "export must be given at least one of --mesh, --points, --splats, --volume and --cameras, got none",
+            "export must be given at least one of --mesh, --points, --splats, --web, --volume and --cameras, got none",
         ),
         (("export", "run", "--splats", "a.splat"), "--splats must be a file *.ply, *.spz, got a.splat"),
         (("export", "run", "--splats", "a.ply", "--fit-steps", "-1"), "--fit-steps must be at least 0, got -1"),
         (
             ("export", "run", "--mesh", "a.ply", "--fit-steps", "9"),
             "--fit-steps must come with --splats, got 9 without it",
+        ),
+        (
+            ("export", "run", "--web", "page"),
+            "field must be one that render_baked_image draws, got one that render_view draws: train it with "
+            "model=pyramid model.shading=deferred",
         ),
         (("export", "run", "--mesh", "a.stl"), "--mesh must be a file *.ply, *.obj, *.glb, got a.stl"),
         (("export", "run", "--points", "a.ply", "--count", "0"), "--count must be at least 1, got 0"),

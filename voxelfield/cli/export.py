@@ -1,6 +1,7 @@
-"""Write a trained field as a mesh, points, splats or a volume, and its scene's cameras, in the units of the poses.
+"""Write a trained field as a mesh, points, splats, a web page or a volume, and its scene's cameras.
 
-At least one of --mesh, --points, --splats, --volume and --cameras is needed. Axes are those of the poses, too.
+At least one of --mesh, --points, --splats, --web, --volume and --cameras is needed. Units and axes are those of the
+poses.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from voxelfield.export.mesh_file import MESH_SUFFIXES, save_mesh, save_points
 from voxelfield.export.splat_file import SPLAT_SUFFIXES, save_splats
 from voxelfield.export.splats import SplatOptions, splats_of
 from voxelfield.export.volume import save_volume
+from voxelfield.export.web_page import check_drawable, save_web_page
 from voxelfield.files import check_suffix
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupied_density import is_empty
 from voxelfield.training.trained_model import TrainedModel
 
@@ -46,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="3D Gaussians, of what training cameras see: ply or spz; needs the scene",
+    )
+    parser.add_argument(
+        "--web",
+        type=Path,
+        metavar="FOLDER",
+        help="a web page that draws the field, for fields with deferred shading; needs the scene",
     )
     parser.add_argument("--volume", type=Path, metavar="FILE", help="density and colour on a lattice: npz")
     parser.add_argument(
@@ -97,9 +106,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Writes the requested files."""
     paths = {name: getattr(options, name) for name in _SUFFIXES}
-    if not any(paths.values()):
+    if not any(paths.values()) and options.web is None:
         raise ValueError(
-            "export must be given at least one of --mesh, --points, --splats, --volume and --cameras, got none"
+            "export must be given at least one of --mesh, --points, --splats, --web, --volume and --cameras, got none"
         )
     for name, path in paths.items():
         if path is not None:
@@ -117,6 +126,8 @@ def run(options: argparse.Namespace) -> None:
         _export_surface(options, trained, wanted, shape)
     if options.splats is not None:
         _export_splats(options, trained)
+    if options.web is not None:
+        _export_web_page(options, trained)
     if options.volume is not None:
         if is_empty(trained.field, trained.occupancy):
             logger.warning("the field is empty: %s contains no visible density", options.volume)
@@ -144,12 +155,25 @@ def _export_surface(
         logger.info("wrote %d points to %s", options.count, options.points)
 
 
-def _export_splats(options: argparse.Namespace, trained: TrainedModel) -> None:
+def _training_cameras(options: argparse.Namespace, trained: TrainedModel) -> Cameras:
     if trained.cameras is None:
-        cameras = load_scene_of(trained, options, ("train",)).train.cameras
-    else:
-        cameras = trained.cameras.refined
+        return load_scene_of(trained, options, ("train",)).train.cameras
+    return trained.cameras.refined
+
+
+def _export_splats(options: argparse.Namespace, trained: TrainedModel) -> None:
+    cameras = _training_cameras(options, trained)
     wanted = SplatOptions(options.count, options.fit_steps)
     splats = splats_of(trained.field, trained.occupancy, trained.model.settings, cameras, wanted)
     save_splats(options.splats, splats)
     logger.info("wrote %d Gaussians to %s", len(splats), options.splats)
+
+
+def _export_web_page(options: argparse.Namespace, trained: TrainedModel) -> None:
+    model = trained.model
+    check_drawable(trained.field)  # before the scene is loaded
+    save_web_page(
+        *(options.web, trained.field, trained.occupancy, model.settings, model.background),
+        *(_training_cameras(options, trained), trained.centre, trained.config.scene.name),
+    )
+    logger.info("wrote %s", options.web / "index.html")

@@ -121,7 +121,7 @@ class Browser:
         kinds = {"Network.requestWillBeSent", "Network.webSocketCreated"}
         sent = [message["params"] for message in messages if message["method"] in kinds]
         urls = {params.get("url") or params["request"]["url"] for params in sent}
-        return {url for url in urls if not url.startswith(("chrome:", "data:", "devtools:"))}
+        return {url for url in urls if not url.startswith(("chrome:", "chrome-untrusted:", "data:", "devtools:"))}
 
 
 @contextlib.contextmanager

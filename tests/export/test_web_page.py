@@ -1,0 +1,214 @@
+"""The web page of a field: what is written, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import http.server
+import io
+import json
+import math
+import re
+import threading
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from baked_fields import BOX, NESTED, SETTINGS, half_empty, look_at, make_field
+from chromium import Browser, chromium, eventually
+from PIL import Image
+from small_pyramid import settings
+
+import voxelfield
+from voxelfield import FieldRenderer
+from voxelfield.cli.command import main
+from voxelfield.export import save_model, web_page
+from voxelfield.export.web_page import save_web_page
+from voxelfield.fields.decoders import FusedMLPDecoder
+from voxelfield.fields.density import ExponentialDensity
+from voxelfield.fields.field import RadianceField
+from voxelfield.rendering.bricks import bake
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.training.trained_model import restore_trained_model
+from voxelfield.warps.ndc_box import NdcBox
+
+CPU = torch.device("cpu")
+BACKGROUND = torch.tensor([0.2, 0.5, 0.9])
+with torch.random.fork_rng():
+    torch.manual_seed(0)
+    CAMERAS = look_at(CPU).enlarged(4)
+
+
+def write(
+    folder: Path, field: RadianceField, occupancy: OccupancyGrid | None = None, cameras: Cameras = CAMERAS
+) -> OccupancyGrid:
+    occupancy = occupancy or half_empty(field)
+    save_web_page(
+        folder, field, occupancy, SETTINGS, BACKGROUND.to(field.aabb.device), cameras, torch.zeros(3), "</script>"
+    )
+    return occupancy
+
+
+def stored_arrays(folder: Path) -> dict[str, bytes]:
+    """Reads what the page would load."""
+    text = (folder / "index.html").read_text()
+    found = {file.stem: file.read_bytes() for file in folder.glob("*.bin")}
+    for name, part in re.findall(r'data-array="(\w+)">([^<]*)<', text):
+        found[name] = found.get(name, b"") + base64.b64decode(part, validate=True)
+    return {name: zlib.decompress(data) for name, data in found.items()}
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_page_holds_what_is_drawn(tmp_path, monkeypatch, device, inline):
+    field = make_field(device, None, 16)
+    if inline:
+        monkeypatch.setattr(web_page, "_PART", 1001)
+    else:
+        monkeypatch.setattr(web_page, "MAX_INLINE", 1000)
+    occupancy = write(tmp_path, field)
+    arrays, bricks = stored_arrays(tmp_path), bake(field, occupancy, SETTINGS)
+    assert len(list(tmp_path.iterdir())) == (1 if inline else 1 + len(arrays))
+    assert arrays["cells"] == occupancy.empty_distance.cpu().numpy().tobytes()
+    assert arrays["blocks"] == bricks.blocks.cpu().numpy().tobytes()
+    assert arrays["log_density"] == bricks.log_density.cpu().numpy().tobytes()
+    for number in range(4):
+        own = bricks.values[..., 4 * number : 4 * number + 4]
+        assert arrays[f"values{number}"] == own.cpu().numpy().tobytes()
+    text = (tmp_path / "index.html").read_text()
+    assert "<title>&lt;/script&gt;</title>" in text
+    assert "http:" not in text
+    assert "https:" not in text
+
+
+def test_the_command_starts_the_page_at_the_scenes_first_camera(tmp_path):
+    config = settings("model.shading=deferred")
+    field = config.model.build(torch.tensor(BOX), config.trainer.resolutions, "cpu")
+    occupancy = OccupancyGrid(16, BOX).state_dict()
+    save_model(tmp_path / "a.safetensors", restore_trained_model(config, field.state_dict(), occupancy, 7, CPU))
+    assert main(["export", str(tmp_path / "a.safetensors"), "--web", str(tmp_path / "page"), "--device", "cpu"]) == 0
+    text = (tmp_path / "page" / "index.html").read_text()
+    scene = json.loads(text.partition('id="scene">')[2].partition("<")[0])
+    first = voxelfield.load_scene("bricks").train.cameras.c2w[0, :3]
+    assert np.allclose(scene["c2w"], first.T)
+    assert scene["up"] == [0, 0, 1]
+    assert scene["size"] == [200, 200]
+    assert "<title>bricks</title>" in text
+
+
+def test_a_page_replaces_only_another_page(tmp_path):
+    field, foreign = make_field(CPU, None), tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "index.html").write_text("My holidays")
+    with pytest.raises(FileExistsError, match=r"index\.html was not written by voxelfield: choose another folder"):
+        write(foreign, field)
+    assert (foreign / "index.html").read_text() == "My holidays"
+    write(tmp_path / "own", field)
+    first = (tmp_path / "own" / "index.html").read_bytes()
+    write(tmp_path / "own", field)
+    assert (tmp_path / "own" / "index.html").read_bytes() != first
+
+
+def test_fields_that_no_browser_can_draw_are_refused(tmp_path, monkeypatch):
+    field = make_field(CPU, None)
+    with pytest.raises(ValueError, match="cameras must be at least one, got none"):
+        write(tmp_path, field, cameras=CAMERAS[[]])
+    per_sample = RadianceField(field.grid, FusedMLPDecoder(8, 32, 16, 1, 2, ExponentialDensity(2.0)))
+    with pytest.raises(ValueError, match=r"that render_pyramid_image draws: train it .* model\.shading=deferred"):
+        write(tmp_path, per_sample)
+    identity = tuple(map(tuple, torch.eye(4)[:3].tolist()))
+    forward = make_field(CPU, NdcBox(((-1, -1, -3), (1, 1, -2)), identity, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 2.0))
+    with pytest.raises(ValueError, match=r"must not be in normalised device coordinates .* warp\.ndc=false"):
+        write(tmp_path, forward)
+    monkeypatch.setattr(web_page, "_MAX_MEMORY", 2**16)
+    with pytest.raises(ValueError, match=r"got \d+ blocks of stored values in 0\.\d\d GiB and a side of \d+: train"):
+        write(tmp_path, field)
+    with torch.no_grad():
+        field.decoder.color_network[0][0, 0] = math.nan
+    with pytest.raises(FloatingPointError, match="weights of the field must be finite"):
+        write(tmp_path, field)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("chromium"), (400, 300)) as started:
+        yield started
+
+
+def opened(browser: Browser, url: str) -> str:
+    """Opens a page; returns its message once it has loaded."""
+    browser.driver.get(url)
+    text = "return message.textContent"
+    eventually(lambda: browser.driver.execute_script(text) != "Loading\N{HORIZONTAL ELLIPSIS}", "the data")
+    return browser.driver.execute_script(text)
+
+
+def drawn(browser: Browser, camera: int) -> torch.Tensor:
+    width, height = CAMERAS.size(camera)
+    url = browser.driver.execute_script(
+        "draw(...arguments); return canvas.toDataURL()",
+        *(CAMERAS.c2w[camera, :3].T.flatten().tolist(), CAMERAS.intrinsics[camera].tolist(), width, height),
+    )
+    image = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
+    return torch.from_numpy(np.array(image)).float() / 255
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("warp", [None, NESTED], ids=["one box", "nested boxes"])
+@pytest.mark.parametrize("geometry", [8, 16])
+def test_a_browser_draws_the_images_of_the_backend(browser, tmp_path, warp, geometry):
+    field = make_field(CPU, warp, geometry)
+    occupancy = write(tmp_path, field)
+    renderer = FieldRenderer(field, occupancy, SETTINGS, BACKGROUND, backend="render_baked_image")
+    address = (tmp_path / "index.html").as_uri()
+    assert opened(browser, address) == ""
+    for camera in range(2):
+        view = renderer.view(CAMERAS, camera)
+        assert 0.2 < view.opacity.mean() < 0.95, "the test shows nothing"
+        error = drawn(browser, camera) - view.rgb.clamp(0, 1)
+        # Colours are rounded to 8 bits. A sample on the border of a cell may also round to its other side.
+        assert error.square().mean() < 10**-5
+        assert error.abs().quantile(0.99) < 0.6 / 255
+    assert browser.complaints() == []
+    assert browser.requested() == {address}
+
+
+@pytest.mark.long
+def test_the_view_follows_mouse_and_keys(browser, tmp_path):
+    write(tmp_path, make_field(CPU, None), cameras=CAMERAS[:1])  # whose y axis is up
+    assert opened(browser, (tmp_path / "index.html").as_uri()) == ""
+
+    def position() -> np.ndarray:
+        return np.array(browser.driver.execute_script("return view.position"))
+
+    first = position()
+    assert np.allclose(first, CAMERAS.c2w[0, :3, 3])
+    browser.drag((150, 100), (60, 0))
+    turned = position()
+    assert np.linalg.norm(turned) == pytest.approx(np.linalg.norm(first))
+    assert np.linalg.norm(turned - first) > 0.3
+    assert turned[1] == pytest.approx(first[1])
+    browser.press("w", 0.5)
+    assert np.linalg.norm(position() - turned) > 0.1
+    browser.press("r", 0.1)
+    assert np.allclose(position(), first)
+
+
+@pytest.mark.long
+def test_files_beside_a_page_need_a_server(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr(web_page, "MAX_INLINE", 0)
+    write(tmp_path, make_field(CPU, None))
+    assert "run python -m http.server" in opened(browser, (tmp_path / "index.html").as_uri())
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert opened(browser, f"http://127.0.0.1:{server.server_port}/") == ""
+        assert float(drawn(browser, 0).std()) > 0.05
+        server.shutdown()

@@ -1,0 +1,232 @@
+"""A field with deferred shading as a web page, which draws its stored values with WebGL2."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.fields.decoders import DeferredMLPDecoder
+from voxelfield.fields.field import RadianceField
+from voxelfield.files import MARK, atomic_write, is_replaceable
+from voxelfield.grids.sparse_grid import BLOCK_CELLS
+from voxelfield.rendering.backends.baked_images import BakedImages
+from voxelfield.rendering.bricks import Bricks, bake, can_bake
+from voxelfield.rendering.cameras import Cameras, up_direction
+from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.renderer import fastest_backend
+
+logger = logging.getLogger(__name__)
+
+MAX_INLINE = 256 << 20
+"""Largest size of the compressed data, in bytes, that are stored in the page itself instead of in files beside it."""
+
+_MAX_MEMORY = 2 << 30  # of textures, bytes
+_MAX_SIDE = 2048  # of a texture, in texels; browsers may offer fewer, and the page then says so
+_PART = 12 << 20  # bytes that a page decodes at once
+_HARMONICS = 16  # of degree 3, which the page always computes
+
+
+class _Texture(NamedTuple):
+    """An array (D, H, W) or (D, H, W, 4), and the name of its format in WebGL2."""
+
+    name: str
+    format: str
+    texels: Tensor
+
+
+def save_web_page(
+    folder: Path | str,
+    field: RadianceField,
+    occupancy: OccupancyGrid,
+    settings: RenderSettings,
+    background: Tensor,
+    cameras: Cameras,
+    pivot: Tensor,
+    title: str = "voxelfield",
+) -> None:
+    """Writes ``index.html``, a page that draws a field in a browser and lets one move through it.
+
+    The page draws what the backend ``render_baked_image`` draws, up to rounding, without the lens. It asks no server
+    for anything but the files beside it, of which there are none unless the compressed data exceed :data:`MAX_INLINE`.
+
+    Args:
+        folder: Folder of the page, created if needed.
+        field: A field that ``render_baked_image`` draws.
+        occupancy: The occupied cells, on the field's device.
+        settings: Sampling settings.
+        background: (3,) colour behind the scene.
+        cameras: Cameras on any device; the first is where the page starts, and all of them determine what is up.
+        pivot: (3,) the point around which the view turns, world units.
+        title: Title of the page.
+
+    Raises:
+        ValueError: The field is not one that ``render_baked_image`` draws or is too large for a browser, or there are
+            no cameras.
+        FloatingPointError: A density, feature or weight is not finite.
+        FileExistsError: There is an ``index.html`` that voxelfield has not written.
+        OSError: A file cannot be written.
+    """
+    # Imported here, because it takes long and few programs write pages.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    if not len(cameras):
+        raise ValueError("cameras must be at least one, got none")
+    check_drawable(field)
+    page = Path(folder) / "index.html"
+    if not is_replaceable(page):
+        raise FileExistsError(f"{page} was not written by voxelfield: choose another folder, or remove it")
+    bricks = bake(field, occupancy, settings)
+    textures = _textures(field, occupancy, bricks)
+    _check_size(textures, int((bricks.blocks >= 0).sum()))
+    stored = {texture.name: zlib.compress(texture.texels.cpu().numpy().tobytes()) for texture in textures}
+    files: dict[str, str] = {}
+    parts: list[tuple[str, str]] = []
+    if sum(map(len, stored.values())) > MAX_INLINE:
+        for name, data in stored.items():
+            files[name] = f"{name}.bin"
+            with atomic_write(page.with_name(files[name])) as opened:
+                opened.write(data)
+        logger.info("the data are in %d files beside the page, which must be opened from a server", len(files))
+    else:
+        parts = [(name, part) for name, data in stored.items() for part in _encoded(data)]
+    c2w, (width, height) = cameras.c2w[0].double(), cameras.size(0)
+    scene = {
+        "arrays": [
+            {"name": name, "format": format, "shape": list(texels.shape[:3]), "file": files.get(name)}
+            for name, format, texels in textures
+        ],
+        "c2w": c2w[:3].T.tolist(),
+        "intrinsics": cameras.intrinsics[0].tolist(),
+        "size": [width, height],
+        "up": up_direction(cameras).tolist(),
+        "pivot": pivot.tolist(),
+    }
+    environment = Environment(
+        loader=PackageLoader("voxelfield.export"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    constants = "\n".join(_constants(field, occupancy, settings, background, bricks))
+    template = environment.get_template("web.html")
+    with atomic_write(page) as opened:
+        for text in template.generate(mark=MARK, title=title, scene=scene, constants=constants, parts=parts):
+            opened.write(text.encode())
+
+
+def check_drawable(field: RadianceField) -> None:
+    """Raises ValueError, with the remedy, unless :func:`save_web_page` can draw a field."""
+    if BakedImages.serves(field):
+        return
+    if can_bake(field):
+        raise ValueError(
+            "field must not be in normalised device coordinates for a web page: train it with warp.ndc=false"
+        )
+    raise ValueError(
+        f"field must be one that {BakedImages.name} draws, got one that {fastest_backend(field).name} draws: train it "
+        "with model=pyramid model.shading=deferred"
+    )
+
+
+def _check_size(textures: list[_Texture], blocks: int) -> None:
+    size = sum(texture.texels.nbytes for texture in textures)
+    side = max(length for texture in textures for length in texture.texels.shape[:3])
+    if size > _MAX_MEMORY or side > _MAX_SIDE:
+        raise ValueError(
+            f"field must fit into {_MAX_MEMORY / 2**30:.0f} GiB and textures of {_MAX_SIDE} along each side for a web "
+            f"page, got {blocks} blocks of stored values in {size / 2**30:.2f} GiB and a side of {side}: train with a "
+            "lower trainer.finest_resolution"
+        )
+
+
+def _textures(field: RadianceField, occupancy: OccupancyGrid, bricks: Bricks) -> list[_Texture]:
+    """Returns all that the shader reads, in its names and formats."""
+    textures = [
+        _Texture("cells", "R8UI", occupancy.empty_distance),
+        _Texture("blocks", "R32I", bricks.blocks),
+        _Texture("log_density", "R16F", bricks.log_density),
+        *(
+            _Texture(f"values{number}", "RGBA8", four.contiguous())
+            for number, four in enumerate(bricks.values.split(4, dim=-1))
+        ),
+        _Texture("weights", "RGBA32F", _packed_weights(field, bricks)),
+    ]
+    for texture in textures:
+        if texture.texels.is_floating_point() and not bool(texture.texels.isfinite().all()):
+            raise FloatingPointError(
+                f"{texture.name} of the field must be finite, got NaN or infinity: the weights of the run are damaged, "
+                "or its training diverged"
+            )
+    return textures
+
+
+def _packed_weights(field: RadianceField, bricks: Bricks) -> Tensor:
+    """Returns the matrices of the colour network below each other, (1, rows, columns / 4, 4) float32.
+
+    Rows and columns of each matrix are padded to multiples of four, and the columns of the first to the numbers of
+    values and harmonics that the shader has.
+    """
+    decoder = field.decoder
+    assert isinstance(decoder, DeferredMLPDecoder)
+    first, *others = (matrix.detach().float() for matrix in decoder.color_network)
+    values, harmonics = first.split((decoder.emitted, first.shape[1] - decoder.emitted), dim=1)
+    values = F.pad(values, (0, bricks.values.shape[-1] - values.shape[1]))
+    matrices = [torch.cat((values, F.pad(harmonics, (0, _HARMONICS - harmonics.shape[1]))), dim=1), *others]
+    columns = 4 * -(-max(matrix.shape[1] for matrix in matrices) // 4)
+    padded = [F.pad(matrix, (0, columns - matrix.shape[1], 0, -matrix.shape[0] % 4)) for matrix in matrices]
+    return torch.cat(padded).view(1, -1, columns // 4, 4)
+
+
+def _constants(
+    field: RadianceField, occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor, bricks: Bricks
+) -> Iterator[str]:
+    """Yields the lines that define the constants of the shader."""
+    decoder = field.decoder
+    assert isinstance(decoder, DeferredMLPDecoder)
+    textures, width = bricks.values.shape[-1] // 4, -(-decoder.color_network[0].shape[0] // 4)
+    yield f"#define TEXTURES {textures}"
+    counts = {
+        "BLOCK_CELLS": BLOCK_CELLS,
+        "LAYERS": len(decoder.color_network),
+        "WIDTH": width,
+        "COLUMNS": max(textures + _HARMONICS // 4, width),
+    }
+    yield from (f"const int {name} = {value};" for name, value in counts.items())
+    numbers = {
+        "STEP": settings.step,
+        "MIN_TRANSMITTANCE": settings.min_transmittance,
+        "MIN_WEIGHT": settings.min_weight,
+    }
+    vectors = {"BACKGROUND": background.tolist()}
+    lists = {"LATTICE": bricks.aabb, "CELLS": occupancy.aabb}
+    for name, values in (("LOW", bricks.low), ("EXTENT", bricks.extent)):
+        lists[name] = F.pad(values, (0, 4 * textures - len(values))).view(-1, 4)
+    if field.warp is None:
+        lists["BOX"] = field.grid.aabb
+    else:
+        *edges, ratio, count, pitch, near = field.warp.op_arguments
+        unit = max(edges[3:])
+        yield f"#define NESTED_BOXES {int(count)}"
+        numbers |= {"UNIT": unit, "RATIO": ratio, "PITCH": pitch, "NEAR": near / unit}
+        vectors |= {"CENTRE": edges[:3], "HALF_EDGES": [edge / unit for edge in edges[3:]]}
+    yield from (f"const float {name} = {float(value)!r};" for name, value in numbers.items())
+    yield from (f"const vec3 {name} = {_vector(values)};" for name, values in vectors.items())
+    for name, rows in lists.items():
+        kind = f"vec{rows.shape[1]}[{len(rows)}]"
+        yield f"const {kind} {name} = {kind}({', '.join(map(_vector, rows.tolist()))});"
+
+
+def _vector(values: list[float]) -> str:
+    return f"vec{len(values)}({', '.join(map(repr, values))})"
+
+
+def _encoded(data: bytes) -> Iterator[str]:
+    """Yields consecutive parts in base64."""
+    for first in range(0, len(data), _PART):
+        yield base64.b64encode(data[first : first + _PART]).decode()
