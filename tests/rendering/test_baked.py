@@ -13,6 +13,7 @@ from voxelfield import FieldRenderer, ops
 from voxelfield.fields.decoders import DeferredMLPDecoder, FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
+from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.ops._internal.render_baked_image import render_baked_image
 from voxelfield.ops._internal.sparse_grid import places_in_atlas
 from voxelfield.rendering.bricks import Bricks, bake, can_bake
