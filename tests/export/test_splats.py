@@ -13,6 +13,7 @@ import torch
 from balls import BOX, CENTRE, RADIUS, ball_field, cameras_around, expected_colors
 from torch.nn import functional as F
 
+from voxelfield.export import splat_rendering
 from voxelfield.export.splat_file import Splats, save_splats
 from voxelfield.export.splat_rendering import render_splats
 from voxelfield.export.splats import SplatOptions, splats_of
@@ -160,6 +161,26 @@ def test_the_nearer_gaussian_is_in_front():
         white = 0.5 + 1.5 * 0.5 / math.sqrt(math.pi)
         behind = torch.tensor([0.5 - 1.5 * 0.5 / math.sqrt(math.pi), 0.5, 0.5])
         assert torch.allclose(shown, 0.99 * white + 0.01 * 0.99 * behind, atol=1e-3)
+
+
+def test_few_pairs_at_once_give_the_same_image(monkeypatch):
+    splats = random_splats(300)
+    camera = Cameras(torch.eye(4)[None].clone(), torch.tensor([[20.0, 20.0, 12.0, 10.0]]), 24, 20)
+    camera.c2w[0, 2, 3] = 6.0
+    whole = render_splats(splats, camera, torch.ones(3), 0.01)
+    most, examined = 1 << 9, []
+
+    def examine(*arguments: torch.Tensor | int) -> torch.Tensor:
+        examined.append(len(arguments[1]))
+        return alphas(*arguments)
+
+    alphas = splat_rendering._alphas
+    monkeypatch.setattr(splat_rendering, "_CHUNK", most)
+    monkeypatch.setattr(splat_rendering, "_alphas", examine)
+    assert torch.allclose(render_splats(splats, camera, torch.ones(3), 0.01), whole, atol=2e-4)
+    *without_derivative, visible = examined
+    assert max(without_derivative) == most
+    assert 0 < visible < sum(without_derivative)
 
 
 @pytest.mark.parametrize("warp", [None, NestedBoxes(INNER, 2)], ids=["one", "nested"])

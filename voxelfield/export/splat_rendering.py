@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 from voxelfield import ops
 from voxelfield.export.splat_file import Splats
 from voxelfield.fields.decoders import spherical_harmonics
+from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import rotations
 
@@ -18,6 +21,9 @@ from voxelfield.rendering.rigid import rotations
 _DILATION = 0.3
 _MIN_ALPHA, _MAX_ALPHA = 1 / 255, 0.99
 _MARGIN = 0.15
+
+# Pairs of a Gaussian and a pixel that are examined at once.
+_CHUNK = 1 << 21
 
 
 def render_splats(splats: Splats, camera: Cameras, background: Tensor, near: Tensor | float) -> Tensor:
@@ -94,14 +100,23 @@ def _visible_pairs(drawn: Tensor, across: Tensor, down: Tensor, width: int, heig
         spans.append((first, (stop - first).clamp(min=0)))
     (left, columns), (top, rows) = spans
     counts = columns * rows
-    index = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
-    within = torch.arange(len(index), device=counts.device) - (counts.cumsum(0) - counts)[index]
-    pixel = (top[index] + within // columns[index]) * width + left[index] + within % columns[index]
-    alpha = _alphas(drawn[index], pixel, width)
-    counted = alpha >= _MIN_ALPHA
-    pixel, order = pixel[counted].sort(stable=True)
-    index, alpha = index[counted][order], alpha[counted][order]
-    borders = torch.arange(width * height + 1, device=pixel.device)
+    ends, total, device = counts.cumsum(0), int(counts.sum()), counts.device
+    depths = torch.zeros(width * height, device=device)  # optical
+    found = []
+    for first in range(0, max(1, total), _CHUNK):
+        pair = torch.arange(first, min(first + _CHUNK, total), device=device)
+        index = torch.searchsorted(ends, pair, right=True)
+        within = pair - (ends - counts)[index]
+        pixel = (top[index] + within // columns[index]) * width + left[index] + within % columns[index]
+        alpha = _alphas(drawn[index], pixel, width)
+        # Pairs come from front to back, so pixels that are opaque by now need no more of them.
+        counted = (alpha >= _MIN_ALPHA) & (depths[pixel] < -math.log(MIN_TRANSMITTANCE))
+        found.append((pixel[counted], index[counted], alpha[counted]))
+        depths.index_add_(0, pixel[counted], -torch.log1p(-alpha[counted]))
+    pixel, index, alpha = (torch.cat(each) for each in zip(*found, strict=True))
+    pixel, order = pixel.sort(stable=True)
+    index, alpha = index[order], alpha[order]
+    borders = torch.arange(width * height + 1, device=device)
     # What is hidden need not be differentiated.
     seen = ops.alpha_weights(alpha, torch.searchsorted(pixel, borders)) > 0
     return pixel[seen], index[seen], torch.searchsorted(pixel[seen], borders)

@@ -219,8 +219,8 @@ def _convert(
     scatter = _symmetric(moments[:, 4:10]) - light_sum[..., None] * mean[:, :, None] * mean[:, None]
     even = _EVEN_LIGHT * (voxels.double().square() / 6)[:, None, None] * torch.eye(3, device=device)
     spread = (scatter + even) / (light_sum + _EVEN_LIGHT)[..., None]
-    # The batches of cuSOLVER are limited.
-    variances, axes = (torch.cat(each) for each in zip(*map(torch.linalg.eigh, spread.split(_CHUNK)), strict=True))
+    # On the CPU, because cuSOLVER fails with many matrices.
+    variances, axes = (each.to(device) for each in torch.linalg.eigh(spread.cpu()))
     variances = variances.maximum((0.05 * voxels.double()).square()[:, None])
     axes = axes * torch.linalg.det(axes).sign()[:, None, None]
     # The area of a Gaussian's shadow along d is 2 pi sqrt(|C| d' C^-1 d).
