@@ -110,8 +110,12 @@ def _spz(splats: Splats) -> bytes:
             f"{math.exp(least):.2g} to {math.exp(greatest):.2g}: write a PLY, or scale the poses"
         )
     fixed = (splats.means.double() * 2**bits).round().int().numpy().astype("<i4")
-    rotations = F.normalize(splats.rotations, dim=-1)
-    # Only x, y and z are stored: w is the positive rest of the unit length.
+    # Only x, y and z are stored; w is the positive rest of the unit length, which is inaccurate if w is small. Half a
+    # turn about an axis of a Gaussian does not change it, so the largest component becomes w.
+    w, x, y, z = F.normalize(splats.rotations, dim=-1).unbind(dim=-1)
+    turned = torch.stack((w, x, y, z, -x, w, z, -y, -y, -z, w, x, -z, y, -x, w), dim=-1).view(-1, 4, 4)
+    best = turned[..., 0].abs().argmax(dim=-1)
+    rotations = turned[torch.arange(len(best)), best]
     rotations = rotations[:, 1:] * torch.where(rotations[:, :1] < 0, -1, 1)
     packed = (
         fixed.view(np.uint8).reshape(-1, 3, 4)[..., :3].tobytes(),

@@ -15,11 +15,11 @@ from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import rotations
 
-# These four are those of Kerbl et al. (2023) and of the viewers: the variance, in square pixels, that is added to each
-# Gaussian in the image, the smallest and largest opacity in a pixel, and the distance from the image, in images, beyond
-# which a Gaussian is projected as if it were there.
+# These four are those of Kerbl et al. (2023) and of the viewers: the smallest and largest opacity in a pixel, the
+# variance, in square pixels, that is added to each Gaussian in the image, and the distance from the image, in images,
+# beyond which a Gaussian is projected as if it were there.
+MIN_ALPHA, MAX_ALPHA = 1 / 255, 0.99
 _DILATION = 0.3
-_MIN_ALPHA, _MAX_ALPHA = 1 / 255, 0.99
 _MARGIN = 0.15
 
 # Pairs of a Gaussian and a pixel that are examined at once.
@@ -74,7 +74,7 @@ def _alphas(drawn: Tensor, pixel: Tensor, width: int) -> Tensor:
     """Returns the opacities (M,) in pixels (M,) of Gaussians (M, 6): centre, inverse covariance, opacity."""
     u, v, a, b, c, opacity = drawn.unbind(-1)
     dx, dy = pixel % width + 0.5 - u, pixel // width + 0.5 - v
-    return (opacity * torch.exp(-0.5 * (a * dx * dx + 2 * b * dx * dy + c * dy * dy))).clamp(max=_MAX_ALPHA)
+    return (opacity * torch.exp(-0.5 * (a * dx * dx + 2 * b * dx * dy + c * dy * dy))).clamp(max=MAX_ALPHA)
 
 
 @torch.no_grad()
@@ -91,7 +91,7 @@ def _visible_pairs(drawn: Tensor, across: Tensor, down: Tensor, width: int, heig
     Returns:
         (M,) pixels and (M,) Gaussians, by pixel and then by depth, and offsets (width * height + 1,) of the pixels.
     """
-    reach = 2 * (drawn[:, 5] / _MIN_ALPHA).clamp(min=1).log()
+    reach = 2 * (drawn[:, 5] / MIN_ALPHA).clamp(min=1).log()
     spans = []
     for centre, variance, size in ((drawn[:, 0], across, width), (drawn[:, 1], down, height)):
         radius = (reach * variance).sqrt()
@@ -100,17 +100,18 @@ def _visible_pairs(drawn: Tensor, across: Tensor, down: Tensor, width: int, heig
         spans.append((first, (stop - first).clamp(min=0)))
     (left, columns), (top, rows) = spans
     counts = columns * rows
-    ends, total, device = counts.cumsum(0), int(counts.sum()), counts.device
+    ends, device = counts.cumsum(0), counts.device
+    total = int(counts.sum())
     depths = torch.zeros(width * height, device=device)  # optical
     found = []
-    for first in range(0, max(1, total), _CHUNK):
-        pair = torch.arange(first, min(first + _CHUNK, total), device=device)
+    for begin in range(0, max(1, total), _CHUNK):
+        pair = torch.arange(begin, min(begin + _CHUNK, total), device=device)
         index = torch.searchsorted(ends, pair, right=True)
         within = pair - (ends - counts)[index]
         pixel = (top[index] + within // columns[index]) * width + left[index] + within % columns[index]
         alpha = _alphas(drawn[index], pixel, width)
         # Pairs come from front to back, so pixels that are opaque by now need no more of them.
-        counted = (alpha >= _MIN_ALPHA) & (depths[pixel] < -math.log(MIN_TRANSMITTANCE))
+        counted = (alpha >= MIN_ALPHA) & (depths[pixel] < -math.log(MIN_TRANSMITTANCE))
         found.append((pixel[counted], index[counted], alpha[counted]))
         depths.index_add_(0, pixel[counted], -torch.log1p(-alpha[counted]))
     pixel, index, alpha = (torch.cat(each) for each in zip(*found, strict=True))

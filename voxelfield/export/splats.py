@@ -13,10 +13,11 @@ from torch import Tensor
 
 from voxelfield.export.lattice import warped_voxels
 from voxelfield.export.splat_file import Splats
-from voxelfield.export.splat_rendering import render_splats
+from voxelfield.export.splat_rendering import MAX_ALPHA, MIN_ALPHA, render_splats
 from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.fields.field import Field, RadianceField, warp_of
 from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.ops.ray_sums import exclusive_sum
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -28,10 +29,9 @@ logger = logging.getLogger(__name__)
 _RAYS_PER_SPLAT = 4
 _CHUNK = 1 << 16
 
-# A Gaussian of this many times the light's share of its area: overlapping ones hide what is behind them. Measured, as
-# are the numbers below (docs/export.md).
-_COVERAGE = 1.5
-_MIN_OPACITY, _MAX_OPACITY = 0.05, 0.99
+# Voxels are enlarged until as many as there may be Gaussians have this share of all light, or so few are left.
+_KEPT_LIGHT = 0.95
+_FEWEST_VOXELS = 4
 # A voxel counts as if it had this much more light, spread evenly: few rays do not determine a shape.
 _EVEN_LIGHT = 0.5
 # Bands 0 to 3 of the harmonics, relative to the light of a voxel, whose squares have a mean of 0.08.
@@ -121,6 +121,7 @@ class _Light(NamedTuple):
     directions: Tensor
     rgb: Tensor
     weights: Tensor
+    transmittance: Tensor  # of what is in front
     areas: Tensor  # of a ray's cross-section there, world units
 
 
@@ -132,14 +133,24 @@ class _Cells:
     """
 
     def __init__(self, field: Field, occupancy: OccupancyGrid) -> None:
-        self._low, high = occupancy.aabb
+        self._low, self._high = occupancy.aabb
         grid = getattr(field, "grid", None)
         if isinstance(grid, VoxelPyramid):
             self._edges = grid.finest_voxels()[0].float()
         else:
             self._edges = self._low.new_tensor(warped_voxels(field, occupancy))
-        self._shape = ((high - self._low) / self._edges).ceil().long() + 2
         self._random = torch.Generator(self._low.device).manual_seed(0)  # on a CPU, the same run gives the same file
+        self.enlarge(1.0)
+
+    def enlarge(self, factor: float) -> None:
+        """Multiplies the edges of the voxels."""
+        self._edges = self._edges * factor
+        self._shape = ((self._high - self._low) / self._edges).ceil().long() + 2
+
+    @property
+    def are_few(self) -> bool:
+        """Whether a side has so few voxels that larger ones would represent nothing."""
+        return int(self._shape.min()) <= _FEWEST_VOXELS
 
     def of(self, warped: Tensor) -> Tensor:
         """Returns numbers (M,) of the voxels of positions (M, 3) in the warp."""
@@ -180,7 +191,8 @@ def _visible_light(
                 distances = warp.world_distances(samples, cast.origins, cast.directions)
             areas = (distances * every).square() / cameras.intrinsics[camera, :2].prod()
             world = cast.origins[samples.ray_index] + distances[:, None] * directions
-            found.append(_Light(world, samples.positions, directions, seen.sample_rgb, seen.weights, areas))
+            arriving = 1 - exclusive_sum(seen.weights, samples.ray_offsets)
+            found.append(_Light(world, samples.positions, directions, seen.sample_rgb, seen.weights, arriving, areas))
         yield _Light(*(torch.cat(each) for each in zip(*found, strict=True)))
 
 
@@ -189,9 +201,14 @@ def _convert(
 ) -> tuple[Splats, Tensor]:
     """Returns the Gaussians of at most ``count`` voxels, and the edges (N,) of these voxels, world units."""
     cells, rays = _Cells(field, occupancy), _RAYS_PER_SPLAT * count
-    chosen, areas = _most_visible(_visible_light(field, occupancy, settings, cameras, rays), cells, count)
-    if not len(chosen):
-        raise ValueError("cameras must see the field, got empty space in all of their pixels")
+    while True:
+        chosen, areas, needed = _most_visible(_visible_light(field, occupancy, settings, cameras, rays), cells, count)
+        if not len(chosen):
+            raise ValueError("cameras must see the field, got empty space in all of their pixels")
+        if needed <= count or cells.are_few:
+            break
+        # The number of voxels of a surface falls with the square of their edges.
+        cells.enlarge(1.1 * math.sqrt(needed / count))
     device = chosen.device
     moments = torch.zeros(len(chosen), 16, dtype=torch.float64, device=device)
     fit = torch.triu_indices(16, 16, device=device)
@@ -226,7 +243,7 @@ def _convert(
     # The area of a Gaussian's shadow along d is 2 pi sqrt(|C| d' C^-1 d).
     shadow = (axes * (variances.prod(dim=-1, keepdim=True) / variances)[:, None]) @ axes.mT
     facing = (shadow * _symmetric(moments[:, 10:])).sum(dim=(1, 2)) / light_sum[:, 0]
-    opacity = (_COVERAGE * areas / (2 * math.pi * facing.sqrt().float())).clamp(max=_MAX_OPACITY)
+    opacity = (areas / (2 * math.pi * facing.sqrt().float())).clamp(max=MAX_ALPHA)
     harmonics = torch.cat(
         [
             _fit_harmonics(*each)
@@ -240,25 +257,33 @@ def _convert(
         torch.logit(opacity),
         harmonics,
     )
-    visible = opacity > _MIN_OPACITY
+    visible = opacity > MIN_ALPHA
     return splats[visible], voxels[visible]
 
 
-def _most_visible(images: Iterator[_Light], cells: _Cells, count: int) -> tuple[Tensor, Tensor]:
-    """Returns the numbers of the voxels that are seen most, in order, and the areas that they cover in images.
+def _most_visible(images: Iterator[_Light], cells: _Cells, count: int) -> tuple[Tensor, Tensor, int]:
+    """Returns the numbers of the voxels that are seen most, in order, the areas that they cover in images, and more.
 
-    Areas are means over the cameras that see a voxel, world units.
+    Areas are means over the cameras that see a voxel, world units, as if nothing were in front of it: what absorbs part
+    of its light takes the same part of a camera's share in the mean. The last result is how many voxels have most of
+    all light.
     """
     numbers, sums = [], []
     for light in images:
         number, index = cells.of(light.warped).unique(return_inverse=True)
-        both = torch.stack((light.weights, light.weights * light.areas), dim=-1)
+        weights = light.weights[:, None] * torch.stack(
+            (torch.ones_like(light.areas), light.areas, light.transmittance), dim=-1
+        )
+        seen = torch.zeros(len(number), 3, device=weights.device).index_add_(0, index, weights)
+        seen[:, 2] /= seen[:, 0].clamp(min=1e-12)
         numbers.append(number)
-        sums.append(torch.zeros(len(number), 2, device=both.device).index_add_(0, index, both))
-    number, index, cameras = torch.cat(numbers).unique(return_inverse=True, return_counts=True)
-    total = torch.zeros(len(number), 2, device=number.device).index_add_(0, index, torch.cat(sums))
-    best = total[:, 0].topk(min(count, len(number))).indices.sort().values
-    return number[best], total[best, 1] / cameras[best]
+        sums.append(seen)
+    number, index = torch.cat(numbers).unique(return_inverse=True)
+    total = torch.zeros(len(number), 3, device=number.device).index_add_(0, index, torch.cat(sums))
+    light_sums, order = total[:, 0].sort(descending=True)
+    needed = int((light_sums.double().cumsum(0) < _KEPT_LIGHT * light_sums.double().sum()).sum())
+    best = order[:count].sort().values
+    return number[best], total[best, 1] / total[best, 2].clamp(min=1e-12), needed
 
 
 def _fit_harmonics(squares: Tensor, colors: Tensor, light: Tensor) -> Tensor:
@@ -331,7 +356,7 @@ def fit_splats(
         adam.step()
         schedule.step()
     fitted = Splats(*(each.detach() for each in vars(current()).values()))
-    return fitted[fitted.opacity_logits.sigmoid() > 1 / 255]
+    return fitted[fitted.opacity_logits.sigmoid() > MIN_ALPHA]
 
 
 def _random_window(cameras: Cameras, random: torch.Generator) -> Cameras:
