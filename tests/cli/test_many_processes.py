@@ -11,12 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 from free_ports import free_port
 from process_groups import TRAIN, Group
 from short_runs import TINY
 
 from voxelfield.cli import launching
-from voxelfield.training.config import RunConfig
+from voxelfield.training.config import RunConfig, preset
 from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
@@ -214,6 +215,33 @@ def test_devices_are_counted(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     assert count(RunConfig(devices="all")) == 4
+
+
+@pytest.mark.parametrize("given", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_processes_on_gpus_use_expandable_segments_unless_told_otherwise(monkeypatch, given):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    if given is not None:
+        monkeypatch.setenv(given, "max_split_size_mb:64")
+    monkeypatch.setenv("MASTER_ADDR", "nowhere")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr(launching, "choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+
+    def nobody(*_, **__):
+        raise RuntimeError("nobody there")
+
+    monkeypatch.setattr(launching, "rendezvous", nobody)
+    with pytest.raises(ConnectionError, match="nobody there"):
+        launching.join(preset("devices=2"))
+    chosen = {
+        None: "expandable_segments:True",
+        "PYTORCH_ALLOC_CONF": None,
+        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
+    }
+    assert os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == chosen[given]
 
 
 def test_a_sweep_with_several_processes_is_refused(start, tmp_path):

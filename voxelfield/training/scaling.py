@@ -23,7 +23,7 @@ _LAUNCH_SECONDS = 0.4e-3
 # Share of the rays' time that does not shrink with their number, because a few rays are long.
 _LONGEST_RAYS = 0.15
 _SECONDS_PER_FLOP = 1 / 150e12  # of the networks
-_SECONDS_PER_FEATURE = 0.08e-9  # of a sample: marching, reading the grids, adding to their gradients
+_SECONDS_PER_FEATURE = 0.06e-9  # of a sample: marching, reading the grids, adding to their gradients
 _SECONDS_PER_BYTE = 1 / 3.4e12  # of the device's own memory
 # Adam reads and writes a master, two moments and a gradient in float32, and writes a copy in 16 bits.
 _UPDATE_BYTES = 34
