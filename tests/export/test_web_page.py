@@ -29,7 +29,7 @@ from voxelfield.export.web_page import save_web_page
 from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
-from voxelfield.rendering.bricks import bake
+from voxelfield.rendering.bricks import bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.training.trained_model import restore_trained_model
@@ -69,7 +69,7 @@ def test_a_page_holds_what_is_drawn(tmp_path, monkeypatch, device, inline):
     else:
         monkeypatch.setattr(web_page, "MAX_INLINE", 1000)
     occupancy = write(tmp_path, field)
-    arrays, bricks = stored_arrays(tmp_path), bake(field, occupancy, SETTINGS)
+    arrays, bricks = stored_arrays(tmp_path), bake(field, occupancy)
     assert len(list(tmp_path.iterdir())) == (1 if inline else 1 + len(arrays))
     assert arrays["cells"] == occupancy.empty_distance.cpu().numpy().tobytes()
     assert arrays["blocks"] == bricks.blocks.cpu().numpy().tobytes()
@@ -81,6 +81,18 @@ def test_a_page_holds_what_is_drawn(tmp_path, monkeypatch, device, inline):
     assert "<title>&lt;/script&gt;</title>" in text
     assert "http:" not in text
     assert "https:" not in text
+
+
+def test_a_page_without_room_for_two_vertices_per_voxel_has_one(tmp_path, monkeypatch, caplog):
+    field = make_field(CPU, None)
+    occupancy = half_empty(field)
+    whole, few = (stored_bytes(field, occupancy, count) for count in (2, 1))
+    assert few < whole / 2
+    monkeypatch.setattr(web_page, "_MAX_MEMORY", whole - 1)
+    write(tmp_path, field, occupancy)
+    assert "the page has one vertex for each voxel instead of 2" in caplog.text
+    bricks = bake(field, occupancy, 1)
+    assert stored_arrays(tmp_path)["log_density"] == bricks.log_density.numpy().tobytes()
 
 
 def test_the_command_starts_the_page_at_the_scenes_first_camera(tmp_path):
@@ -122,7 +134,7 @@ def test_fields_that_no_browser_can_draw_are_refused(tmp_path, monkeypatch):
     forward = make_field(CPU, NdcBox(((-1, -1, -3), (1, 1, -2)), identity, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 2.0))
     with pytest.raises(ValueError, match=r"must not be in normalised device coordinates .* warp\.ndc=false"):
         write(tmp_path, forward)
-    monkeypatch.setattr(web_page, "_MAX_MEMORY", 2**16)
+    monkeypatch.setattr(web_page, "_MAX_MEMORY", 2**10)
     with pytest.raises(ValueError, match=r"got \d+ blocks of stored values in 0\.\d\d GiB and a side of \d+: train"):
         write(tmp_path, field)
     with torch.no_grad():

@@ -16,7 +16,7 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.ops._internal.render_baked_image import render_baked_image
 from voxelfield.ops._internal.sparse_grid import places_in_atlas
-from voxelfield.rendering.bricks import Bricks, bake, can_bake
+from voxelfield.rendering.bricks import Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.warps.nested_boxes import NestedBoxes
 
@@ -63,9 +63,7 @@ def test_images_are_those_of_what_is_stored(device, warp, geometry, supersamplin
     cameras, options = look_at(device), {"supersampling": supersampling}
     baked = FieldRenderer(field, occupancy, SETTINGS, background, **options)
     assert baked.backend == "render_baked_image"
-    expected = FieldRenderer(
-        Stored(field, bake(field, occupancy, SETTINGS)), occupancy, SETTINGS, background, **options
-    )
+    expected = FieldRenderer(Stored(field, bake(field, occupancy)), occupancy, SETTINGS, background, **options)
     assert expected.backend == "render_view"
     for camera in range(2):
         own, other = baked.view(cameras, camera), expected.view(cameras, camera)
@@ -80,7 +78,7 @@ def test_images_are_those_of_what_is_stored(device, warp, geometry, supersamplin
 def test_vertices_store_what_the_field_emits_there(device, warp):
     field = make_field(device, warp)
     occupancy = half_empty(field)
-    bricks = bake(field, occupancy, SETTINGS)
+    bricks = bake(field, occupancy)
     low, high = field.grid.aabb
     last = torch.tensor(field.grid.resolution, device=device) - 1
     # Vertices of the finest level in occupied cells.
@@ -101,25 +99,6 @@ def test_vertices_store_what_the_field_emits_there(device, warp):
     assert ((own_values - shown).abs() <= (0.5 / 255 + 3 / 1024) * bricks.extent).all()
 
 
-def test_blocks_that_show_nothing_are_left_out(device):
-    field = make_field(device, None)
-    field.decoder.activation = ExponentialDensity(0.1)
-    occupancy = OccupancyGrid(9, BOX).to(device)
-    occupancy.occupied.fill_(True)
-    whole, few = (
-        bake(field, occupancy, replace(SETTINGS, min_weight=limit)).blocks.cpu() >= 0 for limit in (1e-4, 0.05)
-    )
-    assert 0 < few.sum() < whole.sum()
-    # Samples that are too light are ignored in blocks, too, apart from the light that they absorb.
-    settings, white = replace(SETTINGS, min_weight=0.05), torch.ones(3, device=device)
-    every, cameras = Stored(field, bake(field, occupancy, SETTINGS)), look_at(device)
-    own, other = (FieldRenderer(shown, occupancy, settings, white) for shown in (field, every))
-    images = [(own.view(cameras, camera), other.view(cameras, camera)) for camera in range(2)]
-    assert any((view.opacity > 0.05).any() for view, _ in images), "the test shows nothing"
-    for view, expected in images:
-        assert (view.rgb - expected.rgb).abs().mean() < 2e-3
-
-
 def test_blocks_lie_where_sparse_levels_have_theirs(device):
     field = make_field(device, None)
     pyramid = VoxelPyramid((4, 12), 4, BOX, init_range=2.0, sparse_resolutions=[28])
@@ -132,9 +111,19 @@ def test_blocks_lie_where_sparse_levels_have_theirs(device):
     occupancy = OccupancyGrid(9, BOX).to(device)
     occupancy.occupied.fill_(True)
     # A block of the sparse level has 7 voxels along each axis, and a stored one half as many.
-    stored = (bake(field, occupancy, SETTINGS).blocks >= 0).nonzero()
+    stored = (bake(field, occupancy).blocks >= 0).nonzero()
     assert len(stored) == 8
     assert stored.amin(dim=0).tolist() == [2, 4, 6]
+
+
+@warped
+@pytest.mark.parametrize("per_voxel", [1, 2, 3])
+def test_the_memory_of_blocks_is_known_before(device, warp, per_voxel):
+    field = make_field(device, warp, 12)
+    occupancy = half_empty(field)
+    bricks = bake(field, occupancy, per_voxel)
+    stored = int((bricks.blocks >= 0).sum()) * 512 * (2 + 16)
+    assert stored_bytes(field, occupancy, per_voxel) == stored <= bricks.log_density.nbytes + bricks.values.nbytes
 
 
 def test_only_blocks_with_occupied_cells_are_stored(device):
@@ -142,7 +131,7 @@ def test_only_blocks_with_occupied_cells_are_stored(device):
     occupancy = OccupancyGrid(9, BOX).to(device)
     occupancy.occupied.zero_()
     occupancy.occupied[0, 0, 0] = True
-    assert (bake(field, occupancy, SETTINGS).blocks >= 0).sum() == 1
+    assert (bake(field, occupancy).blocks >= 0).sum() == 1
     occupancy.occupied.zero_()
     view = FieldRenderer(field, occupancy, SETTINGS, torch.ones(3, device=device)).view(look_at(device), 0)
     assert (view.opacity == 0).all()
@@ -169,7 +158,7 @@ def test_fields_that_cannot_be_stored_are_rendered_in_general(device):
 def test_bricks_of_another_form_are_refused(device, change, message):
     field, cameras = make_field(device, None), look_at(device)
     occupancy = half_empty(field)
-    bricks = bake(field, occupancy, SETTINGS)
+    bricks = bake(field, occupancy)
     tensors = {
         "log_density": bricks.log_density,
         "values": bricks.values,

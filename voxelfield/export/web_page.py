@@ -18,7 +18,7 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.files import MARK, atomic_write, is_replaceable
 from voxelfield.grids.sparse_grid import BLOCK_CELLS
 from voxelfield.rendering.backends.baked_images import BakedImages
-from voxelfield.rendering.bricks import Bricks, bake, can_bake
+from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras, up_direction
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -84,7 +84,7 @@ def save_web_page(
     page = Path(folder) / "index.html"
     if not is_replaceable(page):
         raise FileExistsError(f"{page} was not written by voxelfield: choose another folder, or remove it")
-    bricks = bake(field, occupancy, settings)
+    bricks = bake(field, occupancy, _vertices_per_voxel(field, occupancy))
     textures = _textures(field, occupancy, bricks)
     _check_size(textures, int((bricks.blocks >= 0).sum()))
     stored = {texture.name: zlib.compress(texture.texels.cpu().numpy().tobytes()) for texture in textures}
@@ -132,6 +132,19 @@ def check_drawable(field: RadianceField) -> None:
         f"field must be one that {BakedImages.name} draws, got one that {fastest_backend(field).name} draws: train it "
         "with model=pyramid model.shading=deferred"
     )
+
+
+def _vertices_per_voxel(field: RadianceField, occupancy: OccupancyGrid) -> int:
+    """Returns as many vertices for each voxel as a page has room for; fewer are reported."""
+    size = stored_bytes(field, occupancy)
+    if size <= _MAX_MEMORY:
+        return PER_VOXEL
+    logger.warning(
+        "the page has one vertex for each voxel instead of %d, which would take %.1f GiB of the %.0f that a page may: "
+        "it loses detail that other images have",
+        *(PER_VOXEL, size / 2**30, _MAX_MEMORY / 2**30),
+    )
+    return 1
 
 
 def _check_size(textures: list[_Texture], blocks: int) -> None:

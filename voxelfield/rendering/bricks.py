@@ -14,19 +14,19 @@ from voxelfield.fields.decoders import DeferredMLPDecoder
 from voxelfield.fields.field import RadianceField, single_samples
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid, overlapping_sums
-from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import MIN_OPACITY
 
 logger = logging.getLogger(__name__)
 
-# Vertices for each voxel of the finest level, along each axis. Between vertices, values are interpolated after the
-# network instead of before it, so one for each voxel would round off detail that the network makes of a single voxel.
-_PER_VOXEL = 2
+PER_VOXEL = 2
+"""Vertices for each voxel of the finest level, along each axis. Between vertices, values are interpolated after the
+network instead of before it, so one for each voxel would round off detail that the network makes of a single voxel."""
+
 # Blocks of 512 vertices that are evaluated at once.
 _BLOCKS_AT_ONCE = 1 << 10
-# The ranges of features are taken from at most this many blocks, and only from vertices whose opacity over a step
-# exceeds this. Diffuse colours lie between 0 and 1.
+# The ranges of features are taken from at most this many blocks, and only from vertices whose opacity over a step of
+# the lattice exceeds this. Diffuse colours lie between 0 and 1.
 _RANGE_BLOCKS, _RANGE_OPACITY = 1 << 14, 1e-3
 # Densities below exp of this are invisible at any step.
 _LOWEST_LOG_DENSITY = -20.0
@@ -66,91 +66,94 @@ def can_bake(field: object) -> bool:
 
 
 @torch.no_grad()
-def bake(field: RadianceField, occupancy: OccupancyGrid, settings: RenderSettings) -> Bricks:
+def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VOXEL) -> Bricks:
     """Evaluates a field at the vertices of its finest level and halfway between them, in blocks that show something.
 
-    Blocks are left out if they have no occupied cell, if the field has sparse levels but none of these has a block
-    there, or if no sample in them could be heavier than ``settings.min_weight``. Synchronises with the device. A block
-    of 8 x 8 x 8 vertices, which has 3.5 voxels along each axis, takes 9 KiB, or 5 with at most eight values.
+    Blocks are left out if they have no occupied cell, or if the field has sparse levels but none of these has a block
+    there. Synchronises with the device. A block of 8 x 8 x 8 vertices, which has 3.5 voxels along each axis, takes 9
+    KiB, or 5 with at most eight values.
 
     Args:
         field: A field for which :func:`can_bake` is True.
         occupancy: Its occupied cells, on its device.
-        settings: Those with which images are rendered.
+        per_voxel: Vertices for each voxel of the finest level, along each axis.
 
     Returns:
         The stored field, on the field's device.
     """
-    pyramid, decoder = field.grid, field.decoder
-    assert isinstance(pyramid, VoxelPyramid)
+    decoder = field.decoder
     assert isinstance(decoder, DeferredMLPDecoder)
-    voxel, voxels = pyramid.finest_voxels()
-    voxel = voxel / _PER_VOXEL
-    # Every second vertex is where one of the finest level is, so the last blocks may end outside.
-    whole = [-(-_PER_VOXEL * count // BLOCK_CELLS) * BLOCK_CELLS for count in voxels]
-    low = pyramid.aabb[0].double()
-    box = torch.stack((low, low + voxel * voxel.new_tensor(whole))).float()
-    lattice = SparseGrid(whole, 1, box.tolist(), device=box.device)
-    lattice.allocate(_blocks_with_content(lattice, pyramid, occupancy), lattice.aabb)
+    lattice, voxel = _lattice(field, per_voxel)
+    lattice.allocate(_blocks_with_content(lattice, field, occupancy), lattice.aabb)
+    box, low = lattice.aabb, field.grid.aabb[0].double()
 
-    def positions(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields the positions (M, 3) of vertices of some blocks, and their atlas rows (M,)."""
+    def emitted(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Yields positions (M, 3) of vertices of blocks, their atlas rows (M,), densities (M,) and values (M, V)."""
         for vertices, rows in lattice.vertices(blocks, _BLOCKS_AT_ONCE):
-            yield (low + voxel * vertices.view(-1, 3)).float(), rows.view(-1)
-
-    def emitted(places: Tensor) -> tuple[Tensor, Tensor]:
-        return field.sample(single_samples(places), torch.zeros_like(places))
-
-    def opacity(density: Tensor) -> Tensor:
-        return -torch.expm1(-density * settings.step)
-
-    def every_block() -> Tensor:
-        return torch.arange(lattice.count, device=box.device)
+            positions = (low + voxel * vertices.view(-1, 3)).float()
+            yield positions, rows.view(-1), *field.sample(single_samples(positions), torch.zeros_like(positions))
 
     def absorbing(blocks: Tensor) -> Iterator[Tensor]:
         """Yields the values (M, V) of those vertices that show something."""
-        for places, _ in positions(blocks):
-            density, own = emitted(places)
-            yield own[(opacity(density) > _RANGE_OPACITY) & occupancy.contains(places)]
+        for positions, _, density, own in emitted(blocks):
+            opaque = -torch.expm1(-density * voxel.min()) > _RANGE_OPACITY
+            yield own[opaque & occupancy.contains(positions)]
 
-    considered = lattice.count
-    heaviest = [
-        opacity(field.density_in_warp(places)).view(-1, BLOCK_VERTICES**3).amax(dim=1)
-        for places, _ in positions(every_block())
-    ]
-    shown = lattice.exists.clone()
-    shown[lattice.exists] = torch.cat([*heaviest, box.new_zeros(0)]) > settings.min_weight
-    lattice.allocate(shown, lattice.aabb)
     some = torch.linspace(0, lattice.count - 1, min(lattice.count, _RANGE_BLOCKS), device=box.device).long()
     lowest, highest = _ranges(absorbing(some), decoder.emitted, box)
     lowest[:3], highest[:3] = 0, 1
     extent = (highest - lowest).clamp(min=1e-6)
     atlas = lattice.features.shape[:3]
     lattice.features.data = lattice.features.new_empty(0)  # only its tables are needed
-    width = next(width for width in _WIDTHS if width >= len(lowest))
+    width = _width(decoder)
     log_density = torch.full(atlas, _LOWEST_LOG_DENSITY, dtype=torch.float16, device=box.device)
     values = torch.zeros(*atlas, width, dtype=torch.uint8, device=box.device)
-    for places, rows in positions(every_block()):
-        density, own = emitted(places)
+    for _, rows, density, own in emitted(torch.arange(lattice.count, device=box.device)):
         log_density.view(-1)[rows] = density.log().clamp(min=_LOWEST_LOG_DENSITY).half()
         stored = ((own - lowest) / extent * 255).round().clamp(0, 255).to(torch.uint8)
         values.view(-1, width)[rows, : len(lowest)] = stored
     size = (log_density.nbytes + values.nbytes) / 2**20
-    logger.info("%d of %d blocks of the field's values are stored, %.0f MiB", lattice.count, considered, size)
+    logger.info("%d blocks of the field's values are stored, %.0f MiB", lattice.count, size)
     return Bricks(log_density, values, lowest, extent, lattice.blocks, box)
 
 
-def _blocks_with_content(lattice: SparseGrid, pyramid: VoxelPyramid, occupancy: OccupancyGrid) -> Tensor:
+def stored_bytes(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VOXEL) -> int:
+    """Returns the bytes of the blocks that :func:`bake` would store, without evaluating the field; synchronises."""
+    decoder = field.decoder
+    assert isinstance(decoder, DeferredMLPDecoder)
+    blocks = int(_blocks_with_content(_lattice(field, per_voxel)[0], field, occupancy).sum())
+    return blocks * BLOCK_VERTICES**3 * (2 + _width(decoder))
+
+
+def _width(decoder: DeferredMLPDecoder) -> int:
+    """Returns the number of values that are stored for each vertex."""
+    return next(width for width in _WIDTHS if width >= decoder.emitted)
+
+
+def _lattice(field: RadianceField, per_voxel: int) -> tuple[SparseGrid, Tensor]:
+    """Returns a lattice without blocks, and the distances (3,) float64 between its vertices along x, y and z."""
+    assert isinstance(field.grid, VoxelPyramid)
+    voxel, voxels = field.grid.finest_voxels()
+    voxel = voxel / per_voxel
+    # Some vertices are those of the finest level, so the last blocks may end outside.
+    whole = [-(-per_voxel * count // BLOCK_CELLS) * BLOCK_CELLS for count in voxels]
+    low = field.grid.aabb[0].double()
+    box = torch.stack((low, low + voxel * voxel.new_tensor(whole))).float()
+    return SparseGrid(whole, 1, box.tolist(), device=box.device), voxel
+
+
+def _blocks_with_content(lattice: SparseGrid, field: RadianceField, occupancy: OccupancyGrid) -> Tensor:
     """Returns the blocks that overlap an occupied cell and, if there are sparse levels, a block of one of these.
 
     Sparse levels have blocks where the training images showed something.
     """
+    assert isinstance(field.grid, VoxelPyramid)
 
     def overlapped(cells: Tensor, aabb: Tensor) -> Tensor:
         return overlapping_sums(cells, aabb, lattice.exists.shape, lattice.aabb) > 0
 
     wanted = overlapped(occupancy.occupied, occupancy.aabb)
-    levels = [overlapped(grid.exists, grid.aabb) for grid in pyramid.sparse_grids if grid.count > 0]
+    levels = [overlapped(grid.exists, grid.aabb) for grid in field.grid.sparse_grids if grid.count > 0]
     return wanted & torch.stack(levels).any(dim=0) if levels else wanted
 
 

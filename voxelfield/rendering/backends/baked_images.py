@@ -39,7 +39,7 @@ class BakedImages(ImageBackend):
         """See :class:`ImageBackend`. Evaluates the field at all vertices of occupied blocks."""
         field, occupancy = source.field, source.occupancy
         assert isinstance(field, RadianceField)
-        bricks, shade, warp = bake(field, occupancy, source.settings), field.shade, field.warp
+        bricks, shade, warp = bake(field, occupancy), field.shade, field.warp
         assert shade is not None
         clip = field.grid.aabb if warp is None else None
         boxes = [] if warp is None else warp.op_arguments
