@@ -32,7 +32,7 @@ from build_testing import (
 from voxelfield._build import architectures, sources
 
 pytest_plugins = ["build_fixtures"]
-pytestmark = needs_posix
+pytestmark = [needs_posix, pytest.mark.sweep]
 
 
 # --- importing ------------------------------------------------------------------------------------------------------

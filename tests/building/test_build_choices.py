@@ -19,7 +19,7 @@ from voxelfield._build.compiling import LONG, bundles, write_bundles
 from voxelfield.cli.command import main
 
 pytest_plugins = ["build_fixtures"]
-pytestmark = needs_posix
+pytestmark = [needs_posix, pytest.mark.sweep]
 
 
 def reasons(name: str) -> list[str]:

@@ -20,6 +20,8 @@ from voxelfield.cli.command import main
 from voxelfield.datasets.images import read_images
 from voxelfield.media.video import write_video
 
+pytestmark = pytest.mark.sweep
+
 CAMERAS = corner_cameras(8)
 
 

@@ -42,6 +42,7 @@ def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

@@ -133,6 +133,7 @@ def test_a_session_trains_one_field():
         voxelfield.Session(voxelfield.load_scene("bricks", image_size=20), settings)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_regions_are_trained_evaluated_and_rendered_as_one_run(start, tmp_path):
     run = tmp_path / "run"

@@ -211,6 +211,7 @@ def refined(scene, tmp_path_factory) -> Session:
     return session
 
 
+@pytest.mark.sweep
 def test_perturbed_cameras_come_back(refined, scene):
     truth = scene.train.cameras
     before, _ = pose_errors(refined.scene.train.cameras, truth)
@@ -379,6 +380,7 @@ def test_sparse_levels_are_refused_before_training(scene):
         session_of(scene, None, *TINY, *overrides)
 
 
+@pytest.mark.sweep
 def test_training_looks_for_lost_cameras_as_a_stage_begins(scene, caplog):
     caplog.set_level(logging.INFO)
     motion = torch.zeros(len(scene.train), 6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from pathlib import Path
 
@@ -68,12 +69,10 @@ def test_a_scene_or_a_logger_changes_its_own_settings_only(group, choice, name):
 @pytest.mark.parametrize("trainer", names("trainer"))
 def test_every_composition_is_valid(trainer, model, name):
     config = compose(f"model={model}", f"trainer={trainer}", name=name)
-    for scene in names("scene"):
-        config.scene = composed(f"scene={scene}").scene
-        for log in names("logger"):
-            config.logger = composed(f"logger={log}").logger
-            settings = parse(RunConfig, config)
-            assert (settings.model.kind, settings.logger.name) == (model, log)
+    for scene, log in zip(names("scene"), itertools.cycle(names("logger")), strict=False):
+        config.scene, config.logger = composed(f"scene={scene}").scene, composed(f"logger={log}").logger
+        settings = parse(RunConfig, config)
+        assert (settings.model.kind, settings.logger.name) == (model, log)
 
 
 @pytest.mark.parametrize(

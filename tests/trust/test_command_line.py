@@ -8,6 +8,8 @@ import shutil
 import pytest
 from short_runs import ROOT, run
 
+pytestmark = pytest.mark.sweep
+
 LONG, DIGITS = 10_000 * "x", 400 * "9"
 
 

@@ -21,6 +21,8 @@ from voxelfield.export.model_file import ModelFileError
 from voxelfield.training.state.checkpoint import CheckpointError, checkpoint_path, load_checkpoint, load_newest
 from voxelfield.training.state.run_directory import MODEL_FILE
 
+pytestmark = pytest.mark.sweep
+
 FLIPS, CUTS = 200, 50
 
 

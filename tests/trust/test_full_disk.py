@@ -22,6 +22,8 @@ from warm_python import warm_python
 
 from voxelfield.training.state.checkpoint import checkpoints, load_checkpoint
 
+pytestmark = pytest.mark.sweep
+
 COMMAND = ("resume=auto", "trainer.evaluation.video_frames=2", "trainer.evaluation.views=2")
 RESULTS = {"metrics.json", "per_view.csv", "model.safetensors", "orbit.mp4", "test"}
 PAGE = 4096

@@ -22,6 +22,8 @@ from warm_python import Running, WarmPython, warm_python
 
 from voxelfield.training.state.checkpoint import load_checkpoint
 
+pytestmark = pytest.mark.sweep
+
 # A checkpoint every few steps, so that hardly a kill takes a run back to its beginning.
 STEPS, EVERY, LOGGED, SHOWN = 120, 6, 4, 30
 COMMAND = (
