@@ -2,6 +2,7 @@
 
 Under build isolation torch is absent on purpose (see pyproject.toml): the extension is then compiled on first use.
 ``VOXELFIELD_WHEEL=1`` leaves the sources out, so that what is installed never compiles (packaging/build_wheel.sh).
+``VOXELFIELD_WERROR=1`` makes the compilers' warnings errors (.ci/run).
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def compiled_parts() -> dict[str, Any]:
     if note:
         sys.stderr.write(f"voxelfield: {note}\n")
     return {
-        "ext_modules": builder.compiling.extensions(names, sources_relative_to=HERE),
+        "ext_modules": builder.compiling.extensions(
+            names, sources_relative_to=HERE, strict=os.environ.get("VOXELFIELD_WERROR") == "1"
+        ),
         "cmdclass": {"build_ext": builder.compiling.build_command()},
         "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
     }
