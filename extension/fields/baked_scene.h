@@ -84,7 +84,7 @@ class BakedWalk {
   // The logarithms at a vertex and at the next one along z, which is in the same block.
   VOXELFIELD_HOST_DEVICE Pair pair_along_z(int32_t vertex) const {
 #if defined(__CUDA_ARCH__)
-    // A single load of the whole row takes half as long as two loads.
+    // One load of the whole row replaces two, of values that may lie in different words.
     const int32_t within = vertex % kBlockVertices;
     const uint4 row = __ldg(reinterpret_cast<const uint4*>(scene_.log_density + (vertex - within)));
     const unsigned low = within < 4 ? (within < 2 ? row.x : row.y) : (within < 6 ? row.z : row.w);
