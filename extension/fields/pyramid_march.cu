@@ -6,8 +6,8 @@
 namespace voxelfield {
 namespace {
 
-// Minimum number of rays per warp. With fewer, too many threads are idle at the end, when no rays are left to start.
-constexpr int kRaysPerWarp = 24;
+// Minimum number of rays per warp.
+constexpr int kRaysPerWarp = 2;
 
 // Rays in memory, with a row of slots for each ray.
 template <bool InPieces, bool Sparse>
@@ -15,18 +15,19 @@ struct ListedRays {
   static constexpr bool kInPieces = InPieces;
   static constexpr bool kSparse = Sparse;
   static constexpr bool kWorldDistances = false;
-  // Four threads share a ray: a training step has about as many rays as the device has threads, and some of them are
-  // many times as long as most.
-  static constexpr int kLanes = 4;
-  static constexpr int kBatch = 8;
-  static constexpr int kMostIdle = 5;
+  // Rays that are cut into pieces cross the boxes of a whole room, and many of them have a hundred samples or more.
+  // Most rays past an object have few, or none. With more threads for each ray, fewer rays that do not fit are begun,
+  // and the last rays end sooner, but more samples are evaluated past the end of a ray.
+  static constexpr int kLanes = InPieces ? kWarp : 8;
+  static constexpr int kBatch = InPieces ? 1 : 4;
+  static constexpr int kMostIdle = kLanes - 1;
   RayBatch batch;
   float* slots;  // (R, max_samples_per_ray)
   int max_samples_per_ray;
   int32_t* counts;
   unsigned long long* sums;  // for each part, the number of samples of its rays
   int64_t part_length;
-  unsigned long long* total;  // the number of samples of the rays that have ended
+  unsigned long long* total;  // the number of samples so far
   unsigned long long most;    // no rays are begun once `total` exceeds this
 
   struct Result {
@@ -43,9 +44,7 @@ struct ListedRays {
 
   __device__ __forceinline__ void end(int ray, const Result& result) const {
     counts[ray] = result.count;
-    if (result.count == 0) return;
-    atomicAdd(sums + ray / part_length, static_cast<unsigned long long>(result.count));
-    atomicAdd(total, static_cast<unsigned long long>(result.count));
+    if (result.count > 0) atomicAdd(sums + ray / part_length, static_cast<unsigned long long>(result.count));
   }
 };
 
@@ -67,7 +66,12 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
                               rays.slots[static_cast<int64_t>(ray.number) * rays.max_samples_per_ray + place] =
                                   sample.t;
                             }
-                            count = min(count + __popc(kept), rays.max_samples_per_ray);
+                            const int more = min(__popc(kept), rays.max_samples_per_ray - count);
+                            count += more;
+                            const int more_of_warp = __reduce_add_sync(kFullWarp, team.seat == 0 ? more : 0);
+                            if (lane_of_warp() == 0) {
+                              atomicAdd(rays.total, static_cast<unsigned long long>(more_of_warp));
+                            }
                             return count < rays.max_samples_per_ray;
                           });
 }

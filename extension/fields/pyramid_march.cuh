@@ -91,6 +91,21 @@ struct RayTeam {
   }
 };
 
+// The position of the set bit with `rank` set bits below it, which must exist.
+__device__ __forceinline__ int place_of_bit(unsigned bits, int rank) {
+  int place = 0;
+#pragma unroll
+  for (int half = kWarp / 2; half > 0; half /= 2) {
+    const int below = __popc(bits & ((1u << half) - 1u));
+    if (rank >= below) {
+      rank -= below;
+      place += half;
+      bits >>= half;
+    }
+  }
+  return place;
+}
+
 // Distributes the ray numbers [0, rays.count()) to the teams of a warp, in ascending order, until rays.enough(). A warp
 // claims Rays::kBatch numbers at a time.
 template <typename Rays>
@@ -156,7 +171,6 @@ template <int Width, int Eights, typename Rays, typename Visit>
 __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const StagedField<Width>& density,
                                               const Rays& rays, int* next_ray, unsigned char* rows,
                                               const Visit& visit) {
-  using Walk = SampleWalk<CellsView>;
   constexpr int kLanes = Rays::kLanes;
   static_assert(0 <= Rays::kMostIdle && Rays::kMostIdle < kWarp, "a warp must start rays when all threads are idle");
   const SharedMatrix features{shared_address(rows), kRowBytes};
@@ -166,7 +180,10 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
   RaySupply<Rays> supply(next_ray, rays);
   Ray ray{};
   RayView view = ray.view(scene.step, scene.steps_per_length);
-  Walk walk(scene.cells, view);
+  RayWalk<CellsView> walk(scene.cells, view);
+  // Lattice numbers: the first position that is not yet examined, and the end of the piece. All positions from `next`
+  // to before `hits_end` are hits.
+  float next = 0.0f, stop = 0.0f, hits_end = 0.0f;
   MarchedRay<typename Rays::Result> own{-1, CubeRay(view, scene.aabb), {}};
   bool walking = false;
   VisibleLight<float> light(scene.rule);
@@ -181,7 +198,9 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
       begun = true;
     }
     view = ray.view(scene.step, scene.steps_per_length);
-    walk = Walk(scene.cells, view);
+    walk = RayWalk(scene.cells, view);
+    next = hits_end = static_cast<float>(walk.range().begin);
+    stop = static_cast<float>(walk.range().end);
     own.cube = CubeRay(view, scene.aabb);
     return true;
   };
@@ -202,7 +221,7 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
         if (walking) {
           if constexpr (Rays::kInPieces) pieces = RayPieces(scene.boxes, ray);
           begun = false;
-          walk.end();
+          next = stop = 0.0f;
           light = VisibleLight<float>(scene.rule);
         }
       }
@@ -210,24 +229,40 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
     }
     if (idle == kFullWarp) break;
 
-    // All threads of a team take the same steps. Beginning a piece takes many times as long as a stride, so rays whose
-    // piece has ended wait, if necessary into later rounds, until no ray can stride, and then begin pieces together.
+    // Each thread of a team examines one lattice position. Beginning a piece takes many times as long, so rays whose
+    // piece has ended wait, if necessary into later rounds, until no ray has positions left, and then begin pieces
+    // together.
     PyramidSample sample{};
     float point[3];
     int found_by_team = 0;
     for (int i = 0; i < kMostStrides; ++i) {
       const bool lacking = walking && found_by_team < kLanes;
-      const bool striding = lacking && !walk.ended();
+      const bool striding = lacking && next < stop;
       if (__any_sync(kFullWarp, striding)) {
+        const float examined = next + static_cast<float>(team.seat);
+        float after = fmaxf(examined, hits_end);  // the next position whose cell may be of the other kind
+        const bool hit = striding && examined < stop && (examined < hits_end || walk.stride(after, stop));
+        const unsigned hits = team.own(__ballot_sync(kFullWarp, hit));
+        const float after_last = __shfl_sync(kFullWarp, after, kLanes - 1, kLanes);
+        const auto position_of_hit = [&](int rank) {
+          return kLanes == 1 ? next : next + static_cast<float>(place_of_bit(hits, rank));
+        };
+        const int room = kLanes - found_by_team, rank = team.seat - found_by_team, taken = min(__popc(hits), room);
+        if (0 <= rank && rank < taken) {
+          sample.t = view.t(position_of_hit(rank));
+          own.cube.point(sample.t, point);
+          if constexpr (Rays::kInPieces && Rays::kWorldDistances) sample.t = pieces.distance(scene.boxes, sample.t);
+        }
         if (striding) {
-          float first;
-          const int place = team.seat - found_by_team, taken = walk.take(kLanes - found_by_team, first);
-          if (0 <= place && place < taken) {
-            sample.t = view.t(first + static_cast<float>(place));
-            own.cube.point(sample.t, point);
-            if constexpr (Rays::kInPieces && Rays::kWorldDistances) sample.t = pieces.distance(scene.boxes, sample.t);
-          }
           found_by_team += taken;
+          if (__popc(hits) > room) {
+            next = position_of_hit(room);
+          } else if (hits >> (kLanes - 1) != 0) {
+            next += static_cast<float>(kLanes);
+            hits_end = after_last;
+          } else {
+            next = after_last;
+          }
         }
       } else if (__any_sync(kFullWarp, lacking)) {
         if (lacking) walking = begin_piece();

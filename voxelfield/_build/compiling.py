@@ -124,8 +124,11 @@ def extensions(names: Iterable[str], sources_relative_to: Path | None = None, st
     cxx = [_TORCH_TARGET, *_WINDOWS_FLAGS] if windows else [_TORCH_TARGET, *system, *host]
     # --no-as-needed keeps libtorch.so among the needed libraries: on a CUDA build of torch it brings libtorch_cuda,
     # which contains the stream symbol that the CUDA module looks up. After the libraries the flag would do nothing. The
-    # linker of macOS, where there is no CUDA, does not know it.
-    link = ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"] if sys.platform == "linux" else []
+    # linker of macOS, where there is no CUDA, does not know it. --exclude-libs keeps to itself what comes from static
+    # libraries: some compilers link libstdc++ statically, and its locales must not mix with those of torch's.
+    link = ["-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"]
+    if sys.platform != "linux":
+        link = []
     described = []
     for name in names:
         common: dict[str, Any] = {
