@@ -10,7 +10,7 @@
 namespace voxelfield {
 
 // A thread moves 8 neighbouring inputs and 4 neighbouring outputs at once. If there are at most 8 outputs, it moves
-// single outputs.
+// single outputs. Rows of inputs are a multiple of half as many: the four features of each grid of a pyramid.
 constexpr int kLog2InputWidth = 3;
 constexpr int kInputWidth = 8;
 constexpr int kOutputWidth = 4;
@@ -23,7 +23,8 @@ constexpr int kWeightBlock = 32;
 // A network whose input and output are rows in global memory.
 struct Mlp {
   Network network;
-  int input_pitch, output_pitch;  // row strides: multiples of kInputWidth and kOutputWidth (unless outputs are few)
+  // Row strides: multiples of kInputWidth / 2, and of kOutputWidth unless outputs are few.
+  int input_pitch, output_pitch;
 
   VOXELFIELD_HOST_DEVICE bool few_outputs() const { return network.out() <= kFewOutputs; }
 
@@ -48,7 +49,7 @@ inline Mlp plan_mlp(Network network) {
   }
   network.padded_in = round_up(network.in(), kInputGroup);
   network.padded_out = round_up(network.out(), kOutputGroup);
-  Mlp mlp{network, round_up(network.in(), kInputWidth), round_up(network.out(), kOutputWidth)};
+  Mlp mlp{network, round_up(network.in(), kInputWidth / 2), round_up(network.out(), kOutputWidth)};
   if (mlp.few_outputs()) mlp.output_pitch = network.out();
   mlp.network.log2_input_width = kLog2InputWidth;
   mlp.network.log2_output_width = mlp.few_outputs() ? 1 : 2;

@@ -57,9 +57,15 @@ template <int M>
 __device__ __forceinline__ void load_input(const WarpRows<const __half*>& from, int group, Fragment (&tiles)[2][M]) {
   const int column = kInputGroup * group + lane_of_warp() % 4 * kInputWidth;
   for_each_row<M>([&](int m, int i, int row) {
+    const __half* const source = from.start + min(row, from.rows - 1) * from.columns + column;
     uint4 own = make_uint4(0, 0, 0, 0);
-    if (column < from.columns) {
-      own = __ldg(reinterpret_cast<const uint4*>(from.start + min(row, from.rows - 1) * from.columns + column));
+    if (from.columns % kInputWidth == 0) {
+      if (column < from.columns) own = __ldg(reinterpret_cast<const uint4*>(source));
+    } else {
+      uint2 low = make_uint2(0, 0), high = low;
+      if (column < from.columns) low = __ldg(reinterpret_cast<const uint2*>(source));
+      if (column + kInputWidth / 2 < from.columns) high = __ldg(reinterpret_cast<const uint2*>(source) + 1);
+      own = make_uint4(low.x, low.y, high.x, high.y);
     }
     tiles[0][m].part[i] = own.x;
     tiles[0][m].part[i + 2] = own.y;
@@ -72,9 +78,15 @@ template <int M>
 __device__ __forceinline__ void store_input(const Fragment (&tiles)[2][M], const WarpRows<__half*>& to, int group) {
   const int column = kInputGroup * group + lane_of_warp() % 4 * kInputWidth;
   for_each_row<M>([&](int m, int i, int row) {
-    if (row < to.rows && column < to.columns) {
-      *reinterpret_cast<uint4*>(to.start + row * to.columns + column) =
-          make_uint4(tiles[0][m].part[i], tiles[0][m].part[i + 2], tiles[1][m].part[i], tiles[1][m].part[i + 2]);
+    if (row >= to.rows || column >= to.columns) return;
+    __half* const target = to.start + row * to.columns + column;
+    const uint2 low = make_uint2(tiles[0][m].part[i], tiles[0][m].part[i + 2]),
+                high = make_uint2(tiles[1][m].part[i], tiles[1][m].part[i + 2]);
+    if (to.columns % kInputWidth == 0) {
+      *reinterpret_cast<uint4*>(target) = make_uint4(low.x, low.y, high.x, high.y);
+    } else {
+      reinterpret_cast<uint2*>(target)[0] = low;
+      if (column + kInputWidth / 2 < to.columns) reinterpret_cast<uint2*>(target)[1] = high;
     }
   });
 }
