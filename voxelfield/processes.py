@@ -82,6 +82,20 @@ def sum_of(values: Tensor) -> Tensor:
     return total
 
 
+def sum_later(values: Tensor) -> Callable[[], Tensor]:
+    """Begins to sum a contiguous tensor over all processes; the function that is returned waits, and returns the sum.
+
+    A collective call. The device does other work meanwhile; ``values`` becomes the sum.
+    """
+    work = distributed.all_reduce(values, async_op=True)
+
+    def arrive() -> Tensor:
+        work.wait()
+        return values
+
+    return arrive
+
+
 def of_first(values: Tensor) -> Tensor:
     """Returns the tensor of process 0, given one of the same shape in each; a collective call."""
     copied = values.clone()

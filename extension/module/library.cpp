@@ -78,6 +78,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
 
   // Packs a grid of bools into words of 4 x 4 x 4 bits.
   m.def("pack_occupancy(Tensor occupied) -> Tensor");
+  // The distance of each cell to the nearest occupied one, the largest along any axis, at most max_distance <= 255.
+  m.def("empty_distance(Tensor occupied, int max_distance) -> Tensor");
 
   // Lenses as rows of numbers (cameras/lens.h), either (1, 14) for all points or (N, 14) for each. The axes of rays (N,
   // 3) point right, down and forward; points (N, 2) are offsets from the principal point in focal lengths.

@@ -178,6 +178,38 @@ struct SlottedPieces {
   VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
 };
 
+// Distances to the nearest occupied cell in the maximum norm, which are found one axis at a time: the smallest, over
+// the cells along the axis, of the larger one of the distance to that cell and of that cell's own distance so far.
+struct DistanceAlongAxis {
+  const uint8_t* distances;
+  uint8_t* smallest;
+  int64_t size, stride;  // cells along the axis, and between two of them in memory
+
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t cell) const {
+    const int64_t place = cell / stride % size;
+    int32_t best = distances[cell];
+    for (int32_t away = 1; away < best; ++away) {
+      if (away <= place) best = smaller(best, away, distances[cell - away * stride]);
+      if (away < size - place) best = smaller(best, away, distances[cell + away * stride]);
+    }
+    smallest[cell] = static_cast<uint8_t>(best);
+  }
+
+ private:
+  static VOXELFIELD_HOST_DEVICE int32_t smaller(int32_t best, int32_t away, int32_t there) {
+    const int32_t found = away > there ? away : there;
+    return found < best ? found : best;
+  }
+};
+
+struct FirstDistance {
+  const bool* occupied;
+  uint8_t* distances;
+  uint8_t most;
+
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t cell) const { distances[cell] = occupied[cell] ? 0 : most; }
+};
+
 template <typename Backend>
 struct MarchOps {
   static Tensor pack_occupancy(const Tensor& occupied) {
@@ -187,6 +219,23 @@ struct MarchOps {
     Tensor words = new_empty(cells, {grid.bricks[0], grid.bricks[1], grid.bricks[2]}, ScalarType::Long);
     Backend::for_each(words.numel(), PackBricks{data_of(cells), grid, data_of(words)});
     return words;
+  }
+
+  static Tensor empty_distance(const Tensor& occupied, int64_t max_distance) {
+    const Tensor cells = checked("occupied", occupied, {kAny, kAny, kAny}, ScalarType::Bool, occupied);
+    STD_TORCH_CHECK(max_distance >= 1 && max_distance <= 255, "max_distance must be 1 to 255, got ", max_distance);
+    const typename Backend::Guard guard(occupied);
+    Tensor distances = new_empty(cells, shape_of(cells), ScalarType::Byte);
+    Tensor before = new_empty(cells, shape_of(cells), ScalarType::Byte);
+    const int64_t count = cells.numel();
+    Backend::for_each(count, FirstDistance{data_of(cells), data_of(distances), static_cast<uint8_t>(max_distance)});
+    int64_t stride = 1;
+    for (int axis = 2; axis >= 0; --axis) {
+      std::swap(before, distances);
+      Backend::for_each(count, DistanceAlongAxis{data_of(before), data_of(distances), cells.size(axis), stride});
+      stride *= cells.size(axis);
+    }
+    return distances;
   }
 
   static TensorTuple<3> count_ray_samples(const Tensor& origins, const Tensor& directions, const Tensor& near,
@@ -245,6 +294,7 @@ struct MarchOps {
 
   static void implement(Library& m) {
     m.impl("pack_occupancy", TORCH_BOX(&MarchOps::pack_occupancy));
+    m.impl("empty_distance", TORCH_BOX(&MarchOps::empty_distance));
     m.impl("count_ray_samples", TORCH_BOX(&MarchOps::count_ray_samples));
     m.impl("place_ray_samples", TORCH_BOX(&MarchOps::place_ray_samples));
   }

@@ -348,6 +348,7 @@ def calls(device):
     in_levels = *walk[:4], cells, torch.cat((box.view(1, 6), 2 * box.view(1, 6)))
     arguments = {
         "pack_occupancy": (torch.ones(3, 4, 5, dtype=torch.bool, device=device),),
+        "empty_distance": (torch.zeros(3, 4, 5, dtype=torch.bool, device=device), 255),
         "lens_rays": (rgb[:, :2].contiguous(), lens.repeat(rows, 1)),
         "lens_points": (rgb, lens.repeat(rows, 1)),
         "pixel_rays": (images, torch.zeros(5, dtype=torch.int64, device=device), *through_lenses(*cameras), 2),
@@ -407,7 +408,8 @@ def calls(device):
 
 
 OPS = [
-    *("pack_occupancy", "lens_rays", "lens_points", "pixel_rays", "count_ray_samples", "place_ray_samples"),
+    *("pack_occupancy", "empty_distance", "lens_rays", "lens_points", "pixel_rays"),
+    *("count_ray_samples", "place_ray_samples"),
     *("count_visible_samples", "pack_visible_samples", "ray_light", "ray_light_backward"),
     *("composite", "composite_backward"),
     *("sum_along_rays", "scan_along_rays", "spread_along_rays", "append_view", "append_view_backward"),
@@ -420,7 +422,8 @@ OPS = [
 every_op = pytest.mark.parametrize("name", OPS)
 
 # Another length of these is another valid call, or one whose contents alone are in doubt; or they are single numbers.
-FREE = {("append_view", "directions"), ("pixel_rays", "index"), ("pack_occupancy", "occupied")}
+FREE = {("append_view", "directions"), ("pixel_rays", "index")}
+FREE |= {(op, "occupied") for op in ("pack_occupancy", "empty_distance")}
 FREE |= {(op, "ray_offsets") for op in ("count_visible_samples", "ray_light", "ray_light_backward", "composite")}
 FREE |= {("render_baked_image", "blocks")}
 FREE |= {("sum_along_rays", "values"), ("sum_along_rays", "ray_offsets"), ("scan_along_rays", "ray_offsets")}
@@ -432,7 +435,7 @@ FREE |= {("render_grid_image", "grid"), ("render_grid_backward", "grid")}
 
 # Ops of which no argument has to be as long as another.
 WITHOUT_LENGTHS = {
-    *("pack_occupancy", "sum_along_rays"),
+    *("pack_occupancy", "empty_distance", "sum_along_rays"),
     *("places_in_atlas", "share_copies_"),
 }
 

@@ -268,11 +268,17 @@ class Optimizers:
             # The optimizer's term is a mean over the pairs of neighbours along each axis.
             adam.add_total_variation(parameter, sum_weights(parameter, weight))
 
-    def step(self) -> None:
-        """Updates the grids and clears their gradients; updates everything else and drops its gradients."""
+    def step(self, arrive: Callable[[], None] | None = None) -> None:
+        """Updates the grids and clears their gradients; updates everything else and drops its gradients.
+
+        Args:
+            arrive: Called before any gradient is read, except for those of divided grids.
+        """
         if self.division is not None:
             self.division.step()
-        elif self.grid is not None:
+        if arrive is not None:
+            arrive()
+        if self.division is None and self.grid is not None:
             for grid in self._sparse:
                 grid.share_gradient()
             self.grid.step()

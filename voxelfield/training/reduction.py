@@ -5,7 +5,7 @@ All of these are collective calls, which a CUDA graph of the step may contain.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,24 @@ def share_of_rays(kept: Tensor) -> Tensor:
     return kept / processes.sum_of(kept.float()).clamp(min=1)
 
 
-def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Replaces gradients by their sums over the processes, one flat tensor a dtype; skips parameters without one."""
+def sum_gradients(parameters: Sequence[nn.Parameter]) -> Callable[[], None]:
+    """Begins to sum gradients over the processes, in one flat tensor a dtype; skips parameters without one.
+
+    Returns:
+        A function that waits for the sums, and replaces the gradients by them.
+    """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    summed = []
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
         some = [gradient for gradient in gradients if gradient.dtype == dtype]
-        flat = processes.sum_of(torch.cat([gradient.flatten() for gradient in some]))
-        parts = flat.split([gradient.numel() for gradient in some])
-        torch._foreach_copy_(some, [part.view_as(own) for part, own in zip(parts, some, strict=True)])
+        summed.append((some, processes.sum_later(torch.cat([gradient.flatten() for gradient in some]))))
+
+    def finish() -> None:
+        for some, arrive in summed:
+            parts = arrive().split([gradient.numel() for gradient in some])
+            torch._foreach_copy_(some, [part.view_as(own) for part, own in zip(parts, some, strict=True)])
+
+    return finish
 
 
 def divided_density(density: PositionDensity) -> PositionDensity:

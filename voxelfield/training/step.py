@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -129,6 +129,7 @@ class TrainingStep:
         self._optimizers = optimizers
         self._config = config
         self._parts = parts
+        self._reads_gradients = any(type(part).after_backward is not Part.after_backward for part in parts)
         self._sampler = sampler
         self._loss_scale = torch.tensor(config.loss_scale, device=self.device)
         self.error, self.share_of_error = torch.zeros(2, device=self.device).unbind()
@@ -161,17 +162,21 @@ class TrainingStep:
         backpropagate(list(terms.values()), self._loss_scale if share is None else self._loss_scale * share)
         terms = {name: term.detach() if share is None else term.detach() * share for name, term in terms.items()}
         parameters = [parameter for part in self._parts for parameter in part.parameters()]
+        arrive: Callable[[], None] | None = None
         if self._optimizers is not None:
             divided = self._optimizers.own_parts(parameters)
             if self._shared:
-                sum_gradients([own for own, whole in zip(divided, parameters, strict=True) if own is whole])
+                arrive = sum_gradients([own for own, whole in zip(divided, parameters, strict=True) if own is whole])
             parameters = divided
+        if arrive is not None and (config.not_finite == "skip" or self._reads_gradients):
+            arrive()
+            arrive = None
         if config.not_finite == "skip":
             terms = self._drop_unless_finite(terms, parameters)
         for part in self._parts:
             part.after_backward(self.number)
         if self._optimizers is not None:
-            self._optimizers.step()
+            self._optimizers.step(arrive)
         for part in self._parts:
             part.after_step(self.number)
         self.number += 1
