@@ -46,12 +46,12 @@ from voxelfield.training.session import Session
 from voxelfield.training.state.run_directory import METRICS
 
 WORKS = {
-    # docs/performance.md: 2.50 ms, of which Adam takes 0.314, which is the time of 31 million features, and launches
-    # 0.38. 0.15 of the rest is not divided.
-    "lego, trainer=default": StepWork(2**19, 24, 6, 31_400_000, 1.535e-3, 0.314e-3, 0.651e-3),
-    # 9.29 ms, traced: 1.65 in Adam and 0.97 in the sums of vertices that several blocks have. 134,000 and 36,000 blocks
-    # of 512 vertices, and a tenth of the dense levels.
-    "bonsai, trainer=many_photographs": StepWork(2**20, 28, 7, 355_800_000, 5.35e-3, 2.62e-3, 1.32e-3),
+    # 2.20 ms, of which Adam takes 0.314, which is the time of 31 million features, and launches 0.38. 0.15 of the rest
+    # is not divided.
+    "lego, trainer=default": StepWork(2**19, 24, 6, 31_400_000, 1.28e-3, 0.314e-3, 0.606e-3),
+    # 6.15 ms: 1.65 in Adam and 0.90 in the sums of vertices that several blocks have. 134,000 and 36,000 blocks of 512
+    # vertices, and a tenth of the dense levels.
+    "bonsai, trainer=many_photographs": StepWork(2**20, 28, 7, 355_800_000, 2.74e-3, 2.55e-3, 0.86e-3),
 }
 LINKS = {
     "NVLink, 300 GB/s": NVLINK,

@@ -29,10 +29,10 @@ class System:
 
 
 SYSTEMS = (
-    System("default", 60.4, 32.65),
+    System("default", 58.4, 32.74),
     System("14,000 steps", 119.6, 32.76, 136, 32.7),
     System("best", 120.4, 33.14),
-    System("deferred", 57.9, 32.38, 480, 32.38),
+    System("deferred, 8000 steps", 57.9, 32.38, 480, 32.38),
     System("gsplat, H100", 202, 30.39, 470, 30.39, own=False),
     System("gsplat MCMC, H100", 256, 31.81, 300, 31.81, own=False),
     System("SVRaster", 219, 31.00, 404, 31.00, own=False),

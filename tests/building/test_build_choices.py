@@ -6,11 +6,14 @@ import logging
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from build_testing import forge, needs_posix, path_without_nvcc
+from torch.utils.cpp_extension import library_paths
 
 from voxelfield import _library
 from voxelfield._build import architectures, compiling, sources
@@ -486,6 +489,24 @@ def test_a_torch_that_is_too_old_is_named_before_anything_is_loaded(wheel, monke
 def test_a_device_without_kernels_is_named():
     with pytest.raises(NotImplementedError, match="kernels for cpu and cuda tensors, got a tensor on 'xpu'"):
         _library.ensure_loaded("xpu")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the linker of Linux")
+def test_a_static_standard_library_stays_within_the_module(tmp_path):
+    # Of two copies in a process, one would format numbers with the locales of the other.
+    source, module = tmp_path / "number.cpp", tmp_path / "number.so"
+    source.write_text(
+        "#include <sstream>\n"
+        'extern "C" int digits(int value) { std::ostringstream s; s << value; return s.str().size(); }\n'
+    )
+    (described,) = compiling.extensions([compiling.CPU_MODULE])
+    folders = [f"-L{folder}" for folder in library_paths()]
+    command = ["c++", "-shared", "-fPIC", "-static-libstdc++", str(source), "-o", str(module), *folders]
+    subprocess.run([*command, *described.extra_link_args], check=True)
+    exported = subprocess.run(["nm", "-DC", "--defined-only", str(module)], check=True, capture_output=True, text=True)
+    assert "digits" in exported.stdout
+    assert "std::ostream" not in exported.stdout
+    assert "std::locale" not in exported.stdout
 
 
 def test_every_cuda_source_is_compiled_once(tmp_path):

@@ -25,8 +25,9 @@ _LONGEST_RAYS = 0.15
 _SECONDS_PER_FLOP = 1 / 150e12  # of the networks
 _SECONDS_PER_FEATURE = 0.06e-9  # of a sample: marching, reading the grids, adding to their gradients
 _SECONDS_PER_BYTE = 1 / 3.4e12  # of the device's own memory
-# Adam reads and writes a master, two moments and a gradient in float32, and writes a copy in 16 bits.
-_UPDATE_BYTES = 34
+# Adam reads and writes a master, two moments and a gradient in float32, and writes a copy in 16 bits. Of sparse levels,
+# it does so where a step has changed something, and vertices that several blocks have are read once more.
+_UPDATE_BYTES, _SPARSE_UPDATE_BYTES = 34, 20
 # Of a dense level, about this share of the tiles is next to occupied cells.
 _ACTIVE_SHARE = 0.1
 
@@ -150,7 +151,7 @@ def estimate_work(config: RunConfig) -> StepWork:
         config = replace(config, scene=replace(config.scene, aabb=((-1.0,) * 3, (1.0,) * 3)))
     model, trainer = untrained_model(config, "meta"), config.trainer
     sparse = model.count_sparse_features()
-    features = sparse + round(_ACTIVE_SHARE * (model.count_features(max(trainer.resolutions)) - sparse))
+    dense = round(_ACTIVE_SHARE * (model.count_features(max(trainer.resolutions)) - sparse))
     levels = {id(level) for level in model.grid.levels}
     weights = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in levels)
     channels = model.grid.channels
@@ -160,9 +161,9 @@ def estimate_work(config: RunConfig) -> StepWork:
         samples=trainer.visible_samples,
         channels=channels,
         levels=len(levels),
-        features=features,
+        features=dense + sparse,
         rays=(1 - _LONGEST_RAYS) * rays,
-        update=features * _UPDATE_BYTES * _SECONDS_PER_BYTE,
+        update=(dense * _UPDATE_BYTES + sparse * _SPARSE_UPDATE_BYTES) * _SECONDS_PER_BYTE,
         undivided=_LAUNCH_SECONDS + _LONGEST_RAYS * rays,
     )
 
