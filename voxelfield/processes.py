@@ -85,8 +85,10 @@ def sum_of(values: Tensor) -> Tensor:
 def sum_later(values: Tensor) -> Callable[[], Tensor]:
     """Begins to sum a contiguous tensor over all processes; the function that is returned waits, and returns the sum.
 
-    A collective call. The device does other work meanwhile; ``values`` becomes the sum.
+    A collective call. The device can do other work meanwhile; ``values`` becomes the sum.
     """
+    if count() == 1:
+        return lambda: values
     work = distributed.all_reduce(values, async_op=True)
 
     def arrive() -> Tensor:

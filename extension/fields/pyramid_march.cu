@@ -6,7 +6,7 @@
 namespace voxelfield {
 namespace {
 
-// Minimum number of rays per warp.
+// Minimum number of rays per warp. With more, a few thousand rays would not occupy the whole device.
 constexpr int kRaysPerWarp = 2;
 
 // Rays in memory, with a row of slots for each ray.
@@ -15,9 +15,9 @@ struct ListedRays {
   static constexpr bool kInPieces = InPieces;
   static constexpr bool kSparse = Sparse;
   static constexpr bool kWorldDistances = false;
-  // Rays that are cut into pieces cross the boxes of a whole room, and many of them have a hundred samples or more.
-  // Most rays past an object have few, or none. With more threads for each ray, fewer rays that do not fit are begun,
-  // and the last rays end sooner, but more samples are evaluated past the end of a ray.
+  // Rays through nested boxes have tens of samples, and some have hundreds. Most rays past a single object have few, or
+  // none. With more threads for each ray, fewer rays are begun for whose samples there is no room, and the last rays
+  // end sooner, but more samples are evaluated past the end of a ray.
   static constexpr int kLanes = InPieces ? kWarp : 8;
   static constexpr int kBatch = InPieces ? 1 : 4;
   static constexpr int kMostIdle = kLanes - 1;
@@ -68,9 +68,9 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
                             }
                             const int more = min(__popc(kept), rays.max_samples_per_ray - count);
                             count += more;
-                            const int more_of_warp = __reduce_add_sync(kFullWarp, team.seat == 0 ? more : 0);
-                            if (lane_of_warp() == 0) {
-                              atomicAdd(rays.total, static_cast<unsigned long long>(more_of_warp));
+                            const int found = group_sum<kWarp>(team.seat == 0 ? more : 0);
+                            if (lane_of_warp() == 0 && found > 0) {
+                              atomicAdd(rays.total, static_cast<unsigned long long>(found));
                             }
                             return count < rays.max_samples_per_ray;
                           });

@@ -181,8 +181,8 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
   Ray ray{};
   RayView view = ray.view(scene.step, scene.steps_per_length);
   RayWalk<CellsView> walk(scene.cells, view);
-  // Lattice numbers: the first position that is not yet examined, and the end of the piece. All positions from `next`
-  // to before `hits_end` are hits.
+  // Lattice numbers: the first position that is neither taken nor passed, and the end of the piece. Positions from
+  // `next` on and before `hits_end` are hits.
   float next = 0.0f, stop = 0.0f, hits_end = 0.0f;
   MarchedRay<typename Rays::Result> own{-1, CubeRay(view, scene.aabb), {}};
   bool walking = false;
@@ -229,9 +229,9 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
     }
     if (idle == kFullWarp) break;
 
-    // Each thread of a team examines one lattice position. Beginning a piece takes many times as long, so rays whose
-    // piece has ended wait, if necessary into later rounds, until no ray has positions left, and then begin pieces
-    // together.
+    // Each thread of a team examines one lattice position. Beginning a piece takes many times as long as examining
+    // positions, so rays whose piece has ended wait, if necessary into later rounds, until no ray that lacks samples
+    // has positions left, and then begin pieces together.
     PyramidSample sample{};
     float point[3];
     int found_by_team = 0;

@@ -42,7 +42,7 @@ struct MlpInputs {
                     "mlp: on CUDA input must be a float16 tensor of shape (N, in)");
     weights = checked_network("mlp: weights", any_weights, any_input.size(1), kMaxWidth, kMaxLayers, any_input);
     mlp = plan_mlp(weights.view);
-    input = by_vectors(any_input, mlp.input_pitch, kInputWidth);
+    input = by_vectors(any_input, mlp.input_pitch, mlp.input_pitch % kInputWidth == 0 ? kInputWidth : kInputWidth / 2);
     STD_TORCH_CHECK(input.size(0) <= kMaxRows, "mlp: input must have at most ", kMaxRows, " rows, got ", input.size(0));
     rows.capacity = static_cast<int>(input.size(0));
     if (count.has_value()) {

@@ -10,7 +10,8 @@
 namespace voxelfield {
 
 // A thread moves 8 neighbouring inputs and 4 neighbouring outputs at once. If there are at most 8 outputs, it moves
-// single outputs. Rows of inputs are a multiple of half as many: the four features of each grid of a pyramid.
+// single outputs. A row of inputs has a multiple of 4 numbers, because each grid of a pyramid has four features; it is
+// read 8 numbers at a time if it has a multiple of 8.
 constexpr int kLog2InputWidth = 3;
 constexpr int kInputWidth = 8;
 constexpr int kOutputWidth = 4;

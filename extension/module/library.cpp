@@ -78,7 +78,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
 
   // Packs a grid of bools into words of 4 x 4 x 4 bits.
   m.def("pack_occupancy(Tensor occupied) -> Tensor");
-  // The distance of each cell to the nearest occupied one, the largest along any axis, at most max_distance <= 255.
+  // The distance of each cell to the nearest occupied one in the maximum norm, capped at max_distance, 1 to 255.
   m.def("empty_distance(Tensor occupied, int max_distance) -> Tensor");
 
   // Lenses as rows of numbers (cameras/lens.h), either (1, 14) for all points or (N, 14) for each. The axes of rays (N,

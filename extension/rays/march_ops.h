@@ -1,4 +1,5 @@
-// Ray marching in two passes, and its host side for both backends: checks, allocates, and calls a backend.
+// The cells that rays cross, marching in two passes, and their host side for both backends: checks, allocates, and
+// calls a backend.
 #pragma once
 
 #include "common/whole_numbers.h"
@@ -178,8 +179,8 @@ struct SlottedPieces {
   VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
 };
 
-// Distances to the nearest occupied cell in the maximum norm, which are found one axis at a time: the smallest, over
-// the cells along the axis, of the larger one of the distance to that cell and of that cell's own distance so far.
+// One axis of a cell's distance to the nearest occupied one in the maximum norm: the minimum, over the cells along this
+// axis, of max(distance to that cell, distance of that cell by the axes before).
 struct DistanceAlongAxis {
   const uint8_t* distances;
   uint8_t* smallest;
@@ -202,6 +203,7 @@ struct DistanceAlongAxis {
   }
 };
 
+// The distances before the first axis.
 struct FirstDistance {
   const bool* occupied;
   uint8_t* distances;

@@ -235,26 +235,16 @@ class SampleWalk {
         hits_end_(next_),
         stop_(static_cast<float>(walk_.range().end)) {}
 
-  // Whether no hit is left.
-  VOXELFIELD_HOST_DEVICE bool ended() const { return !(next_ < hits_end_) && !(next_ < stop_); }
-
   // Makes the walk end here.
   VOXELFIELD_HOST_DEVICE void end() { hits_end_ = stop_ = next_; }
-
-  // Takes the next hits, at most `most` >= 1 of them, or passes cells without hits. Must not be called at the end.
-  // Returns the number of hits, which are at the lattice positions from `first` on.
-  VOXELFIELD_HOST_DEVICE int take(int most, float& first) {
-    if (!(next_ < hits_end_) && !reach()) return 0;
-    first = next_;
-    next_ = fminf(next_ + static_cast<float>(most), hits_end_);
-    return static_cast<int>(next_ - first);
-  }
 
   // Sets t to the distance of the next hit. Returns false at the end of the ray.
   VOXELFIELD_HOST_DEVICE bool next(float& t) {
     while (!(next_ < hits_end_)) {
       if (!(next_ < stop_)) return false;
-      reach();
+      float end = next_;
+      const bool hits = walk_.stride(end, stop_);
+      (hits ? hits_end_ : next_) = end;
     }
     t = ray_->t(next_);
     next_ += 1.0f;
@@ -262,18 +252,6 @@ class SampleWalk {
   }
 
  private:
-  // Makes one stride from a position without known hits. Returns whether it reaches hits.
-  VOXELFIELD_HOST_DEVICE bool reach() {
-    float end = next_;
-    const bool hits = walk_.stride(end, stop_);
-    if (hits) {
-      hits_end_ = end;
-    } else {
-      next_ = end;
-    }
-    return hits;
-  }
-
   RayWalk<Cells> walk_;
   const RayView* ray_;
   float next_, hits_end_, stop_;  // lattice numbers; all positions in [next_, hits_end_) are hits

@@ -28,6 +28,7 @@ INITIAL = 8.0
 LIMITS = {"min_transmittance": 1e-4, "min_weight": 1e-3}
 
 BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments
+either_boxes = pytest.mark.parametrize("boxes", [[], BOXES], ids=["one box", "nested boxes"])
 
 
 def make_scene(count=200, levels=3, width=64, dtype=torch.float16, fraction=0.6):
@@ -104,7 +105,7 @@ def by_steps(scene, boxes, blocks):
 
 @pyramid_dtypes
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-@pytest.mark.parametrize("boxes", [(), BOXES], ids=["one box", "nested boxes"])
+@either_boxes
 def test_matches_the_separate_steps(device, dtype, boxes, sparse):
     scene = make_scene(600, dtype=dtype)
     blocks = [None, None, None]
@@ -144,11 +145,12 @@ def test_samples_are_packed_by_ray(device):
     torch.testing.assert_close(seen.positions, expected)
 
 
+@either_boxes
 @pytest.mark.parametrize("max_samples", [1, 3])
-def test_a_ray_keeps_its_first_samples(device, max_samples):
+def test_a_ray_keeps_its_first_samples(device, max_samples, boxes):
     scene = on(device, make_scene())
-    every = _internal.march_visible(**scene, **settings())
-    first = _internal.march_visible(**scene, **settings(), max_samples_per_ray=max_samples)
+    every = _internal.march_visible(**scene, **settings(), boxes=boxes)
+    first = _internal.march_visible(**scene, **settings(), max_samples_per_ray=max_samples, boxes=boxes)
     place = torch.arange(len(every.t), device=device) - every.ray_offsets[every.ray_index]
     assert (place >= max_samples).any()
     for one, two in zip(first[:4], every[:4], strict=True):
@@ -174,13 +176,14 @@ def test_rays_are_taken_whole_while_they_fit(device):
     assert (part.ray_index[used:] == 199).all()
 
 
-def test_rays_that_are_not_needed_change_nothing(device):
+@either_boxes
+def test_rays_that_are_not_needed_change_nothing(device, boxes):
     # On CUDA, with more rays than are marched at once.
     scene = on(device, make_scene(count=400_000 if device.type == "cuda" else 2_000))
-    every = _internal.march_visible(**scene, **settings())
+    every = _internal.march_visible(**scene, **settings(), boxes=boxes)
     for share in (50, 5):
         capacity = len(every.t) // share
-        part = _internal.march_visible(**scene, **settings(), capacity=capacity)
+        part = _internal.march_visible(**scene, **settings(), capacity=capacity, boxes=boxes)
         rays_kept = int(part.rays_kept)
         used = int(every.ray_offsets[rays_kept])
         assert used <= capacity < every.ray_offsets[rays_kept + 1]
@@ -188,13 +191,14 @@ def test_rays_that_are_not_needed_change_nothing(device):
         assert torch.equal(part.positions[:used], every.positions[:used])
 
 
+@either_boxes
 @pytest.mark.cuda
-def test_what_is_not_needed_is_not_marched():
+def test_what_is_not_needed_is_not_marched(boxes):
     scene = on("cuda", make_scene(count=400_000))
     bits = ops.pack_occupancy(scene.pop("occupied"))
     rays = [scene.pop(name) for name in ("origins", "directions", "near", "far")]
     offset = torch.full_like(rays[2], 0.5)
-    numbers = (STEP, INITIAL, *LIMITS.values(), 8, [])
+    numbers = (STEP, INITIAL, *LIMITS.values(), 8, list(boxes))
     marched = (*rays, offset, *bits, *of_dense_levels(scene), *numbers)
     _, counts, _ = torch.ops.voxelfield.march_to_slots(*marched, 1 << 40)
     most = int(counts.sum()) // 20
@@ -296,7 +300,7 @@ def test_can_be_captured_in_a_graph():
 
 
 @pytest.mark.parametrize("count", [0, 70])
-@pytest.mark.parametrize("boxes", [[], BOXES], ids=["one box", "nested boxes"])
+@either_boxes
 def test_opcheck(device, count, boxes):
     _library.ensure_loaded(device.type)
     scene = on(device, make_scene(count))

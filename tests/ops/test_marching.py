@@ -532,6 +532,7 @@ def test_opcheck(device, count):
     offset = torch.full((count,), 0.5, device=device)
     ops = torch.ops.voxelfield
     torch.library.opcheck(ops.pack_occupancy.default, (scene["occupied"],))
+    torch.library.opcheck(ops.empty_distance.default, (scene["occupied"], 4))
     bits = pack_occupancy(scene["occupied"])
     walk = (*(scene[name] for name in NAMES[:4]), offset, bits.words, list(bits.resolution), scene["aabb"], STEP, 4)
     # The tests left out compare values, of which the unused ones are anything.

@@ -14,8 +14,11 @@ from voxelfield.ops import mlp
 # From input to output; on CUDA widths are padded to 16, 32, 64 or 128, the input to 32s and the output to 16s.
 NETWORKS = [
     (24, 64, 16),
+    (28, 64, 16),
     (32, 64, 64, 3),
     (32, 128, 128, 3),
+    (60, 128, 128, 3),
+    (100, 48, 4),
     (16, 16, 16),
     (1, 1, 1),
     (8, 16, 40),
@@ -259,7 +262,9 @@ def test_not_a_number_stays_in_its_row(device):
 
 
 @pytest.mark.parametrize(
-    "sizes", [(24, 64, 16), (32, 64, 64, 3), (32, 128, 128, 128, 3), (16, 16, 1), (32, *[128] * 9, 3)], ids=str
+    "sizes",
+    [(24, 64, 16), (28, 128, 16), (32, 64, 64, 3), (32, 128, 128, 128, 3), (16, 16, 1), (32, *[128] * 9, 3)],
+    ids=str,
 )
 def test_every_run_gives_the_same_bits(device, sizes):
     inputs = make(device, sizes, 20000 if device.type == "cuda" else 2000)

@@ -186,14 +186,20 @@ def test_cells_packed_or_not_give_the_same_gradient():
         assert torch.equal(other, gradients[0])
 
 
-def test_empty_distance_is_the_distance_to_occupied_cells(device):
-    occupied = torch.rand(9, 5, 12) < 0.02
-    assert occupied.any()
-    empty_distance = _internal.empty_distance(occupied.to(device), 4).cpu()
+@pytest.mark.parametrize(("shape", "most"), [((9, 5, 12), 4), ((12, 5, 9), 1), ((2, 300, 3), 255)], ids=str)
+def test_empty_distance_is_the_distance_to_occupied_cells(device, shape, most):
+    occupied = torch.rand(shape[::-1]).permute(2, 1, 0) < 8 / math.prod(shape)  # not contiguous
+    occupied[1, 2, 1] = True
+    empty_distance = _internal.empty_distance(occupied.to(device), most).cpu()
     cells = torch.stack(torch.meshgrid(*map(torch.arange, occupied.shape), indexing="ij"), dim=-1).flatten(0, 2)
     distance = (cells[:, None] - cells[occupied.flatten()][None]).abs().amax(dim=2).amin(dim=1)
-    assert torch.equal(empty_distance.flatten().long(), distance.clamp(max=4))
-    assert (_internal.empty_distance(torch.zeros(3, 3, 3, dtype=torch.bool), 7) == 7).all()
+    assert torch.equal(empty_distance.flatten().long(), distance.clamp(max=most))
+    nothing = torch.zeros(3, 3, 3, dtype=torch.bool, device=device)
+    assert (_internal.empty_distance(nothing, 7) == 7).all()
+    assert _internal.empty_distance(nothing[:0]).shape == (0, 3, 3)
+    for raw in (0, 256):
+        with pytest.raises(RuntimeError, match=f"max_distance must be 1 to 255, got {raw}"):
+            torch.ops.voxelfield.empty_distance(nothing, raw)
 
 
 def test_rays_that_miss_and_empty_space_give_nothing(device):

@@ -123,12 +123,11 @@ def extensions(names: Iterable[str], sources_relative_to: Path | None = None, st
     system = [f"-isystem{folder}" for folder in headers]
     cxx = [_TORCH_TARGET, *_WINDOWS_FLAGS] if windows else [_TORCH_TARGET, *system, *host]
     # --no-as-needed keeps libtorch.so among the needed libraries: on a CUDA build of torch it brings libtorch_cuda,
-    # which contains the stream symbol that the CUDA module looks up. After the libraries the flag would do nothing. The
-    # linker of macOS, where there is no CUDA, does not know it. --exclude-libs keeps to itself what comes from static
-    # libraries: some compilers link libstdc++ statically, and its locales must not mix with those of torch's.
-    link = ["-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"]
-    if sys.platform != "linux":
-        link = []
+    # which contains the stream symbol that the CUDA module looks up. After the libraries the flag would do nothing.
+    # --exclude-libs hides what comes from static libraries: some compilers link libstdc++ statically, and the locales
+    # of this copy must not mix with those of torch's. The linker of macOS, where there is no CUDA, knows neither flag.
+    flags = ["-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"]
+    link = flags if sys.platform == "linux" else []
     described = []
     for name in names:
         common: dict[str, Any] = {

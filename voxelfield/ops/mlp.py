@@ -44,7 +44,7 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
             They have the dtype of ``input``, or are float32 for a 16-bit ``input``; float32 weights are then rounded
             before use, and their gradients are float32. Differentiable. On CUDA hidden layers are padded to the next
             power of two of the widest one, at least 16, ``in`` to a multiple of 32 and ``out`` to a multiple of 16. An
-            ``in`` that is not a multiple of 8 costs copies of ``input`` and of its gradient, and an ``out`` above 8
+            ``in`` that is not a multiple of 4 costs copies of ``input`` and of its gradient, and an ``out`` above 8
             that is not a multiple of 4 costs copies of the result and of its gradient.
         count: A tensor of one int32 or int64 on the device of ``input``: the number of leading rows to evaluate, read
             by the kernels when they run. For the remaining rows the results and the gradients in ``input`` are zeros,

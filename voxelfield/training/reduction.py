@@ -22,11 +22,16 @@ def share_of_rays(kept: Tensor) -> Tensor:
     return kept / processes.sum_of(kept.float()).clamp(min=1)
 
 
-def sum_gradients(parameters: Sequence[nn.Parameter]) -> Callable[[], None]:
-    """Begins to sum gradients over the processes, in one flat tensor a dtype; skips parameters without one.
+def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Replaces gradients by their sums over the processes, one flat tensor a dtype; skips parameters without one."""
+    sum_gradients_later(parameters)()
+
+
+def sum_gradients_later(parameters: Sequence[nn.Parameter]) -> Callable[[], None]:
+    """Begins :func:`sum_gradients`; the device can do other work meanwhile.
 
     Returns:
-        A function that waits for the sums, and replaces the gradients by them.
+        A function that waits for the sums, and replaces the gradients by them. It must be called before they are read.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     summed = []

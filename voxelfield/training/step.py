@@ -18,7 +18,7 @@ from voxelfield.rendering.march import Capacity, RenderSettings, Sampler, visibl
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.optimizer import Optimizers, exponential_decay
-from voxelfield.training.reduction import share_of_rays, sum_gradients
+from voxelfield.training.reduction import share_of_rays, sum_gradients_later
 
 
 class _ScaledGradients(torch.autograd.Function):
@@ -129,7 +129,9 @@ class TrainingStep:
         self._optimizers = optimizers
         self._config = config
         self._parts = parts
-        self._reads_gradients = any(type(part).after_backward is not Part.after_backward for part in parts)
+        self._reads_gradients = any(
+            getattr(part.after_backward, "__func__", None) is not Part.after_backward for part in parts
+        )
         self._sampler = sampler
         self._loss_scale = torch.tensor(config.loss_scale, device=self.device)
         self.error, self.share_of_error = torch.zeros(2, device=self.device).unbind()
@@ -166,8 +168,10 @@ class TrainingStep:
         if self._optimizers is not None:
             divided = self._optimizers.own_parts(parameters)
             if self._shared:
-                arrive = sum_gradients([own for own, whole in zip(divided, parameters, strict=True) if own is whole])
+                whole = [own for own, given in zip(divided, parameters, strict=True) if own is given]
+                arrive = sum_gradients_later(whole)
             parameters = divided
+        # Otherwise the optimizers are the first to read them, after the update of the divided grids.
         if arrive is not None and (config.not_finite == "skip" or self._reads_gradients):
             arrive()
             arrive = None
