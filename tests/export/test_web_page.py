@@ -83,6 +83,17 @@ def test_a_page_holds_what_is_drawn(tmp_path, monkeypatch, device, inline):
     assert "https:" not in text
 
 
+def test_a_page_leaves_no_files_of_the_one_that_it_replaces(tmp_path, monkeypatch):
+    field = make_field(CPU, None, 16)
+    (tmp_path / "mine.bin").touch()
+    with monkeypatch.context() as patched:
+        patched.setattr(web_page, "MAX_INLINE", 1000)
+        write(tmp_path, field)
+    assert len(list(tmp_path.glob("*.bin"))) > 2
+    write(tmp_path, field)
+    assert {file.name for file in tmp_path.iterdir()} == {"index.html", "mine.bin"}
+
+
 def test_a_page_without_room_for_two_vertices_per_voxel_has_one(tmp_path, monkeypatch, caplog):
     field = make_field(CPU, None)
     occupancy = half_empty(field)

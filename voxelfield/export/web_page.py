@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,9 +116,17 @@ def save_web_page(
     )
     constants = "\n".join(_constants(field, occupancy, settings, background, bricks))
     template = environment.get_template("web.html")
+    stale = _files_of(page) - set(files.values())
     with atomic_write(page) as opened:
         for text in template.generate(mark=MARK, title=title, scene=scene, constants=constants, parts=parts):
             opened.write(text.encode())
+    for name in stale:
+        page.with_name(name).unlink(missing_ok=True)
+
+
+def _files_of(page: Path) -> set[str]:
+    """Returns the names of the files beside a page that it loads, none if there is no page."""
+    return set(re.findall(r'"file": "(\w+\.bin)"', page.read_text())) if page.exists() else set()
 
 
 def check_drawable(field: RadianceField) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -9,22 +11,23 @@ from torch.autograd import forward_ad
 from voxelfield.ops._autograd import functorch_active
 
 
-def hold_constant(op: str, **inputs: Tensor) -> tuple[Tensor, ...]:
-    """Returns the inputs detached, so that they do not make results require a gradient.
+def hold_constant(op: str, **inputs: Tensor | None) -> tuple[Any, ...]:
+    """Returns the inputs, of which None stays, detached, so that they do not make results require a gradient.
 
     Raises:
         NotImplementedError: An input carries a tangent of forward-mode differentiation, or is mapped by ``torch.vmap``.
     """
-    if functorch_active() and any(map(torch._C._functorch.is_batchedtensor, inputs.values())):
+    tensors = {name: x for name, x in inputs.items() if x is not None}
+    if functorch_active() and any(map(torch._C._functorch.is_batchedtensor, tensors.values())):
         raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: call it once with the inputs of all calls")
     # This covers torch.func too: its forward mode enters a level of torch.autograd.forward_ad.
     if forward_ad._current_level >= 0:
-        for name, x in inputs.items():
+        for name, x in tensors.items():
             if forward_ad.unpack_dual(x).tangent is not None:
                 raise NotImplementedError(
                     f"{op} has no derivative in {name}, which must carry no tangent: pass {name}.detach()"
                 )
-    return tuple(x.detach() if x.requires_grad else x for x in inputs.values())
+    return tuple(x.detach() if x is not None and x.requires_grad else x for x in inputs.values())
 
 
 def refuse_jvp(op: str) -> staticmethod[..., None]:

@@ -58,9 +58,8 @@ def pixel_rays(
     Returns:
         R = P * supersampling**2 rays, those of a pixel together, row by row; and the pixels' colours. float32.
     """
-    c2w, intrinsics, aabb = hold_constant("pixel_rays", c2w=c2w, intrinsics=intrinsics, aabb=aabb)
-    if lens is not None:
-        (lens,) = hold_constant("pixel_rays", lens=lens)
+    constants = {"c2w": c2w, "intrinsics": intrinsics, "aabb": aabb, "lens": lens}
+    c2w, intrinsics, aabb, lens = hold_constant("pixel_rays", **constants)
     if images.numel() > 0:
         check_index("index", index, images.numel() // 4, f"for images of shape {tuple(images.shape)}")
     _library.ensure_loaded(images.device.type)

@@ -66,9 +66,8 @@ def render_baked_image(
         world units, and the unit directions (height, width, 3) of the rays; float32. Does not synchronise with the
         device.
     """
-    hold_constant("render_baked_image", c2w=c2w, intrinsics=intrinsics, aabb=aabb, aabb_occupancy=aabb_occupancy)
-    if lens is not None:
-        hold_constant("render_baked_image", lens=lens)
+    hold_constant("render_baked_image", c2w=c2w, intrinsics=intrinsics, lens=lens)
+    hold_constant("render_baked_image", aabb=aabb, aabb_occupancy=aabb_occupancy)
     _library.ensure_loaded(c2w.device.type)
     image: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.voxelfield.render_baked_image(
         c2w,

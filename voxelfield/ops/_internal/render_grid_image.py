@@ -115,9 +115,7 @@ def render_grid_image(
     """
     features, density, box = field.features, field.density, field.aabb
     hold_constant("render_grid_image", features=features, density=density, aabb=box, aabb_occupancy=aabb_occupancy)
-    hold_constant("render_grid_image", c2w=c2w, intrinsics=intrinsics, background=background)
-    if lens is not None:
-        hold_constant("render_grid_image", lens=lens)
+    hold_constant("render_grid_image", c2w=c2w, intrinsics=intrinsics, background=background, lens=lens)
     _library.ensure_loaded(c2w.device.type)
     image: tuple[Tensor, Tensor, Tensor] = torch.ops.voxelfield.render_grid_image(
         c2w,

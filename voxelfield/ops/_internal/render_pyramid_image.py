@@ -62,9 +62,7 @@ def render_pyramid_image(
         opacity-weighted mean distance in world units along the ray; float32. Does not synchronise with the device. The
         image is the same in every run on a device.
     """
-    hold_constant("render_pyramid_image", c2w=c2w, intrinsics=intrinsics, background=background)
-    if lens is not None:
-        hold_constant("render_pyramid_image", lens=lens)
+    hold_constant("render_pyramid_image", c2w=c2w, intrinsics=intrinsics, background=background, lens=lens)
     hold_constant("render_pyramid_image", aabb=aabb, aabb_occupancy=aabb_occupancy)
     for name, several in (("levels", levels), ("density_weights", density_weights), ("color_weights", color_weights)):
         hold_constant("render_pyramid_image", **{f"{name}[{i}]": x for i, x in enumerate(several)})
