@@ -390,7 +390,7 @@ def test_several_devices_share_a_batch_or_scale_it():
     batch = ("max_rays", "patches", "visible_samples", "candidate_samples")
     assert dataclasses.replace(larger, **{name: getattr(trainer, name) for name in batch}) == trainer
     fewer = dataclasses.replace(trainer, scaling="steps").scaled(4)
-    assert (fewer.steps, fewer.average_steps, fewer.visible_samples) == (2000, 25, larger.visible_samples)
+    assert (fewer.steps, fewer.average_steps, fewer.visible_samples) == (2300, 25, larger.visible_samples)
     assert [stage.step for stage in fewer.stages] == [stage.step // 4 for stage in trainer.stages]
     assert fewer.occupancy.every == trainer.occupancy.every // 4
     assert fewer.rates.grid == pytest.approx(2 * trainer.rates.grid)

@@ -306,7 +306,9 @@ def test_exposures_of_other_images_are_refused(scene, trained):
 def test_rates_and_penalty_are_logged(scene):
     recorder = Recorder()
     options = ("trainer.exposure=affine", "trainer.steps=4", "trainer.log_every=1", "optimizer.exposure_lr=0.5")
-    session = session_of(scene, *options, "trainer.rates.final_factor=0.0625", logger=recorder)
+    session = session_of(
+        scene, *options, "trainer.rates.final_factor=0.0625", "trainer.rates.cooldown=0", logger=recorder
+    )
     session.fit()
     assert recorder.series("lr/exposure") == pytest.approx([0.5, 0.25, 0.125, 0.0625], rel=1e-5)
     penalties = recorder.series("loss/exposure")
