@@ -36,7 +36,6 @@ FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 
 # The base settings of every session here; tests override individual ones.
 TINY = (
-    "trainer.rates={grid: 1, network: 1, final_factor: 0.1, cooldown: 0}",
     "trainer=smoke",
     "trainer.steps=10",
     "trainer.visible_samples=4096",

@@ -171,7 +171,7 @@ class TrainingStep:
                 whole = [own for own, given in zip(divided, parameters, strict=True) if own is given]
                 arrive = sum_gradients_later(whole)
             parameters = divided
-        # Otherwise the optimizers are the first to read them, after the update of the divided grids.
+        # Unless something reads the sums before the optimizers do, they arrive while the divided grids are updated.
         if arrive is not None and (config.not_finite == "skip" or self._reads_gradients):
             arrive()
             arrive = None
