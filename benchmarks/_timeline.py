@@ -17,6 +17,8 @@ from _plot import BLUE, INK, ORANGE, STYLE
 from matplotlib.figure import Figure
 from torch.profiler import ProfilerActivity, profile
 
+from voxelfield import processes
+
 Interval = tuple[float, float]
 """Beginning and end, in milliseconds."""
 
@@ -41,8 +43,11 @@ class Work:
 
 
 def record(steps: Callable[[], object], device: torch.device) -> list[Work]:
-    """Profiles a function; returns all work on its device, in milliseconds from the first of it."""
+    """Profiles a function in all processes at once; returns this one's work, in milliseconds from the first of it."""
     activities = [ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU]
+    with profile(activities=activities):  # the first one loads libraries, for which other processes would wait
+        pass
+    processes.wait()
     with profile(activities=activities) as profiler:
         steps()
         if device.type == "cuda":

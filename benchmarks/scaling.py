@@ -234,7 +234,6 @@ def timeline(overrides: Sequence[str], kind: str, steps: int, out: Path | None) 
         distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
     session = at_finest_level(overrides, device)
     link = measured_link(device) if processes.count() > 1 else None
-    processes.wait()
     recorded = processes.gather_objects(_timeline.record(lambda: [session.train_step() for _ in range(steps)], device))
     session.result()  # drops the captured step, without which the process group would not end
     if processes.is_first():
@@ -266,7 +265,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds it")
     parser.add_argument("--count", type=int, default=2, metavar="N", help="devices to compare with one (default: 2)")
     parser.add_argument("--rounds", type=int, default=3, metavar="R", help="trainings of each kind (default: 3)")
-    parser.add_argument("--steps", type=int, default=4, metavar="K", help="steps in the timeline (default: 4)")
+    parser.add_argument("--steps", type=int, default=16, metavar="K", help="steps in the timeline (default: 16)")
     parser.add_argument("--json", type=Path, help="file for the row of each training")
     parser.add_argument("--out", type=Path, help="SVG file for the timeline")
     options = parser.parse_intermixed_args(arguments)

@@ -1,7 +1,7 @@
-"""Draws frontier.svg, seconds of training and frames per second against PSNR for bonsai: run it to draw it again.
+"""Draws frontier.svg, PSNR and SSIM for bonsai against seconds of training and against frames per second.
 
-The figures are those of docs/training.md. gsplat 1.6.0 and SVRaster were trained on the same images with their own
-settings.
+Run it to draw it again. The figures are those of docs/training.md. gsplat 1.6.0 and SVRaster were trained on the same
+images with their own settings.
 """
 
 from __future__ import annotations
@@ -11,53 +11,66 @@ from pathlib import Path
 
 import svg
 
-SIZE = (880, 340)
-TOP, BOTTOM = 40.0, 270.0
-PSNR = (30.0, 33.5)
+SIZE = (880, 640)
+WIDTH, HEIGHT = 340.0, 220.0
 
 
 @dataclass(frozen=True)
 class System:
-    """What was measured: seconds of training, frames of 800 x 533 per second where measured, and PSNR of both."""
+    """What was measured: seconds of training, frames of 800 x 533 per second where measured, and both qualities."""
 
     name: str
     seconds: float
     psnr: float
+    ssim: float
     frames: float | None = None
-    drawn_psnr: float | None = None
     own: bool = True
+    lift: float = 0.0  # of the name, in pixels, where another would overlap
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a diagram."""
+
+    ticks: tuple[float, ...]
+    form: str
 
 
 SYSTEMS = (
-    System("default", 58.4, 32.74),
-    System("14,000 steps", 119.6, 32.76, 136, 32.7),
-    System("best", 120.4, 33.14),
-    System("deferred, 8000 steps", 57.9, 32.38, 480, 32.38),
-    System("gsplat, H100", 202, 30.39, 470, 30.39, own=False),
-    System("gsplat MCMC, H100", 256, 31.81, 300, 31.81, own=False),
-    System("SVRaster", 219, 31.00, 404, 31.00, own=False),
+    System("default", 58.4, 32.74, 0.937),
+    System("14,000 steps", 119.6, 32.76, 0.936, 136),
+    System("16,000 steps", 102.3, 33.18, 0.941, lift=4),
+    System("best", 194.8, 33.32, 0.942),
+    System("deferred, 8000 steps", 57.9, 32.38, 0.932, 480),
+    System("gsplat, H100", 202, 30.39, 0.923, 470, own=False),
+    System("gsplat MCMC, H100", 256, 31.81, 0.939, 300, own=False),
+    System("SVRaster", 219, 31.00, 0.940, 404, own=False, lift=8),
 )
+SECONDS, FRAMES = Axis((0, 60, 120, 180, 240, 300), "{:.0f}"), Axis((0, 100, 200, 300, 400, 500), "{:.0f}")
+PSNR, SSIM = Axis((30, 31, 32, 33, 34), "{:.0f} dB"), Axis((0.92, 0.925, 0.93, 0.935, 0.94, 0.945), "{:.3f}")
 
 
-def panel(left: float, title: str, ticks: tuple[int, ...], points: list[tuple[float, float, System]]) -> list[str]:
-    """Returns the elements of a diagram with PSNR upwards; ``points`` have x, PSNR and what they stand for."""
-    width = 340.0
+def panel(left: float, top: float, across: Axis, up: Axis, points: list[tuple[float, float, System]]) -> list[str]:
+    """Returns the elements of a diagram; ``points`` have x, y and what they stand for."""
 
-    def at(x: float, psnr: float) -> svg.Point:
-        return left + x / ticks[-1] * width, BOTTOM - (psnr - PSNR[0]) / (PSNR[1] - PSNR[0]) * (BOTTOM - TOP)
+    def at(x: float, y: float) -> svg.Point:
+        right, high = (
+            (value - axis.ticks[0]) / (axis.ticks[-1] - axis.ticks[0]) for value, axis in ((x, across), (y, up))
+        )
+        return left + right * WIDTH, top + (1 - high) * HEIGHT
 
-    parts = [svg.text((left + width / 2, SIZE[1] - 22.0), title, 'font-weight="bold"')]
+    parts = []
     faint = f'stroke="{svg.INK}" stroke-opacity="0.3"'
-    for psnr in range(int(PSNR[0]), int(PSNR[1]) + 1):
-        parts += [svg.line(at(0, psnr), at(ticks[-1], psnr), faint)]
-        parts += [svg.text((left - 8, at(0, psnr)[1] + 5), f"{psnr} dB", 'text-anchor="end" font-size="13"')]
-    for tick in ticks:
-        parts += [svg.line(at(tick, PSNR[0]), at(tick, PSNR[1]), faint)]
-        parts += [svg.text((at(tick, PSNR[0])[0], BOTTOM + 20), str(tick), 'font-size="13"')]
-    for x, psnr, system in points:
-        color, (right, y) = (svg.BLUE if system.own else svg.ORANGE), at(x, psnr)
-        last = x > 0.7 * ticks[-1]
-        beside = (right - 9, y + 4) if last else (right + 9, y + 4)
+    for y in up.ticks:
+        parts += [svg.line(at(across.ticks[0], y), at(across.ticks[-1], y), faint)]
+        parts += [svg.text((left - 8, at(0, y)[1] + 5), up.form.format(y), 'text-anchor="end" font-size="13"')]
+    for x in across.ticks:
+        parts += [svg.line(at(x, up.ticks[0]), at(x, up.ticks[-1]), faint)]
+        parts += [svg.text((at(x, 0)[0], top + HEIGHT + 20), across.form.format(x), 'font-size="13"')]
+    for x, value, system in points:
+        color, (right, y) = (svg.BLUE if system.own else svg.ORANGE), at(x, value)
+        last = right > left + 0.78 * WIDTH
+        beside = (right - 9 if last else right + 9, y + 4 - system.lift)
         anchor = "end" if last else "start"
         parts += [svg.dot((right, y), 5, color)]
         parts += [svg.text(beside, system.name, f'text-anchor="{anchor}" font-size="13" fill="{color}"')]
@@ -65,9 +78,12 @@ def panel(left: float, title: str, ticks: tuple[int, ...], points: list[tuple[fl
 
 
 if __name__ == "__main__":
-    trained = [(system.seconds, system.psnr, system) for system in SYSTEMS]
-    drawn = [(s.frames, s.drawn_psnr, s) for s in SYSTEMS if s.frames is not None and s.drawn_psnr is not None]
-    parts = panel(80, "seconds of training", (0, 60, 120, 180, 240, 300), trained)
-    parts += panel(510, "frames per second", (0, 100, 200, 300, 400, 500), drawn)
-    label = "PSNR on held-out views of bonsai against seconds of training and against frames per second"
+    parts = []
+    for left, across, name in ((80, SECONDS, "seconds"), (510, FRAMES, "frames")):
+        for top, up, quality in ((30, PSNR, "psnr"), (330, SSIM, "ssim")):
+            places = [(getattr(system, name), getattr(system, quality), system) for system in SYSTEMS]
+            parts += panel(left, top, across, up, [place for place in places if place[0] is not None])
+    parts += [svg.text((250, SIZE[1] - 22.0), "seconds of training", 'font-weight="bold"')]
+    parts += [svg.text((680, SIZE[1] - 22.0), "frames per second", 'font-weight="bold"')]
+    label = "PSNR and SSIM on held-out views of bonsai against seconds of training and against frames per second"
     Path(__file__).with_name("frontier.svg").write_text(svg.drawing(SIZE, label, parts))
