@@ -11,23 +11,26 @@ import torch
 from passers_by import with_passers_by
 from PIL import Image
 from quick_presets import preset
+from short_runs import run
 
 from voxelfield import Scene, Session, load_scene
 from voxelfield.training.robust import RobustWeights, moving_cells
 from voxelfield.training.state.checkpoint import load_checkpoint
 
-STEPS = 200
-ROBUST = ("trainer.loss.robust=4", "trainer.loss.robust_every=20")
+STEPS = 250
+ROBUST = ("trainer.loss.robust=3", "trainer.loss.robust_every=20", "trainer.loss.robust_cells=25")
 
 
 def settings(*overrides: str, device: str = "cpu"):
-    few = (f"trainer.steps={STEPS}", "trainer.preview_every=0", "trainer.checkpoint_every=0")
+    few = (f"trainer.steps={STEPS}", "trainer.visible_samples=8192", "trainer.preview_every=0")
+    few += ("trainer.rates.grid=1.5", "trainer.rates.network=3")
     return preset("model=dense", "trainer=smoke", *few, *overrides, device=device)
 
 
 @pytest.fixture(scope="module")
 def clean() -> Scene:
-    return load_scene("bricks", image_size=50)
+    scene = load_scene("bricks", image_size=50)
+    return replace(scene, splits=scene.splits | {"train": scene.train[::3]})
 
 
 def robust_of(session: Session) -> RobustWeights:
@@ -50,17 +53,17 @@ def test_cells_move_if_they_and_their_neighbours_are_unlike_the_field():
 
 
 def test_passers_by_are_found_and_leave_no_ghosts(clean, device):
-    crowded, people = with_passers_by(clean)
+    crowded, people = with_passers_by(clean, every=2)
     psnr = {}
     for kind, overrides in {"plain": (), "robust": ROBUST}.items():
         session = Session(crowded, settings(*overrides, device=str(device)))
         session.fit()
-        psnr[kind] = session.evaluate(views=4, progress=False).psnr
-    assert psnr["robust"] > psnr["plain"] + 0.5
+        psnr[kind] = session.evaluate(views=8, progress=False).psnr
+    assert psnr["robust"] > psnr["plain"] + 0.4
     robust = robust_of(session)
     found = ~torch.stack([robust.mask(index) for index in range(len(people))])
     assert float((found & people).sum() / people.sum()) > 0.7
-    assert float((found & people).sum() / (found | people).sum()) > 0.5
+    assert float((found & people).sum() / (found | people).sum()) > 0.6
     batch = session._step.batch
     ignored = batch.weights == 0
     assert torch.equal(ignored, found.view(-1).to(device)[batch.pixels])
@@ -75,7 +78,7 @@ def test_photographs_without_passers_by_are_kept(clean):
 
 
 def test_a_resumed_run_ignores_the_same_to_the_bit(clean, tmp_path):
-    scene, _ = with_passers_by(clean)
+    scene, _ = with_passers_by(clean, every=2)
     chosen = settings(*ROBUST, "trainer.steps=90")
     whole = Session(scene, chosen)
     whole.fit()
@@ -90,7 +93,7 @@ def test_a_resumed_run_ignores_the_same_to_the_bit(clean, tmp_path):
     assert torch.equal(second.field.grid.features, whole.field.grid.features)
     for overrides, message in {
         ("trainer.loss.robust=0",): r"trainer\.loss\.robust must be positive, as in the checkpoint, got 0",
-        ("trainer.loss.robust_cells=5",): r"trainer\.loss\.robust_cells, .* must be those .* got \(100, 5, 5\)",
+        ("trainer.loss.robust_cells=5",): r"trainer\.loss\.robust_cells, .* must be those .* got \(34, 5, 5\)",
     }.items():
         with pytest.raises(ValueError, match=message):
             Session(scene, settings(*ROBUST, *overrides)).restore(load_checkpoint(tmp_path))
@@ -148,7 +151,17 @@ def test_masks_of_what_moves_can_be_read_by_loaders(tmp_path):
     assert edited.read_bytes() == before
 
 
+def test_a_run_writes_masks(tmp_path):
+    status, text = run(f"hydra.run.dir={tmp_path}", "trainer.loss.robust=4")
+    assert status == 0, text
+    lego = Path(__file__).parents[1] / "fixtures" / "lego"
+    for photograph in (*lego.glob("train/*.png"), *lego.glob("test/*.png")):
+        mask = tmp_path / "masks" / photograph.parent.name / f"{photograph.name}.png"
+        with Image.open(mask) as image:
+            assert (image.mode, image.size) == ("1", (100, 100))
+
+
 def test_views_without_files_get_masks_of_their_names(clean, tmp_path):
     scene = replace(clean, splits={"train": replace(clean.train[:2], paths=None)})
     robust_of(Session(scene, settings(*ROBUST))).write_results(tmp_path)
-    assert sorted(path.name for path in (tmp_path / "masks").iterdir()) == ["r_0.png", "r_1.png"]
+    assert sorted(path.name for path in (tmp_path / "masks").iterdir()) == [f"{name}.png" for name in scene.train.names]

@@ -52,7 +52,7 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
     if loss.sharpness > 0:
         yield SharpnessWeights(scene.train, pixels, loss.sharpness)
     if loss.robust > 0:
-        yield RobustWeights(scene.train, pixels, loss, round(loss.robust_from * trainer.steps))
+        yield RobustWeights(scene, pixels, loss, round(loss.robust_from * trainer.steps))
     if loss.structure > 0:
         yield VarianceWeightedError(pixels, loss.structure)
     if exposure is not None:

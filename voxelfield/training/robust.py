@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from voxelfield import processes
 from voxelfield.datasets.images import image_size
-from voxelfield.datasets.scene import Split
+from voxelfield.datasets.scene import Scene
 from voxelfield.evaluation.evaluation import picture_name
 from voxelfield.files import is_replaceable
 from voxelfield.media.png import write_png
@@ -51,7 +51,7 @@ class RobustWeights(Part):
     In a process group, counts are summed before they are evaluated, so that all processes ignore the same cells.
 
     Args:
-        split: The training images.
+        scene: The scene, whose training images are weighed.
         pixels: Draws them.
         config: The settings ``robust`` to ``robust_cells``.
         start: Number of steps before which nothing is ignored and no pixel is counted.
@@ -63,9 +63,10 @@ class RobustWeights(Part):
 
     name = "robust"
 
-    def __init__(self, split: Split, pixels: PixelSampler, config: LossConfig, start: int) -> None:
+    def __init__(self, scene: Scene, pixels: PixelSampler, config: LossConfig, start: int) -> None:
+        split = scene.train
         height, width, device = split.cameras.height, split.cameras.width, pixels.cameras.c2w.device
-        self._split, self._factor, self._every = split, config.robust, config.robust_every
+        self._scene, self._split, self._factor, self._every = scene, split, config.robust, config.robust_every
         # The first counts serve to find the errors with which pixels are compared.
         self._start = max(start, 2 * self._every)
         self.cell = -(-max(height, width) // config.robust_cells)
@@ -84,8 +85,6 @@ class RobustWeights(Part):
         if step == 0 or step % self._every > 0:
             return
         new, (errors, pixels) = self._totals()
-        self._new_counts.zero_()
-        self._errors.zero_()
         if step >= self._start:
             self._counts += new.view_as(self._counts)
             self._counts *= _MEMORY / self._counts[0].clamp(min=_MEMORY)
@@ -95,6 +94,8 @@ class RobustWeights(Part):
         own = errors.double() / pixels.clamp(min=1)
         base = self._factor * _UNIT * torch.maximum(own, level)
         self._thresholds.copy_(base[:, None, None] + self._contrast)
+        self._new_counts.zero_()
+        self._errors.zero_()
 
     def _totals(self) -> tuple[Tensor, Tensor]:
         """Returns the counts of cells and of photographs since the last evaluation, over all processes."""
@@ -170,28 +171,37 @@ class RobustWeights(Part):
         return stays if given is None else stays & given
 
     def write_results(self, folder: Path) -> None:
-        """Writes a mask for each photograph to the folder ``masks``, black where it is ignored.
+        """Writes a mask for each training photograph to the folder ``masks``, black where it is ignored.
 
         The masks have the sizes, folders and names of the photographs' files, as in COLMAP's layout: ``a.jpg.png`` for
-        ``a.jpg``. Those of photographs that come from elsewhere are named after their views.
+        ``a.jpg``. Photographs of other splits get the masks that they have, or white ones, because loaders of such a
+        folder expect a mask for each photograph. Masks of training images without files are named after the views.
 
         Raises:
             FileExistsError: A file of such a name was not written by voxelfield, or was edited.
             OSError: A mask cannot be written.
         """
-        split, paths = self._split, self._split.paths
-        root = os.path.commonpath([path.parent for path in paths or ()] or [folder])
-        for index in split.held:
-            pixels = Image.fromarray(self.mask(index).numpy())
-            if paths is None:
-                path = folder / MASKS / picture_name(split.names[index])
-            else:
-                inner = paths[index].relative_to(root)
-                path = folder / MASKS / inner.with_name(f"{inner.name}.png")
-                pixels = pixels.resize(image_size(paths[index]), Image.Resampling.NEAREST)
-            if not is_replaceable(path):
-                raise FileExistsError(f"{path} was not written by voxelfield, or was edited, and is kept")
-            write_png(path, pixels)
+        splits = self._scene.splits.values()
+        folders = [path.parent for split in splits for path in split.paths or ()]
+        root = os.path.commonpath(folders or [folder])
+        for split in splits:
+            trained = split is self._split
+            if not trained and (split.paths is None or not processes.is_first()):
+                continue
+            for index in split.held:
+                mask = self.mask(index) if trained else split.mask(index)
+                if mask is None:
+                    mask = torch.ones(split.image(index).shape[:2], dtype=torch.bool)
+                pixels = Image.fromarray(mask.numpy())
+                if split.paths is None:
+                    path = folder / MASKS / picture_name(split.names[index])
+                else:
+                    inner = split.paths[index].relative_to(root)
+                    path = folder / MASKS / inner.with_name(f"{inner.name}.png")
+                    pixels = pixels.resize(image_size(split.paths[index]), Image.Resampling.NEAREST)
+                if not is_replaceable(path):
+                    raise FileExistsError(f"{path} was not written by voxelfield, or was edited, and is kept")
+                write_png(path, pixels)
 
 
 def cell_variances(images: Tensor, cell: int) -> Tensor:
