@@ -32,6 +32,7 @@ from voxelfield.training import session as session_module
 from voxelfield.training.batches import Images, PixelSampler
 from voxelfield.training.cameras.lost_cameras import shrunk
 from voxelfield.training.logs.logging import NullLogger
+from voxelfield.training.robust import RobustWeights
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
 from voxelfield.training.state.fingerprint import fingerprint
@@ -67,7 +68,17 @@ KINDS = {
         "trainer.loss.tv_every=1",
         "trainer.loss.tv_until=80",
     ),
-    "sum": ("model=sh", "model.resolutions=[4,8,16]", "trainer.average_steps=4", "trainer.steps=40"),
+    "sum": (
+        "model=sh",
+        "model.resolutions=[4,8,16]",
+        "trainer.average_steps=4",
+        "trainer.steps=40",
+        "trainer.loss.robust=0.3",
+        "trainer.loss.robust_from=0",
+        "trainer.loss.robust_every=4",
+        "trainer.loss.robust_cells=17",
+        "trainer.loss.sharpness=1",
+    ),
     # Networks of rectified units, which rounding errors switch after some more steps.
     "pyramid": (
         *PYRAMID,
@@ -291,6 +302,9 @@ def weights_of(session: Session) -> dict[str, torch.Tensor]:
     own = {name: value.detach().clone() for name, value in session.field.named_parameters()}
     for part in session.parts:
         own |= {f"{part.name}.{index}": value.detach().clone() for index, value in enumerate(part.parameters())}
+        if isinstance(part, RobustWeights):
+            assert 0 < part.moves.sum() < part.moves.numel()
+            own |= {"moves": part.moves.float(), "weights": session._step.batch.weights.unique()}
     return own
 
 

@@ -33,6 +33,6 @@ def rendered(
         torch.zeros_like(truth),
         patches,
         patch_size,
-        lambda name, indices: data[name][indices],
+        look_up=lambda name, indices: data[name][indices],
     )
     return Outputs(rendering, rendering.rgb, pixels, truth if field_truth is None else field_truth), batch

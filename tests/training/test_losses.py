@@ -108,6 +108,32 @@ def test_ssim_is_that_of_the_patches_all_of_whose_rays_count(device):
     assert nothing.item() == 0
 
 
+def test_weights_of_pixels_multiply_all_errors_of_colours(device):
+    pixels, truth, structure = torch.rand(3, 2, 11, 11, 3, device=device)
+    rows = (pixels.flatten(0, 2), truth.flatten(0, 2))
+    rendering = make_rendering(opacity=(1.0,) * len(rows[0]), device=device)
+    single = rendering.sample_rgb.detach() - rows[1][rendering.samples.ray_index]
+    weights = torch.rand(len(rows[0]), device=device)
+    patches = weights.view(2, 121).mean(dim=1)
+    outputs, batch = rendered(rendering, *rows, 2, 11, structure=structure.flatten(0, 2)[:, 0])
+    batch.weigh(0.5 * weights)
+    batch.weigh(torch.full_like(weights, 2.0))
+    terms = losses.rendering_terms(make_config(sample_rgb=1.0, ssim=1.0), outputs, batch)
+    terms["structure"] = variance_weighted_mse(outputs, batch)
+    squares = weights[:, None] * (rows[0] - rows[1]).square()
+    of_samples = (weights[rendering.samples.ray_index] * rendering.weights * single.square().sum(dim=1)).sum()
+    dissimilar = torch.stack([1 - ssim(a, b) for a, b in zip(pixels, truth, strict=True)])
+    expected = {
+        "photometric": squares.mean(),
+        "sample_rgb": of_samples / len(weights),
+        "ssim": (patches * dissimilar).mean(),
+        "structure": (structure.flatten(0, 2)[:, :1] * squares).mean() / 9e-4,
+    }
+    assert terms.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(terms[name], value.to(terms[name].dtype), rtol=1e-4, atol=1e-7, msg=name)
+
+
 def test_ssim_needs_patches():
     with pytest.raises(ValueError, match=r"must begin with patches where config\.ssim is positive"):
         losses.rendering_terms(make_config(ssim=1.0), *batch_of(make_rendering()))

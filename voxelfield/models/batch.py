@@ -24,6 +24,7 @@ class Batch:
         background: (P, 3) colours behind the pixels, float32.
         patches: Number of square patches that the first pixels form, patch by patch and row by row.
         patch_size: Side of the patches in pixels.
+        weights: (P,) float32, factors on the pixels' squared errors; None: all are 1. See :meth:`weigh`.
         look_up: Returns the data of a name for pixels (P,), as :meth:`__getitem__` does.
         images_of: Returns the images of pixels (P,).
     """
@@ -34,6 +35,7 @@ class Batch:
     background: Tensor
     patches: int = 0
     patch_size: int = 1
+    weights: Tensor | None = None
     look_up: Callable[[str, Tensor], Tensor] = field(default=lambda name, pixels: _missing(name), repr=False)
     images_of: Callable[[Tensor], Tensor] = field(default=torch.zeros_like, repr=False)
 
@@ -63,6 +65,10 @@ class Batch:
             KeyError: The images carry no data of that name; the message lists what there is.
         """
         return self.look_up(name, self.pixels)
+
+    def weigh(self, factors: Tensor) -> None:
+        """Multiplies the weights of the pixels' squared errors by factors (P,); for :meth:`Part.prepare`."""
+        self.weights = factors if self.weights is None else self.weights * factors
 
     def for_rays(self, values: Tensor) -> Tensor:
         """Repeats values (P, ...) of pixels for each of their rays, giving (R, ...)."""

@@ -26,8 +26,11 @@ def photometric(outputs: Outputs, batch: Batch) -> Tensor:
 def sample_rgb(outputs: Outputs, batch: Batch) -> Tensor:
     """Squared colour error of each single sample, so that a ray cannot mix the right colour from wrong ones."""
     rendering = outputs.rendering
+    weights = rendering.weights
+    if batch.weights is not None:
+        weights = weights * batch.for_rays(batch.weights)[rendering.samples.ray_index]
     return sample_color_error(
-        rendering.weights,
+        weights,
         rendering.sample_rgb,
         rendering.samples.ray_index,
         outputs.field_truth,
@@ -74,6 +77,8 @@ def ssim(outputs: Outputs, batch: Batch) -> Tensor:
     x, y = (image[:pixels].float().view(-1, side, side, 3).permute(0, 3, 1, 2) for image in images)
     dissimilarity = 1 - ssim_of_windows(x, y).mean(dim=(1, 2, 3))
     whole = (outputs.rendering.rays_kept // (side * side * batch.rays_per_pixel)).clamp(max=batch.patches)
+    if batch.weights is not None:
+        dissimilarity = dissimilarity * batch.weights[:pixels].view(batch.patches, -1).mean(dim=1)
     counts = torch.arange(batch.patches, device=whole.device) < whole
     return torch.where(counts, dissimilarity, 0.0).sum() / whole.clamp(min=1)
 
@@ -81,6 +86,10 @@ def ssim(outputs: Outputs, batch: Batch) -> Tensor:
 def pixel_error(pixels: Tensor, truth: Tensor, outputs: Outputs, batch: Batch) -> Tensor:
     """Returns the mean squared difference of colours (P, 3), over pixels all of whose rays fit."""
     kept = outputs.rendering.rays_kept
+    if batch.weights is not None:
+        # The operator takes no weights. Scaling both colours by a root scales their squared difference by the weight.
+        root = batch.weights.sqrt()[:, None]
+        pixels, truth = root * pixels, root * truth
     return pixel_color_error(pixels, truth, rays_per_pixel=batch.rays_per_pixel, rays_kept=kept)
 
 

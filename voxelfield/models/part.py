@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -81,8 +82,18 @@ class Part:
         """Returns values for the log, by tag; may synchronise with the device."""
         return {}
 
+    def write_results(self, folder: Path) -> None:
+        """Writes files of the part's own to the folder of a run that is finished.
+
+        Called in all processes that train together, of which each has its share of the images. An OSError is reported
+        once all other results are written.
+        """
+
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint; an empty one is not saved."""
+        """Returns the state for a checkpoint; an empty one is not saved.
+
+        A collective call: all processes that train together make it, and that of the first is saved.
+        """
         return {}
 
     def check_state(self, state: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import torch
 
 from voxelfield.config.parsing import Range
-from voxelfield.config.types import Count, Natural, NotNegative, Resolution
+from voxelfield.config.types import BelowOne, Count, Natural, NotNegative, Resolution
 
 
 @dataclass
@@ -65,6 +65,15 @@ class LossConfig:
             equally smooth. Only its gradient is computed, so it is not among the logged terms.
         tv_every: Number of steps between applications of total variation (each weighted by this number).
         tv_until: First step without total variation.
+        robust: Squared error, as a multiple of the mean, above which a pixel is unlike the field. Parts of photographs
+            that consist of such pixels show something that moves and are ignored by all terms that compare colours
+            (:class:`voxelfield.training.robust.RobustWeights`). 4 suits photographs with passers-by; 0 ignores nothing.
+        robust_from: Share of the steps before which nothing is ignored, because the field does not show the scene yet.
+        robust_every: Number of steps between decisions on what is ignored.
+        robust_cells: Number of cells along the longer side of the photographs; what is ignored consists of cells. Each
+            takes about 25 bytes on the device.
+        sharpness: Exponent of the weights of blurred photographs in all terms that compare colours
+            (:func:`voxelfield.training.sharpness.sharpness_weights`); with 0 all photographs count alike.
     """
 
     structure: NotNegative = 0.0
@@ -77,6 +86,11 @@ class LossConfig:
     tv_features: NotNegative = 0.0
     tv_every: Count = 10
     tv_until: Natural = 0
+    robust: NotNegative = 0.0
+    robust_from: BelowOne = 0.1
+    robust_every: Count = 50
+    robust_cells: Count = 48
+    sharpness: NotNegative = 0.0
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,14 @@ class PixelSampler:
             part = rays_of_rows, count * square
         rays, rgba = self._read(index, aabb, cameras, colors)
         return Batch(
-            replace(rays, part=part), rgba, index, behind, patches, self._patch_size, self.look_up, self.images_of
+            replace(rays, part=part),
+            rgba,
+            index,
+            behind,
+            patches,
+            self._patch_size,
+            look_up=self.look_up,
+            images_of=self.images_of,
         )
 
     @property

@@ -15,6 +15,8 @@ from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
 from voxelfield.training.cameras.lost_cameras import LostCameras
 from voxelfield.training.config import RunConfig
+from voxelfield.training.robust import RobustWeights
+from voxelfield.training.sharpness import SharpnessWeights
 from voxelfield.training.structure import VarianceWeightedError
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,12 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
         yield refinement
         if camera.search_poses > 0:
             yield LostCameras(refinement, model, scene.train, trainer, camera.search_poses, exposure)
-    if trainer.loss.structure > 0:
-        yield VarianceWeightedError(pixels, trainer.loss.structure)
+    loss = trainer.loss
+    if loss.sharpness > 0:
+        yield SharpnessWeights(scene.train, pixels, loss.sharpness)
+    if loss.robust > 0:
+        yield RobustWeights(scene, pixels, loss, round(loss.robust_from * trainer.steps))
+    if loss.structure > 0:
+        yield VarianceWeightedError(pixels, loss.structure)
     if exposure is not None:
-        yield ExposureCorrection(exposure, config.optimizer.exposure_lr, trainer.loss.exposure)
+        yield ExposureCorrection(exposure, config.optimizer.exposure_lr, loss.exposure)

@@ -24,8 +24,12 @@ _REQUIRED = (*_OF_SESSION, *_OF_MODEL, "rng", "cuda_rng")
 # Settings that a run may change when it is resumed, which is worth a warning.
 _CHANGEABLE = ("optimizer.", "trainer.", "camera.", "seed")
 
-# The settings that choose parts with a state, and their values if they do.
-_SETTINGS_OF_PARTS = {"cameras": ("camera.name", "refine"), "exposure": ("trainer.exposure", "affine")}
+# The settings that choose parts with a state, and their values if they do and if they do not.
+_SETTINGS_OF_PARTS = {
+    "cameras": ("camera.name", "refine", "none"),
+    "exposure": ("trainer.exposure", "affine", "none"),
+    "robust": ("trainer.loss.robust", "positive", "0"),
+}
 
 
 def check_names(model: Model, parts: Sequence[Part]) -> None:
@@ -114,8 +118,8 @@ def _check_parts(checkpoint: Mapping[str, Any], model: Model, parts: Sequence[Pa
             raise ValueError(
                 f"parts must be those of the checkpoint, {', '.join(saved) or 'none'}, got {', '.join(own) or 'none'}"
             )
-        key, chosen = _SETTINGS_OF_PARTS[name]
-        wanted, got = (chosen, "none") if name in saved else ("none", chosen)
+        key, chosen, other = _SETTINGS_OF_PARTS[name]
+        wanted, got = (chosen, other) if name in saved else (other, chosen)
         raise ValueError(f"{key} must be {wanted}, as in the checkpoint, got {got}")
     model.check_state(checkpoint)
     for name, part in own.items():

@@ -566,6 +566,7 @@ class Session:
     def _whole_state(self) -> Iterator[dict[str, Any]]:
         """Yields the content of a checkpoint, valid only in the first process; a collective call."""
         average = self._average.state_dict()
+        parts = {part.name: part.state_dict() for part in self.parts}
         data = {} if self._fingerprint is None else self._whole_fingerprint()
         division = self.optimizers.division
         with contextlib.ExitStack() as stack:
@@ -573,15 +574,15 @@ class Session:
             if self._writer is None:
                 yield {}
                 return
-            state = self._state() | {"average": average, "data": data}
+            state = {name: own for name, own in parts.items() if own}
+            state |= self._state() | {"average": average, "data": data}
             for name, parameter in self.model.field.named_parameters():
                 if parameter in masters:
                     state["field"][name] = masters[parameter]
             yield state
 
     def _state(self) -> dict[str, Any]:
-        parts = {part.name: part.state_dict() for part in self.parts}
-        return {name: state for name, state in parts.items() if state} | {
+        return {
             "step": self.step,
             "train_seconds": self.train_seconds,
             "rays": self._step.rays,

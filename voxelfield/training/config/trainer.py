@@ -257,7 +257,12 @@ class TrainerConfig:
             ),
             stages=[replace(stage, step=fewer(stage.step)) for stage in self.stages],
             occupancy=replace(self.occupancy, start=fewer(self.occupancy.start), every=fewer(self.occupancy.every)),
-            loss=replace(self.loss, tv_every=fewer(self.loss.tv_every), tv_until=fewer(self.loss.tv_until)),
+            loss=replace(
+                self.loss,
+                tv_every=fewer(self.loss.tv_every),
+                tv_until=fewer(self.loss.tv_until),
+                robust_every=fewer(self.loss.robust_every),
+            ),
             preview_every=fewer(self.preview_every),
             checkpoint_every=fewer(self.checkpoint_every),
         )

@@ -37,7 +37,10 @@ HYDRA_RECORDS = (".hydra", "train.log")
 PICTURES = ("train", "val", "test")
 """Names of the folders of rendered views, one for each split."""
 
-RESULTS = (METRICS, PER_VIEW, CAMERAS_FILE, MODEL_FILE, VIDEO, REPORT, *PICTURES)
+MASKS = "masks"
+"""Name of the folder of masks of what moves (:mod:`voxelfield.training.robust`)."""
+
+RESULTS = (METRICS, PER_VIEW, CAMERAS_FILE, MODEL_FILE, VIDEO, REPORT, MASKS, *PICTURES)
 """Names of everything that a finished run writes and replaces, besides its records and checkpoints."""
 
 
@@ -81,7 +84,7 @@ class RunDirectoryLock:
                 return lock
             lock = cls._of_this_process[directory] = cls(directory, name)
         # Images are in one folder per split. Other folders may belong to another run in progress.
-        for folder in (directory, *(directory / split for split in PICTURES)):
+        for folder in (directory, *(directory / split for split in (MASKS, *PICTURES))):
             if folder.is_dir():
                 remove_temporaries(folder)
         return lock

@@ -1,0 +1,236 @@
+"""A loss that ignores what moves: parts of photographs that the field, shaped by the others, does not reproduce."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield import processes
+from voxelfield.datasets.images import image_size
+from voxelfield.datasets.scene import Scene
+from voxelfield.evaluation.evaluation import picture_name
+from voxelfield.files import is_replaceable
+from voxelfield.media.png import write_png
+from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.part import Part
+from voxelfield.models.settings import LossConfig
+from voxelfield.training.batches import PixelSampler
+from voxelfield.training.state.run_directory import MASKS
+
+# Shares of pixels unlike the field: in a cell with its neighbours, above which it moves; and in a cell beside one that
+# does, above which it moves too, because it contains an edge of the same person.
+_SEED, _EDGE = 0.5, 0.2
+# Pixels that a cell remembers, and pixels that resemble the field with which it begins.
+_MEMORY, _PRIOR = 48.0, 4.0
+# Largest share of a photograph that is ignored. One that differs as a whole is not one with a passer-by.
+_MOST = 0.5
+# Errors are counted in this unit: sums of integers do not depend on their order, on devices and over processes.
+_UNIT = 2.0**-24
+
+
+class RobustWeights(Part):
+    """Gives weight 0 to the pixels of cells of the photographs that show something that moves.
+
+    RobustNeRF (Sabour et al. 2023, equations 8 to 10) compares each pixel's error with the median, and ignores pixels
+    only where neighbourhoods of 16 x 16 pixels are full of errors, since errors at static edges are thin. It draws
+    patches for this. Here single pixels are drawn, and each photograph has a coarse map of cells, which counts the
+    pixels that were drawn and those unlike the field. A pixel is unlike the field if its squared error exceeds a
+    threshold of its cell: ``config.robust`` times the mean error of the pixels that are not ignored, of all photographs
+    or of its own, whichever is larger; plus the variance of the photograph's colours in the cell, which is the error
+    that a field without any detail would have there. Every ``config.robust_every`` steps, the counts say which cells
+    move: those that are, with their eight neighbours, mostly unlike the field, and beside them those that are partly
+    unlike it. The weights of a step do not depend on its own errors.
+
+    In a process group, counts are summed before they are evaluated, so that all processes ignore the same cells.
+
+    Args:
+        scene: The scene, whose training images are weighed.
+        pixels: Draws them.
+        config: The settings ``robust`` to ``robust_cells``.
+        start: Number of steps before which nothing is ignored and no pixel is counted.
+
+    Attributes:
+        moves: (N, Y, X) bool on the device, the cells that are ignored.
+        cell: Side of a cell in pixels.
+    """
+
+    name = "robust"
+
+    def __init__(self, scene: Scene, pixels: PixelSampler, config: LossConfig, start: int) -> None:
+        split = scene.train
+        height, width, device = split.cameras.height, split.cameras.width, pixels.cameras.c2w.device
+        self._scene, self._split, self._factor, self._every = scene, split, config.robust, config.robust_every
+        # The first counts serve to find the errors with which pixels are compared.
+        self._start = max(start, 2 * self._every)
+        self.cell = -(-max(height, width) // config.robust_cells)
+        shape = len(split), -(-height // self.cell), -(-width // self.cell)
+        self.moves = torch.zeros(shape, dtype=torch.bool, device=device)
+        self._counts = torch.zeros(2, *shape, device=device)
+        self._new_counts = torch.zeros(2, self.moves.numel(), dtype=torch.int32, device=device)
+        self._errors = torch.zeros(2, len(split), dtype=torch.int64, device=device)
+        self._thresholds = torch.full(shape, torch.inf, device=device)
+        own = cell_variances(pixels.images, self.cell)
+        self._contrast = own if len(own) == len(split) else processes.gather_rows(own, processes.row_counts(own))
+        self._scale = torch.ones((), device=device)
+
+    def before_step(self, step: int) -> None:
+        """Evaluates the counts, if it is time; a collective call, which does not synchronise with the device."""
+        if step == 0 or step % self._every > 0:
+            return
+        new, (errors, pixels) = self._totals()
+        if step >= self._start:
+            self._counts += new.view_as(self._counts)
+            self._counts *= _MEMORY / self._counts[0].clamp(min=_MEMORY)
+            self.moves.copy_(moving_cells(*self._counts))
+            self._rescale()
+        level = errors.sum().double() / pixels.sum().clamp(min=1)
+        own = errors.double() / pixels.clamp(min=1)
+        base = self._factor * _UNIT * torch.maximum(own, level)
+        self._thresholds.copy_(base[:, None, None] + self._contrast)
+        self._new_counts.zero_()
+        self._errors.zero_()
+
+    def _totals(self) -> tuple[Tensor, Tensor]:
+        """Returns the counts of cells and of photographs since the last evaluation, over all processes."""
+        return processes.sum_of(self._new_counts), processes.sum_of(self._errors)
+
+    def _rescale(self) -> None:
+        self._scale.copy_(1 / (1 - self.moves.float().mean()))
+
+    def prepare(self, batch: Batch) -> None:
+        """Gives the pixels their weights, whose mean over all photographs is 1."""
+        height, width = self._split.cameras.height, self._split.cameras.width
+        row, column = batch.pixels // width % height // self.cell, batch.pixels % width // self.cell
+        _, rows, columns = self.moves.shape
+        self._cells = (batch.images * rows + row) * columns + column
+        self._stays = ~self.moves.view(-1)[self._cells]
+        batch.weigh(self._stays * self._scale)
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        """Counts the pixels; no term of its own."""
+        with torch.no_grad():
+            error = (outputs.pixels - batch.truth).square().mean(dim=1)
+            fitting = outputs.rendering.rays_kept // batch.rays_per_pixel
+            drawn = (torch.arange(len(error), device=error.device) < fitting) & error.isfinite()
+            unlike = drawn & (error > self._thresholds.view(-1)[self._cells])
+            stays = drawn & self._stays
+            size = torch.where(stays, error.clamp(max=1) / _UNIT, 0.0).long()
+            self._new_counts.index_add_(1, self._cells, torch.stack((drawn, unlike)).to(torch.int32))
+            self._errors.index_add_(1, batch.images, torch.stack((size, stays.long())))
+        return {}
+
+    def scalars(self) -> dict[str, float]:
+        """Returns the share of the photographs that is ignored."""
+        return {"robust/ignored": float(self.moves.float().mean())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the cells, the thresholds and all counts; a collective call."""
+        new, errors = self._totals()
+        return {
+            "moves": self.moves,
+            "counts": self._counts,
+            "thresholds": self._thresholds,
+            "new_counts": new,
+            "errors": errors,
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError if the state has other cells."""
+        saved, own = tuple(state["moves"].shape), tuple(self.moves.shape)
+        if saved != own:
+            raise ValueError(
+                f"trainer.loss.robust_cells, trainer.image_size and the training images must be those of the "
+                f"checkpoint, with {saved} images, rows and columns of cells, got {own}"
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads the state; the first process continues all counts that were not evaluated yet."""
+        self.moves.copy_(state["moves"])
+        self._counts.copy_(state["counts"])
+        self._thresholds.copy_(state["thresholds"])
+        self._new_counts.copy_(state["new_counts"]).mul_(processes.is_first())
+        self._errors.copy_(state["errors"]).mul_(processes.is_first())
+        self._rescale()
+
+    def mask(self, index: int) -> Tensor:
+        """Returns the pixels of a photograph that count, (height, width) bool on the CPU, without those masked before.
+
+        Args:
+            index: Number of a photograph whose image this process holds.
+        """
+        width, height = self._split.cameras.size(index)
+        moves = self.moves[index].repeat_interleave(self.cell, 0).repeat_interleave(self.cell, 1)
+        stays, given = ~moves[:height, :width].cpu(), self._split.mask(index)
+        return stays if given is None else stays & given
+
+    def write_results(self, folder: Path) -> None:
+        """Writes a mask for each training photograph to the folder ``masks``, black where it is ignored.
+
+        The masks have the sizes, folders and names of the photographs' files, as in COLMAP's layout: ``a.jpg.png`` for
+        ``a.jpg``. Photographs of other splits get the masks that they have, or white ones, because loaders of such a
+        folder expect a mask for each photograph. Masks of training images without files are named after the views.
+
+        Raises:
+            FileExistsError: A file of such a name was not written by voxelfield, or was edited.
+            OSError: A mask cannot be written.
+        """
+        splits = self._scene.splits.values()
+        folders = [path.parent for split in splits for path in split.paths or ()]
+        root = os.path.commonpath(folders or [folder])
+        for split in splits:
+            trained = split is self._split
+            if not trained and (split.paths is None or not processes.is_first()):
+                continue
+            for index in split.held:
+                mask = self.mask(index) if trained else split.mask(index)
+                if mask is None:
+                    mask = torch.ones(split.image(index).shape[:2], dtype=torch.bool)
+                pixels = Image.fromarray(mask.numpy())
+                if split.paths is None:
+                    path = folder / MASKS / picture_name(split.names[index])
+                else:
+                    inner = split.paths[index].relative_to(root)
+                    path = folder / MASKS / inner.with_name(f"{inner.name}.png")
+                    pixels = pixels.resize(image_size(split.paths[index]), Image.Resampling.NEAREST)
+                if not is_replaceable(path):
+                    raise FileExistsError(f"{path} was not written by voxelfield, or was edited, and is kept")
+                write_png(path, pixels)
+
+
+def cell_variances(images: Tensor, cell: int) -> Tensor:
+    """Returns the variance of colours in each cell of photographs, (N, Y, X) float32: the mean of the channels.
+
+    Args:
+        images: (N, H, W, 4) uint8 RGBA, straight alpha. The variance is the mean of those over white and over black, so
+            it includes silhouettes.
+        cell: Side of a cell in pixels.
+    """
+    variances = []
+    for image in images:
+        rgb, alpha = (image.float() / 255).split((3, 1), dim=-1)
+        planes = torch.cat((rgb * alpha, rgb * alpha + 1 - alpha), dim=-1).movedim(-1, 0)
+        mean, mean_square = F.avg_pool2d(torch.stack((planes, planes.square())), cell, ceil_mode=True)
+        variances.append((mean_square - mean.square()).mean(dim=0))
+    return torch.stack(variances)
+
+
+def moving_cells(drawn: Tensor, unlike: Tensor) -> Tensor:
+    """Returns which cells of photographs move, (N, Y, X) bool.
+
+    Args:
+        drawn: (N, Y, X) float32, numbers of pixels that were drawn in each cell.
+        unlike: The same of those pixels that are unlike the field.
+    """
+    around = F.avg_pool2d(torch.stack((drawn + _PRIOR / 9, unlike), dim=1), 3, 1, 1)
+    seeds = around[:, 1] >= _SEED * around[:, 0]
+    beside = F.max_pool2d(seeds.float(), 3, 1, 1) > 0
+    moves = seeds | (beside & (unlike >= _EDGE * (drawn + 1)))
+    share = moves.sum(dim=(1, 2)) / (drawn > 0).sum(dim=(1, 2)).clamp(min=1)
+    return moves & (share <= _MOST)[:, None, None]
