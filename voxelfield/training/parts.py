@@ -15,6 +15,7 @@ from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
 from voxelfield.training.cameras.lost_cameras import LostCameras
 from voxelfield.training.config import RunConfig
+from voxelfield.training.depth import DepthSupervision
 from voxelfield.training.structure import VarianceWeightedError
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: PixelSampler) -> Iterator[Part]:
     """Yields the parts that the configuration asks for, in the order in which they join a step."""
     trainer, camera = config.trainer, config.camera
+    refinement = None
     exposure = AffineExposure(len(scene.train)).to(model.device) if trainer.exposure == "affine" else None
     if camera.refines:
         logger.info(
@@ -46,6 +48,8 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
         yield refinement
         if camera.search_poses > 0:
             yield LostCameras(refinement, model, scene.train, trainer, camera.search_poses, exposure)
+    if trainer.loss.depth > 0:
+        yield DepthSupervision(pixels, scene.train, trainer.loss.depth, model, refinement)
     if trainer.loss.structure > 0:
         yield VarianceWeightedError(pixels, trainer.loss.structure)
     if exposure is not None:
