@@ -196,6 +196,8 @@ def draw(capture: Path, images: Images) -> dict[str, torch.Tensor]:
     assert len(scene.train.images) == len(scene.train.held) <= -(-7 // group.count())
     sampler = PixelSampler(scene.train, torch.device("cpu"), 2, patches=6, patch_size=9, images=images)
     VarianceWeightedError(sampler, 1.0)
+    if "depth" in scene.train.extras:
+        sampler.favour(scene.train.extras["depth"] > 0, 0.2)
     torch.manual_seed(0)
     batch = sampler.batch(1500, scene.aabb, "white", shared=True)
     rays = {name: getattr(batch.rays, name).view(len(batch.pixels), -1) for name in ("origins", "directions", "far")}

@@ -126,7 +126,9 @@ def test_arrays_of_another_kind_are_refused(tmp_path, array, message):
 
 
 def test_a_capture_without_depths_is_refused_where_they_are_asked_for(tmp_path):
-    with pytest.raises(ValueError, match=r"^depth \(trainer\.loss\.depth\) must be off for .*, which was read as nerfst"):
+    with pytest.raises(
+        ValueError, match=r"^depth \(trainer\.loss\.depth\) must be off for .*, which was read as nerfst"
+    ):
         load_scene(write(tmp_path, [{}, {}]), holdout=0, depth=True)
 
 

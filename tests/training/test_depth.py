@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from place_capture import write_capture
 from quick_presets import preset
 from room_corner import ROOM, corner_cameras, photograph
 from warp_fields import field_over
@@ -16,6 +18,7 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings
+from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.depth import depth_error
 from voxelfield.training.session import Session
@@ -66,10 +69,14 @@ def test_the_error_is_that_of_samples_on_oblique_rays(device, boxes, weighted):
             away = world[sample] - rays.origins[ray]
             z = -float(away @ c2w[images[pixel], :3, 2].double().to(device))
             off = abs(float(torch.log(torch.tensor(z / float(depth[pixel])))))
-            gradient[sample] = off * (1 if weights is None else float(weights[pixel])) / kept
-    expected = float((gradient * rendering.weights.detach().double().cpu()).sum())
+            gradient[sample] = (off - 1) * (1 if weights is None else float(weights[pixel])) / kept
+    hit = (depth > 0).repeat_interleave(side)[:kept]
+    through = hit if weights is None else hit * weights.repeat_interleave(side)[:kept]
+    expected = float((gradient * rendering.weights.detach().double().cpu()).sum() + through.double().sum() / kept)
     assert float(error.detach()) == pytest.approx(expected, rel=1e-4)
-    (found,) = torch.autograd.grad(error, rendering.weights)
+    # The opacity is the sum of the weights.
+    found, lost = torch.autograd.grad(error, (rendering.weights, rendering.opacity))
+    found = found + torch.where(samples.ray_index < kept, lost[samples.ray_index.clamp(max=len(rays) - 1)], 0.0)
     torch.testing.assert_close(found.double().cpu(), gradient, rtol=1e-3, atol=1e-7)
 
 
@@ -146,8 +153,7 @@ def with_depth(scene: Scene, **extras: torch.Tensor) -> Scene:
     return replace(scene, splits=scene.splits | {"train": replace(scene.train, extras=extras)})
 
 
-@pytest.mark.parametrize("cameras", ["none", "refine"])
-def test_few_depths_tell_a_field_where_walls_are(cameras, one_thread):
+def test_few_depths_tell_a_field_where_walls_are(one_thread):
     scene = corner(5)
     depth = scene.train.extras["depth"]
     known = torch.rand(depth.shape) < 0.03
@@ -158,16 +164,50 @@ def test_few_depths_tell_a_field_where_walls_are(cameras, one_thread):
         depth=torch.where(wrong, 0.5 * depth, depth) * known,
         depth_weight=torch.where(wrong, 1e-3, 1.0).half(),
     )
-    without, with_depths = (trained(sparse, weight, f"camera={cameras}") for weight in (0.0, 0.1))
-    print(cameras, [(depth_difference(s, scene), s.evaluate().psnr) for s in (without, with_depths)])
+    without, with_depths = (trained(sparse, weight) for weight in (0.0, 0.1))
     assert depth_difference(with_depths, scene) < 0.5 * depth_difference(without, scene)
     assert with_depths.evaluate().psnr > without.evaluate().psnr + 1
 
 
+def test_depths_belong_to_the_axes_of_refined_cameras(one_thread):
+    scene = corner(3)
+    session = trained(scene, 0.1, "camera=refine", "trainer.steps=2")
+    refinement, *_, part = session.parts
+    with torch.no_grad():
+        refinement.twists[:, :3] = 0.3
+    batch, model = session._step.batch, session.model
+    rendering = model.render(batch.rays, model.settings)
+    outputs = Outputs(rendering, rendering.rgb, rendering.rgb, batch.truth)
+    refined, given = (depth_error(outputs, batch, each) for each in (refinement.refined(), scene.train.cameras))
+    (term,) = part.losses(outputs, batch).values()
+    torch.testing.assert_close(term, 0.1 * refined)
+    assert not torch.isclose(refined, given, rtol=1e-3)
+
+
 def test_images_without_depths_are_refused():
     scene = with_depth(corner(3))
-    with pytest.raises(ValueError, match=r"^trainer\.loss\.depth must be 0 for training images without depths, got 0\.1"):
+    with pytest.raises(
+        ValueError, match=r"^trainer\.loss\.depth must be 0 for training images without depths, got 0\.1"
+    ):
         trained(scene, 0.1)
     nothing = with_depth(scene, depth=torch.zeros(scene.train.images.shape[:3]))
     with pytest.raises(ValueError, match="which must select pixels"):
         trained(nothing, 0.1)
+
+
+def test_a_run_reads_depths_if_its_loss_needs_them(tmp_path):
+    write_capture(tmp_path / "place", 4)
+    file = tmp_path / "place" / "transforms.json"
+    content = json.loads(file.read_text())
+    content["depth_unit_scale_factor"] = 1
+    for frame in content["frames"]:
+        frame["depth_file_path"] = "depth.npy"
+    file.write_text(json.dumps(content))
+    np.save(tmp_path / "place" / "depth.npy", np.full((12, 16), 2.5, dtype=np.float32))
+    for weight in (0.0, 0.1):
+        settings = preset(
+            "scene.name=place", "scene.aabb=null", f"trainer.loss.depth={weight}", f"data.root={tmp_path}"
+        )
+        extras = load_configured_scene(settings, tmp_path).train.extras
+        assert list(extras) == (["depth"] if weight > 0 else [])
+    assert (extras["depth"] == 2.5).all()

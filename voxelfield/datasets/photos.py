@@ -154,8 +154,8 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
     Raises:
         FileNotFoundError: A mask is missing.
         ValueError: An image is unreadable, or not of the size that its camera takes; intrinsics are invalid; a mask is
-            unreadable, of another size than its image, or black throughout; a file of depths is unreadable or of another
-            shape than its image; or only some photographs have a time.
+            unreadable, of another size than its image, or black throughout; depths are unreadable or of another shape
+            than their image; or only some photographs have a time.
     """
     whole = [photo.path for photo in photos]
     shrunk = [photo.shrunk for photo in photos if photo.shrunk is not None]

@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: PixelSampler) -> Iterator[Part]:
     """Yields the parts that the configuration asks for, in the order in which they join a step."""
     trainer, camera = config.trainer, config.camera
-    refinement = None
     exposure = AffineExposure(len(scene.train)).to(model.device) if trainer.exposure == "affine" else None
+    refinement = None
     if camera.refines:
         logger.info(
             "cameras are refined: rays are computed by torch operations, no visual hull is used, and the stages are "
@@ -49,7 +49,8 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
         if camera.search_poses > 0:
             yield LostCameras(refinement, model, scene.train, trainer, camera.search_poses, exposure)
     if trainer.loss.depth > 0:
-        yield DepthSupervision(pixels, scene.train, trainer.loss.depth, model, refinement)
+        cameras = refinement.refined if refinement is not None else lambda: pixels.cameras
+        yield DepthSupervision(pixels, scene.train, trainer.loss.depth, model, cameras)
     if trainer.loss.structure > 0:
         yield VarianceWeightedError(pixels, trainer.loss.structure)
     if exposure is not None:
