@@ -74,7 +74,7 @@ def depth_error(
     r"""Returns how far from what the depths say rays end, averaged over the rays that fit.
 
     The error of a ray with samples at distances :math:`t_i` and weights :math:`w_i`, whose depth places a surface at
-    the distance :math:`D`, is :math:`\sum_i w_i |\ln(t_i / D)| + 1 - \sum_i w_i`: light that passes through everything
+    the distance :math:`D`, is :math:`\sum_i w_i |\log(t_i / D)| + 1 - \sum_i w_i`: light that passes through everything
     counts like a sample that is e times too far. That is the distance that the weights would have to be moved, on a
     logarithmic scale, on which it depends neither on the units nor on how far away the surface is. Unlike an error of
     the mean distance, it is large where the weights are spread on both sides of the surface. The error of a ray
