@@ -246,3 +246,67 @@ def test_masks_are_named_after_their_images(tmp_path, naming, around):
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"masks/left/2.jpg.png: no such mask"):
         voxelfield.load_scene(tmp_path, holdout=0, splits=None)
+
+
+# --- depths of points
+
+
+def write_tracks(folder: Path, size: tuple[int, int] = (24, 18)) -> dict[str, np.ndarray]:
+    """Gives each image of a model the points that it sees, and returns these by its name.
+
+    Rows are columns and rows of pixels, depths and reprojection errors.
+    """
+    model = pycolmap.Reconstruction(folder)
+    errors = {number: 0.2 + 0.05 * (number % 9) for number in model.points3D}
+    seen, tracks, lines = {}, {number: [] for number in errors}, []
+    for image in model.images.values():
+        pose, rows, listed = image.cam_from_world(), [], []
+        for number, point in model.points3D.items():
+            x, y, z = pose * point.xyz
+            column, row = (25 * x / z + 12, 25 * y / z + 9) if z > 0 else (-1, -1)
+            if 0 <= column < size[0] and 0 <= row < size[1]:
+                tracks[number] += [image.image_id, len(listed)]
+                listed.append(f"{column} {row} {number}")
+                rows.append([column, row, z, errors[number]])
+        seen[image.name] = np.array(rows)
+        x, y, z, w = pose.rotation.quat
+        lines += [f"{image.image_id} {w} {x} {y} {z} {' '.join(map(str, pose.translation))} 1 {image.name}"]
+        lines += [" ".join(["3.5 4.5 -1", *listed])]  # a keypoint without a point comes first
+    for track in tracks.values():
+        track[1::2] = [index + 1 for index in track[1::2]]
+    points = [
+        f"{number} {' '.join(map(str, point.xyz))} 9 8 7 {errors[number]} {' '.join(map(str, tracks[number]))}"
+        for number, point in model.points3D.items()
+    ]
+    (folder / "images.txt").write_text("\n".join(lines) + "\n")
+    (folder / "points3D.txt").write_text("\n".join(points) + "\n")
+    return seen
+
+
+@pytest.mark.parametrize("downscale", [1, 3])
+def test_images_have_the_depths_of_the_points_that_they_observe(tmp_path, downscale):
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "sparse" / "0")
+    seen = write_tracks(tmp_path / "sparse" / "0")
+    split = voxelfield.load_scene(tmp_path, holdout=0, downscale=downscale, depth=True).train
+    assert not voxelfield.load_scene(tmp_path, holdout=0).train.extras, "unless asked for"
+    mean = np.mean([0.2 + 0.05 * (number % 9) for number in range(1, 31)])
+    several = 0
+    for name, depth, weight in zip(split.names, split.extras["depth"], split.extras["depth_weight"], strict=True):
+        rows = seen[f"{name}.png"]
+        pixels = [tuple(pixel) for pixel in np.floor(rows[:, 1::-1] / downscale).astype(int)]
+        assert int((depth > 0).sum()) == int((weight > 0).sum()) == len(set(pixels))
+        for pixel in set(pixels):
+            there = rows[[other == pixel for other in pixels]]
+            several += len(there) > 1
+            best = there[there[:, 3] == there[:, 3].min()]  # the most reliable of several points counts
+            assert np.isclose(best[:, 2], float(depth[pixel]), rtol=1e-5).any()
+            assert math.isclose(weight[pixel], math.exp(-((best[0, 3] / mean) ** 2)), rel_tol=1e-3)
+    assert several > 0
+
+
+def test_points_without_tracks_have_no_depths(tmp_path):
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "sparse" / "0")
+    with pytest.raises(ValueError, match=r"0: images must observe points where depth .*, got 30 points without tracks"):
+        voxelfield.load_scene(tmp_path, holdout=0, depth=True)

@@ -76,7 +76,8 @@ def test_depths_are_read_in_their_units(tmp_path, meta):
     write_depth(tmp_path / "depth" / "0.png", ramp())
     write_depth(tmp_path / "depth" / "1.png", ramp()[::2, ::2])
     frames = [{"depth_file_path": "depth/0.png"}, {"depth_file_path": "depth/1.png"}, {}]
-    depth = load_scene(write(tmp_path, frames, **meta), holdout=0).train.extras["depth"]
+    depth = load_scene(write(tmp_path, frames, **meta), holdout=0, depth=True).train.extras["depth"]
+    assert "depth" not in load_scene(tmp_path, holdout=0).train.extras, "unless asked for"
     unit = meta.get("depth_unit_scale_factor", 0.001)
     assert depth.shape == (3, 6, 8)
     assert depth.dtype == torch.float32
@@ -88,12 +89,47 @@ def test_depths_are_read_in_their_units(tmp_path, meta):
 
 def test_depths_are_shrunk_without_blending(tmp_path):
     write_depth(tmp_path / "depth" / "0.png", ramp())
-    scene = load_scene(write(tmp_path, [{"depth_file_path": "depth/0.png"}]), holdout=0, downscale=2)
+    scene = load_scene(write(tmp_path, [{"depth_file_path": "depth/0.png"}]), holdout=0, downscale=2, depth=True)
     depth = (scene.train.extras["depth"][0] * 1000).round().long()
     assert depth.shape == (3, 4)
     assert set(depth.flatten().tolist()) <= set(ramp().flatten().tolist())
     assert (depth.diff(dim=0) == 14_000).all()
     assert (depth.diff(dim=1) == 2).all()
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (3, 4, 1)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_depths_may_be_arrays_of_floating_point(tmp_path, shape, dtype):
+    values = np.linspace(0.5, 40, 6 * 8).reshape(6, 8)[:: 6 // shape[0], :: 6 // shape[0]].astype(dtype)
+    values[0, 0], values[1, 1], values[-1, -1] = np.nan, np.inf, -1
+    np.save(tmp_path / "0.npy", values.reshape(shape))
+    frames = [{"depth_file_path": "0.npy", "depth_unit_scale_factor": 2.0}]
+    depth = load_scene(write(tmp_path, frames), holdout=0, depth=True).train.extras["depth"][0]
+    values[0, 0] = values[1, 1] = values[-1, -1] = 0
+    repeated = values.astype(np.float32).repeat(6 // shape[0], axis=0).repeat(6 // shape[0], axis=1)
+    assert torch.equal(depth, 2 * torch.from_numpy(repeated))
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.ones((6, 8), dtype=np.int32), r"must be an array \(H, W\) of floating point, got \(6, 8\) of int32"),
+        (np.ones((6, 8, 3)), r"must be an array \(H, W\) of floating point, got \(6, 8, 3\) of float64"),
+        (np.ones((8, 8)), "size must be in proportion to its image's, 8x6, got 8x8"),
+        (np.array([{}]), "Object arrays cannot be loaded when allow_pickle=False"),
+    ],
+)
+def test_arrays_of_another_kind_are_refused(tmp_path, array, message):
+    np.save(tmp_path / "0.npy", array)
+    with pytest.raises(ValueError, match=rf"0\.npy: unreadable depths \({message}\)"):
+        load_scene(write(tmp_path, [{"depth_file_path": "0.npy"}]), holdout=0, depth=True)
+
+
+def test_a_capture_without_depths_is_refused_where_they_are_asked_for(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"^depth \(trainer\.loss\.depth\) must be off for .*, which was read as nerfst"
+    ):
+        load_scene(write(tmp_path, [{}, {}]), holdout=0, depth=True)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +142,7 @@ def test_depths_are_shrunk_without_blending(tmp_path):
 def test_depth_images_of_another_kind_are_refused(tmp_path, values, dtype, message):
     write_depth(tmp_path / "depth" / "0.png", values, dtype)
     with pytest.raises(ValueError, match=rf"depth/0\.png: unreadable image \({message}\)"):
-        load_scene(write(tmp_path, [{"depth_file_path": "depth/0.png"}]), holdout=0)
+        load_scene(write(tmp_path, [{"depth_file_path": "depth/0.png"}]), holdout=0, depth=True)
 
 
 # --- the split

@@ -105,7 +105,7 @@ def test_keys_without_effect_are_named_once(tmp_path, caplog):
     told = [(record.levelname, record.getMessage()) for record in records]
     assert sorted(told) == [
         ("WARNING", f"{file}: 'camera_angle_x' ({wide}) has no effect, because 'fl_x' (50.0) is another focal length"),
-        ("WARNING", f"{file}: 1 depth images are missing, the first is {tmp_path / 'depth' / 'a.png'}"),
+        ("WARNING", f"{file}: 1 files of depths are missing, the first is {tmp_path / 'depth' / 'a.png'}"),
         (
             "WARNING",
             f"{file}: these keys have no effect: 'white_transparent' (True), 'ply_file_path' ('sparse_pc.ply'), "

@@ -75,6 +75,22 @@ def test_structure_costs_a_byte_for_each_pixel():
     assert weighted == replace(without, images=without.images * 5 // 4)
 
 
+def test_data_of_pixels_counts_as_much_as_it_takes():
+    settings = preset(*SMALL, name="train")
+    train = load_configured_scene(settings, ROOT).train
+    pixels = train.images.shape[:3]
+    carried = {
+        "depth": torch.zeros(pixels),
+        "depth_weight": torch.zeros(pixels).half(),
+        "time": torch.zeros(len(train)),
+    }
+    model = untrained_model(settings, "meta")
+    without, with_depths = (
+        estimate_memory(model, settings.trainer, replace(train, extras=extras)) for extras in ({}, carried)
+    )
+    assert with_depths == replace(without, images=without.images * 10 // 4)
+
+
 def test_a_single_grid_counts_at_its_last_resolution():
     stages = "trainer.stages=[{step: 0, resolution: 8}, {step: 5, resolution: 20}]"
     estimate = estimated("model=dense", "model.features=5", stages)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     Raises:
         MissingPackageError: pycolmap is not installed.
     """
-    found = read_reconstruction(folder, options.model)
+    found = read_reconstruction(folder, options.model, options.depth)
     source, images, counts = found.location
     if counts:
         sizes = ", ".join(f"{name} with {count} images" for name, count in counts.items())
@@ -90,16 +90,18 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     return load_capture(folder, source, photos, options, points=found.points)
 
 
-def read_reconstruction(folder: Path, number: int | None = None) -> Reconstruction:
+def read_reconstruction(folder: Path, number: int | None = None, depth: bool = False) -> Reconstruction:
     """Reads the model of a capture, but not its images.
 
     Args:
         folder: A folder that :func:`voxelfield.datasets.colmap_files.is_colmap` recognises.
         number: Which of several models; None: the one with the most images.
+        depth: Whether to find the points that each image observes, and their depths in it.
 
     Raises:
         MissingPackageError: pycolmap is not installed.
-        ValueError: There is no model of that number, it is damaged, or has no image with a pose.
+        ValueError: There is no model of that number, it is damaged, has no image with a pose, or its images observe no
+            points although ``depth`` asks for them.
     """
     source, images, _ = location = find_model(folder, number)
     model = _read_model(source)
@@ -114,8 +116,43 @@ def read_reconstruction(folder: Path, number: int | None = None) -> Reconstructi
         relative = path.relative_to(images if path.is_relative_to(images) else images.parent)
         mask = mask_path(masks, relative) if has_masks else None
         photos.append(_photo(source, path, mask, image, model.cameras[image.camera_id]))
+    if depth:
+        photos = _with_observations(source, photos, posed, model)
     points = _points(source, list(model.points3D.values()))
     return Reconstruction(location, photos, points, images_without_pose(images, paths))
+
+
+def _with_observations(source: Path, photos: list[Photo], posed: list[Any], model: Any) -> list[Photo]:
+    """Returns photographs with the points that their images observe.
+
+    A point's weight is that of the published code of DS-NeRF (Deng et al. 2022): exp(-(e / m)^2) for its reprojection
+    error e and the mean m of all.
+
+    Raises:
+        ValueError: No image observes a point.
+    """
+    errors = {number: point.error for number, point in model.points3D.items() if point.has_error()}
+    mean = max(sum(errors.values()) / max(len(errors), 1), 1e-6)
+    found = []
+    for photo, image in zip(photos, posed, strict=True):
+        seen = image.get_observation_points2D()
+        camera = model.cameras[image.camera_id]
+        pixels = np.array([point.xy for point in seen], dtype=np.float64).reshape(-1, 2)
+        numbers = [point.point3D_id for point in seen]
+        positions = np.array([model.points3D[number].xyz for number in numbers], dtype=np.float64).reshape(-1, 3)
+        c2w = photo.c2w.numpy()
+        depths = (c2w[:3, 3] - positions) @ c2w[:3, 2]
+        weights = np.exp(-((np.array([errors.get(number, 0.0) for number in numbers]) / mean) ** 2))
+        shares = pixels / (camera.width, camera.height)
+        usable = (shares >= 0).all(axis=1) & (shares < 1).all(axis=1) & (depths > 0) & (depths <= FARTHEST)
+        observed = np.column_stack((shares, depths, weights))[usable]
+        found.append(replace(photo, observed=torch.from_numpy(observed)))
+    if not any(len(photo.observed) for photo in found if photo.observed is not None):
+        raise ValueError(
+            f"{source}: images must observe points where depth is asked for (trainer.loss.depth), got "
+            f"{len(model.points3D)} points without tracks: keep COLMAP's own model, which has them"
+        )
+    return found
 
 
 def _points(source: Path, points: Sequence[Any]) -> torch.Tensor:

@@ -191,11 +191,12 @@ def read_masks(
 def read_depths(
     paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], share: slice | None = None
 ) -> Tensor:
-    """Reads the depth images of a split, as the integers in the files.
+    """Reads the depths of a split's images, in the units of the files.
 
     Args:
-        paths: N grey images with 16 bits; None where an image has no depths.
-        sizes: The N sizes of their images. A depth image may be larger or smaller than its image.
+        paths: N grey images with 16 bits, or files ``.npy`` of an array (H, W) or (H, W, 1) of floating point, in which
+            values that are not finite or below 0 are unknown; None where an image has no depths.
+        sizes: The N sizes of their images. Depths may have a higher or a lower resolution.
         shown: The N sizes to which these images are resized. Each pixel has the depth of the nearest one in the file,
             because a mean over an edge would lie on neither side of it.
         share: As for :func:`read_images`.
@@ -204,7 +205,7 @@ def read_depths(
         (N, H, W) float32 on the CPU, 0 where nothing is known. H and W are the largest height and width.
 
     Raises:
-        ValueError: A depth image is unreadable, of another kind, or has another ratio of its sides than its image.
+        ValueError: A file is unreadable, of another kind, or has another ratio of its sides than its image.
     """
     width, height = (max(sides) for sides in zip(*shown, strict=True))
     own = range(len(paths))[share or slice(None)]
@@ -214,15 +215,33 @@ def read_depths(
         path, (w, h) = paths[index], sizes[index]
         if path is None:
             return
-        with open_image(path, depth=True) as image:
+        with _depth_array(path) if path.suffix.lower() == ".npy" else open_image(path, depth=True) as image:
             found = image.size
             if abs(found[0] * h - found[1] * w) > max(*found, w, h):
                 raise ValueError(f"size must be in proportion to its image's, {w}x{h}, got {found[0]}x{found[1]}")
-            depth = np.asarray(image.convert("I").resize(shown[index], Image.Resampling.NEAREST))
+            whole = image if image.mode == "F" else image.convert("I")
+            depth = np.asarray(whole.resize(shown[index], Image.Resampling.NEAREST))
         depths[own.index(index), : depth.shape[0], : depth.shape[1]] = depth
 
     _read(fill, own, share)
     return torch.from_numpy(depths)
+
+
+@contextlib.contextmanager
+def _depth_array(path: Path) -> Iterator[Image.Image]:
+    """Opens a NumPy array of depths as an image of mode F; its errors are those of :func:`open_image`."""
+    try:
+        with open_regular(path) as file:
+            array = np.load(file, allow_pickle=False)
+        array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
+        if array.ndim != 2 or array.dtype.kind != "f" or 0 in array.shape:
+            raise ValueError(f"must be an array (H, W) of floating point, got {array.shape} of {array.dtype}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            depths = array.astype(np.float32)
+            yield Image.fromarray(np.where(np.isfinite(depths) & (depths > 0), depths, np.float32(0)))
+    # NumPy evaluates the header: a broken one ends in exceptions of any type.
+    except Exception as error:
+        raise ValueError(f"{path}: unreadable depths ({' '.join(str(error).split())[:200]})") from error
 
 
 @contextlib.contextmanager

@@ -43,6 +43,12 @@ def load_scene(scene: Path | str, *, root: Path | str = "data", download: bool =
     if given.aabb is None and isinstance(scene, str):
         given.aabb = configured_box(scene)
     loaded = _load_in_a_format(folder, given)
+    if given.depth and not any("depth" in split.extras for split in loaded.splits.values()):
+        raise ValueError(
+            f"depth (trainer.loss.depth) must be off for {folder}, which was read as {loaded.format} and has none: "
+            "depths are the files of 'depth_file_path' in a transforms.json, or points of a COLMAP model with tracks, "
+            "which scene.model=N selects beside another format"
+        )
     for name, split in loaded.splits.items():
         logger.info("%s: %d %s views, %s", loaded.name, len(split), name, split.size_in_words)
     return loaded

@@ -48,6 +48,9 @@ class LoadOptions(ImageOptions):
             and only the points that are closer to them than to all others; None: all.
         divided: Whether each process of a group, all of which must load the scene, reads only its share of the images
             for training (:attr:`voxelfield.datasets.scene.Split.share`).
+        depth: Whether to read the depths that a capture has: the files that a ``transforms.json`` names, or the points
+            of a COLMAP model where its images observe them (``extras`` of :class:`voxelfield.datasets.scene.Split`). A
+            capture without depths is then refused.
 
     Raises:
         ValueError: A value is none of these.
@@ -59,6 +62,7 @@ class LoadOptions(ImageOptions):
     model: int | None = None
     divided: bool = False
     region: Sequence[Sequence[float]] | None = None
+    depth: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.splits, str):

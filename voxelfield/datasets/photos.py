@@ -55,8 +55,11 @@ class Photo:
         alpha: An image of the same size that replaces the alpha channel, black where the background of an object is
             seen; None if the image keeps its own.
         time: When it was taken, in whatever unit the format has; None if that is not stated.
-        depth: A grey image with 16 bits of depths along the optical axis, 0 where unknown; None without depths.
+        depth: A file of depths along the optical axis (:func:`voxelfield.datasets.images.read_depths`); None without.
         depth_unit: Length of one unit of ``depth``, world units.
+        observed: (K, 4) float64, the points that structure from motion found in the image: column and row as shares of
+            its width and height, depth along the optical axis in world units, and how reliable it is, from 0 to 1; None
+            if that is not known.
     """
 
     path: Path
@@ -69,6 +72,7 @@ class Photo:
     time: float | None = None
     depth: Path | None = None
     depth_unit: float = 1e-3
+    observed: Tensor | None = None
 
 
 def present_photos(
@@ -150,8 +154,8 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
     Raises:
         FileNotFoundError: A mask is missing.
         ValueError: An image is unreadable, or not of the size that its camera takes; intrinsics are invalid; a mask is
-            unreadable, of another size than its image, or black throughout; a depth image is unreadable or of another
-            shape than its image; or only some photographs have a time.
+            unreadable, of another size than its image, or black throughout; depths are unreadable or of another shape
+            than their image; or only some photographs have a time.
     """
     whole = [photo.path for photo in photos]
     shrunk = [photo.shrunk for photo in photos if photo.shrunk is not None]
@@ -169,25 +173,47 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
     images = read_images(paths, read, [photo.alpha for photo in photos], share)
     files = [photo.mask for photo in photos]
     masks = read_masks(files, sizes, read, share) if any(files) else None
-    return Split(images, cameras, _names(whole), masks, tuple(whole), _extras(photos, sizes, read, share), share)
+    extras = _times(photos) | (_depths(photos, sizes, read, share) if options.depth else {})
+    return Split(images, cameras, _names(whole), masks, tuple(whole), extras, share)
 
 
-def _extras(
-    photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], share: slice | None
-) -> dict[str, Tensor]:
-    """Returns ``time`` (N,) and ``depth`` (N, H, W), the latter of a share, float32, of photographs that have them."""
-    extras = {}
+def _times(photos: Sequence[Photo]) -> dict[str, Tensor]:
+    """Returns ``time`` (N,) float32, if photographs have one."""
     times = [photo.time for photo in photos if photo.time is not None]
     if times:
         if len(times) < len(photos):
             bare = next(photo.path for photo in photos if photo.time is None)
             raise ValueError(f"{bare}: must have a time, as {len(times)} of {len(photos)} images of its split have")
-        extras["time"] = torch.tensor(times, dtype=torch.float32)
+        return {"time": torch.tensor(times, dtype=torch.float32)}
+    return {}
+
+
+def _depths(
+    photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], share: slice | None
+) -> dict[str, Tensor]:
+    """Returns ``depth`` (N, H, W) float32, or that of a share, if photographs have depths.
+
+    Depths of points come with ``depth_weight`` (N, H, W) float16, how reliable each is.
+    """
     if any(photo.depth is not None for photo in photos):
         units = torch.tensor([photo.depth_unit for photo in photos], dtype=torch.float32)
         depths = read_depths([photo.depth for photo in photos], sizes, read, share)
-        extras["depth"] = depths * units[share or slice(None), None, None]
-    return extras
+        return {"depth": depths * units[share or slice(None), None, None]}
+    if all(photo.observed is None for photo in photos):
+        return {}
+    width, height = (max(sides) for sides in zip(*read, strict=True))
+    own = range(len(photos))[share or slice(None)]
+    depths, weights = (torch.zeros(len(own), height, width, dtype=dtype) for dtype in (torch.float32, torch.float16))
+    for number, depth, weight in zip(own, depths, weights, strict=True):
+        observed = photos[number].observed
+        if observed is not None:
+            size = torch.tensor(read[number])
+            # In NumPy, the last of several values for one pixel stays: that of the most reliable point.
+            sorted_points = observed[observed[:, 3].argsort(stable=True)]
+            column, row = (sorted_points[:, :2] * size).long().clamp(min=0).minimum(size - 1).numpy().T
+            depth.numpy()[row, column] = sorted_points[:, 2]
+            weight.numpy()[row, column] = sorted_points[:, 3]
+    return {"depth": depths, "depth_weight": weights}
 
 
 def scaled(

@@ -31,8 +31,9 @@ class Split:
         paths: The N files that the images were read from; None if they come from elsewhere.
         extras: Further tensors by name, on the CPU, of any dtype: one value for each image, (N,) or (N, K), or for each
             pixel, (N, H, W) or (N, H, W, ...), such as ``time`` (N,) and ``depth`` (N, H, W), which loaders fill
-            (data/README.md), or whatever a loss of one's own needs. The cameras carry those of images as values of
-            their rays (:attr:`voxelfield.Cameras.values`).
+            (data/README.md), or whatever a loss of one's own needs. Depths are distances along the optical axis, world
+            units, 0 where unknown. The cameras carry those of images as values of their rays
+            (:attr:`voxelfield.Cameras.values`).
         share: In a process group, the views of which this process holds the images, the masks and the extras per pixel,
             with n in place of N; other processes hold those of the other views. None: all views.
 

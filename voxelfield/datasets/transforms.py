@@ -6,8 +6,9 @@ A file lists ``frames`` (``file_path``, ``transform_matrix``) and, for the whole
 middle by default. Lengths in pixels belong to images of the size ``w``, ``h``; for images of other sizes they are
 scaled. A lens that distorts has its coefficients, such as ``k1`` or ``p2``, and a ``camera_model`` (nerfstudio), or
 ``is_fisheye`` (instant-ngp). A frame may have a ``mask_path``, an image that is black where pixels must be ignored, a
-``time`` (D-NeRF), and a ``depth_file_path``, a grey image with 16 bits of depths along the optical axis in units of
-``depth_unit_scale_factor`` (nerfstudio; a thousandth of a world unit by default).
+``time`` (D-NeRF), and a ``depth_file_path``: a grey image with 16 bits, or an array of floating point in a file
+``.npy``, of depths along the optical axis in units of ``depth_unit_scale_factor`` (nerfstudio; a thousandth of a world
+unit by default).
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
     )
     missing = [path for path in depths.values() if not path.is_file()]
     if missing:
-        logger.warning("%s: %d depth images are missing, the first is %s", file, len(missing), missing[0])
+        logger.warning("%s: %d files of depths are missing, the first is %s", file, len(missing), missing[0])
     common: Callable[[int, int], Intrinsics] | None = None
     photos = []
     for frame, pose in zip(frames, _poses(file, frames), strict=True):

@@ -54,6 +54,9 @@ class LossConfig:
             Where a photograph is flat, a weight of 9e-4 doubles the photometric loss; where it has contrast, it adds
             less. ``trainer=many_photographs`` uses 2.5e-3; 0.0135 was too much on the same capture. Meant for opaque
             photographs: transparent pixels count as black. Keeps one byte for each training pixel.
+        depth: Distance of where rays end from where the scene's depths say (:mod:`voxelfield.training.depth`); 0.3 is
+            enough. A run loads its scene with depths, and refuses one without. Keeps four bytes for each training
+            pixel, and two more for the reliability of sparse points.
         sample_rgb: Colour error of single samples.
         ssim: 1 - SSIM of patches of pixels; requires patches (``trainer.patches``).
         distortion: Distance, in world units, between the samples that contribute to a ray.
@@ -77,6 +80,7 @@ class LossConfig:
     """
 
     structure: NotNegative = 0.0
+    depth: NotNegative = 0.0
     sample_rgb: NotNegative = 0.005
     ssim: NotNegative = 0.0
     distortion: NotNegative = 0.003

@@ -95,8 +95,9 @@ class MemoryEstimate:
         optimizer: Adam's two moments.
         copies: Working copies of the grids, if these are not the parameters themselves.
         average: Moving average of the grids' weights, if enabled.
-        images: Training images of this process, 8-bit RGBA, with masks the indices of the pixels that count, and with
-            ``trainer.loss.structure`` their weights; 0 if a GPU reads them from host memory.
+        images: Training images of this process, 8-bit RGBA, with masks the indices of the pixels that count, with
+            ``trainer.loss.structure`` their weights, and whatever else the pixels carry, such as depths; 0 if a GPU
+            reads them from host memory.
         samples: Ray samples of a step, and everything computed from them.
         sparse: The share of sparse levels in the first five, if they have as many blocks as they may.
     """

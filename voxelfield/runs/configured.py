@@ -313,7 +313,8 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
     folder = find_scene(settings.scene.name, root / settings.data.root, download=downloads)
     if downloads and processes.is_first():
         processes.wait()
-    return load_scene(folder, **settings.load_options(splits=splits, divided=True))
+    depth = settings.trainer.loss.depth > 0
+    return load_scene(folder, **settings.load_options(splits=splits, divided=True, depth=depth))
 
 
 def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> RunLogger:

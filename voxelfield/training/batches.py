@@ -63,12 +63,13 @@ class PixelSampler:
         *,
         images: Images = "held",
     ) -> None:
-        self._device, self._on_host = device, images == "host"
-        gathers = images == "device" and split.share is not None
+        self._device, self._on_host, self._split = device, images == "host", split
+        self._gathers = gathers = images == "device" and split.share is not None
         self._share = None if gathers else split.share
         self._of_images: dict[str, Tensor] = {}
         self._of_pixels: dict[str, Tensor | DividedRows] = {}
         self._drawable = None
+        self._favoured: tuple[Tensor | DividedRows, float] | None = None
         counted = pixels_that_count(split)
         if split.masks is not None and counted is not None:
             numbers = pixel_numbers(split, counted.flatten().nonzero()[:, 0])
@@ -117,6 +118,28 @@ class PixelSampler:
                 f"data {name!r} must have shape ({len(self.cameras)}, ...), one entry for each image, got "
                 f"{tuple(data.shape)}"
             )
+
+    def favour(self, which: Tensor, probability: float) -> None:
+        """Draws some pixels more often; those that a mask excludes are still never drawn.
+
+        Each pixel of a batch outside of its patches is one of these with the given probability, and otherwise drawn
+        from all as before.
+
+        Args:
+            which: (N, H, W) bool on the CPU: some pixels of the images that the split holds.
+            probability: From 0 to 1.
+
+        Raises:
+            ValueError: Others are favoured already, or ``which`` selects none.
+        """
+        if self._favoured is not None:
+            raise ValueError("which must be given once, got further pixels")
+        counted = pixels_that_count(self._split)
+        own = (which if counted is None else which & counted).flatten().nonzero()[:, 0]
+        rows = _rows(self._share, self._stored(pixel_numbers(self._split, own), self._gathers))
+        if len(rows) == 0:
+            raise ValueError("which must select pixels that no mask excludes, got none")
+        self._favoured = rows, probability
 
     def look_up(self, name: str, pixels: Tensor) -> Tensor:
         """Returns the data of a name for pixels (P,), (P, ...) in its own dtype; see :meth:`Batch.__getitem__`."""
@@ -237,8 +260,15 @@ class PixelSampler:
     def _draw_pixels(self, count: int) -> Tensor:
         index = torch.randint(self._count, (count,), device=self._images.device)
         if self._drawable is not None:
-            return self._drawable[index].long()
-        return index if self._packing is None else self._unpacked(index, *self._packing)
+            index = self._drawable[index].long()
+        elif self._packing is not None:
+            index = self._unpacked(index, *self._packing)
+        if self._favoured is None:
+            return index
+        rows, probability = self._favoured
+        other = rows[torch.randint(len(rows), (count,), device=index.device)].long()
+        # In random places, because the last rays of a batch may not fit, and processes divide it by its order.
+        return torch.where(torch.rand(count, device=index.device) < probability, other, index)
 
     def _unpacked(self, index: Tensor, starts: Tensor, widths: Tensor) -> Tensor:
         """Converts indices of pixels (P,) that skip the room beside smaller images to indices that count it.

@@ -67,7 +67,8 @@ def estimate_memory(
         return estimate
     numbers = 0 if split.masks is None else int(split.masks.sum()) * pixel_number_type(split).itemsize
     weights = split.images[..., 0].numel() if config.loss.structure > 0 else 0
-    held = split.images.numel() + numbers + weights
+    carried = sum(values.numel() * values.itemsize for values in split.extras.values() if values.dim() >= 3)
+    held = split.images.numel() + numbers + weights + carried
     # Where all are wanted, there is a moment in which those held are there twice.
     share = split.share is not None and images == "device"
     return replace(estimate, images=held + held * len(split) // len(split.held) if share else held)

@@ -15,6 +15,7 @@ from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
 from voxelfield.training.cameras.lost_cameras import LostCameras
 from voxelfield.training.config import RunConfig
+from voxelfield.training.depth import DepthSupervision
 from voxelfield.training.robust import RobustWeights
 from voxelfield.training.sharpness import SharpnessWeights
 from voxelfield.training.structure import VarianceWeightedError
@@ -26,6 +27,7 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
     """Yields the parts that the configuration asks for, in the order in which they join a step."""
     trainer, camera = config.trainer, config.camera
     exposure = AffineExposure(len(scene.train)).to(model.device) if trainer.exposure == "affine" else None
+    refinement = None
     if camera.refines:
         logger.info(
             "cameras are refined: rays are computed by torch operations, no visual hull is used, and the stages are "
@@ -53,6 +55,9 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
         yield SharpnessWeights(scene.train, pixels, loss.sharpness)
     if loss.robust > 0:
         yield RobustWeights(scene, pixels, loss, round(loss.robust_from * trainer.steps))
+    if loss.depth > 0:
+        cameras = refinement.refined if refinement is not None else lambda: pixels.cameras
+        yield DepthSupervision(pixels, scene.train, loss.depth, model, cameras)
     if loss.structure > 0:
         yield VarianceWeightedError(pixels, loss.structure)
     if exposure is not None:

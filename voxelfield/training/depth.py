@@ -1,0 +1,110 @@
+"""A loss on where rays end, for pixels whose depth the scene states: sensors, other programs, sparse points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from voxelfield import ops
+from voxelfield.datasets.scene import Split
+from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.model import Model
+from voxelfield.models.part import Part
+from voxelfield.ops.ray_sums import spread
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.training.batches import PixelSampler
+from voxelfield.warps.warp import Warp
+
+# Least share of the pixels of a batch that have a depth, on average.
+_SHARE = 0.25
+# Distances that are zero have no logarithm.
+_NEAREST = 1e-6
+
+
+class DepthSupervision(Part):
+    """Adds the term ``depth``: :func:`depth_error`, multiplied by a weight.
+
+    Where few pixels have a depth, as with sparse points, these are drawn more often.
+
+    Args:
+        pixels: The training images; their batches carry ``"depth"``, and may carry ``"depth_weight"``
+            (:attr:`voxelfield.datasets.scene.Split.extras`).
+        split: The split of these images.
+        weight: Weight of the term.
+        model: The model, in whose warp samples are.
+        cameras: Returns the cameras of all images as they are at present, without gradient.
+
+    Raises:
+        ValueError: The images have no depths, or masks exclude all pixels that have one.
+    """
+
+    name = "depth"
+
+    def __init__(
+        self,
+        pixels: PixelSampler,
+        split: Split,
+        weight: float,
+        model: Model,
+        cameras: Callable[[], Cameras],
+    ) -> None:
+        if "depth" not in split.extras:
+            raise ValueError(
+                f"trainer.loss.depth must be 0 for training images without depths, got {weight:g}: "
+                "load_scene(..., depth=True) reads those of a capture"
+            )
+        self._weight, self._model, self._cameras = weight, model, cameras
+        self._is_weighted = "depth_weight" in split.extras
+        known = split.extras["depth"] > 0
+        count = sum(split.of_all([int(image.sum()) for image in known]))
+        if count < _SHARE * len(split) * known[0].numel():
+            pixels.favour(known, _SHARE)
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns the term."""
+        weights = batch["depth_weight"] if self._is_weighted else None
+        return {self.name: self._weight * depth_error(outputs, batch, self._cameras(), self._model.warp, weights)}
+
+
+def depth_error(
+    outputs: Outputs, batch: Batch, cameras: Cameras, warp: Warp | None = None, weights: Tensor | None = None
+) -> Tensor:
+    r"""Returns how far from what the depths say rays end, averaged over the rays that fit.
+
+    The error of a ray with samples at distances :math:`t_i` and weights :math:`w_i`, whose depth places a surface at
+    the distance :math:`D`, is :math:`\sum_i w_i |\log(t_i / D)| + 1 - \sum_i w_i`: light that passes through everything
+    counts like a sample that is e times too far. That is the distance that the weights would have to be moved, on a
+    logarithmic scale, on which it depends neither on the units nor on how far away the surface is. Unlike an error of
+    the mean distance, it is large where the weights are spread on both sides of the surface. The error of a ray
+    without a depth is 0.
+
+    Args:
+        outputs: The rendered rays.
+        batch: Their pixels, which carry ``"depth"`` (P,), the distance along the optical axis, world units; 0 where it
+            is unknown.
+        cameras: The cameras of all images, on the device.
+        warp: The warp of the samples; None for the world frame.
+        weights: (P,) floating point, how reliable each depth is; None for 1.
+
+    Returns:
+        () float32, differentiable with respect to the weights and opacities of the rendering.
+
+    Raises:
+        KeyError: The batch carries no depths.
+    """
+    rays, rendering = batch.rays, outputs.rendering
+    samples, directions = rendering.samples, rays.directions.detach()
+    backward = cameras.c2w[:, :3, 2].index_select(0, batch.images)
+    towards = -(directions * batch.for_rays(backward)).sum(dim=1)
+    # Depths are measured along the optical axis, distances of samples along their rays.
+    distance = batch.for_rays(batch["depth"].float()) / towards
+    distance = torch.where(distance.isfinite(), distance, 0.0)
+    t = samples.t if warp is None else warp.world_distances(samples, rays.origins.detach(), directions)
+    # 0 for rows of no ray, whose t is not a number.
+    true = spread(distance[:, None], samples.ray_offsets, len(t))[:, 0]
+    off = torch.where(true > 0, (t.clamp(min=_NEAREST) / true).log().abs(), 0.0)
+    moved = ops.sum_along_rays(off, samples.ray_offsets, rendering.weights)
+    error = torch.where(distance > 0, moved + 1 - rendering.opacity, 0.0)
+    return outputs.mean_over_rays(error if weights is None else batch.for_rays(weights.float()) * error)
