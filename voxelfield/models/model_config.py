@@ -35,12 +35,13 @@ class ModelConfig:
     Attributes:
         kind: The model's name; a subclass gives it a ``Literal`` type and a default.
         environment: What rays show that leave the field with light to spare: ``none``, the background of the trainer;
-            or ``map``, colours of directions that are learned along with the field, for captures that show the sky
-            (:class:`voxelfield.fields.environment.Environment`).
+            ``map``, colours of directions that are learned along with the field, for captures that show the sky
+            (:class:`voxelfield.fields.environment.Environment`); or ``auto``, a map where the photographs agree on the
+            colours of many directions (:func:`voxelfield.training.environment.choose_environment`).
     """
 
     kind: str
-    environment: Literal["none", "map"] = "none"
+    environment: Literal["none", "map", "auto"] = "none"
 
     @classmethod
     def choose(cls, values: Any, name: str) -> type[ModelConfig]:

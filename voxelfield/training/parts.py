@@ -35,7 +35,6 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
                 "model.environment must be none for images of an object without its background, which show no "
                 f"environment, got {config.model.environment}"
             )
-        logger.info("what lies beyond the field is learned as colours of directions (model.environment=none: nothing)")
         environment.fill(mean_color(scene.train))
         yield EnvironmentBackground(environment, config.optimizer.environment_lr, exposure)
     if camera.refines:
