@@ -184,7 +184,8 @@ def _textures(field: RadianceField, occupancy: OccupancyGrid, bricks: Bricks) ->
     environment = environment_of(field)
     if environment is not None:
         # A column of the other side at each edge, between which and the next a browser interpolates.
-        colors = F.pad(environment.panorama().permute(2, 0, 1)[None], (1, 1), mode="circular")[0].permute(1, 2, 0)
+        colors = environment.panorama()
+        colors = torch.cat((colors[:, -1:], colors, colors[:, :1]), dim=1)
         textures.append(_Texture("environment", "RGBA8", to_uint8(F.pad(colors, (0, 1), value=1.0))[None]))
     for texture in textures:
         if texture.texels.is_floating_point() and not bool(texture.texels.isfinite().all()):
