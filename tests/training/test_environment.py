@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.environment import Environment
 from voxelfield.rendering.render import render
 from voxelfield.training.cameras.view_refinement import refine_views
+from voxelfield.training.environment import choose_environment
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
 
@@ -127,6 +129,18 @@ def test_a_sky_is_drawn_better_by_a_map_of_directions(scene, trained):
     found, before = trained.evaluate(progress=False).psnr, without.evaluate(progress=False).psnr
     assert found > before + 2, (found, before)  # dB
     assert trained.model.renderer().view(scene.test.cameras, 0).opacity.min() < 0.2
+
+
+def test_a_map_is_chosen_where_photographs_agree_on_directions(scene, trained, caplog):
+    sharp = scene.train.images.clone()
+    sharp[..., :3].random_()
+    with caplog.at_level(logging.INFO):
+        for images, chosen in ((scene.train.images, "map"), (sharp, "none")):
+            shown = replace(scene, splits={"train": replace(scene.train, images=images)})
+            assert Session(shown, settings("model.environment=auto")).config.model.environment == chosen
+    assert caplog.text.count("of all pixels depend on their direction alone") == 1
+    assert choose_environment(replace(scene, bounded=True), None) == "none"
+    assert Session(scene, settings("model.environment=auto", "trainer.background=white")).model.environment is None
 
 
 def test_gradients_reach_the_map_through_what_the_field_lets_pass(scene):
