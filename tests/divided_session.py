@@ -102,6 +102,7 @@ KINDS = {
     ),
     "refined": (*PYRAMID, "camera=refine", "trainer.steps=16"),
     "deferred": (*PYRAMID, "model.shading=deferred", "trainer.loss.sample_rgb=0.05", "trainer.steps=16"),
+    "environment": (*PYRAMID, "model.environment=map", "trainer.exposure=affine", "trainer.steps=16"),
     # With float16 copies, as on GPUs: a rounding error of a master may round its copy the other way.
     "halves": (
         "model=pyramid",
@@ -257,6 +258,9 @@ def begin(kind: str, output: Path | None = None, device: str = "cpu") -> tuple[S
     scene, log = load_blender(FIXTURE, LoadOptions(downscale=2, divided=kind != WHOLE)), Scalars()
     if kind == "sum":
         scene.splits["train"] = with_points(scene.train)
+    if kind == "environment":
+        for split in scene.splits.values():
+            split.images[..., 3] = 255
     halves = kind in ("halves", "direct", "gathered") or device == "cuda"
     if device == "cpu":
         exchange.PeerMemory = MappedFiles

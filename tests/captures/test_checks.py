@@ -30,6 +30,7 @@ from voxelfield.captures.checks import (
     few_views,
     mixed_orientation,
     odd_field_of_view,
+    sky_beyond_boxes,
     transparent_images,
 )
 from voxelfield.rendering.cameras import Cameras, orbit
@@ -253,3 +254,11 @@ def test_images_that_are_transparent_throughout(good):
     assert found.views == (23,)
     assert found.message.startswith("view_23 is transparent throughout, which training refuses")
     assert transparent_images(replace(good, transparency=(0.9999,) * COUNT)) is None
+
+
+def test_a_sky_behind_the_boxes(good):
+    assert sky_beyond_boxes(replace(good, sky=0.05)) is None
+    found = sky_beyond_boxes(replace(good, sky=0.6))
+    assert found.message.startswith(
+        "60 % of all pixels look alike from all places, as a sky does: train with model.env"
+    )

@@ -28,6 +28,7 @@ from voxelfield.export import save_model, web_page
 from voxelfield.export.web_page import save_web_page
 from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
+from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.bricks import bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras
@@ -177,6 +178,26 @@ def drawn(browser: Browser, camera: int) -> torch.Tensor:
     )
     image = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
     return torch.from_numpy(np.array(image)).float() / 255
+
+
+@pytest.mark.long
+def test_a_browser_shows_the_environment_of_the_field(browser, tmp_path):
+    field = make_field(CPU, None)
+    field.environment = Environment()
+    with torch.no_grad():
+        field.environment.maps[0].normal_()
+        field.environment.maps[1].normal_(std=0.2)
+    occupancy = write(tmp_path, field)
+    renderer = FieldRenderer(field, occupancy, SETTINGS, field.environment, backend="render_baked_image")
+    address = (tmp_path / "index.html").as_uri()
+    assert opened(browser, address) == ""
+    for camera in range(2):
+        view = renderer.view(CAMERAS, camera)
+        assert 0.2 < view.opacity.mean() < 0.95, "the test shows nothing"
+        # Browsers interpolate colours between texels of 8 bits, not their logits.
+        assert (drawn(browser, camera) - view.rgb.clamp(0, 1)).abs().quantile(0.99) < 3 / 255
+    assert browser.complaints() == []
+    assert browser.requested() == {address}
 
 
 @pytest.mark.long

@@ -14,6 +14,8 @@ from divided_session import CAPTURES, ON_GPUS, OTHERWISE, PAUSED, PLACES, REFUSE
 
 PROGRAM = Path(__file__).resolve().parents[1] / "divided_session.py"
 SEVERAL = (2, 3)
+# Rounding errors of directions are 256 times as large in columns of a panorama.
+_TOLERANCES = {"halves": 5e-2, "environment": 1e-4}
 
 
 def run_processes(folder: Path, numbers: Sequence[int], device: str) -> dict[int, dict[str, Any]]:
@@ -68,7 +70,7 @@ def test_all_processes_refuse_what_one_of_them_reads(results, processes):
 def test_processes_train_what_one_trains(results, kind, processes):
     weights, occupied, records = results[processes][kind]
     wanted, occupied_by_one, records_of_one = results[1][kind]
-    check_same(weights, wanted, tolerance=5e-2 if kind == "halves" else 1e-5)
+    check_same(weights, wanted, tolerance=_TOLERANCES.get(kind, 1e-5))
     if kind == "halves":
         return
     assert torch.equal(occupied, occupied_by_one)

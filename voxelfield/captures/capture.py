@@ -16,6 +16,7 @@ from voxelfield.captures.photographs import SHARPNESS_SIZE, fingerprint, sharpne
 from voxelfield.datasets.images import Size, image_size
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.scene import Split
+from voxelfield.datasets.sky import sky_share
 from voxelfield.datasets.transparency import transparency
 from voxelfield.messages import printable
 from voxelfield.warps.choice import WarpConfig, choose_warp
@@ -48,6 +49,8 @@ class Capture:
         transparency: N transparent shares of the images, from 0 to 1; none if unknown.
         beyond_box: N shares of each image's opaque pixels whose rays miss the box, 0 if the scene extends beyond it;
             none if unknown.
+        sky: Share of the pixels that depend on their direction alone (:func:`voxelfield.datasets.sky.sky_share`), if a
+            field ends in front of what they show.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Capture:
     warp: Warp | None = None
     transparency: tuple[float, ...] = ()
     beyond_box: tuple[float, ...] = ()
+    sky: float = 0.0
 
     def __len__(self) -> int:
         return len(self.names)
@@ -123,6 +127,7 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
         warp=warp,
         transparency=tuple(share for split in scene.splits.values() for share in transparency(split)),
         beyond_box=tuple(_share_beyond(split, index, scene.aabb) if warp is None else 0.0 for _, split, index in views),
+        sky=0.0 if warp is None or warp.is_forward_facing else max(map(sky_share, scene.splits.values())),
     )
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
 from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, sees_box, turned_about
+from voxelfield.datasets.sky import ENOUGH_SKY
 from voxelfield.warps.bounds import stray_cameras
 
 FEW_VIEWS = 20
@@ -146,6 +147,17 @@ def transparent_images(capture: Capture) -> Finding | None:
     )
 
 
+def sky_beyond_boxes(capture: Capture) -> Finding | None:
+    """Names the setting for captures with a sky, which a field alone paints on its last box."""
+    if capture.sky < ENOUGH_SKY:
+        return None
+    return Finding(
+        "sky",
+        f"{100 * capture.sky:.0f} % of all pixels look alike from all places, as a sky does: train with "
+        "model.environment=map, so that it is not painted on the last box",
+    )
+
+
 def mixed_orientation(capture: Capture) -> Finding | None:
     """Warns of portrait images among landscape ones, or the other way round, which may be files that were rotated."""
     portrait = [height > width for width, height in capture.sizes]
@@ -238,6 +250,7 @@ CHECKS: tuple[Check, ...] = (
     box_unlike_cameras,
     box_cuts_images,
     transparent_images,
+    sky_beyond_boxes,
     mixed_orientation,
     cameras_rolled,
     odd_field_of_view,

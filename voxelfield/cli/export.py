@@ -1,7 +1,7 @@
-"""Write a trained field as a mesh, points, splats, a web page or a volume, and its scene's cameras.
+"""Write a trained field as a mesh, points, splats, a web page or a volume, its environment, and its scene's cameras.
 
-At least one of --mesh, --points, --splats, --web, --volume and --cameras is needed. Units and axes are those of the
-poses.
+At least one of --mesh, --points, --splats, --web, --volume, --environment and --cameras is needed. Units and axes are
+those of the poses.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from voxelfield.export.splats import SplatOptions, splats_of
 from voxelfield.export.volume import save_volume
 from voxelfield.export.web_page import check_drawable, save_web_page
 from voxelfield.files import check_suffix
+from voxelfield.media.png import PngWriter
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupied_density import is_empty
 from voxelfield.training.trained_model import TrainedModel
@@ -32,6 +33,7 @@ _SUFFIXES = {
     "points": (".ply",),
     "splats": SPLAT_SUFFIXES,
     "volume": (".npz",),
+    "environment": (".png",),
     "cameras": (".json",),
 }
 
@@ -57,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a web page that draws the field, for fields with deferred shading; needs the scene",
     )
     parser.add_argument("--volume", type=Path, metavar="FILE", help="density and colour on a lattice: npz")
+    parser.add_argument(
+        "--environment",
+        type=Path,
+        metavar="FILE",
+        help="a panorama of what lies beyond the field, of a run with model.environment=map: png",
+    )
     parser.add_argument(
         "--cameras", type=Path, metavar="FILE", help="poses and intrinsics for the scene's image files: json"
     )
@@ -108,7 +116,8 @@ def run(options: argparse.Namespace) -> None:
     paths = {name: getattr(options, name) for name in _SUFFIXES}
     if not any(paths.values()) and options.web is None:
         raise ValueError(
-            "export must be given at least one of --mesh, --points, --splats, --web, --volume and --cameras, got none"
+            "export must be given at least one of --mesh, --points, --splats, --web, --volume, --environment and "
+            "--cameras, got none"
         )
     for name, path in paths.items():
         if path is not None:
@@ -122,6 +131,10 @@ def run(options: argparse.Namespace) -> None:
     wanted = SurfaceOptions(options.surface, options.level, options.resolution, options.box)
     shape = MeshOptions(options.largest_component, options.fill_holes, options.max_faces, options.texture)
     trained = voxelfield.load(options.run, options.device)
+    if options.environment is not None:
+        _export_environment(options, trained)
+    elif options.splats is not None and trained.model.environment is not None:
+        raise ValueError("--splats must come with --environment for this run, whose environment Gaussians do not show")
     if options.mesh is not None or options.points is not None:
         _export_surface(options, trained, wanted, shape)
     if options.splats is not None:
@@ -153,6 +166,15 @@ def _export_surface(
     if options.points is not None:
         save_points(options.points, surface.points(options.count))
         logger.info("wrote %d points to %s", options.count, options.points)
+
+
+def _export_environment(options: argparse.Namespace, trained: TrainedModel) -> None:
+    environment = trained.model.environment
+    if environment is None:
+        raise ValueError("--environment must be left out for this run, which was trained with model.environment=none")
+    with PngWriter(workers=1) as writer:
+        writer.save(options.environment, environment.panorama())
+    logger.info("wrote %s", options.environment)
 
 
 def _training_cameras(options: argparse.Namespace, trained: TrainedModel) -> Cameras:

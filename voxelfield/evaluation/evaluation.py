@@ -117,7 +117,8 @@ class ComparedView:
 class Comparison:
     """Renders the views of a split on one device, and compares them with the ground truth.
 
-    The arguments are as for :func:`evaluate_split`.
+    The arguments are as for :func:`evaluate_split`; with ``environment``, views show it and not ``background``, so that
+    a fitted exposure applies to all of their pixels.
     """
 
     def __init__(
@@ -128,10 +129,11 @@ class Comparison:
         *,
         lpips: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
         fit_exposure: bool = False,
+        environment: bool = False,
     ) -> None:
         self.split = split
         self._render_view, self._background = render_view, background
-        self._lpips, self._fit_exposure = lpips, fit_exposure
+        self._lpips, self._fit_exposure, self._environment = lpips, fit_exposure, environment
         # All at once, because copying each camera separately would wait for the views before it.
         self._cameras = split.cameras.to(background.device)
         self._uploads = Uploads()
@@ -159,7 +161,8 @@ class Comparison:
             # The network rejects NaN with a message of its own; views with NaN are rejected by evaluate_views.
             figures["lpips"] = self._lpips(shown.nan_to_num(), truth)
         if self._fit_exposure:
-            fitted = cross_fitted(rgb, view.opacity, truth, background, mask)
+            captured = torch.ones_like(view.opacity) if self._environment else view.opacity
+            fitted = cross_fitted(rgb, captured, truth, background, mask)
             shown = fitted if mask is None else torch.where(mask[..., None], fitted, truth)
             figures |= {"psnr_fitted": psnr(fitted, truth, mask), "ssim_fitted": ssim(shown, truth)}
         return ComparedView(name, view, truth, mask, figures)

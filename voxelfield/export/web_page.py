@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.fields.decoders import DeferredMLPDecoder
+from voxelfield.fields.environment import environment_of
 from voxelfield.fields.field import RadianceField
 from voxelfield.files import MARK, atomic_write, is_replaceable
 from voxelfield.grids.sparse_grid import BLOCK_CELLS
@@ -23,6 +24,7 @@ from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, store
 from voxelfield.rendering.cameras import Cameras, up_direction
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.renderer import fastest_backend
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ def save_web_page(
         field: A field that ``render_baked_image`` draws.
         occupancy: The occupied cells, on the field's device.
         settings: Sampling settings.
-        background: (3,) colour behind the scene.
+        background: (3,) colour behind the scene, unless the field has an environment.
         cameras: Cameras on any device; the first is where the page starts, and all of them determine what is up.
         pivot: (3,) the point around which the view turns, world units.
         title: Title of the page.
@@ -179,6 +181,12 @@ def _textures(field: RadianceField, occupancy: OccupancyGrid, bricks: Bricks) ->
         ),
         _Texture("weights", "RGBA32F", _packed_weights(field, bricks)),
     ]
+    environment = environment_of(field)
+    if environment is not None:
+        # A column of the other side at each edge, between which and the next a browser interpolates.
+        colors = environment.panorama()
+        colors = torch.cat((colors[:, -1:], colors, colors[:, :1]), dim=1)
+        textures.append(_Texture("environment", "RGBA8", to_uint8(F.pad(colors, (0, 1), value=1.0))[None]))
     for texture in textures:
         if texture.texels.is_floating_point() and not bool(texture.texels.isfinite().all()):
             raise FloatingPointError(
@@ -213,6 +221,8 @@ def _constants(
     assert isinstance(decoder, DeferredMLPDecoder)
     textures, width = bricks.values.shape[-1] // 4, -(-decoder.color_network[0].shape[0] // 4)
     yield f"#define TEXTURES {textures}"
+    if environment_of(field) is not None:
+        yield "#define ENVIRONMENT"
     counts = {
         "BLOCK_CELLS": BLOCK_CELLS,
         "LAYERS": len(decoder.color_network),

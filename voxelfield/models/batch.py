@@ -21,7 +21,7 @@ class Batch:
         rays: R rays; those of each pixel are consecutive, so R is a multiple of P.
         rgba: (P, 4) the pixels' colours, float32 in [0, 1], straight alpha.
         pixels: (P,) int64, the pixels' numbers among those of all images, each with the room of the largest image.
-        background: (P, 3) colours behind the pixels, float32.
+        background: (P, 3) colours behind the pixels, float32; a part may replace them before the batch is rendered.
         patches: Number of square patches that the first pixels form, patch by patch and row by row.
         patch_size: Side of the patches in pixels.
         weights: (P,) float32, factors on the pixels' squared errors; None: all are 1. See :meth:`weigh`.
@@ -51,8 +51,8 @@ class Batch:
 
     @cached_property
     def truth(self) -> Tensor:
-        """(P, 3) the pixels' colours over :attr:`background`."""
-        return over(self.rgba[:, :3], self.rgba[:, 3:], self.background)
+        """(P, 3) the pixels' colours over :attr:`background`, constant even where that is learned."""
+        return over(self.rgba[:, :3], self.rgba[:, 3:], self.background.detach())
 
     def __getitem__(self, name: str) -> Tensor:
         """Returns what the data carries beyond colours, (P, ...), in the dtype of the data.

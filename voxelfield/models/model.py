@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import processes
+from voxelfield.fields.environment import Environment, environment_of
 from voxelfield.fields.field import RadianceField, density_at_samples, warp_of
 from voxelfield.grids.boxes import box_tensor
 from voxelfield.grids.pyramid import VoxelPyramid
@@ -134,6 +135,11 @@ class Model(Part):
         """Colour (3,) behind views, float32, on the field's device."""
         return torch.full((3,), 1.0 if self.sampling.background == "white" else 0.0, device=self.device)
 
+    @property
+    def environment(self) -> Environment | None:
+        """Colours of directions, which views show in place of :attr:`background`; None if the field has none."""
+        return environment_of(self.field)
+
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Returns the context in which the field is evaluated, in the precision of the sampling."""
         if self.sampling.precision == torch.float32:
@@ -185,14 +191,15 @@ class Model(Part):
         Args:
             backend: As for :class:`voxelfield.FieldRenderer`.
             supersampling: As for :class:`voxelfield.FieldRenderer`; None for that of the sampling.
-            background: (3,) float32 on the field's device; None for :attr:`background`.
+            background: (3,) float32 on the field's device; None for :attr:`environment`, or else :attr:`background`.
             few: Only a few images will be rendered, for which no backend bakes the field.
         """
+        own = self.background if self.environment is None else self.environment
         return FieldRenderer(
             self.field,
             self.occupancy,
             self.settings,
-            self.background if background is None else background,
+            own if background is None else background,
             supersampling=self.sampling.supersampling if supersampling is None else supersampling,
             pixel_averaging=self.sampling.pixel_averaging,
             chunk=self.sampling.chunk,

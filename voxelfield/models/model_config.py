@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,9 +34,14 @@ class ModelConfig:
 
     Attributes:
         kind: The model's name; a subclass gives it a ``Literal`` type and a default.
+        environment: What rays show that leave the field with light to spare: ``none``, the background of the trainer;
+            ``map``, colours of directions that are learned along with the field, for captures that show the sky
+            (:class:`voxelfield.fields.environment.Environment`); or ``auto``, a map where the photographs agree on the
+            colours of many directions (:func:`voxelfield.training.environment.choose_environment`).
     """
 
     kind: str
+    environment: Literal["none", "map", "auto"] = "none"
 
     @classmethod
     def choose(cls, values: Any, name: str) -> type[ModelConfig]:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import Field
 from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
 from voxelfield.ops._errors import shown
@@ -72,7 +73,8 @@ class FieldRenderer:
         field: The field.
         occupancy: The occupied cells, on the field's device.
         settings: Sampling settings.
-        background: (3,) float32 colour behind the scene, on the field's device.
+        background: (3,) float32 colour behind the scene, on the field's device; or colours of directions. Backends
+            then draw over black, and what is behind is added to their images.
         supersampling: Number of rays along each side of a pixel. The pixel's colour is the mean of these rays' colours
             in linear light, its opacity their mean opacity, its depth their mean depth weighted by opacity.
         pixel_averaging: Values that are averaged over a pixel's rays: ``linear_light``, or the ``encoded`` values as
@@ -88,7 +90,7 @@ class FieldRenderer:
         device: Device of the field.
 
     Raises:
-        TypeError: ``background`` is not a float32 tensor.
+        TypeError: ``background`` is neither a float32 tensor nor an environment.
         ValueError: ``background`` has another shape, an argument is on another device than the field, a number is below
             1, ``pixel_averaging`` is not one of the choices, or ``backend`` does not support the field.
 
@@ -108,7 +110,7 @@ class FieldRenderer:
         field: Field,
         occupancy: OccupancyGrid,
         settings: RenderSettings,
-        background: Tensor,
+        background: Tensor | Environment,
         *,
         supersampling: int = 1,
         pixel_averaging: str = "linear_light",
@@ -117,9 +119,10 @@ class FieldRenderer:
         backend: str | None = None,
         backends: Sequence[type[ImageBackend]] = BACKENDS,
     ) -> None:
-        check_tensor("background", background, (3,))
-        check_dtype("background", background, (torch.float32,))
-        check_same_device("background", background, "field", field.aabb)
+        color: Tensor = background.maps[0].new_zeros(3) if isinstance(background, Environment) else background
+        check_tensor("background", color, (3,))
+        check_dtype("background", color, (torch.float32,))
+        check_same_device("background", color, "field", field.aabb)
         check_same_device("occupancy", occupancy.aabb, "field", field.aabb)
         check_at_least_one("supersampling", supersampling)
         check_at_least_one("chunk", chunk)
@@ -132,20 +135,21 @@ class FieldRenderer:
             raise ValueError(f"backend must be {names} for this field, or None, got {backend!r}")
         if backend == GenericBackend.name:
             chosen = GenericBackend
-        elif backend is None and not chosen.has_room(field, background.device):
+        elif backend is None and not chosen.has_room(field, color.device):
             warnings.warn(
-                f"{chosen.name} does not fit the shared memory of {background.device}: using render_view, which is "
-                "slower",
+                f"{chosen.name} does not fit the shared memory of {color.device}: using render_view, which is slower",
                 stacklevel=2,
             )
             chosen = GenericBackend
         self.backend = chosen.name
-        self.device = background.device
+        self.device = color.device
         self._supersampling = supersampling
         self._pixel_averaging = pixel_averaging
-        self._background = background
-        # With supersampling, rays are rendered over black, and the averaged pixels are composited over the background.
-        behind = background if supersampling == 1 else torch.zeros_like(background)
+        self._background, self._aabb = background, field.aabb
+        # Backends know one colour for all rays. Where there is another for each pixel, or the background belongs to
+        # pixels and not to their rays, rays are rendered over black, and pixels are composited over the background.
+        self._over_black = isinstance(background, Environment) or supersampling > 1
+        behind = torch.zeros_like(color) if self._over_black else color
         self._draw = chosen.prepare(ImageSource(field, occupancy, settings, behind, chunk, precision))
 
     @torch.no_grad()
@@ -169,14 +173,18 @@ class FieldRenderer:
         if not 0 <= index < len(cameras):
             raise IndexError(f"index must lie in [0, {len(cameras)}), got {shown(index)}")
         cameras = cameras.to(self.device)
-        if self._supersampling == 1:
+        if not self._over_black:
             return self._draw(cameras, index)
-        rays = self._draw(cameras[index : index + 1].enlarged(self._supersampling), 0)
-        return _averaged(rays, self._supersampling, self._background, self._pixel_averaging)
+        background = self._background
+        if isinstance(background, Environment):
+            background = background(cameras.image_rays(index, self._aabb).directions)
+        one = cameras[index : index + 1]
+        rays = self._draw(one.enlarged(self._supersampling) if self._supersampling > 1 else one, 0)
+        return _averaged(rays, self._supersampling, background, self._pixel_averaging)
 
 
 def _averaged(view: View, side: int, background: Tensor, pixel_averaging: str) -> View:
-    """Averages squares of rays rendered over black into pixels."""
+    """Averages squares of rays rendered over black into pixels over a background, (3,) or one for each pixel (P, 3)."""
 
     def squares(image: Tensor) -> Tensor:
         """Returns (H, W, side * side, ...)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -19,6 +20,7 @@ from voxelfield.models.registry import model_names
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.march import Sampler
 from voxelfield.training.config import CameraConfig, OptimizerConfig, RunConfig, SceneConfig, TrainerConfig, complete
+from voxelfield.training.environment import choose_environment
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
@@ -87,6 +89,10 @@ def run_settings(
         raise ValueError("scene.train must have at least one view, got none")
     if scene.train.cameras.c2w.is_cuda:
         raise ValueError(f"scene.train.cameras must be on the CPU, got {scene.train.cameras.c2w.device}")
+    if config.model.environment == "auto":
+        # Another background than the default was chosen by the user.
+        environment = choose_environment(scene, warp) if config.trainer.background == "random" else "none"
+        config.model = replace(config.model, environment=environment)
     low, high = scene.aabb.tolist() if warp is None else warp.aabb
     config.scene, config.warp = SceneConfig(scene.name, (tuple(low), tuple(high))), WarpConfig.of(warp)
     config.trainer = config.trainer.scaled(processes.count())

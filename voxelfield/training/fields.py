@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
 from voxelfield.models.model import Model
@@ -36,6 +37,8 @@ def untrained_model(config: RunConfig, device: torch.device | str) -> Model:
             name, wanted = ("ndc", "false") if warp.is_forward_facing else ("boxes", 1)
             raise ValueError(f"warp.{name} must be {wanted} for a {type(field).__name__}, which is no RadianceField")
         field.warp = warp
+    if config.model.environment == "map":
+        field.environment = Environment(device)
     with torch.device(device):
         occupancy = OccupancyGrid(cells, aabb)
     return config.model.build_model(field, occupancy, trainer.sampling)

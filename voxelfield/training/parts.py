@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 
 from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.transparency import CUT_OUT, transparency
+from voxelfield.fields.environment import environment_of
 from voxelfield.models.model import Model
 from voxelfield.models.part import Part
 from voxelfield.training.batches import PixelSampler
@@ -16,6 +18,7 @@ from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrect
 from voxelfield.training.cameras.lost_cameras import LostCameras
 from voxelfield.training.config import RunConfig
 from voxelfield.training.depth import DepthSupervision
+from voxelfield.training.environment import EnvironmentBackground, mean_color
 from voxelfield.training.robust import RobustWeights
 from voxelfield.training.sharpness import SharpnessWeights
 from voxelfield.training.structure import VarianceWeightedError
@@ -28,6 +31,16 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
     trainer, camera = config.trainer, config.camera
     exposure = AffineExposure(len(scene.train)).to(model.device) if trainer.exposure == "affine" else None
     refinement = None
+    environment = environment_of(model.field)
+    if environment is not None:
+        shares = transparency(scene.train)
+        if sum(shares) >= CUT_OUT * len(shares):
+            raise ValueError(
+                "model.environment must be none for images of an object without its background, which show no "
+                f"environment, got {config.model.environment}"
+            )
+        environment.fill(mean_color(scene.train))
+        yield EnvironmentBackground(environment, config.optimizer.environment_lr, exposure)
     if camera.refines:
         logger.info(
             "cameras are refined: rays are computed by torch operations, no visual hull is used, and the stages are "

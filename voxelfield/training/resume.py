@@ -76,6 +76,9 @@ def check_resumable(
         raise ValueError(
             f"trainer.occupancy.resolution must be that of the checkpoint, {saved_cells[0]}, got {cells[0]}"
         )
+    behind = checkpoint["config"]["model"].get("environment", "none")
+    if behind != present.model.environment:
+        raise ValueError(f"model.environment must be {behind}, as in the checkpoint, got {present.model.environment}")
     _check_parts(checkpoint, model, parts)
     steps = checkpoint["step"]
     reached, wanted = (reached_resolution(config.trainer.stages, steps) for config in (saved, present))

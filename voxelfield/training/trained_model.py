@@ -129,7 +129,8 @@ class TrainedModel:
         Args:
             backend: As for :class:`voxelfield.FieldRenderer`.
             supersampling: As for :class:`voxelfield.FieldRenderer`.
-            background: (3,) float32 on the field's device, the colour behind the scene.
+            background: (3,) float32 on the field's device, the colour behind the scene; None for what was learned
+                with ``model.environment=map``, or else for that of the evaluation.
         """
         return self.model.renderer(backend, supersampling=supersampling, background=background)
 
@@ -221,6 +222,7 @@ class TrainedModel:
                         run.model.background,
                         lpips=Lpips(run.model.device) if wanted else None,
                         fit_exposure=self.trainer.exposure != "none",
+                        environment=run.model.environment is not None,
                     )
                     for run in self.copies(devices)
                 ]

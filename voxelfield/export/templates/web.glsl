@@ -4,6 +4,9 @@ uniform usampler3D cells;   // distances to occupied cells
 uniform isampler3D blocks;  // where each block is in the atlas, 10 bits per axis; -1 if not stored
 uniform sampler3D log_density, values0, values1, values2, values3;  // the atlas
 uniform sampler3D weights;  // a row of each matrix per row of texels
+#ifdef ENVIRONMENT
+uniform sampler3D environment;  // a panorama, with one more column at each edge
+#endif
 
 uniform mat4x3 c2w;  // camera axes x right, y up, looking along -z
 uniform vec4 intrinsics;
@@ -157,6 +160,17 @@ vec3 shade(vec3 d) {
   return diffuse + layer[0].rgb;
 }
 
+// Returns the colour behind the field, see Environment.forward.
+vec3 behind(vec3 d) {
+#ifdef ENVIRONMENT
+  float columns = float(textureSize(environment, 0).x - 2);
+  vec2 at = 0.5 - vec2(atan(d.y, d.x) / 2.0, asin(clamp(d.z, -1.0, 1.0))) / 3.14159265;
+  return textureLod(environment, vec3((at.x * columns + 1.0) / (columns + 2.0), at.y, 0.5), 0.0).rgb;
+#else
+  return BACKGROUND;
+#endif
+}
+
 void main() {
   vec2 offset = (vec2(gl_FragCoord.x, height - gl_FragCoord.y) - intrinsics.zw) / intrinsics.xy;
   vec3 direction = normalize(c2w * vec4(offset.x, -offset.y, -1.0, 0.0)), origin = c2w[3];
@@ -170,5 +184,5 @@ void main() {
   march(origin, direction, max(inside.x, 0.0), inside.y);
 #endif
   vec3 emitted = opacity > 0.0 ? shade(direction) : vec3(0.0);
-  color = vec4(opacity * emitted + (1.0 - opacity) * BACKGROUND, 1.0);
+  color = vec4(opacity * emitted + (1.0 - opacity) * behind(direction), 1.0);
 }

@@ -119,7 +119,7 @@ class ExposureCorrection(Part):
         """Applies the corrections of the pixels' images to the rendering, and undoes them in the truth of the field."""
         rgb, alpha = batch.rgba[:, :3], batch.rgba[:, 3:]
         outputs.rgb = self.exposure(outputs.rgb, outputs.rendering.opacity, batch.images)
-        outputs.field_truth = over(self.exposure.undo(rgb, batch.images), alpha, batch.background)
+        outputs.field_truth = over(self.exposure.undo(rgb, batch.images), alpha, batch.background.detach())
 
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the penalty."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.scene import Split
+from voxelfield.fields.environment import environment_of
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.losses import photometric
 from voxelfield.models.model import Model
@@ -16,6 +17,7 @@ from voxelfield.models.part import Part
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.config import TrainerConfig
+from voxelfield.training.environment import EnvironmentBackground
 from voxelfield.training.step import TrainingStep
 
 FINAL_FACTOR = 0.02
@@ -67,7 +69,9 @@ def fit_poses(refinement: CameraRefinement, model: Model, trainer: TrainerConfig
     config = replace(trainer, loss=replace(trainer.loss, distortion=0.0), not_finite="stop")
     rays = None if device.type == "cuda" else min(trainer.max_rays, max(1, trainer.visible_samples // 16))
     pixels = PixelSampler(split, device, trainer.supersampling)
-    step = TrainingStep(model, pixels, None, config, parts=[_Photometric(), refinement], rays=rays)
+    environment = environment_of(model.field)
+    behind = [] if environment is None else [EnvironmentBackground(environment)]
+    step = TrainingStep(model, pixels, None, config, parts=[_Photometric(), refinement, *behind], rays=rays)
     settings = model.settings
     trained = [parameter for parameter in model.field.parameters() if parameter.requires_grad]
     with torch.enable_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -138,6 +138,11 @@ class RunConfig:
             _ = self.recorded_warp if self.warp.camera is not None else None
         except ValueError as error:
             raise ValueError(f"{prefix}warp: {error}") from error
+        if self.model.environment == "map" and self.trainer.background != "random":
+            raise ValueError(
+                f"{prefix}trainer.background must be random with {prefix}model.environment=map, which takes its "
+                f"place, got {self.trainer.background}"
+            )
         if self.regions > 1:
             self._check_regions(prefix)
         elif self.region_overlap != REGION_OVERLAP:

@@ -64,6 +64,7 @@ class OptimizerConfig:
         grid_lr: Learning rate of grids.
         network_lr: Learning rate of all other parameters of the field.
         exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure=affine``.
+        environment_lr: Learning rate of the colours of directions, with ``model.environment=map``.
         view_lr_factor: Factor on ``grid_lr`` for channels that only describe view dependence, such as all but the
             constant spherical harmonic (``view_channels`` of a :class:`voxelfield.fields.decoders.Decoder`); 3D
             Gaussian Splatting (Kerbl et al. 2023) uses 1/20 for its harmonics. Must be 1 for a decoder without such
@@ -78,6 +79,7 @@ class OptimizerConfig:
     grid_lr: Positive = 0.02
     network_lr: Positive = 0.005
     exposure_lr: Positive = 0.01
+    environment_lr: Positive = 0.02
     view_lr_factor: Positive = 1.0
     eps: NotNegative = 1e-15
     grid_weight_decay: NotNegative = 0.05

@@ -1,0 +1,60 @@
+"""Whether photographs show a sky, or anything else so far away that it looks alike from all places."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from voxelfield.datasets.scene import Split
+
+ENOUGH_SKY = 0.1
+"""Value of :func:`sky_share` from which on a capture counts as one with a sky.
+
+It is 0.63 in a field under a sky, photographed from a drone; in captures without a sky it is 0.002 to 0.012 (fox,
+bonsai, room, fern), and 0.05 before a dark background (skull).
+"""
+
+# About how many rays along the shorter side of each photograph show whether colours depend on directions alone.
+_RAYS_ACROSS = 64
+# Rows of the panorama in whose cells the photographs are compared, 2.8 degrees each.
+_COMPARED_ROWS = 64
+# Photographs agree on a direction if so many of them show it, and so large a share, and if the standard deviation of
+# their colours is below this.
+_FEWEST, _FEWEST_SHARE, _AGREEMENT = 3, 0.05, 0.03
+
+
+def sky_share(split: Split) -> float:
+    """Returns the share of pixels in directions on whose colours the photographs agree.
+
+    What is infinitely far away has one colour in each direction, whereas photographs from different places see other
+    matter there. Only some of the pixels are read. A collective call if processes hold a share of the images each.
+
+    Args:
+        split: The photographs.
+    """
+    rows, columns = _COMPARED_ROWS, 2 * _COMPARED_ROWS
+    box = torch.zeros(2, 3)  # only the rays' directions are used
+    # Of each direction: the number of photographs that show it and of their pixels, and the sums of the photographs'
+    # mean colours and of their squares.
+    totals = torch.zeros(rows * columns, 8)
+    for index in split.held:
+        image, mask = split.image(index)[..., :3], split.mask(index)
+        every = max(1, min(image.shape[:2]) // _RAYS_ACROSS)
+        v, u = torch.meshgrid(*(torch.arange(0, side, every) for side in image.shape[:2]), indexing="ij")
+        u, v = u.flatten(), v.flatten()
+        camera = torch.full_like(u, index)
+        rays = split.cameras.rays(camera, torch.stack((u, v), dim=1) + 0.5, box)
+        x, y, z = rays.directions.unbind(dim=1)
+        row = ((0.5 - torch.asin(z.clamp(-1, 1)) / math.pi) * rows).long().clamp(0, rows - 1)
+        column = ((0.5 - torch.atan2(y, x) / (2 * math.pi)) * columns).long().clamp(0, columns - 1)
+        counted = torch.ones(len(u), 1) if mask is None else mask[v, u, None].float()
+        pixels = counted * torch.cat((image[v, u] / 255, counted), dim=1)
+        *color, count = torch.zeros(rows * columns, 4).index_add(0, row * columns + column, pixels).unbind(dim=1)
+        means = torch.stack(color, dim=1) / count.clamp(min=1)[:, None]
+        totals += torch.cat(((count > 0).float()[:, None], count[:, None], means, means.square()), dim=1)
+    photographs, count, *sums = torch.stack(split.of_all([totals])).sum(dim=0).split((1, 1, 3, 3), dim=1)
+    mean, square = (each / photographs.clamp(min=1) for each in sums)
+    variance = (square - mean.square()).mean(dim=1, keepdim=True)
+    enough = photographs >= max(_FEWEST, _FEWEST_SHARE * len(split))
+    return float(count[enough & (variance < _AGREEMENT**2)].sum() / count.sum())

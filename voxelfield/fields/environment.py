@@ -1,0 +1,103 @@
+"""What lies beyond a field: a colour for each direction, such as that of the sky."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from voxelfield import ops
+from voxelfield.fields.field import Field
+from voxelfield.ops._checks import check_tensor
+
+ROWS = (8, 32, 128)
+"""Rows of the maps that are added. The coarse ones learn fast, and hold where few photographs show the finer ones."""
+
+# Sine of the elevation from which on a direction counts as vertical: its azimuth has no usable derivative.
+_VERTICAL = 1 - 1e-6
+# Keeps the logits of black and white finite.
+_DARKEST = 1 / 255
+
+
+class Environment(nn.Module):
+    r"""Colours of directions, in a panorama: what a ray shows that leaves a field with light to spare.
+
+    It is infinitely far away, so its colours depend on the direction alone, in the world frame. With the transmittance
+    :math:`T` behind the last sample of a ray of direction :math:`d`, its colour is
+
+    .. math:: \sum_i w_i c_i + T\, e(d).
+
+    Urban Radiance Fields (Rematas et al. 2022, section 4.2) models the sky like this, by a network of the direction. A
+    map is read in a fraction of the time, any other program can show it, and its detail does not depend on a network's.
+
+    The panorama is the sum of maps of 8, 32 and 128 rows and twice as many columns, between whose texels it is
+    interpolated linearly, around the whole circle; a sigmoid maps the sum to colours. The projection is
+    equirectangular: +z is up, the middle column is +x, and -y is a quarter of the width to the right of it.
+
+    Args:
+        device: Device of the maps.
+
+    Attributes:
+        maps: The maps, each (rows, columns, 1, 3) float32.
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        shapes = [(rows, 2 * rows, 1, 3) for rows in ROWS]
+        self.maps = nn.ParameterList([nn.Parameter(torch.zeros(shape, device=device)) for shape in shapes])
+
+    def forward(self, directions: Tensor) -> Tensor:
+        """Returns the colours of directions.
+
+        Args:
+            directions: (R, 3) float32 of any positive length, world frame, on the device of the maps.
+
+        Returns:
+            (R, 3) float32 in [0, 1], encoded as images are; differentiable with respect to maps and directions.
+
+        Raises:
+            ValueError: ``directions`` has another shape.
+        """
+        check_tensor("directions", directions, ("R", 3))
+        x, y, z = F.normalize(directions, dim=-1).unbind(dim=-1)
+        vertical = z.abs() >= _VERTICAL
+        x, y = x.masked_fill(vertical, 1.0), y.masked_fill(vertical, 0.0)
+        row = 0.5 - torch.asin(z.clamp(-_VERTICAL, _VERTICAL)) / math.pi
+        column = 0.5 - torch.atan2(y, x) / (2 * math.pi)
+        logits = torch.zeros_like(directions)
+        for each in self.maps:
+            # Periodic along columns; above the first row and below the last, these go on.
+            inside = row.clamp(0.5 / each.shape[0], 1 - 0.5 / each.shape[0])
+            points = torch.stack((inside, column, torch.zeros_like(column)), dim=-1)
+            logits = logits + ops.sample_trilinear(each, points, padding="periodic", align_corners=False)
+        return torch.sigmoid(logits)
+
+    @torch.no_grad()
+    def fill(self, color: Tensor) -> None:
+        """Gives all directions a colour (3,) in [0, 1], on any device."""
+        for each in self.maps:
+            each.zero_()
+        self.maps[0].copy_(color.clamp(_DARKEST, 1 - _DARKEST).logit().expand_as(self.maps[0]))
+
+    @torch.no_grad()
+    def panorama(self, rows: int = ROWS[-1]) -> Tensor:
+        """Returns the panorama (rows, 2 rows, 3), float32, in the projection of the maps.
+
+        Args:
+            rows: Height of the image; by default that of the finest map.
+        """
+        device = self.maps[0].device
+        elevation = math.pi * (0.5 - (torch.arange(rows, device=device) + 0.5) / rows)
+        azimuth = 2 * math.pi * (0.5 - (torch.arange(2 * rows, device=device) + 0.5) / (2 * rows))
+        elevation, azimuth = torch.meshgrid(elevation, azimuth, indexing="ij")
+        flat = elevation.cos()
+        directions = torch.stack((flat * azimuth.cos(), flat * azimuth.sin(), elevation.sin()), dim=-1)
+        return self(directions.view(-1, 3)).view(rows, 2 * rows, 3)
+
+
+def environment_of(field: Field) -> Environment | None:
+    """Returns a field's attribute ``environment``, what lies beyond it; None if it has none."""
+    environment: Environment | None = getattr(field, "environment", None)
+    return environment

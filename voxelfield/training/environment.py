@@ -1,0 +1,87 @@
+"""The colours of directions beyond the field: their choice, and their training along with the field."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from voxelfield.datasets.scene import Scene, Split
+from voxelfield.datasets.sky import ENOUGH_SKY, sky_share
+from voxelfield.fields.environment import Environment
+from voxelfield.models.batch import Batch
+from voxelfield.models.part import Part
+from voxelfield.training.cameras.exposure import AffineExposure
+from voxelfield.warps.warp import Warp
+
+logger = logging.getLogger(__name__)
+
+# Every how many pixels along each axis are read for the mean colour of the photographs.
+_STRIDE = 4
+
+
+class EnvironmentBackground(Part):
+    """Lays an environment behind the pixels of each batch; its gradients come through what the field lets pass.
+
+    The environment belongs to the field, and so to its state.
+
+    Args:
+        environment: The environment, on the device.
+        lr: Its learning rate, for training.
+        exposure: The corrections of the photographs, which apply to it too, because the cameras captured it.
+    """
+
+    name = "environment"
+
+    def __init__(self, environment: Environment, lr: float = 0.0, exposure: AffineExposure | None = None) -> None:
+        self.environment = environment
+        self._lr, self._exposure = lr, exposure
+
+    def prepare(self, batch: Batch) -> None:
+        """Replaces the background of the batch."""
+        directions = batch.rays.directions.view(-1, batch.rays_per_pixel, 3).mean(dim=1)
+        behind = self.environment(directions)
+        if self._exposure is not None:
+            behind = self._exposure(behind, torch.ones_like(behind[:, 0]), batch.images)
+        batch.background = behind
+
+    def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:
+        """Returns the maps."""
+        return {"environment": (list(self.environment.parameters()), self._lr)}
+
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Returns none: the maps are among the model's."""
+        return []
+
+
+def choose_environment(scene: Scene, warp: Warp | None) -> Literal["none", "map"]:
+    """Returns what ``model.environment=auto`` stands for, and logs it if that is ``map``; a collective call.
+
+    A map pays where cameras see past the last box, and no matter is there. What they show then depends on the direction
+    alone: photographs from different places agree on its colour, as they do not on that of matter.
+
+    Args:
+        scene: The scene.
+        warp: The warp of its field. Normalised device coordinates extend to infinity.
+    """
+    if scene.bounded or (warp is not None and warp.is_forward_facing):
+        return "none"
+    share = sky_share(scene.train)
+    if share < ENOUGH_SKY:
+        return "none"
+    logger.info(
+        "%.0f %% of all pixels depend on their direction alone, as those of a sky do: what lies beyond the last box is "
+        "learned as a map of directions (model.environment=none: nothing is)",
+        100 * share,
+    )
+    return "map"
+
+
+def mean_color(split: Split) -> Tensor:
+    """Returns the mean colour (3,) of the images of all processes, float32 in [0, 1]; a collective call."""
+    some = (split.image(index)[::_STRIDE, ::_STRIDE, :3] for index in split.held)
+    means = split.of_all([pixels.float().mean(dim=(0, 1)).tolist() for pixels in some])
+    return torch.tensor(means).mean(dim=0) / 255
