@@ -124,7 +124,7 @@ OF_THREE = ("sum", "sparse", "halves", *OTHERWISE)
 # Room for all rays, so that any number of devices keeps the same ones; and enough steps to replay a captured graph.
 ON_GPUS = {
     kind: (*KINDS[kind], "trainer.visible_samples=262144", "trainer.loss_scale=4096", "trainer.steps=24")
-    for kind in ("pyramid", "sparse")
+    for kind in ("pyramid", "sparse", "environment")
 }
 PAUSED = "sum"
 STOPS = (10, 30)

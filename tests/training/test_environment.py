@@ -30,7 +30,7 @@ from voxelfield.training.state.checkpoint import load_checkpoint
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEPS = 160
-MAP = "model.environment=map"
+MAP, NONE = "model.environment=map", "model.environment=none"
 
 
 def random_environment(device: torch.device) -> Environment:
@@ -124,7 +124,7 @@ def trained(scene, tmp_path_factory) -> Session:
 
 
 def test_a_sky_is_drawn_better_by_a_map_of_directions(scene, trained):
-    without = Session(scene, settings(f"trainer.steps={STEPS}"))
+    without = Session(scene, settings(f"trainer.steps={STEPS}", NONE))
     without.fit()
     found, before = trained.evaluate(progress=False).psnr, without.evaluate(progress=False).psnr
     assert found > before + 2, (found, before)  # dB
@@ -137,10 +137,10 @@ def test_a_map_is_chosen_where_photographs_agree_on_directions(scene, trained, c
     with caplog.at_level(logging.INFO):
         for images, chosen in ((scene.train.images, "map"), (sharp, "none")):
             shown = replace(scene, splits={"train": replace(scene.train, images=images)})
-            assert Session(shown, settings("model.environment=auto")).config.model.environment == chosen
+            assert Session(shown, settings()).config.model.environment == chosen
     assert caplog.text.count("of all pixels depend on their direction alone") == 1
     assert choose_environment(replace(scene, bounded=True), None) == "none"
-    assert Session(scene, settings("model.environment=auto", "trainer.background=white")).model.environment is None
+    assert Session(scene, settings("trainer.background=white")).model.environment is None
 
 
 def test_gradients_reach_the_map_through_what_the_field_lets_pass(scene):
@@ -168,7 +168,7 @@ def test_the_map_is_saved_resumed_and_loaded(scene, trained, tmp_path):
     again = Session(scene, settings(f"trainer.steps={STEPS}", MAP))
     again.restore(load_checkpoint(trained.output))
     assert torch.equal(again.renderer().view(scene.test.cameras, 0).rgb, view.rgb)
-    plain = Session(scene, settings(f"trainer.steps={STEPS}"))
+    plain = Session(scene, settings(f"trainer.steps={STEPS}", NONE))
     with pytest.raises(ValueError, match=r"model\.environment must be map, as in the checkpoint, got none"):
         plain.restore(load_checkpoint(trained.output))
 

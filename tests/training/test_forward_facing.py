@@ -143,6 +143,7 @@ def test_the_trainer_follows_from_the_scene(scene, monkeypatch, warp):
     for chosen, split, model, camera, trainer, expected in (
         (warp, scene.train, "pyramid", None, None, "forward_facing"),
         (boxes, scene.train, "pyramid", None, None, "few_photographs"),
+        (boxes, scene.train, "pyramid", refine, None, "few_photographs_dense"),
         (boxes, many, "pyramid", None, None, "many_photographs"),
         (warp, many, "pyramid", None, None, "many_photographs"),
         (boxes, many, "pyramid", refine, None, "unbounded"),

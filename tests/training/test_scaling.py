@@ -50,7 +50,7 @@ def test_every_device_looks_through_all_samples_in_each_level():
     ("trainer", "measured"),
     [
         ("default", 29.3 / 13000),
-        ("few_photographs", 25.5 / 6000),
+        ("many_photographs_best", 194.8 / 30000),
         ("many_photographs", 58.3 / 9200),
     ],
 )

@@ -148,13 +148,13 @@ def transparent_images(capture: Capture) -> Finding | None:
 
 
 def sky_beyond_boxes(capture: Capture) -> Finding | None:
-    """Names the setting for captures with a sky, which a field alone paints on its last box."""
+    """Tells of a sky, and of the setting for it, because a field alone paints it on its last box."""
     if capture.sky < ENOUGH_SKY:
         return None
     return Finding(
         "sky",
-        f"{100 * capture.sky:.0f} % of all pixels look alike from all places, as a sky does: train with "
-        "model.environment=map, so that it is not painted on the last box",
+        f"{100 * capture.sky:.0f} % of all pixels look alike from all places, as a sky does: model=pyramid learns them "
+        "as a panorama beyond the last box, and other models do with model.environment=map",
     )
 
 

@@ -52,6 +52,7 @@ logger = logging.getLogger("train")
 _REASONS = {
     "default": "a scene that ends at its box, and for models other than pyramid",
     "few_photographs": "this number of photographs",
+    "few_photographs_dense": "this number of photographs with settings that rule out sparse levels",
     "forward_facing": "photographs that all face the same way",
     "many_photographs": "this number of photographs",
     "unbounded": "this number of photographs with settings that rule out sparse levels",

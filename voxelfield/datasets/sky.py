@@ -8,11 +8,11 @@ import torch
 
 from voxelfield.datasets.scene import Split
 
-ENOUGH_SKY = 0.1
+ENOUGH_SKY = 0.03
 """Value of :func:`sky_share` from which on a capture counts as one with a sky.
 
-It is 0.63 in a field under a sky, photographed from a drone; in captures without a sky it is 0.002 to 0.012 (fox,
-bonsai, room, fern), and 0.05 before a dark background (skull).
+It is 0.63 in a field under a sky, photographed from a drone, and 0.05 before a dark background (skull); in captures
+without either it is 0.002 to 0.012 (fox, bonsai, room, fern).
 """
 
 # About how many rays along the shorter side of each photograph show whether colours depend on directions alone.

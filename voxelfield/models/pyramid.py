@@ -53,6 +53,7 @@ class PyramidConfig(ModelConfig):
 
     Attributes:
         kind: Identifies this model.
+        environment: As for every model, but chosen by the photographs.
         resolutions: Resolutions of the dense levels. Levels finer than all ``trainer.stages`` are left out; duplicates
             count once.
         sparse_resolutions: Resolutions of additional, finer levels. Once a stage of ``trainer.stages`` reaches such a
@@ -74,6 +75,7 @@ class PyramidConfig(ModelConfig):
     """
 
     kind: Literal["pyramid"] = "pyramid"
+    environment: Literal["none", "map", "auto"] = "auto"
     resolutions: list[Resolution] = field(default_factory=lambda: [16, 32, 64, 128, 256, 400])
     sparse_resolutions: list[Resolution] = field(default_factory=list)
     max_blocks: Count = 163840

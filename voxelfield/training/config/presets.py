@@ -52,7 +52,9 @@ def trainer_for(scene: Scene, warp: Warp | None, model: str, *, sparse: bool) ->
         return "default"
     if sum(len(split) for split in scene.splits.values()) >= _MANY_PHOTOGRAPHS:
         return "many_photographs" if sparse else "unbounded"
-    return "forward_facing" if warp.is_forward_facing else "few_photographs"
+    if warp.is_forward_facing:
+        return "forward_facing"
+    return "few_photographs" if sparse else "few_photographs_dense"
 
 
 def offer_defaults() -> None:
