@@ -384,8 +384,8 @@ def train_apart(*overrides: str) -> subprocess.CompletedProcess:
         ("trainer.stpes=3", "configuration has no key trainer.stpes; did you mean trainer.steps?"),
         (
             "trainer=fst",
-            "trainer must be one of auto, best, cpu, default, fast, few_photographs, few_photographs_dense, forward_facing, "
-            "many_photographs, many_photographs_best, sh, smoke, unbounded, got 'fst'",
+            "trainer must be one of auto, best, cpu, default, fast, few_photographs, few_photographs_dense, "
+            "forward_facing, many_photographs, many_photographs_best, sh, smoke, unbounded, got 'fst'",
         ),
         ("seed=abc", "seed must be an integer, got 'abc'"),
         ("device=cuda", "no CUDA device, got 'cuda'"),
