@@ -22,6 +22,7 @@ from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.depth import depth_error
 from voxelfield.training.session import Session
+from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
@@ -124,7 +125,7 @@ def corner(count: int, width: int = 32, height: int = 24) -> Scene:
     return voxelfield.scene_from_arrays(images, cameras, extras=extras, test=[count // 2], aabb=ROOM - 0.2)
 
 
-def trained(scene: Scene, weight: float, *overrides: str) -> Session:
+def trained(scene: Scene, weight: float, *overrides: str, warp_boxes: int = 1) -> Session:
     run = preset(
         "model=dense",
         "trainer=smoke",
@@ -135,7 +136,8 @@ def trained(scene: Scene, weight: float, *overrides: str) -> Session:
         *overrides,
         device="cpu",
     )
-    session = Session(scene, run.model, trainer=run.trainer, camera=run.camera, device="cpu")
+    warp = WarpConfig(boxes=warp_boxes)
+    session = Session(scene, run.model, trainer=run.trainer, camera=run.camera, warp=warp, device="cpu")
     session.fit()
     return session
 
@@ -184,6 +186,17 @@ def test_depths_belong_to_the_axes_of_refined_cameras(one_thread):
     assert not torch.isclose(refined, given, rtol=1e-3)
 
 
+def test_poses_in_a_warp_stay_finite_where_some_pixels_have_no_depth(one_thread):
+    scene = corner(3)
+    depth = scene.train.extras["depth"].clone()
+    depth[:, ::2] = 0
+    session = trained(with_depth(scene, depth=depth), 0.1, "camera=refine", "trainer.steps=3", warp_boxes=3)
+    assert isinstance(session.model.warp, NestedBoxes)
+    twists = session.parts[0].twists
+    assert twists.isfinite().all()
+    assert twists.any()
+
+
 def test_images_without_depths_are_refused():
     scene = with_depth(corner(3))
     with pytest.raises(
@@ -191,8 +204,10 @@ def test_images_without_depths_are_refused():
     ):
         trained(scene, 0.1)
     nothing = with_depth(scene, depth=torch.zeros(scene.train.images.shape[:3]))
-    with pytest.raises(ValueError, match="which must select pixels"):
+    with pytest.raises(ValueError, match=r"trainer\.loss\.depth must be 0 for .* all unknown or masked, got 0\.1"):
         trained(nothing, 0.1)
+    with pytest.raises(ValueError, match=r"extras\['depth'\] must have shape \(N, 24, 32\), .* got \(2, 24, 32, 1\)"):
+        trained(with_depth(scene, depth=torch.ones(2, 24, 32, 1)), 0.1)
 
 
 def test_a_run_reads_depths_if_its_loss_needs_them(tmp_path):

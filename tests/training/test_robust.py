@@ -14,6 +14,7 @@ from quick_presets import preset
 from short_runs import run
 
 from voxelfield import Scene, Session, load_scene
+from voxelfield.training.batches import pixels_that_count
 from voxelfield.training.robust import RobustWeights, moving_cells
 from voxelfield.training.state.checkpoint import load_checkpoint
 
@@ -99,12 +100,13 @@ def test_a_resumed_run_ignores_the_same_to_the_bit(clean, tmp_path):
             Session(scene, settings(*ROBUST, *overrides)).restore(load_checkpoint(tmp_path))
 
 
-def write_capture(folder: Path, with_masks: bool = False) -> None:
-    """Photographs of two sizes, two of them of one name, of which one has a mask if they have none of their own."""
+def write_capture(folder: Path, folders: int, with_masks: bool = False) -> None:
+    """Photographs of two sizes in one or two folders; one has a mask if they have none of their own."""
     frames = []
     for index in range(6):
         width, height = (40, 32) if index % 2 else (32, 40)
-        path = folder / "images" / f"camera_{index // 3}" / f"{index % 3}.png"
+        name = f"camera_{index * folders // 6}/{index % (6 // folders)}.png"
+        path = folder / "images" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (width, height), (40 * index, 90, 120)).save(path)
         pose = torch.eye(4)
@@ -112,7 +114,7 @@ def write_capture(folder: Path, with_masks: bool = False) -> None:
         frame = {"file_path": str(path.relative_to(folder)), "transform_matrix": pose.tolist(), "w": width, "h": height}
         frame |= {"fl_x": 40.0, "fl_y": 40.0, "cx": width / 2, "cy": height / 2}
         if with_masks:
-            frame["mask_path"] = f"masks/camera_{index // 3}/{index % 3}.png.png"
+            frame["mask_path"] = f"masks/{name}.png"
         elif index == 4:
             mask = Image.new("L", (width, height), 255)
             mask.paste(0, (0, 0, width, 6))
@@ -122,15 +124,16 @@ def write_capture(folder: Path, with_masks: bool = False) -> None:
     (folder / "transforms.json").write_text(json.dumps({"frames": frames}))
 
 
-def test_masks_of_what_moves_can_be_read_by_loaders(tmp_path):
-    write_capture(tmp_path)
+@pytest.mark.parametrize("folders", [1, 2])
+def test_masks_of_what_moves_can_be_read_by_loaders(tmp_path, folders, caplog):
+    write_capture(tmp_path, folders)
     scene = load_scene(tmp_path, holdout=0, image_size=20)  # half of each side
     session = Session(scene, settings(*ROBUST, "trainer.loss.robust_cells=5"))
     robust = robust_of(session)
     assert robust.cell == 4
     robust.moves[0, 1, 2] = robust.moves[4, 0, 0] = robust.moves[4, 2, 1] = True
     robust.write_results(tmp_path)
-    write_capture(tmp_path, with_masks=True)
+    write_capture(tmp_path, folders, with_masks=True)
     split, full = (load_scene(tmp_path, holdout=0, image_size=size).train for size in (20, None))
     expected = torch.ones(6, *split.masks.shape[1:], dtype=torch.bool)
     for index in range(6):
@@ -143,12 +146,20 @@ def test_masks_of_what_moves_can_be_read_by_loaders(tmp_path):
     assert torch.equal(full.mask(0)[8:16, 16:24], torch.zeros(8, 8, dtype=torch.bool))
     assert int((~full.mask(0)).sum()) == 64
     robust.write_results(tmp_path)  # replaces its own
-    edited = tmp_path / "masks" / "camera_1" / "2.png.png"
+    robust._rescale()
+    drawn = pixels_that_count(scene.train).sum()
+    share = float(1 - counted.sum() / drawn)
+    assert robust.scalars()["robust/ignored"] == pytest.approx(share)
+    assert float(robust._scale) * (1 - share) == pytest.approx(1), "the mean weight"
+    edited = tmp_path / "masks" / f"camera_{folders - 1}" / "2.png.png"
     Image.new("L", (40, 32), 255).save(edited)
     before = edited.read_bytes()
-    with pytest.raises(FileExistsError, match=r"2\.png\.png was not written by voxelfield, or was edited, and is kept"):
-        robust.write_results(tmp_path)
+    robust.moves[:] = False
+    robust.write_results(tmp_path)
+    assert f"1 masks that were edited are kept, the first is {edited}" in caplog.text
     assert edited.read_bytes() == before
+    with Image.open(tmp_path / "masks" / "camera_0" / "0.png.png") as other:
+        assert other.getextrema() == (255, 255), "the others are written"
 
 
 def test_a_run_writes_masks(tmp_path):

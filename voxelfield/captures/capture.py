@@ -127,7 +127,7 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
         warp=warp,
         transparency=tuple(share for split in scene.splits.values() for share in transparency(split)),
         beyond_box=tuple(_share_beyond(split, index, scene.aabb) if warp is None else 0.0 for _, split, index in views),
-        sky=0.0 if warp is None or warp.is_forward_facing else max(map(sky_share, scene.splits.values())),
+        sky=0.0 if warp is None or warp.is_forward_facing else sky_share(scene.train),
     )
 
 

@@ -154,7 +154,7 @@ def sky_beyond_boxes(capture: Capture) -> Finding | None:
     return Finding(
         "sky",
         f"{100 * capture.sky:.0f} % of all pixels look alike from all places, as a sky does: model=pyramid learns them "
-        "as a panorama beyond the last box, and other models do with model.environment=map",
+        "as a panorama beyond the last box (model.environment=auto), and other models do with model.environment=map",
     )
 
 

@@ -20,6 +20,7 @@ from voxelfield.export.splat_file import SPLAT_SUFFIXES, save_splats
 from voxelfield.export.splats import SplatOptions, splats_of
 from voxelfield.export.volume import save_volume
 from voxelfield.export.web_page import check_drawable, save_web_page
+from voxelfield.fields.environment import environment_of
 from voxelfield.files import check_suffix
 from voxelfield.media.png import PngWriter
 from voxelfield.rendering.cameras import Cameras
@@ -133,7 +134,7 @@ def run(options: argparse.Namespace) -> None:
     trained = voxelfield.load(options.run, options.device)
     if options.environment is not None:
         _export_environment(options, trained)
-    elif options.splats is not None and trained.model.environment is not None:
+    elif options.splats is not None and environment_of(trained.field) is not None:
         raise ValueError("--splats must come with --environment for this run, whose environment Gaussians do not show")
     if options.mesh is not None or options.points is not None:
         _export_surface(options, trained, wanted, shape)
@@ -169,7 +170,7 @@ def _export_surface(
 
 
 def _export_environment(options: argparse.Namespace, trained: TrainedModel) -> None:
-    environment = trained.model.environment
+    environment = environment_of(trained.field)
     if environment is None:
         raise ValueError("--environment must be left out for this run, which was trained with model.environment=none")
     with PngWriter(workers=1) as writer:

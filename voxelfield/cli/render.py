@@ -233,7 +233,9 @@ def _write_frames(
     source = {"run": options.run.resolve().name, "steps": trained.steps}
     weights = [fingerprint_of_weights(part.field, part.occupancy) for part in trained.parts]
     source |= {"weights": " ".join(weights)}
-    source |= {"background": options.background or trained.model.background.tolist()}
+    shows = any(part.model.environment is not None for part in trained.parts)
+    usual = "environment" if shows else trained.model.background.tolist()
+    source |= {"background": options.background or usual}
     source |= {"supersampling": options.supersampling or trained.trainer.evaluation.supersampling}
     far = max(farthest(cameras, depth_bounds(part.field)) for part in trained.parts)
     with FrameFolder(out, cameras, kind, options.depth, far, source, overwrite=options.overwrite) as folder:

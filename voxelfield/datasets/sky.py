@@ -57,4 +57,4 @@ def sky_share(split: Split) -> float:
     mean, square = (each / photographs.clamp(min=1) for each in sums)
     variance = (square - mean.square()).mean(dim=1, keepdim=True)
     enough = photographs >= max(_FEWEST, _FEWEST_SHARE * len(split))
-    return float(count[enough & (variance < _AGREEMENT**2)].sum() / count.sum())
+    return float(count[enough & (variance < _AGREEMENT**2)].sum() / count.sum().clamp(min=1))

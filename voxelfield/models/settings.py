@@ -73,8 +73,8 @@ class LossConfig:
             (:class:`voxelfield.training.robust.RobustWeights`). 4 suits photographs with passers-by; 0 ignores nothing.
         robust_from: Share of the steps before which nothing is ignored, because the field does not show the scene yet.
         robust_every: Number of steps between decisions on what is ignored.
-        robust_cells: Number of cells along the longer side of the photographs; what is ignored consists of cells. Each
-            takes about 25 bytes on the device.
+        robust_cells: Largest number of cells along the longer side of the photographs; what is ignored consists of
+            cells. Each takes about 25 bytes on the device.
         sharpness: Exponent of the weights of blurred photographs in all terms that compare colours
             (:func:`voxelfield.training.sharpness.sharpness_weights`); with 0 all photographs count alike.
     """

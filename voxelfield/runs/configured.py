@@ -313,7 +313,7 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
     folder = find_scene(settings.scene.name, root / settings.data.root, download=downloads)
     if downloads and processes.is_first():
         processes.wait()
-    depth = settings.trainer.loss.depth > 0
+    depth = settings.trainer.loss.depth > 0 and "train" in splits
     return load_scene(folder, **settings.load_options(splits=splits, divided=True, depth=depth))
 
 

@@ -138,7 +138,7 @@ def _evaluate_and_write(
         _write_files(trained, train, metrics, evaluation, results)
     if options.video_frames > 0:
         _write_video(trained, usual_path(trained, train.cameras, options.video_frames), results)
-    for part in session.parts:
+    for part in (session.model, *session.parts):
         with results.writing(part.name):
             part.write_results(directory)
     with results.writing(name):

@@ -37,7 +37,7 @@ class DepthSupervision(Part):
         cameras: Returns the cameras of all images as they are at present, without gradient.
 
     Raises:
-        ValueError: The images have no depths, or masks exclude all pixels that have one.
+        ValueError: The images have no depths, or not one for each pixel, or masks exclude all pixels that have one.
     """
 
     name = "depth"
@@ -57,10 +57,21 @@ class DepthSupervision(Part):
             )
         self._weight, self._model, self._cameras = weight, model, cameras
         self._is_weighted = "depth_weight" in split.extras
-        known = split.extras["depth"] > 0
+        known, size = split.extras["depth"] > 0, (split.cameras.height, split.cameras.width)
+        if known.shape[1:] != size:
+            raise ValueError(
+                f"extras['depth'] must have shape (N, {size[0]}, {size[1]}), one depth for each pixel, got "
+                f"{tuple(known.shape)}"
+            )
         count = sum(split.of_all([int(image.sum()) for image in known]))
-        if count < _SHARE * len(split) * known[0].numel():
-            pixels.favour(known, _SHARE)
+        if count < _SHARE * len(split) * size[0] * size[1]:
+            try:
+                pixels.favour(known, _SHARE)
+            except ValueError as error:
+                raise ValueError(
+                    "trainer.loss.depth must be 0 for training images whose depths are all unknown or masked, got "
+                    f"{weight:g}"
+                ) from error
 
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the term."""
@@ -101,7 +112,8 @@ def depth_error(
     # Depths are measured along the optical axis, distances of samples along their rays.
     distance = batch.for_rays(batch["depth"].float()) / towards
     distance = torch.where(distance.isfinite(), distance, 0.0)
-    t = samples.t if warp is None else warp.world_distances(samples, rays.origins.detach(), directions)
+    with torch.no_grad():  # where cameras are refined, positions of samples have gradients
+        t = samples.t if warp is None else warp.world_distances(samples, rays.origins, directions)
     # 0 for rows of no ray, whose t is not a number.
     true = spread(distance[:, None], samples.ray_offsets, len(t))[:, 0]
     off = torch.where(true > 0, (t.clamp(min=_NEAREST) / true).log().abs(), 0.0)

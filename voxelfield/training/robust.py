@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ from torch.nn import functional as F
 
 from voxelfield import processes
 from voxelfield.datasets.images import image_size
-from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import picture_name
 from voxelfield.files import is_replaceable
 from voxelfield.media.png import write_png
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.part import Part
 from voxelfield.models.settings import LossConfig
-from voxelfield.training.batches import PixelSampler
+from voxelfield.training.batches import PixelSampler, pixels_that_count
 from voxelfield.training.state.run_directory import MASKS
+
+logger = logging.getLogger(__name__)
 
 # Shares of pixels unlike the field: in a cell with its neighbours, above which it moves; and in a cell beside one that
 # does, above which it moves too, because it contains an edge of the same person.
@@ -54,7 +57,7 @@ class RobustWeights(Part):
         scene: The scene, whose training images are weighed.
         pixels: Draws them.
         config: The settings ``robust`` to ``robust_cells``.
-        start: Number of steps before which nothing is ignored and no pixel is counted.
+        start: Number of steps before which nothing is ignored.
 
     Attributes:
         moves: (N, Y, X) bool on the device, the cells that are ignored.
@@ -78,6 +81,8 @@ class RobustWeights(Part):
         self._thresholds = torch.full(shape, torch.inf, device=device)
         own = cell_variances(pixels.images, self.cell)
         self._contrast = own if len(own) == len(split) else processes.gather_rows(own, processes.row_counts(own))
+        sizes = cell_sizes(split, self.cell).to(device)
+        self._sizes = sizes if len(sizes) == len(split) else processes.gather_rows(sizes, processes.row_counts(sizes))
         self._scale = torch.ones((), device=device)
 
     def before_step(self, step: int) -> None:
@@ -102,7 +107,11 @@ class RobustWeights(Part):
         return processes.sum_of(self._new_counts), processes.sum_of(self._errors)
 
     def _rescale(self) -> None:
-        self._scale.copy_(1 / (1 - self.moves.float().mean()))
+        self._scale.copy_(1 / (1 - self._ignored()))
+
+    def _ignored(self) -> Tensor:
+        """Returns the ignored share of the pixels that are drawn, ()."""
+        return (self._sizes * self.moves).sum() / self._sizes.sum()
 
     def prepare(self, batch: Batch) -> None:
         """Gives the pixels their weights, whose mean over all photographs is 1."""
@@ -128,7 +137,7 @@ class RobustWeights(Part):
 
     def scalars(self) -> dict[str, float]:
         """Returns the share of the photographs that is ignored."""
-        return {"robust/ignored": float(self.moves.float().mean())}
+        return {"robust/ignored": float(self._ignored())}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the cells, the thresholds and all counts; a collective call."""
@@ -176,14 +185,14 @@ class RobustWeights(Part):
         The masks have the sizes, folders and names of the photographs' files, as in COLMAP's layout: ``a.jpg.png`` for
         ``a.jpg``. Photographs of other splits get the masks that they have, or white ones, because loaders of such a
         folder expect a mask for each photograph. Masks of training images without files are named after the views.
+        Masks that were edited, and files that voxelfield did not write, are kept, with a warning.
 
         Raises:
-            FileExistsError: A file of such a name was not written by voxelfield, or was edited.
             OSError: A mask cannot be written.
         """
         splits = self._scene.splits.values()
-        folders = [path.parent for split in splits for path in split.paths or ()]
-        root = os.path.commonpath(folders or [folder])
+        root = _images_folder([path.parent for split in splits for path in split.paths or ()])
+        kept = []
         for split in splits:
             trained = split is self._split
             if not trained and (split.paths is None or not processes.is_first()):
@@ -199,9 +208,33 @@ class RobustWeights(Part):
                     inner = split.paths[index].relative_to(root)
                     path = folder / MASKS / inner.with_name(f"{inner.name}.png")
                     pixels = pixels.resize(image_size(split.paths[index]), Image.Resampling.NEAREST)
-                if not is_replaceable(path):
-                    raise FileExistsError(f"{path} was not written by voxelfield, or was edited, and is kept")
-                write_png(path, pixels)
+                if is_replaceable(path):
+                    write_png(path, pixels)
+                else:
+                    kept.append(path)
+        if kept:
+            logger.warning("%d masks that were edited are kept, the first is %s", len(kept), kept[0])
+
+
+def _images_folder(folders: Sequence[Path]) -> Path:
+    """Returns the folder of images, beside which loaders look for masks: one of that name, or else the common one."""
+    common = Path(os.path.commonpath(folders)) if folders else Path()
+    named = (folder for folder in (common, *common.parents) if folder.name.partition("_")[0] == "images")
+    return next(named, common)
+
+
+def cell_sizes(split: Split, cell: int) -> Tensor:
+    """Returns the number of pixels that are drawn in each cell of the photographs held, (N, Y, X) float32 on the CPU.
+
+    Args:
+        split: The photographs.
+        cell: Side of a cell in pixels.
+    """
+    counted = pixels_that_count(split)
+    if counted is None:
+        counted = torch.ones(1, *split.images.shape[1:3], dtype=torch.bool)
+    sizes = [F.avg_pool2d(each[None].float(), cell, ceil_mode=True, divisor_override=1) for each in counted]
+    return torch.cat(sizes).expand(len(split.images), -1, -1).contiguous()
 
 
 def cell_variances(images: Tensor, cell: int) -> Tensor:

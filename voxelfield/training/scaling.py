@@ -12,6 +12,7 @@ from multiprocessing import get_context
 
 import torch
 
+from voxelfield.fields.environment import environment_of
 from voxelfield.peer_memory import MOST_PROCESSES
 from voxelfield.training.config import RunConfig
 from voxelfield.training.fields import untrained_model
@@ -152,8 +153,9 @@ def estimate_work(config: RunConfig) -> StepWork:
     model, trainer = untrained_model(config, "meta"), config.trainer
     sparse = model.count_sparse_features()
     dense = round(_ACTIVE_SHARE * (model.count_features(max(trainer.resolutions)) - sparse))
-    levels = {id(level) for level in model.grid.levels}
-    weights = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in levels)
+    levels, environment = {id(level) for level in model.grid.levels}, environment_of(model.field)
+    others = levels if environment is None else levels | {id(each) for each in environment.parameters()}
+    weights = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in others)
     channels = model.grid.channels
     # Multiplications and additions of a forward pass, and twice as many of a backward pass.
     rays = trainer.visible_samples * (6 * weights * _SECONDS_PER_FLOP + channels * _SECONDS_PER_FEATURE)

@@ -222,7 +222,7 @@ class TrainedModel:
                         run.model.background,
                         lpips=Lpips(run.model.device) if wanted else None,
                         fit_exposure=self.trainer.exposure != "none",
-                        environment=run.model.environment is not None,
+                        environment=any(part.model.environment is not None for part in run.parts),
                     )
                     for run in self.copies(devices)
                 ]

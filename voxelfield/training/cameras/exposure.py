@@ -23,7 +23,7 @@ class AffineExposure(nn.Module):
     :math:`e^{l_i} c + 0.1\, o\, b_i` in image i, where the means of :math:`l_i` and :math:`b_i` over the images are
     subtracted. The geometric mean of the gains is therefore always 1 and the mean of the offsets 0, and the field keeps
     the colours of an average photograph. Before training the correction is exactly the identity. It applies to encoded
-    image values, and not to the background, which no camera has captured.
+    image values, and to an environment, but not to another background, which no camera has captured.
 
     Urban Radiance Fields (Rematas et al. 2022, on exposure compensation) multiplies the rendered colours by a 3 x 3
     matrix per image, which a network decodes from a latent code; the published code of 3D Gaussian Splatting (Kerbl et
