@@ -1,0 +1,52 @@
+"""Draws the pictures of docs/captures.md: a held-out view as photographed, and as trained without and with a remedy.
+
+Run it from the project's root with the tests' requirements installed; it trains for some minutes on a CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from voxelfield import Scene, Session, load_scene
+from voxelfield.rendering.pixels import to_uint8
+from voxelfield.training.config import preset
+
+FOLDER = Path(__file__).parent
+sys.path.append(str(FOLDER.parents[1] / "tests"))
+from passers_by import with_passers_by  # noqa: E402
+from sky_scene import bricks_under_sky  # noqa: E402
+
+WIDTH = 240
+
+
+def view(scene: Scene, *overrides: str) -> torch.Tensor:
+    """Trains a scene; returns its first held-out view (H, W, 3)."""
+    session = Session(scene, preset("trainer=cpu", "trainer.preview_every=0", *overrides, device="cpu"))
+    session.fit()
+    print(overrides, session.evaluate(progress=False).psnr, flush=True)
+    return session.renderer().view(scene.test.cameras, 0).rgb
+
+
+def save(name: str, scene: Scene, settings: tuple[str, ...], remedy: str) -> None:
+    """Writes the photograph, and the view without and with a remedy, side by side."""
+    rgb, alpha = (scene.test.images[0].float() / 255).split((3, 1), dim=-1)
+    views = [alpha * rgb + 1 - alpha, view(scene, *settings), view(scene, *settings, remedy)]
+    strip = Image.fromarray(to_uint8(torch.cat(views, dim=1)).numpy())
+    strip = strip.resize((3 * WIDTH, WIDTH * strip.height * 3 // strip.width), Image.Resampling.LANCZOS)
+    strip.save(FOLDER / f"{name}.jpg", quality=88)
+
+
+if __name__ == "__main__":
+    small = ("model=pyramid", "trainer.steps=500", "trainer.finest_resolution=96", "trainer.loss.distortion=1e-3")
+    stages = "trainer.stages=[{step:0,resolution:32},{step:100,resolution:64},{step:200,resolution:96}]"
+    sky = (*small, stages, "trainer.visible_samples=32768", "model.environment=none")
+    save("sky", bricks_under_sky(100, 40), sky, "model.environment=map")
+    scene = load_scene("bricks", image_size=100)
+    scene = replace(scene, splits=scene.splits | {"test": scene.test[4:8]})
+    people = ("model=dense", "trainer.steps=600", "trainer.visible_samples=32768")
+    save("people", with_passers_by(scene)[0], people, "trainer.loss.robust=4")
