@@ -62,7 +62,7 @@ class LossConfig:
         distortion: Distance, in world units, between the samples that contribute to a ray.
         opacity_entropy: Binary entropy of the opacities of rays.
         sparsity: Cauchy penalty on the densities of samples.
-        exposure: Squared deviation of the exposure corrections from the identity, with ``trainer.exposure``.
+        exposure: Squared deviation of the exposure corrections from the identity, with ``trainer.exposure=affine``.
         tv_exposure: Squared differences between neighbouring vertices of the grids of ``trainer.exposure=bilateral``;
             gsplat's default is 10 as well.
         tv_features: Squared differences between the features of neighbouring vertices, summed over the vertices that

@@ -83,4 +83,5 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
     if loss.structure > 0:
         yield VarianceWeightedError(pixels, loss.structure)
     if exposure is not None:
-        yield ExposureCorrection(exposure, config.optimizer.exposure_lr, loss.exposure, loss.tv_exposure)
+        weight = loss.exposure if trainer.exposure == "affine" else loss.tv_exposure
+        yield ExposureCorrection(exposure, config.optimizer.exposure_lr, weight)

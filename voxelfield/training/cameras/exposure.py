@@ -106,10 +106,6 @@ class AffineExposure(nn.Module):
         log_gain, offset = self._centred()
         return log_gain.square().mean() + offset.square().mean()
 
-    def total_variation(self) -> Tensor | None:
-        """Returns None: the corrections are the same in all parts of an image."""
-        return None
-
     def _centred(self) -> tuple[Tensor, Tensor]:
         return self.log_gain - self.log_gain.mean(dim=0), self.offset - self.offset.mean(dim=0)
 
@@ -120,10 +116,10 @@ class BilateralExposure(nn.Module):
     A grid has 16 x 16 vertices across its image and 8 along the luminance. At the place of a pixel and the luminance of
     a ray, trilinear interpolation gives a 3 x 3 matrix D and an offset b, and the colour :math:`c` that the field emits
     along the ray of opacity :math:`o` becomes :math:`c + D c + 0.1\, o\, b`. All rays of a pixel are placed at its
-    centre. The mean over the images is subtracted at each vertex, so the mean of all grids is the identity, and the
-    field keeps the colours of an average photograph. What all images share, such as the vignette of their lens, is
-    therefore not corrected. Before training, the correction is exactly the identity. As with :class:`AffineExposure`,
-    it applies to encoded image values, and not to the background.
+    centre. After each step, :meth:`centre` subtracts the mean over the images at each vertex: the mean of all grids is
+    the identity, and the field keeps the colours of an average photograph. What all images share, such as the vignette
+    of their lens, is therefore not corrected. Before training, the correction is exactly the identity. As with
+    :class:`AffineExposure`, it applies to encoded image values, and not to the background.
 
     The grids are those of "Bilateral Guided Radiance Field Processing" (Wang et al. 2024), in the size that gsplat
     uses; there, their mean is free.
@@ -155,7 +151,7 @@ class BilateralExposure(nn.Module):
 
     def corrections(self) -> Tensor:
         """Returns the images' colour transforms (N, 16, 16, 8, 3, 4), for colours in [0, 1]; differentiable."""
-        transforms = self._centred().unflatten(-1, (3, 4))
+        transforms = self.grids.unflatten(-1, (3, 4))
         return transforms * transforms.new_tensor([1, 1, 1, _OFFSET_UNIT]) + torch.eye(3, 4).to(transforms)
 
     def forward(self, rgb: Tensor, opacity: Tensor, pixels: Tensor) -> Tensor:
@@ -181,7 +177,7 @@ class BilateralExposure(nn.Module):
         red, green, blue = rgb.unbind(dim=1)
         luminance = 0.299 * red + 0.587 * green + 0.114 * blue  # of encoded colours, by ITU-R BT.601
         points = torch.cat((places.to(rgb), luminance.clamp(0, 1)[:, None]), dim=1)
-        change = ops.sample_trilinear(self._centred().flatten(0, 1), points).view(-1, 3, 4)
+        change = ops.sample_trilinear(self.grids.flatten(0, 1), points).view(-1, 3, 4)
         return rgb + (change * torch.cat((rgb, _OFFSET_UNIT * opacity[:, None]), dim=1)[:, None]).sum(dim=-1)
 
     def photographed(self, rgb: Tensor, opacity: Tensor, batch: Batch) -> Tensor:
@@ -204,16 +200,37 @@ class BilateralExposure(nn.Module):
         return (batch.truth + change).clamp(0, 1)
 
     def penalty(self) -> Tensor:
-        """Returns the mean square of the transforms' deviations from the identity, offsets in tenths, ()."""
-        return self._centred().square().mean()
-
-    def total_variation(self) -> Tensor:
         """Returns the mean squared difference between neighbouring vertices, summed over the three axes, ()."""
-        grids = self._centred()
-        return torch.stack([grids.diff(dim=axis).square().mean() for axis in (1, 2, 3)]).sum()
+        return _TotalVariation.apply(self.grids)
 
-    def _centred(self) -> Tensor:
-        return self.grids - self.grids.mean(dim=0)
+    @torch.no_grad()
+    def centre(self) -> None:
+        """Subtracts the mean of all images at each vertex."""
+        self.grids.sub_(self.grids.mean(dim=0))
+
+
+class _TotalVariation(torch.autograd.Function):
+    """Mean squared differences along the inner axes of grids (N, X, Y, L, C), with a gradient made in the same pass.
+
+    Composed of torch's differentiable functions, it would read and write thrice as many tensors of the grids' size.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, grids: Tensor) -> Tensor:
+        gradient, total = torch.zeros_like(grids), grids.new_zeros(())
+        for axis in (1, 2, 3):
+            change = grids.diff(dim=axis)
+            total += change.square().mean()
+            pairs, factor = change.shape[axis], 2 / change.numel()
+            gradient.narrow(axis, 1, pairs).add_(change, alpha=factor)
+            gradient.narrow(axis, 0, pairs).sub_(change, alpha=factor)
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (gradient,) = ctx.saved_tensors
+        return grad * gradient
 
 
 Exposure = AffineExposure | BilateralExposure
@@ -227,7 +244,6 @@ class ExposureCorrection(Part):
         exposure: The corrections, on the device.
         lr: Their learning rate.
         weight: Weight of their penalty; 0 for none.
-        tv_weight: Weight of their total variation within an image; 0 for none.
 
     Attributes:
         exposure: As given.
@@ -235,10 +251,10 @@ class ExposureCorrection(Part):
 
     name = "exposure"
 
-    def __init__(self, exposure: Exposure, lr: float, weight: float, tv_weight: float = 0.0) -> None:
+    def __init__(self, exposure: Exposure, lr: float, weight: float) -> None:
         self.exposure = exposure
         self._lr = lr
-        self._weight, self._tv_weight = weight, tv_weight
+        self._weight = weight
 
     def adjust(self, outputs: Outputs, batch: Batch) -> None:
         """Applies the corrections of the pixels' images to the rendering, and undoes them in the truth of the field."""
@@ -247,13 +263,13 @@ class ExposureCorrection(Part):
         outputs.field_truth = self.exposure.field_truth(rgb, outputs.rgb, batch)
 
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
-        """Returns the penalty and the total variation."""
-        terms = {}
-        if self._weight > 0:
-            terms["exposure"] = self._weight * self.exposure.penalty()
-        if self._tv_weight > 0 and (variation := self.exposure.total_variation()) is not None:
-            terms["tv_exposure"] = self._tv_weight * variation
-        return terms
+        """Returns the penalty."""
+        return {"exposure": self._weight * self.exposure.penalty()} if self._weight > 0 else {}
+
+    def after_step(self, step: Tensor) -> None:
+        """Keeps the mean of bilateral grids at the identity."""
+        if isinstance(self.exposure, BilateralExposure):
+            self.exposure.centre()
 
     def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:
         """Returns the corrections."""
