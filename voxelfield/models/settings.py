@@ -63,6 +63,8 @@ class LossConfig:
         opacity_entropy: Binary entropy of the opacities of rays.
         sparsity: Cauchy penalty on the densities of samples.
         exposure: Squared deviation of the exposure corrections from the identity, with ``trainer.exposure=affine``.
+        tv_exposure: Squared differences between neighbouring vertices of the grids of ``trainer.exposure=bilateral``;
+            gsplat's default is 10 as well.
         tv_features: Squared differences between the features of neighbouring vertices, summed over the vertices that
             are updated, in each active dense level by itself. A sum, not a mean, so that levels of all resolutions are
             equally smooth. Only its gradient is computed, so it is not among the logged terms.
@@ -87,6 +89,7 @@ class LossConfig:
     opacity_entropy: NotNegative = 0.0
     sparsity: NotNegative = 0.0
     exposure: NotNegative = 1e-3
+    tv_exposure: NotNegative = 10.0
     tv_features: NotNegative = 0.0
     tv_every: Count = 10
     tv_until: Natural = 0

@@ -14,7 +14,7 @@ from voxelfield.datasets.sky import ENOUGH_SKY, sky_share
 from voxelfield.fields.environment import Environment
 from voxelfield.models.batch import Batch
 from voxelfield.models.part import Part
-from voxelfield.training.cameras.exposure import AffineExposure
+from voxelfield.training.cameras.exposure import Exposure
 from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class EnvironmentBackground(Part):
 
     name = "environment"
 
-    def __init__(self, environment: Environment, lr: float = 0.0, exposure: AffineExposure | None = None) -> None:
+    def __init__(self, environment: Environment, lr: float = 0.0, exposure: Exposure | None = None) -> None:
         self.environment = environment
         self._lr, self._exposure = lr, exposure
 
@@ -45,7 +45,7 @@ class EnvironmentBackground(Part):
         directions = batch.rays.directions.view(-1, batch.rays_per_pixel, 3).mean(dim=1)
         behind = self.environment(directions)
         if self._exposure is not None:
-            behind = self._exposure(behind, torch.ones_like(behind[:, 0]), batch.images)
+            behind = self._exposure.photographed(behind, torch.ones_like(behind[:, 0]), batch)
         batch.background = behind
 
     def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:

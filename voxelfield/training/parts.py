@@ -14,7 +14,7 @@ from voxelfield.models.model import Model
 from voxelfield.models.part import Part
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement
-from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
+from voxelfield.training.cameras.exposure import AffineExposure, BilateralExposure, Exposure, ExposureCorrection
 from voxelfield.training.cameras.lost_cameras import LostCameras
 from voxelfield.training.config import RunConfig
 from voxelfield.training.depth import DepthSupervision
@@ -29,7 +29,11 @@ logger = logging.getLogger(__name__)
 def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: PixelSampler) -> Iterator[Part]:
     """Yields the parts that the configuration asks for, in the order in which they join a step."""
     trainer, camera = config.trainer, config.camera
-    exposure = AffineExposure(len(scene.train)).to(model.device) if trainer.exposure == "affine" else None
+    exposure: Exposure | None = None
+    if trainer.exposure == "affine":
+        exposure = AffineExposure(len(scene.train)).to(model.device)
+    elif trainer.exposure == "bilateral":
+        exposure = BilateralExposure(scene.train.cameras).to(model.device)
     refinement = None
     environment = environment_of(model.field)
     if environment is not None:
@@ -62,6 +66,11 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
         )
         yield refinement
         if camera.search_poses > 0:
+            if isinstance(exposure, BilateralExposure):
+                raise ValueError(
+                    "camera.search_poses must be 0 with trainer.exposure=bilateral, which cannot be undone in "
+                    f"photographs, got {camera.search_poses}"
+                )
             yield LostCameras(refinement, model, scene.train, trainer, camera.search_poses, exposure)
     loss = trainer.loss
     if loss.sharpness > 0:
@@ -74,4 +83,5 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
     if loss.structure > 0:
         yield VarianceWeightedError(pixels, loss.structure)
     if exposure is not None:
-        yield ExposureCorrection(exposure, config.optimizer.exposure_lr, loss.exposure)
+        weight = loss.exposure if trainer.exposure == "affine" else loss.tv_exposure
+        yield ExposureCorrection(exposure, config.optimizer.exposure_lr, weight)

@@ -27,7 +27,6 @@ _CHANGEABLE = ("optimizer.", "trainer.", "camera.", "seed")
 # The settings that choose parts with a state, and their values if they do and if they do not.
 _SETTINGS_OF_PARTS = {
     "cameras": ("camera.name", "refine", "none"),
-    "exposure": ("trainer.exposure", "affine", "none"),
     "robust": ("trainer.loss.robust", "positive", "0"),
 }
 
@@ -79,6 +78,9 @@ def check_resumable(
     behind = checkpoint["config"]["model"].get("environment", "none")
     if behind != present.model.environment:
         raise ValueError(f"model.environment must be {behind}, as in the checkpoint, got {present.model.environment}")
+    exposure, own = saved.trainer.exposure, present.trainer.exposure
+    if exposure != own:
+        raise ValueError(f"trainer.exposure must be {exposure}, as in the checkpoint, got {own}")
     _check_parts(checkpoint, model, parts)
     steps = checkpoint["step"]
     reached, wanted = (reached_resolution(config.trainer.stages, steps) for config in (saved, present))

@@ -33,7 +33,7 @@ from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import Images, PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement
-from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
+from voxelfield.training.cameras.exposure import Exposure, ExposureCorrection
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.clock import Pause, synchronized_time
 from voxelfield.training.config import (
@@ -283,7 +283,7 @@ class Session:
         return next((part for part in self.parts if isinstance(part, CameraRefinement)), None)
 
     @property
-    def exposure(self) -> AffineExposure | None:
+    def exposure(self) -> Exposure | None:
         """Learned exposure corrections of the training images; None with ``trainer.exposure=none``."""
         return next((part.exposure for part in self.parts if isinstance(part, ExposureCorrection)), None)
 
@@ -606,8 +606,8 @@ class Session:
             TypeError: The checkpoint is incomplete.
             ValueError: A tensor is not one that a session saves, or the checkpoint differs from this session in the box
                 or the warp of the scene, in the resolution that ``trainer.stages`` has reached, in
-                ``trainer.occupancy.resolution``, in whether cameras are refined, in whether exposures are learned, or
-                in the number of training images with exposures.
+                ``trainer.occupancy.resolution``, in whether cameras are refined, in ``trainer.exposure``, or in the
+                number of training images with exposures.
         """
         check_complete(checkpoint)
         # The model of a script is not found by its name, and a saved setting of the model has no effect here.

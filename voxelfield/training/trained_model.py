@@ -170,7 +170,7 @@ class TrainedModel:
     ) -> Evaluation:
         """Compares the field with photographs, as the run's own evaluation does.
 
-        After training with ``trainer.exposure=affine``, views are evaluated as rendered and with a fitted exposure.
+        After training with ``trainer.exposure``, views are evaluated as rendered and with a fitted exposure.
 
         In processes that train together (:mod:`voxelfield.processes`), all of them must make this call: each evaluates
         every n-th view, or those whose images it holds, writes their images and calls ``on_view``, and all return the

@@ -63,7 +63,7 @@ class OptimizerConfig:
     Attributes:
         grid_lr: Learning rate of grids.
         network_lr: Learning rate of all other parameters of the field.
-        exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure=affine``.
+        exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure``.
         environment_lr: Learning rate of the colours of directions, with ``model.environment=map``.
         view_lr_factor: Factor on ``grid_lr`` for channels that only describe view dependence, such as all but the
             constant spherical harmonic (``view_channels`` of a :class:`voxelfield.fields.decoders.Decoder`); 3D
@@ -123,8 +123,10 @@ class TrainerConfig:
             they fit. The result is the same.
         background: Background of transparent pixels in training: ``random`` (per pixel), ``white`` or ``black``.
         evaluation_background: Background over which test views are composited.
-        exposure: Correction of exposure and white balance learned for each training image: ``none``, or ``affine``, a
-            gain and an offset for each channel (:class:`voxelfield.training.cameras.exposure.AffineExposure`).
+        exposure: Correction of exposure and white balance learned for each training image: ``none``; ``affine``, a gain
+            and an offset for each channel (:class:`voxelfield.training.cameras.exposure.AffineExposure`); or
+            ``bilateral``, a grid of colour transforms, which vary within the image and with the luminance
+            (:class:`voxelfield.training.cameras.exposure.BilateralExposure`).
         max_rays: Largest number of rays per step.
         supersampling: Number of rays along each side of a training pixel; 1 casts a single ray through its centre.
         patches: Number of square patches of neighbouring pixels in each step, in addition to single pixels.
@@ -170,7 +172,7 @@ class TrainerConfig:
     images: Literal["auto", "device", "host"] = "auto"
     background: Literal["random", "white", "black"] = "random"
     evaluation_background: Literal["white", "black"] = "white"
-    exposure: Literal["none", "affine"] = "none"
+    exposure: Literal["none", "affine", "bilateral"] = "none"
     max_rays: Count = 524288
     supersampling: Count = 2
     patches: Natural = 0
