@@ -14,7 +14,6 @@ from PIL import Image
 from voxelfield.captures import checks
 from voxelfield.captures.capture import Capture
 from voxelfield.captures.checks import (
-    BLURRED,
     CHECKS,
     absurd_scale,
     blurred_images,
@@ -33,6 +32,7 @@ from voxelfield.captures.checks import (
     sky_beyond_boxes,
     transparent_images,
 )
+from voxelfield.datasets.sharpness import BLURRED
 from voxelfield.rendering.cameras import Cameras, orbit
 
 COUNT = 24
@@ -205,7 +205,8 @@ def test_blurred_images(good):
     median = float(np.median(good.sharpness))
     found = blurred_images(spoilt(good, "sharpness", 11, 0.9 * BLURRED * median))
     assert found.views == (11,)
-    assert found.message == "view_11 has less than 0.2 of the median sharpness: leave them out"
+    remedies = "leave them out, or count them less with trainer.loss.sharpness=1"
+    assert found.message == f"view_11 has less than 0.2 of the median sharpness: {remedies}"
     assert blurred_images(spoilt(good, "sharpness", 11, 1.1 * BLURRED * median)) is None
 
 

@@ -23,8 +23,9 @@ from voxelfield.captures.capture import read_capture
 from voxelfield.captures.checks import Finding, check_capture
 from voxelfield.captures.drawing import SPLITS, draw, frustum_lines
 from voxelfield.captures.inspection import PAGE, PICTURE, inspect_scene, make_page, measures
-from voxelfield.captures.photographs import fingerprint, sharpness
+from voxelfield.captures.photographs import fingerprint
 from voxelfield.cli.command import main
+from voxelfield.datasets.sharpness import sharpness
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
 CAMERAS = corner_cameras(24, width=96, height=72)

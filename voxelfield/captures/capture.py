@@ -12,10 +12,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from voxelfield.captures.photographs import SHARPNESS_SIZE, fingerprint, sharpness
+from voxelfield.captures.photographs import fingerprint
 from voxelfield.datasets.images import Size, image_size
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.scene import Split
+from voxelfield.datasets.sharpness import SHARPNESS_SIZE, sharpness
 from voxelfield.datasets.sky import sky_share
 from voxelfield.datasets.transparency import transparency
 from voxelfield.messages import printable

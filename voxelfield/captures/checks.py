@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
 from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, sees_box, turned_about
+from voxelfield.datasets.sharpness import BLURRED
 from voxelfield.datasets.sky import ENOUGH_SKY
 from voxelfield.warps.bounds import stray_cameras
 
@@ -23,7 +24,6 @@ SCALES = (1e-4, 1e4)
 BOX_RATIOS = (0.05, 20.0)
 FIELDS_OF_VIEW = (2.0, 150.0)  # degrees, beyond which a focal length is hardly that of a camera
 BEYOND_BOX = 0.01  # share of the opaque pixels that may show something outside of the box at which a scene ends
-BLURRED = 0.2  # share of the median sharpness below which an image counts as blurred
 SAME_GREY = 3.0  # grey levels by which no pixel of two fingerprints differs if two images are the same
 _SAME_POSITION = 1e-5  # of the extent of all cameras
 _SAME_ANGLE = 0.01  # degrees
@@ -211,7 +211,8 @@ def blurred_images(capture: Capture) -> Finding | None:
         capture,
         [value < BLURRED * median for value in capture.sharpness],
         "blurred images",
-        f"{{names}} {{have}} less than {BLURRED:g} of the median sharpness: leave them out",
+        f"{{names}} {{have}} less than {BLURRED:g} of the median sharpness: leave them out, "
+        "or count them less with trainer.loss.sharpness=1",
     )
 
 

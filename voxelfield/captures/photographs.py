@@ -1,4 +1,4 @@
-"""Photographs for structure from motion: upright copies, frames of a video, and measures of sharpness and likeness."""
+"""Photographs for structure from motion: upright copies, frames of a video, and a measure of likeness."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps
 
 from voxelfield.datasets.images import IMAGE_SUFFIXES, open_image
+from voxelfield.datasets.sharpness import grey, sharpness
 from voxelfield.media.video import import_av
-
-SHARPNESS_SIZE = 512
-"""Longest side, in pixels, of the copies whose sharpness is measured; larger images are reduced to it."""
 
 # Formats and suffixes that COLMAP reads; other photographs become PNG. Phones write MPO, an extended JPEG, as .jpg.
 _READABLE, _READABLE_SUFFIXES = ("PNG", "JPEG", "MPO"), (".png", ".jpg", ".jpeg")
@@ -129,38 +127,10 @@ def _save(image: Image.Image, path: Path, max_size: int) -> None:
         image.convert("RGB").save(path, quality=_JPEG_QUALITY, subsampling=0, exif=exif)
 
 
-def sharpness(image: Image.Image) -> float:
-    """Returns the variance of the Laplacian: high for an image full of edges, near 0 for a blurred one.
-
-    Only images of one capture are comparable, since the value depends on their subject.
-
-    Args:
-        image: Any mode; transparent pixels count as white.
-
-    Returns:
-        The variance, in squared grey levels of 256; 0 for an image below 3 pixels.
-    """
-    grey = _grey(image)
-    if max(grey.size) > SHARPNESS_SIZE:
-        grey = ImageOps.contain(grey, (SHARPNESS_SIZE, SHARPNESS_SIZE), Image.Resampling.BOX)
-    if min(grey.size) < 3:
-        return 0.0
-    values = np.asarray(grey, dtype=np.float32)
-    around = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:]
-    return float((around - 4 * values[1:-1, 1:-1]).var())
-
-
 def fingerprint(image: Image.Image) -> npt.NDArray[np.float32]:
     """Returns a small grey copy (32, 32), 0 to 255, by which equal images are found.
 
     Args:
         image: Any mode; transparent pixels count as white.
     """
-    return np.asarray(_grey(image).resize((32, 32), Image.Resampling.BOX), dtype=np.float32)
-
-
-def _grey(image: Image.Image) -> Image.Image:
-    if "A" in image.getbands():
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert("L")
+    return np.asarray(grey(image).resize((32, 32), Image.Resampling.BOX), dtype=np.float32)
