@@ -75,7 +75,7 @@ def test_warnings_are_told_drawn_and_do_not_fail(folder, tmp_path, caplog):
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(told) == 3
     assert "1 of 24 images are missing" in told[0]
-    assert told[1].startswith("warning: blurred images: view_05 has less than 0.2 of the median sharpness: leave them out")
+    assert told[1].startswith("warning: blurred images: view_05 has less than 0.2 of the median sharpness: leave")
     assert told[2].startswith("warning: duplicate images: view_10 and view_20 are nearly identical")
     page = (tmp_path / PAGE).read_text()
     assert '<b class="warning">blurred images</b>: view_05 has' in page
