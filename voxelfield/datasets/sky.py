@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from voxelfield.datasets.scene import Split
+from voxelfield.fields.environment import project
 
 ENOUGH_SKY = 0.03
 """Value of :func:`sky_share` from which on a capture counts as one with a sky.
@@ -45,9 +44,8 @@ def sky_share(split: Split) -> float:
         u, v = u.flatten(), v.flatten()
         camera = torch.full_like(u, index)
         rays = split.cameras.rays(camera, torch.stack((u, v), dim=1) + 0.5, box)
-        x, y, z = rays.directions.unbind(dim=1)
-        row = ((0.5 - torch.asin(z.clamp(-1, 1)) / math.pi) * rows).long().clamp(0, rows - 1)
-        column = ((0.5 - torch.atan2(y, x) / (2 * math.pi)) * columns).long().clamp(0, columns - 1)
+        places = zip(project(rays.directions), (rows, columns), strict=True)
+        row, column = ((share * count).long().clamp(0, count - 1) for share, count in places)
         counted = torch.ones(len(u), 1) if mask is None else mask[v, u, None].float()
         pixels = counted * torch.cat((image[v, u] / 255, counted), dim=1)
         *color, count = torch.zeros(rows * columns, 4).index_add(0, row * columns + column, pixels).unbind(dim=1)

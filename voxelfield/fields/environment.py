@@ -61,11 +61,7 @@ class Environment(nn.Module):
             ValueError: ``directions`` has another shape.
         """
         check_tensor("directions", directions, ("R", 3))
-        x, y, z = F.normalize(directions, dim=-1).unbind(dim=-1)
-        vertical = z.abs() >= _VERTICAL
-        x, y = x.masked_fill(vertical, 1.0), y.masked_fill(vertical, 0.0)
-        row = 0.5 - torch.asin(z.clamp(-_VERTICAL, _VERTICAL)) / math.pi
-        column = 0.5 - torch.atan2(y, x) / (2 * math.pi)
+        row, column = project(F.normalize(directions, dim=-1))
         logits = torch.zeros_like(directions)
         for each in self.maps:
             # Periodic along columns; above the first row and below the last, these go on.
@@ -95,6 +91,18 @@ class Environment(nn.Module):
         flat = elevation.cos()
         directions = torch.stack((flat * azimuth.cos(), flat * azimuth.sin(), elevation.sin()), dim=-1)
         return self(directions.view(-1, 3)).view(rows, 2 * rows, 3)
+
+
+def project(directions: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns where a panorama shows unit directions (R, 3): its row and its column, both (R,), as shares from 0 to 1.
+
+    Differentiable, also where a direction is vertical and has no azimuth.
+    """
+    x, y, z = directions.unbind(dim=-1)
+    vertical = z.abs() >= _VERTICAL
+    x, y = x.masked_fill(vertical, 1.0), y.masked_fill(vertical, 0.0)
+    row = 0.5 - torch.asin(z.clamp(-_VERTICAL, _VERTICAL)) / math.pi
+    return row, 0.5 - torch.atan2(y, x) / (2 * math.pi)
 
 
 def environment_of(field: Field) -> Environment | None:

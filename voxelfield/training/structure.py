@@ -44,9 +44,7 @@ def variance_weighted_mse(outputs: Outputs, batch: Batch) -> Tensor:
     Raises:
         KeyError: The batch carries no weights (:func:`structure_weights`) as ``"structure"``.
     """
-    # The operator takes no weights. Scaling both colours by a root scales their squared difference by the weight.
-    root = (batch["structure"].float() / 255).sqrt()[:, None]
-    return pixel_error(root * outputs.pixels, root * batch.truth, outputs, batch) / C2
+    return pixel_error(outputs, batch, batch["structure"].float() / 255) / C2
 
 
 def structure_weights(images: Tensor, sizes: Tensor | None = None) -> Tensor:

@@ -109,6 +109,9 @@ class AffineExposure(nn.Module):
     def _centred(self) -> tuple[Tensor, Tensor]:
         return self.log_gain - self.log_gain.mean(dim=0), self.offset - self.offset.mean(dim=0)
 
+    def centre(self) -> None:
+        """Does nothing, because the means are subtracted wherever gains and offsets are used."""
+
 
 class BilateralExposure(nn.Module):
     r"""A bilateral grid of affine colour transforms for each training image: exposure and tone that vary within it.
@@ -118,8 +121,8 @@ class BilateralExposure(nn.Module):
     along the ray of opacity :math:`o` becomes :math:`c + D c + 0.1\, o\, b`. All rays of a pixel are placed at its
     centre. After each step, :meth:`centre` subtracts the mean over the images at each vertex: the mean of all grids is
     the identity, and the field keeps the colours of an average photograph. What all images share, such as the vignette
-    of their lens, is therefore not corrected. Before training, the correction is exactly the identity. As with
-    :class:`AffineExposure`, it applies to encoded image values, and not to the background.
+    of their lens, is therefore not corrected. Before training, the correction is exactly the identity. It applies to
+    the same values as :class:`AffineExposure`.
 
     The grids are those of "Bilateral Guided Radiance Field Processing" (Wang et al. 2024), in the size that gsplat
     uses; there, their mean is free.
@@ -267,9 +270,8 @@ class ExposureCorrection(Part):
         return {"exposure": self._weight * self.exposure.penalty()} if self._weight > 0 else {}
 
     def after_step(self, step: Tensor) -> None:
-        """Keeps the mean of bilateral grids at the identity."""
-        if isinstance(self.exposure, BilateralExposure):
-            self.exposure.centre()
+        """Keeps the mean of the corrections at the identity."""
+        self.exposure.centre()
 
     def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:
         """Returns the corrections."""
