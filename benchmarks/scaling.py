@@ -13,7 +13,8 @@
   the same batch for each device, whose sizes are N times the preset's. Seconds, PSNR and peak memory are those of
   ``metrics.json``; rays per second are the median over the second half of the steps.
 - ``--timeline`` trains up to the finest level and profiles a few steps in each process. It prints how long these
-  compute, exchange, and do both, the longest kernels, and the speed of the link. The file shows every stream.
+  compute, exchange, and do both, their rays per second, the longest kernels, and the speed of the link. The file shows
+  every stream.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ import torch
 from torch import distributed
 
 from voxelfield import processes
+from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.part import Part
 from voxelfield.report.history import read_history
 from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.config import preset
@@ -68,7 +71,7 @@ WITHOUT_FILES = (
     "trainer.preview_every=0",
 )
 SAME_BATCH, SAME_BATCH_EACH = "in all", "for each"
-LONGEST_KERNELS = 12
+LONGEST_KERNELS = 24
 
 # --- what is predicted ----------------------------------------------------------------------------------------------
 
@@ -210,11 +213,29 @@ def measured_link(device: torch.device) -> Link:
     return Link((count - 1) * len(part) / max(large - least, 1e-9), least)
 
 
-def at_finest_level(overrides: Sequence[str], device: torch.device) -> Session:
+class KeptRays(Part):
+    """Counts the rays of this process that had room in its steps.
+
+    Attributes:
+        rays: Their number so far, () int64 on the device.
+    """
+
+    name = "kept_rays"
+
+    def __init__(self, device: torch.device) -> None:
+        self.rays = torch.zeros((), dtype=torch.int64, device=device)
+
+    def losses(self, outputs: Outputs, batch: Batch) -> dict[str, torch.Tensor]:
+        """Counts; there is no loss."""
+        self.rays += outputs.rendering.rays_kept
+        return {}
+
+
+def at_finest_level(overrides: Sequence[str], device: torch.device, part: Part) -> Session:
     """Trains until all levels are in use, and until the step after an update of the occupied cells."""
     settings = preset(*overrides, device=device.type)
     settings.device = str(device)
-    session = Session(load_configured_scene(settings, Path.cwd(), splits=("train",)), settings)
+    session = Session(load_configured_scene(settings, Path.cwd(), splits=("train",)), settings, parts=[part])
     trainer = settings.trainer
     # The step is captured in a graph a few steps after each change of the grids.
     first, every = max(trainer.stages[-1].step, trainer.occupancy.start) + 8, trainer.occupancy.every
@@ -232,9 +253,12 @@ def timeline(overrides: Sequence[str], kind: str, steps: int, out: Path | None) 
         torch.cuda.set_device(device)
     if "RANK" in os.environ:
         distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
-    session = at_finest_level(overrides, device)
+    kept = KeptRays(device)
+    session = at_finest_level(overrides, device, kept)
     link = measured_link(device) if processes.count() > 1 else None
+    before = int(kept.rays)
     recorded = processes.gather_objects(_timeline.record(lambda: [session.train_step() for _ in range(steps)], device))
+    rays = sum(processes.gather_counts(int(kept.rays) - before)) / steps
     session.result()  # drops the captured step, without which the process group would not end
     if processes.is_first():
         if link is not None:
@@ -242,6 +266,8 @@ def timeline(overrides: Sequence[str], kind: str, steps: int, out: Path | None) 
         summaries = [_timeline.summary(work, steps) for work in recorded]
         lines = [[str(rank), *(f"{value:.2f}" for value in parts.values())] for rank, parts in enumerate(summaries)]
         print(harness.table(["process, ms per step", *summaries[0]], lines))
+        slowest = max(parts["step"] for parts in summaries)
+        print(f"\n{rays:.0f} rays a step of all processes, {rays / slowest / 1e3:.1f} million a second")
         spent: collections.Counter[str] = collections.Counter()
         for work in recorded[0]:
             spent[work.name] += (work.end - work.begin) / steps

@@ -84,8 +84,9 @@ def test_processes_train_what_one_trains(results, kind, processes):
 @pytest.mark.parametrize("processes", SEVERAL)
 @pytest.mark.parametrize("otherwise", OTHERWISE)
 def test_how_processes_exchange_changes_nothing(results, processes, otherwise):
-    for name, tensor in results[processes]["halves"][0].items():
-        assert torch.equal(results[processes][otherwise][0][name], tensor), name
+    # A direct exchange adds the gradients of the own samples before those of the others, and copies round to 16 bits.
+    tolerance = 1e-3 if otherwise == "direct" else 0.0
+    check_same(results[processes][otherwise][0], results[processes]["halves"][0], tolerance)
 
 
 @pytest.mark.parametrize("processes", SEVERAL)

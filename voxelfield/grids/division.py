@@ -177,10 +177,11 @@ class DividedGrids:
 
     # ------------------------------------------------------------------------------------------------ a step
 
-    def receive(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the rows of tensors (N, F) of all processes, which belong to the same samples, in their order.
+    def receive(self, tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+        """Yields the rows of tensors (N, F) of all processes, some at a time; each time those of the same samples.
 
-        In a captured graph, all processes must have the same number of samples.
+        Between two of them, the device can work on the first while the second arrives. In a captured graph, all
+        processes must have the same number of samples.
         """
         return self._exchange.receive(tensors)
 

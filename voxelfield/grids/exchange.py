@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -59,9 +59,9 @@ class PackedExchange:
         self._most_changed = torch.zeros(1, dtype=torch.int32, device=parts[0].copy.device)
         self._calls = 0
 
-    def receive(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Returns what :meth:`DividedGrids.receive` returns."""
-        return _gathered(tensors, processes.row_counts(tensors[0]))
+    def receive(self, tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+        """Yields what :meth:`DividedGrids.receive` yields."""
+        yield _gathered(tensors, processes.row_counts(tensors[0]))
 
     def publish(self, update: Callable[[], None]) -> None:
         """Calls a function that updates the parts, and sends the working copies of touched vertices to all processes.
@@ -148,32 +148,47 @@ class DirectExchange:
             part.written = [copy[part.begin : part.end] for copy in copies]
             if tables and part.shared is not None:
                 part.add_table()
-        self._most = -(-samples // processes.count()) * processes.count()
+        others = processes.count() - 1
+        self._most = -(-samples // processes.count()) * others
         # The gradients of features, and positions.
         room = working.channels * self._most + len(parts) * _ALIGNMENT
         self._received = {
             working.dtype: PeerMemory(room, working.dtype, device),
             torch.float32: PeerMemory(3 * self._most, torch.float32, device),
         }
+        # Whether a process may still read what it has received.
+        self._in_use = False
 
-    def receive(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Returns what :meth:`DividedGrids.receive` returns."""
+    def receive(self, tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+        """Yields what :meth:`DividedGrids.receive` yields: the own rows while the others arrive, then these."""
         counts, used = processes.row_counts(tensors[0]), dict.fromkeys(self._received, 0)
-        total, begin = sum(counts), sum(counts[: processes.rank()])
-        if total > self._most:
-            return _gathered(tensors, counts)
-        # The others may still read what the last call has written.
-        self._copies.meet()
-        received = []
-        for own in tensors:
-            start, size = used[own.dtype], total * own.shape[1]
-            used[own.dtype] += -(-size // _ALIGNMENT) * _ALIGNMENT
-            rows = [memory[start : start + size].view(total, -1) for memory in self._received[own.dtype].tensors]
-            for there in rows:
-                there[begin : begin + len(own)] = own
-            received.append(rows[processes.rank()])
-        self._copies.meet()
-        return received
+        rank, total = processes.rank(), sum(counts)
+        most = total - min(counts)
+        if most > self._most:
+            yield _gathered(tensors, counts)
+            return
+        received: list[Tensor] = []
+
+        def send() -> None:
+            if self._in_use:
+                self._copies.meet()
+            for own in tensors:
+                start, size = used[own.dtype], most * own.shape[1]
+                used[own.dtype] += -(-size // _ALIGNMENT) * _ALIGNMENT
+                for other, memory in enumerate(self._received[own.dtype].tensors):
+                    rows = memory[start : start + size].view(most, -1)
+                    if other == rank:
+                        received.append(rows[: total - counts[rank]])
+                    else:
+                        begin = sum(counts[:rank]) - (counts[other] if other < rank else 0)
+                        rows[begin : begin + counts[rank]] = own
+            self._copies.meet()
+
+        arrive = self._copies.begin(send)
+        self._in_use = True
+        yield tensors
+        arrive()
+        yield received
 
     def publish(self, update: Callable[[], None]) -> None:
         """Calls a function that updates the parts and all that is ``written`` of them, in the memory of all processes.
@@ -184,6 +199,7 @@ class DirectExchange:
         self._copies.meet()
         update()
         self._copies.meet()
+        self._in_use = False
 
     def adapt(self) -> None:
         """Does nothing: everything has room."""

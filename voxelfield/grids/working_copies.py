@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -22,8 +22,8 @@ from voxelfield.ops.pyramid import Reduction
 class Division(Protocol):
     """Divides grids over processes; :class:`voxelfield.grids.division.DividedGrids` implements it."""
 
-    def receive(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the rows of tensors (N, ...) of all processes, which belong to the same samples."""
+    def receive(self, tensors: Sequence[Tensor]) -> Iterable[Sequence[Tensor]]:
+        """Returns the rows of tensors (N, ...) of all processes, some at a time, each time of the same samples."""
 
     def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """Returns the tensors to which gradients are added, and the planes of each, as ``accumulate_trilinear_``."""
@@ -174,8 +174,9 @@ class WorkingCopies:
     def accumulate(self, wanted: Sequence[bool], values: Tensor, points: Tensor, padding: Padding) -> None:
         """Adds the gradients of samples to the ``grad`` of those grids whose gradient is wanted."""
         slabs: list[tuple[int, int]] | None = None
+        samples: Iterable[Sequence[Tensor]] = [(values, points)]
         if self.division is not None:
-            values, points = self.division.receive([values, points])
+            samples = self.division.receive([values, points])
             sums, slabs = self.division.targets()
             sums = [total if wants else torch.zeros_like(total) for total, wants in zip(sums, wanted, strict=True)]
         else:
@@ -185,12 +186,13 @@ class WorkingCopies:
             ]
         dense = len(sums) - len(self.sparse)
         options: dict[str, Any] = {"reduce": self._reduce, "padding": padding, "slabs": slabs and slabs[:dense]}
-        accumulate_trilinear_(sums[:dense], values, points, **options)
-        column = values.shape[-1] - sum(grid.channels for grid in self.sparse)
-        for index, grid in enumerate(self.sparse, dense):
-            part = slabs and slabs[index : index + 1]
-            accumulate_trilinear_([sums[index]], values, grid.atlas_positions(points), slabs=part, column=column)
-            column += grid.channels
+        for some_values, some_points in samples:
+            accumulate_trilinear_(sums[:dense], some_values, some_points, **options)
+            column = values.shape[-1] - sum(grid.channels for grid in self.sparse)
+            for index, grid in enumerate(self.sparse, dense):
+                part, positions = slabs and slabs[index : index + 1], grid.atlas_positions(some_points)
+                accumulate_trilinear_([sums[index]], some_values, positions, slabs=part, column=column)
+                column += grid.channels
         self._may_change = True
 
     def point_gradient(self, copies: Sequence[Tensor], values: Tensor, points: Tensor, padding: Padding) -> Tensor:

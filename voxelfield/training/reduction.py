@@ -11,15 +11,52 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import processes
+from voxelfield.fields.field import Field
 from voxelfield.models.training import PositionDensity
+from voxelfield.ops import PackedSamples
+from voxelfield.rendering.march import Capacity, RenderSettings, Sampler
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.rays import Rays
 
 
-def share_of_rays(kept: Tensor) -> Tensor:
-    """Returns this process's share () of the rays that are kept, of which it keeps ``kept`` ().
+class SharedSampler:
+    """A sampler whose processes add up how many rays they keep, while each evaluates its samples.
 
-    Losses are means over a process's rays. Weighted by these shares, they add up to the mean over all rays.
+    Args:
+        sampler: Places the samples.
     """
-    return kept / processes.sum_of(kept.float()).clamp(min=1)
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._kept: Tensor | None = None
+        self._arrive: Callable[[], Tensor] | None = None
+
+    def __call__(
+        self,
+        field: Field,
+        rays: Rays,
+        occupancy: OccupancyGrid,
+        settings: RenderSettings,
+        jitter: bool = False,
+        capacity: Capacity | None = None,
+    ) -> tuple[PackedSamples, Tensor | None]:
+        """Places samples, see :class:`voxelfield.rendering.march.Sampler`; a collective call."""
+        samples, candidates = self._sampler(field, rays, occupancy, settings, jitter, capacity)
+        self._kept = samples.rays_kept
+        self._arrive = processes.sum_later(self._kept.float())
+        return samples, candidates
+
+    def share_of_rays(self, kept: Tensor) -> Tensor:
+        """Returns this process's share () of the rays that all keep, of which it keeps ``kept`` (); a collective call.
+
+        Losses are means over a process's rays. Weighted by these shares, they add up to the mean over all rays.
+        """
+        total = None if self._arrive is None else self._arrive()[0]
+        if total is None or self._kept is None or self._kept.data_ptr() != kept.data_ptr():
+            # The model has rendered without this sampler, or by several calls of it.
+            total = processes.sum_of(kept.float())
+        self._kept = self._arrive = None
+        return kept / total.clamp(min=1)
 
 
 def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:

@@ -18,7 +18,7 @@ from voxelfield.rendering.march import Capacity, RenderSettings, Sampler, visibl
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.optimizer import Optimizers, exponential_decay
-from voxelfield.training.reduction import share_of_rays, sum_gradients_later
+from voxelfield.training.reduction import SharedSampler, sum_gradients_later
 
 
 class _ScaledGradients(torch.autograd.Function):
@@ -133,6 +133,7 @@ class TrainingStep:
             getattr(part.after_backward, "__func__", None) is not Part.after_backward for part in parts
         )
         self._sampler = sampler
+        self._shared_sampler = SharedSampler(sampler) if self._shared else None
         self._loss_scale = torch.tensor(config.loss_scale, device=self.device)
         self.error, self.share_of_error = torch.zeros(2, device=self.device).unbind()
         # Steps are counted by one process alone.
@@ -160,7 +161,9 @@ class TrainingStep:
             terms.update(part.losses(outputs, batch))
         if "photometric" not in terms:
             raise KeyError(f"losses must contain 'photometric', by which divergence is detected, got {list(terms)}")
-        share = share_of_rays(outputs.rendering.rays_kept) if self._shared else None
+        share = None
+        if self._shared_sampler is not None:
+            share = self._shared_sampler.share_of_rays(outputs.rendering.rays_kept)
         backpropagate(list(terms.values()), self._loss_scale if share is None else self._loss_scale * share)
         terms = {name: term.detach() if share is None else term.detach() * share for name, term in terms.items()}
         parameters = [parameter for part in self._parts for parameter in part.parameters()]
@@ -223,7 +226,7 @@ class TrainingStep:
             jitter=True,
             capacity=self.capacity,
             distortion=config.loss.distortion > 0,
-            sampler=self._sampler,
+            sampler=self._shared_sampler or self._sampler,
         )
         outputs = Outputs(rendering, rendering.rgb, rendering.rgb, batch.truth)
         for part in self._parts:
