@@ -30,30 +30,38 @@ void for_each_span(const VertexGrid& grid, const F& f) {
 
 // Updates rows of `length` values, starting at value `first`. With kByChannel, the rate of a value is the rate of its
 // column.
-template <bool kByChannel>
+template <typename moment_t, bool kByChannel>
 VOXELFIELD_HOST_DEVICE void update_rows(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
                                         int64_t first, int64_t rows, int64_t length) {
   const AdamRule r = rule;
   const AdamStep s = step;
   const float *grad = level.grad, *rates = level.channel_rates;
-  float *param = level.param, *exp_avg = level.exp_avg, *exp_avg_sq = level.exp_avg_sq;
+  float* param = level.param;
+  auto *exp_avg = static_cast<moment_t*>(level.exp_avg), *exp_avg_sq = static_cast<moment_t*>(level.exp_avg_sq);
   for (int64_t row = first; row < first + rows * length; row += length) {
     VOXELFIELD_VECTORIZE
     for (int64_t c = 0; c < length; ++c) {
       const int64_t i = row + c;
-      float p = param[i], m = exp_avg[i], v = exp_avg_sq[i];
+      float p = param[i], m = widen(exp_avg[i]), v = widen(exp_avg_sq[i]);
       adam_update(r, kByChannel ? s.times(rates[c]) : s, grad[i], p, m, v);
       param[i] = p;
-      exp_avg[i] = m;
-      exp_avg_sq[i] = v;
+      exp_avg[i] = narrow_to<moment_t>(m);
+      exp_avg_sq[i] = narrow_to<moment_t>(v);
     }
   }
 }
 
+template <typename moment_t>
+VOXELFIELD_HOST_DEVICE void update_with(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
+                                        int64_t first, int64_t count) {
+  if (level.channel_rates == nullptr) return update_rows<moment_t, false>(level, rule, step, first, 1, count);
+  update_rows<moment_t, true>(level, rule, step, first, count / level.grid.channels, level.grid.channels);
+}
+
 VOXELFIELD_MULTIVERSION void update_values(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
                                            int64_t first, int64_t count) {
-  if (level.channel_rates == nullptr) return update_rows<false>(level, rule, step, first, 1, count);
-  update_rows<true>(level, rule, step, first, count / level.grid.channels, level.grid.channels);
+  level.narrow_moments ? update_with<BFloat16>(level, rule, step, first, count)
+                       : update_with<float>(level, rule, step, first, count);
 }
 
 VOXELFIELD_MULTIVERSION void round_values(const float* values, BFloat16* rounded, int64_t count) {

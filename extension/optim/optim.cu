@@ -101,14 +101,16 @@ struct AdamLevels {
 };
 
 // Updates the vector of values at index `at`. Its first value belongs to `channel`.
-template <int Width, bool ByChannel>
+template <int Width, typename moment_t, bool ByChannel>
 __device__ __forceinline__ void update_vector(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
                                               int64_t at, int channel) {
   using Floats = Vector<float, Width>;
+  moment_t* const own_exp_avg = static_cast<moment_t*>(level.exp_avg) + at;
+  moment_t* const own_exp_avg_sq = static_cast<moment_t*>(level.exp_avg_sq) + at;
   const Floats grad = load<Width>(level.grad + at);
   Floats param = load<Width>(level.param + at);
-  Floats exp_avg = load<Width>(level.exp_avg + at);
-  Floats exp_avg_sq = load<Width>(level.exp_avg_sq + at);
+  Floats exp_avg = narrow<float>(load<Width>(own_exp_avg));
+  Floats exp_avg_sq = narrow<float>(load<Width>(own_exp_avg_sq));
   [[maybe_unused]] Floats rates;
   if constexpr (ByChannel) rates = load_constant<Width>(level.channel_rates + channel);
 #pragma unroll
@@ -118,8 +120,8 @@ __device__ __forceinline__ void update_vector(const AdamLevel& level, const Adam
     adam_update(rule, own, grad.lane[i], param.lane[i], exp_avg.lane[i], exp_avg_sq.lane[i]);
   }
   store_global(level.param + at, param);
-  store_global(level.exp_avg + at, exp_avg);
-  store_global(level.exp_avg_sq + at, exp_avg_sq);
+  store_global(own_exp_avg, narrow<moment_t>(exp_avg));
+  store_global(own_exp_avg_sq, narrow<moment_t>(exp_avg_sq));
   if (rule.clear_grad) store_global(level.grad + at, Floats{});
   for (int copy = 0; copy < level.copies; ++copy) {
     if (level.working_type == WorkingType::kHalf) {
@@ -149,7 +151,7 @@ __device__ void clear_gradients(const AdamLevels& levels) {
 // Which vertices are not updated: none; those whose gradient is zero; those that are not in a table.
 enum class Skipped { kNone, kWithoutGradient, kNotInTable };
 
-template <int Width, Skipped kSkipped, bool ByChannel>
+template <int Width, typename moment_t, Skipped kSkipped, bool ByChannel>
 __global__ void __launch_bounds__(kThreads) adam_kernel(const __grid_constant__ AdamLevels levels, AdamRule rule) {
   if (rule.skips_step()) {
     if (rule.clear_grad) clear_gradients(levels);
@@ -174,14 +176,17 @@ __global__ void __launch_bounds__(kThreads) adam_kernel(const __grid_constant__ 
           if ((__ballot_sync(kFullWarp, any) & lanes.peers) == 0) return;
         }
         for (int j = lanes.first; j < vectors; j += kWarp) {
-          update_vector<Width, ByChannel>(level, rule, steps[l], start + j * Width, j * Width);
+          update_vector<Width, moment_t, ByChannel>(level, rule, steps[l], start + j * Width, j * Width);
         }
       });
 }
 
 int width_of(const AdamLevel& level) {
-  int width = vector_width(4, {level.grid.channels}, level.param, level.exp_avg, level.exp_avg_sq, level.grad,
-                           level.channel_rates);
+  int width = vector_width(4, {level.grid.channels}, level.param, level.grad, level.channel_rates);
+  for (const void* moments : {level.exp_avg, level.exp_avg_sq}) {
+    width = level.narrow_moments ? vector_width(width, {}, static_cast<const uint16_t*>(moments))
+                                 : vector_width(width, {}, static_cast<const float*>(moments));
+  }
   for (const void* copy : level.working) width = vector_width(width, {}, static_cast<const uint16_t*>(copy));
   return width;
 }
@@ -196,7 +201,11 @@ std::vector<AdamLevel> parts_of(const AdamLevel& level, const AdamRule& rule) {
   body.grid.vertices = whole / 4;
   rest.grid.channels = 1;
   rest.grid.vertices = values - whole;
-  for (float** array : {&rest.param, &rest.exp_avg, &rest.exp_avg_sq, &rest.grad}) *array += whole;
+  for (float** array : {&rest.param, &rest.grad}) *array += whole;
+  for (void** moments : {&rest.exp_avg, &rest.exp_avg_sq}) {
+    const size_t size = level.narrow_moments ? sizeof(BFloat16) : sizeof(float);
+    *moments = static_cast<char*>(*moments) + whole * size;
+  }
   for (int copy = 0; copy < level.copies; ++copy) {
     rest.working[copy] = static_cast<uint16_t*>(level.working[copy]) + whole;
   }
@@ -354,18 +363,20 @@ __global__ void __launch_bounds__(kThreads) copy_touched_kernel(const __grid_con
 
 struct CudaOptim : CudaBackend {
   static void adam(const std::vector<AdamLevel>& levels, const AdamRule& rule) {
-    // Levels are grouped by vector width, by whether rates differ by channel, and by whether a table says what to skip,
-    // so that grids with one rate avoid the cost of rates per channel, and those without a table that of a table.
-    std::map<std::tuple<int, bool, bool>, std::vector<AdamLevel>> groups;
+    // Levels are grouped by vector width and the type of moments, by whether rates differ by channel, and by whether a
+    // table says what to skip, so that grids with one rate avoid the cost of rates per channel, and those without a
+    // table that of a table.
+    std::map<std::tuple<int, bool, bool, bool>, std::vector<AdamLevel>> groups;
     for (const AdamLevel& level : levels) {
       for (const AdamLevel& part : parts_of(level, rule)) {
-        groups[{width_of(part), part.channel_rates != nullptr, part.touched.rows != nullptr}].push_back(part);
+        groups[{width_of(part), part.narrow_moments, part.channel_rates != nullptr, part.touched.rows != nullptr}]
+            .push_back(part);
       }
     }
     for (const auto& [kind, parts] : groups) {
-      const bool by_channel = std::get<1>(kind);
       dispatch_vector_width<4, 2, 1>(std::get<0>(kind), [&, &parts = parts](auto width) {
-        by_channel ? update<width.value, true>(parts, rule) : update<width.value, false>(parts, rule);
+        parts.front().narrow_moments ? update<width.value, BFloat16>(parts, rule)
+                                     : update<width.value, float>(parts, rule);
       });
     }
   }
@@ -408,13 +419,19 @@ struct CudaOptim : CudaBackend {
   }
 
  private:
-  template <int Width, bool ByChannel>
+  template <int Width, typename moment_t>
   static void update(const std::vector<AdamLevel>& parts, const AdamRule& rule) {
+    parts.front().channel_rates != nullptr ? update_with<Width, moment_t, true>(parts, rule)
+                                           : update_with<Width, moment_t, false>(parts, rule);
+  }
+
+  template <int Width, typename moment_t, bool ByChannel>
+  static void update_with(const std::vector<AdamLevel>& parts, const AdamRule& rule) {
     const bool skip = rule.skip_untouched;
-    const auto kernel = !skip ? adam_kernel<Width, Skipped::kNone, ByChannel>
+    const auto kernel = !skip ? adam_kernel<Width, moment_t, Skipped::kNone, ByChannel>
                         : parts.front().touched.rows == nullptr
-                            ? adam_kernel<Width, Skipped::kWithoutGradient, ByChannel>
-                            : adam_kernel<Width, Skipped::kNotInTable, ByChannel>;
+                            ? adam_kernel<Width, moment_t, Skipped::kWithoutGradient, ByChannel>
+                            : adam_kernel<Width, moment_t, Skipped::kNotInTable, ByChannel>;
     for (size_t next = 0; next < parts.size();) {
       AdamLevels batch{};
       WalkSize size;

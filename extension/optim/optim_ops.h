@@ -63,7 +63,9 @@ struct AdamLevel {
   static constexpr int kMostCopies = 8;
 
   VertexGrid grid;
-  float *param, *exp_avg, *exp_avg_sq, *grad;
+  float *param, *grad;
+  void *exp_avg, *exp_avg_sq;  // BFloat16 with narrow_moments, else float
+  bool narrow_moments;
   void* working[kMostCopies];
   int32_t copies;
   WorkingType working_type;
@@ -218,8 +220,14 @@ struct OptimOps {
         return contiguous_data(name, x, shape_of(param), ScalarType::Float, param);
       };
       level.param = data_of(param);
-      level.exp_avg = floats("exp_avgs", exp_avgs[i]);
-      level.exp_avg_sq = floats("exp_avg_sqs", exp_avg_sqs[i]);
+      level.narrow_moments = exp_avgs[i].scalar_type() == ScalarType::BFloat16;
+      const auto moments = [&](const char* name, const Tensor& x) {
+        contiguous_data(name, x, shape_of(param), level.narrow_moments ? ScalarType::BFloat16 : ScalarType::Float,
+                        param);
+        return x.mutable_data_ptr();
+      };
+      level.exp_avg = moments("exp_avgs", exp_avgs[i]);
+      level.exp_avg_sq = moments("exp_avg_sqs", exp_avg_sqs[i]);
       level.grad = floats("grads", grads[i]);
       for (size_t j = i * copies; j < (i + 1) * copies; ++j) {
         if (!working[j].has_value()) continue;

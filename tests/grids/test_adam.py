@@ -219,6 +219,80 @@ def test_memory_that_no_vector_fits(device, by_channel):
     assert_all_match([x.cpu() for x in arrays[:3]], expected)
 
 
+# --- moments in 16 bits
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("restriction", ["none", "untouched", "tiles"])
+@pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_step_computes_in_float32_and_rounds_moments(device, shape, offset, restriction, by_channel):
+    ids, count = random_tiles(shape[:3], device) if restriction == "tiles" else (None, None)
+    made = []
+    for dtype in (torch.bfloat16, torch.float32):
+        grad = gradients(shape, 0, sparse=True).to(device)
+        moments = []
+        for seed in (3, 4):
+            values = gradients(shape, seed).abs().bfloat16().to(device, dtype)
+            storage = torch.zeros(values.numel() + offset, dtype=dtype, device=device)
+            moments.append(storage[offset:].view(shape).copy_(values))
+        arrays = [parameter(shape, device).detach(), *moments, grad]
+        grid_adam_(
+            *([array] for array in arrays),
+            [0.1],
+            [5],
+            tiles=[ids],
+            tile_counts=[count],
+            channel_rates=[shares(shape[3], device)] if by_channel else None,
+            skip_untouched=restriction == "untouched",
+            clear_grad=True,
+        )
+        made.append([arrays[0], *(moment.bfloat16() for moment in moments), grad])
+    for name, narrow, wide in zip(("parameter", "first", "second", "gradient"), *made, strict=True):
+        assert torch.equal(narrow, wide), name
+
+
+def test_moments_of_two_dtypes_are_refused(device):
+    arrays = [torch.zeros(2, 2, 2, 4, device=device) for _ in range(4)]
+    arrays[1] = arrays[1].bfloat16()
+    with pytest.raises(RuntimeError, match="exp_avg_sqs must"):
+        grid_adam_(*([array] for array in arrays), [0.1], [1])
+
+
+def test_training_with_moments_in_16_bits_is_close(device):
+    shape, target = (6, 5, 9, 4), parameter((6, 5, 9, 4), device).detach()
+    reached = {}
+    for moments in (torch.float32, torch.bfloat16):
+        param = torch.nn.Parameter(torch.zeros(shape, device=device))
+        optimizer = GridAdam([param], lr=0.05, betas=(0.9, 0.99), moments=moments)
+        for step in range(200):
+            optimizer.param_groups[0]["lr"] = 0.05 * 0.98**step
+            param.grad = param.detach() - target + 0.5 * gradients(shape, 5 * step + 2).to(device)
+            optimizer.step()
+        assert optimizer.state[param]["exp_avg_sq"].dtype == moments
+        reached[moments] = (param.detach() - target).norm() / target.norm()
+    assert reached[torch.bfloat16] < 1.05 * reached[torch.float32] < 0.2
+
+
+@pytest.mark.parametrize("change", ["upsample", "refit"])
+def test_moments_in_16_bits_follow_a_resized_grid(device, change):
+    found = []
+    for moments in (torch.float32, torch.bfloat16):
+        grid = VoxelGrid((5, 6, 7), 4, BOX, init_std=0.0, device=device)
+        optimizer = GridAdam([grid.features], lr=0.05, betas=(0.9, 0.99), moments=moments)
+        grid.features.grad = gradients(grid.features.shape, 0).to(device)
+        optimizer.step()
+        if change == "upsample":
+            grid.upsample((9, 11, 13), optimizer)
+        else:
+            grid.refit(((-0.4, -0.4, -0.4), (0.6, 0.6, 0.6)), 5, optimizer)
+        state = optimizer.state[grid.features]
+        assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == moments
+        found.append([state["exp_avg"].float(), state["exp_avg_sq"].float()])
+    for narrow, wide in zip(*found, strict=True):
+        torch.testing.assert_close(narrow, wide, rtol=0.01, atol=0.01 * float(wide.abs().max()))
+
+
 # --- channels that do not learn alike
 
 
@@ -699,10 +773,11 @@ def test_the_optimizer_adds_total_variation_where_it_is_active(device):
 # --- state
 
 
-def test_state_survives_saving_and_loading(device):
+@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=str)
+def test_state_survives_saving_and_loading(device, moments):
     shape = (5, 4, 9, 4)
     param, resumed = parameter(shape, device), parameter(shape, device)
-    optimizer = GridAdam([param], lr=0.1, weight_decay=0.1)
+    optimizer = GridAdam([param], lr=0.1, betas=(0.9, 0.99), weight_decay=0.1, moments=moments)
     train(optimizer, param, range(5))
     other = GridAdam([resumed], lr=3.0)
     with torch.no_grad():
@@ -711,6 +786,7 @@ def test_state_survives_saving_and_loading(device):
     for one, p in ((optimizer, param), (other, resumed)):
         train(one, p, range(5, 8))
     assert other.param_groups[0]["weight_decay"] == 0.1
+    assert other.state[resumed]["exp_avg"].dtype == moments
     assert other.state[resumed]["step"].device.type == device.type
     for a, b in zip(results(optimizer, param), results(other, resumed), strict=True):
         assert torch.equal(a, b)
@@ -810,21 +886,26 @@ def test_threads_do_not_change_a_bit():
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("skip_untouched", [False, True])
-def test_cpu_and_cuda_agree(skip_untouched, by_channel):
+def test_cpu_and_cuda_agree(skip_untouched, by_channel, moments):
     made = []
     for device in ("cpu", "cuda"):
         param = parameter((33, 30, 41, 4), device)
         rates = shares(4, device) if by_channel else None
-        optimizer = GridAdam([param], skip_untouched=skip_untouched, channel_rates=rates)
+        optimizer = GridAdam(
+            [param], betas=(0.9, 0.99), skip_untouched=skip_untouched, channel_rates=rates, moments=moments
+        )
         occupied = torch.rand(8, 8, 8, generator=torch.Generator().manual_seed(1)) < 0.2
         optimizer.set_active(param, occupied.to(device))
         train(optimizer, param, range(6), sparse=True)
         optimizer.add_total_variation(param, 1.0, delta=0.1)
         made.append([*results(optimizer, param), param.grad.cpu()])
+    # Where a moment lies between two numbers, devices may round it to either.
+    tolerances = {"rtol": 1e-5, "atol": 1e-6} if moments == torch.float32 else {"rtol": 0.01, "atol": 1e-3}
     for a, b in zip(*made, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(a, b, **tolerances, check_dtype=True)
 
 
 @pytest.mark.cuda
@@ -926,6 +1007,10 @@ def test_registration(device):
     ("options", "message"),
     [
         ({"betas": (0.9, 1.0)}, "betas must be two numbers in"),
+        (
+            {"betas": (0.9, 0.999), "moments": torch.bfloat16},
+            r"betas must be at most 0.9961 with .* got \(0.9, 0.999\)",
+        ),
         ({"eps": -1.0}, "eps must be finite and not negative, got -1.0"),
         ({"weight_decay": float("nan")}, "weight_decay must be finite and not negative"),
         ({"l2_penalty": -0.5}, "l2_penalty must be finite and not negative, got -0.5"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from voxelfield.grids.working_copies import is_current, mark_current, mark_managed
 from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor, is_divided
-from voxelfield.ops._errors import ArgumentValueError
+from voxelfield.ops._errors import ArgumentValueError, shown
 from voxelfield.ops._internal.grid_adam import check_channel_rates, check_rule, grid_adam_
 from voxelfield.ops._internal.tiles import active_tiles
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
@@ -21,6 +21,11 @@ __all__ = ["GridAdam"]
 
 # The options of a group that a step depends on, besides its learning rates.
 RULE = ("betas", "eps", "weight_decay", "l2_penalty", "skip_untouched", "clear_grad")
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+MOST_BETA = 1 - 2**-8
+"""The largest of ``betas`` with bfloat16: the decay by a larger one is less than half the distance of two numbers."""
 
 
 class GridAdam(torch.optim.Optimizer):
@@ -60,12 +65,14 @@ class GridAdam(torch.optim.Optimizer):
             channel, finite and not negative. It also scales the channel's decay, as if each channel were a group. None
             means 1 for all channels. The tensor may be changed in place, also between replays of a captured graph.
         skip_untouched: Do not update a vertex, nor its moments, if the gradients of all its channels are exactly zero.
+        moments: Dtype in which moments are stored, float32 or bfloat16. A step computes in float32 and rounds them.
         clear_grad: Set gradients to zero in the same pass, so that ``zero_grad()`` is not needed.
 
     Raises:
-        TypeError: A parameter, ``channel_rates`` or a tensor ``lr`` is not float32.
+        TypeError: A parameter, ``channel_rates`` or a tensor ``lr`` is not float32, or ``moments`` is another dtype.
         ValueError: A parameter is sharded or not (X, Y, Z, C) and contiguous, ``channel_rates`` or ``lr`` has another
-            shape or device, or an option is out of range.
+            shape or device, or an option is out of range, such as ``betas`` of more than :data:`MOST_BETA` with
+            bfloat16.
     """
 
     # GradScaler then sets `grad_scale` and `found_inf` during `step`, instead of skipping the step on the host.
@@ -82,6 +89,7 @@ class GridAdam(torch.optim.Optimizer):
         l2_penalty: float = 0.0,
         channel_rates: Tensor | None = None,
         skip_untouched: bool = False,
+        moments: torch.dtype = torch.float32,
         clear_grad: bool = True,
     ) -> None:
         defaults = {
@@ -92,6 +100,7 @@ class GridAdam(torch.optim.Optimizer):
             "l2_penalty": l2_penalty,
             "channel_rates": channel_rates,
             "skip_untouched": skip_untouched,
+            "moments": moments,
             "clear_grad": clear_grad,
             "capturable": True,  # makes load_state_dict put step counts on the device
         }
@@ -107,6 +116,10 @@ class GridAdam(torch.optim.Optimizer):
         for name in ("_active", "_working", "_rates"):
             self.__dict__.setdefault(name, {})  # a copied or unpickled optimizer does not have these yet
         for group, own in itertools.zip_longest(self.param_groups, present):
+            # Earlier versions had no other dtype, and torch loads a state in the dtype of its parameter.
+            dtype = group.setdefault("moments", torch.float32)
+            for state in (self.state[param] for param in group["params"] if param in self.state):
+                state |= {name: state[name].to(dtype) for name in MOMENTS if name in state}
             rates = group["channel_rates"]
             if rates is None:
                 continue
@@ -122,6 +135,7 @@ class GridAdam(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         check_rule(group["betas"], group["eps"], group["weight_decay"], group["l2_penalty"])
+        _check_moments(group)
         _check_rate(group)
         for param in group["params"]:
             if is_divided(param):
@@ -249,6 +263,7 @@ class GridAdam(torch.optim.Optimizer):
             rule = (tuple(group["betas"]), *(group[key] for key in RULE[1:]))
             for param in group["params"]:
                 if param.grad is not None:
+                    self._start(param, group)
                     rate = self._rate(index, param.device)
                     batches.setdefault((param.device, *rule), []).append((param, rate, group["channel_rates"]))
         for key, levels in batches.items():
@@ -257,7 +272,7 @@ class GridAdam(torch.optim.Optimizer):
 
     def _step_together(self, rule: dict[str, Any], levels: list[tuple[Tensor, Tensor, Tensor | None]]) -> None:
         params = [param for param, _, _ in levels]
-        states = [self._state(param) for param in params]
+        states = [self.state[param] for param in params]
         steps = [state["step"] for state in states]
         tiles = [self._tiles(param) for param in params]
         working = [self._working_copy(param) for param in params]
@@ -294,17 +309,14 @@ class GridAdam(torch.optim.Optimizer):
         value: Tensor | None = getattr(self, name, None)
         return None if value is None else value.to(device, torch.float32).reshape(())
 
-    def _state(self, param: Tensor) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[param]
-        if not state:
-            if _is_capturing(param.device):
-                raise RuntimeError(
-                    "GridAdam must have taken a step before one is captured, because the first step allocates its state"
-                )
-            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
-            state["exp_avg"] = torch.zeros_like(param)
-            state["exp_avg_sq"] = torch.zeros_like(param)
-        return state
+    def _start(self, param: Tensor, group: dict[str, Any]) -> None:
+        if self.state[param]:
+            return
+        if _is_capturing(param.device):
+            raise RuntimeError(
+                "GridAdam must have taken a step before one is captured, because the first step allocates its state"
+            )
+        self.state[param] |= new_state(param, group["moments"])
 
     def _rate(self, index: int, device: torch.device) -> Tensor:
         """Returns a group's learning rate on a device; not updated during capture, which would record the value."""
@@ -342,6 +354,12 @@ class GridAdam(torch.optim.Optimizer):
             raise ValueError("param must be a parameter of this optimizer, but is in none of its groups")
 
 
+def new_state(param: Tensor, moments: torch.dtype) -> dict[str, Tensor]:
+    """Returns the state before the first step of a parameter or a part of it, with moments of a dtype."""
+    state = {"step": torch.zeros((), dtype=torch.float32, device=param.device)}
+    return state | {name: torch.zeros_like(param.detach(), dtype=moments) for name in MOMENTS}
+
+
 def sum_weights(grid: Tensor, weight: float) -> list[float]:
     """Returns the weights of :meth:`GridAdam.add_total_variation` that make it a sum over pairs instead of means.
 
@@ -351,6 +369,18 @@ def sum_weights(grid: Tensor, weight: float) -> list[float]:
     """
     x, y, z, channels = grid.shape
     return [weight * channels * pairs for pairs in ((x - 1) * y * z, x * (y - 1) * z, x * y * (z - 1))]
+
+
+def _check_moments(group: dict[str, Any]) -> None:
+    """Raises unless moments of a group's dtype can follow its gradients."""
+    dtype = group["moments"]
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise TypeError(f"moments must be torch.float32 or torch.bfloat16, got {shown(dtype)}")
+    if dtype == torch.bfloat16 and max(group["betas"]) > MOST_BETA:
+        raise ArgumentValueError(
+            f"betas must be at most {MOST_BETA:.4f} with moments in bfloat16, which would not follow slower ones, got "
+            f"{tuple(group['betas'])}"
+        )
 
 
 def _check_rate(group: dict[str, Any]) -> None:

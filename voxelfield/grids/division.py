@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import peer_memory, processes
-from voxelfield.grids.adam import RULE, GridAdam, sum_weights
+from voxelfield.grids.adam import RULE, GridAdam, new_state, sum_weights
 from voxelfield.grids.exchange import DirectExchange, Exchange, PackedExchange, room_for
 from voxelfield.grids.parts import Part
 from voxelfield.grids.planes import collect, moved, slabs
@@ -227,8 +227,7 @@ class DividedGrids:
         """
         for part in self._parts:
             if not part.state:
-                part.state["step"] = torch.zeros((), device=part.owned.device)
-                part.state |= {name: torch.zeros_like(part.owned.detach()) for name in ("exp_avg", "exp_avg_sq")}
+                part.state |= new_state(part.owned, self._whole.param_groups[0]["moments"])
 
     def _update(self) -> None:
         self.start_moments()

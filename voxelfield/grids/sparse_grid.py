@@ -182,7 +182,7 @@ class SparseGrid(nn.Module):
             return moved.div_(weights.clamp_(min=1))
 
         for key in shaped:
-            state[key] = carried(state[key])
+            state[key] = carried(state[key].to(self.features.dtype)).to(state[key].dtype)
         replace_values(self.features, carried(self.features.data))
         return count
 

@@ -461,7 +461,7 @@ class VoxelGrid(nn.Module):
         self._copies = None
         replace_values(self.features, resampled(self.features.detach()))
         for key in shaped:
-            state[key] = resampled(state[key])
+            state[key] = resampled(state[key].to(self.features.dtype)).to(state[key].dtype)
         if box is not None:
             self._box = box
             self.aabb.copy_(box_tensor(box, torch.device("cpu")))

@@ -401,7 +401,15 @@ class Model(Part):
         return 0
 
     def estimate_memory(
-        self, finest: int, *, rays: int, candidates: int, visible: int, copies: torch.dtype, averaged: bool
+        self,
+        finest: int,
+        *,
+        rays: int,
+        candidates: int,
+        visible: int,
+        copies: torch.dtype,
+        moments: torch.dtype,
+        averaged: bool,
     ) -> MemoryEstimate:
         """Estimates the peak memory use of training steps, without the images: accurate up to allocator overhead.
 
@@ -413,6 +421,7 @@ class Model(Part):
             candidates: Number of samples per step, visible or not, for which memory is allocated.
             visible: Number of visible samples per step.
             copies: Dtype of the grids' working copies.
+            moments: Dtype of Adam's moments of the grids.
             averaged: Whether the weights are averaged.
         """
         values, width, channels = self.count_features(finest), copies.itemsize, self.grid.channels
@@ -423,7 +432,7 @@ class Model(Part):
         estimate = MemoryEstimate(
             parameters=_FLOAT * values,
             gradients=_FLOAT * values,
-            optimizer=2 * _FLOAT * values,
+            optimizer=2 * moments.itemsize * values,
             copies=0 if copies == torch.float32 else width * values,
             average=_FLOAT * values if averaged else 0,
             images=0,

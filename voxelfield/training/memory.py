@@ -16,13 +16,19 @@ from voxelfield.models.training import MemoryEstimate
 from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.training.batches import Images, pixel_number_type
 from voxelfield.training.config import TrainerConfig
-from voxelfield.training.optimizer import copies_dtype
+from voxelfield.training.optimizer import copies_dtype, moments_dtype
 
 logger = logging.getLogger(__name__)
 
 
 def estimate_memory(
-    model: Model, config: TrainerConfig, split: Split, device_type: str = "cuda", *, images: Images = "device"
+    model: Model,
+    config: TrainerConfig,
+    split: Split,
+    device_type: str = "cuda",
+    *,
+    images: Images = "device",
+    moments: str = "auto",
 ) -> MemoryEstimate:
     """Estimates the peak memory use of training steps in each process: on CUDA, accurate up to allocator overhead.
 
@@ -37,6 +43,7 @@ def estimate_memory(
         split: The training images.
         device_type: ``cuda`` or ``cpu``.
         images: Where the images are.
+        moments: The setting ``optimizer.moments``.
     """
     count, copies = processes.count(), copies_dtype(config.precision, torch.device(device_type))
     estimate = model.estimate_memory(
@@ -45,6 +52,7 @@ def estimate_memory(
         candidates=0 if device_type == "cpu" else config.candidate_samples // count,
         visible=config.visible_samples // count,
         copies=copies,
+        moments=moments_dtype(moments, copies, config.rates.betas),
         averaged=config.average_steps > 0,
     )
     if count > 1:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from voxelfield import processes
 from voxelfield.fields.field import RadianceField
-from voxelfield.grids.adam import GridAdam, sum_weights
+from voxelfield.grids.adam import MOST_BETA, GridAdam, sum_weights
 from voxelfield.grids.division import DividedGrids
 from voxelfield.grids.resampling import mark_unwrapped
 from voxelfield.grids.sparse_grid import SparseGrid
@@ -67,6 +67,12 @@ def exponential_decay(step: Tensor, steps: int, final: float, cooldown: float = 
 def copies_dtype(precision: str, device: torch.device) -> torch.dtype:
     """Returns the dtype of the grids' working copies: float16 on CUDA with a 16-bit ``trainer.precision``."""
     return torch.float16 if device.type == "cuda" and precision != "float32" else torch.float32
+
+
+def moments_dtype(setting: str, copies: torch.dtype, betas: Sequence[float]) -> torch.dtype:
+    """Returns the dtype of the grids' moments, given ``optimizer.moments``, with which ``auto`` depends on the rest."""
+    narrow = copies != torch.float32 and max(betas) <= MOST_BETA if setting == "auto" else setting == "bfloat16"
+    return torch.bfloat16 if narrow else torch.float32
 
 
 class Optimizers:
@@ -128,6 +134,7 @@ class Optimizers:
                 weight_decay=rates.weight_decay * config.grid_weight_decay,
                 channel_rates=_channel_rates(field, config.view_lr_factor),
                 skip_untouched=config.skip_untouched,
+                moments=moments_dtype(config.moments, copies, rates.betas),
             )
         if processes.count() > 1:
             for level in grids:

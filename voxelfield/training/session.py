@@ -292,8 +292,11 @@ class Session:
         return self._memory_with(self._images)
 
     def _memory_with(self, images: Images) -> MemoryEstimate:
-        shapes = untrained_model(self.config, "meta")
-        return estimate_memory(shapes, self.config.trainer, self.scene.train, self.device.type, images=images)
+        shapes, config = untrained_model(self.config, "meta"), self.config
+        moments = config.optimizer.moments
+        return estimate_memory(
+            shapes, config.trainer, self.scene.train, self.device.type, images=images, moments=moments
+        )
 
     def fit(self, *, wait: bool = True) -> bool:
         """Trains up to the configured number of steps. Ctrl-C, SIGTERM or SIGHUP stops training after the current step.

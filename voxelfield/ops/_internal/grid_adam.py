@@ -51,8 +51,9 @@ def grid_adam_(
 
     Args:
         params: Grids (X, Y, Z, C) float32, contiguous, all on one device.
-        exp_avgs: The first moments m, each of its grid's shape, float32, contiguous.
-        exp_avg_sqs: The second moments v, of the same shapes, float32, contiguous.
+        exp_avgs: The first moments m, each of its grid's shape, float32 or bfloat16, contiguous. The step is
+            computed in float32, and bfloat16 is then rounded to nearest even.
+        exp_avg_sqs: The second moments v, of the same shapes and dtypes as ``exp_avgs``, contiguous.
         grads: The gradients g, of the same shapes, float32, contiguous.
         lrs: The learning rate of each grid: a float32 tensor of one element on the grids' device, or a number.
         steps: The number of this step for each grid, counted from 1: a float32 or int64 tensor of one element on the

@@ -74,6 +74,9 @@ class OptimizerConfig:
             updates. It makes features decay to zero where the images do not sustain them.
         network_weight_decay: Decoupled weight decay of all other parameters of the field.
         skip_untouched: Do not update vertices, nor their moments, that no sample of the step has read.
+        moments: Dtype of Adam's moments of grids: ``float32``; ``bfloat16``, with which a feature needs 14 instead of
+            18 bytes in training; or ``auto``, bfloat16 where grids are read from 16-bit copies (``trainer.precision``),
+            unless ``trainer.rates.betas`` are too close to 1 for it.
     """
 
     grid_lr: Positive = 0.02
@@ -85,6 +88,7 @@ class OptimizerConfig:
     grid_weight_decay: NotNegative = 0.05
     network_weight_decay: NotNegative = 0.0
     skip_untouched: bool = True
+    moments: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
 @dataclass
