@@ -165,6 +165,8 @@ class TrainingStep:
         if self._shared_sampler is not None:
             share = self._shared_sampler.share_of_rays(outputs.rendering.rays_kept)
         backpropagate(list(terms.values()), self._loss_scale if share is None else self._loss_scale * share)
+        # The batch outlives the step, and with its graph the node that adds up gradients, on the stream of this step.
+        batch.background = batch.background.detach()
         terms = {name: term.detach() if share is None else term.detach() * share for name, term in terms.items()}
         parameters = [parameter for part in self._parts for parameter in part.parameters()]
         arrive: Callable[[], None] | None = None
