@@ -154,14 +154,16 @@ class Cameras:
 
     @property
     def known_to_ops(self) -> bool:
-        """Whether the ops that cast rays by themselves know these cameras: none is equirectangular or has a rolling
-        shutter. Does not synchronise with the device."""
+        """Whether the ops that cast rays themselves know these cameras. Does not synchronise with the device.
+
+        They know no equirectangular images and no rolling shutters, whose rays :meth:`rays` casts.
+        """
         return self.rolling is None and (self.lens is None or not self.lens.spheres)
 
     @property
     def kinds(self) -> str:
         """The models of the lenses, and whether some shutters roll, for messages; empty for pinholes."""
-        kinds = [] if self.lens is None else sorted(set(self.lens.models))
+        kinds: list[str] = [] if self.lens is None else sorted(set(self.lens.models))
         if self.rolling is not None and bool(self.rolling[:, :6].any()):
             kinds.append("rolling shutter")
         return ", ".join(kinds)
@@ -276,7 +278,13 @@ class Cameras:
         return self.rolling[:, :6].view(-1, 2, 3).norm(dim=-1) * reach[:, None]
 
     def _directions(self, camera_index: Tensor, pixels: Tensor, poses: Tensor | None = None) -> Tensor:
-        """Returns the unit directions (R, 3) of the rays through image points, world frame; (R, 4, 4) poses if known."""
+        """Returns the unit directions (R, 3) of the rays through image points, world frame.
+
+        Args:
+            camera_index: As for :meth:`rays`.
+            pixels: As for :meth:`rays`.
+            poses: What :meth:`row_poses` returns for them, if known.
+        """
         pose = self.row_poses(camera_index, pixels[:, 1]) if poses is None else poses
         intrinsics = self.intrinsics.index_select(0, camera_index)
         offset = (pixels - intrinsics[:, 2:]).div_(intrinsics[:, :2])
