@@ -249,9 +249,10 @@ def _write_frames(
         views = trained.render_path(cameras[missing], *renderers)
         for index, view in zip(missing, _checked(views, len(missing)), strict=True):
             folder.save(index, view)
+    kinds = f", {cameras.kinds}," if cameras.kinds else ""
     logger.info(
-        "wrote %d %s frames of %dx%d to %s, which already had %d",
-        *(len(missing), cameras.kinds or "pinhole", cameras.width, cameras.height, out, end - first - len(missing)),
+        "wrote %d frames of %dx%d%s to %s, which already had %d",
+        *(len(missing), cameras.width, cameras.height, kinds, out, end - first - len(missing)),
     )
     if options.depth:
         logger.info("one step of a depth PNG is %.6g world units; 0 means that nothing was hit", folder.depth_unit)

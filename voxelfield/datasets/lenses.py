@@ -36,6 +36,12 @@ CAMERA_MODELS: dict[str, tuple[LensModel, tuple[str, ...]]] = {
 }
 """COLMAP's camera models: the lens, and the order of its coefficients after the focal lengths and principal point."""
 
+READ_MODELS: dict[str, tuple[LensModel, tuple[str, ...]]] = {
+    **CAMERA_MODELS,
+    "EQUIRECTANGULAR": ("equirectangular", ()),
+}
+"""These, and panoramas, which are read from files; ``voxelfield process`` finds no poses of them."""
+
 TRANSFORMS_MODELS: dict[LensModel, str] = {
     "pinhole": "PINHOLE",
     "perspective": "OPENCV",

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.image_paths import find_images
-from voxelfield.datasets.lenses import CAMERA_MODELS, TRANSFORMS_MODELS, photo_lens
+from voxelfield.datasets.lenses import READ_MODELS, TRANSFORMS_MODELS, photo_lens
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import FARTHEST, check_poses
 from voxelfield.datasets.text import json_object
@@ -359,8 +359,7 @@ def _lens(file: Path, meta: Mapping[str, Any]) -> Lens | None:
     if not (fisheye is None or isinstance(fisheye, bool)):
         raise ValueError(f"{file}: 'is_fisheye' must be true or false, got {shown(fisheye)}")
     name = meta.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")
-    models = CAMERA_MODELS | {"FISHEYE624": CAMERA_MODELS["RAD_TAN_THIN_PRISM_FISHEYE"]}
-    models |= {TRANSFORMS_MODELS["equirectangular"]: ("equirectangular", ())}
+    models = READ_MODELS | {"FISHEYE624": READ_MODELS["RAD_TAN_THIN_PRISM_FISHEYE"]}
     if not isinstance(name, str) or name not in models:
         raise ValueError(
             f"{file}: 'camera_model' must be one of {', '.join(models)}, got {shown(name)}: undistort the images first"
