@@ -87,8 +87,8 @@ class Lens:
     :math:`\alpha \sqrt{\beta r^2 + 1} + 1 - \alpha`.
 
     ``equirectangular``, a panorama, images a ray at its angles in radians: that to the right of the optical axis, and
-    that down from the plane of the optical axis and the x axis. Focal lengths are pixels per radian, and :math:`2 \pi`
-    of them are the whole circle. The image may be a part of it, across the seam behind the camera too.
+    that down from the plane of the optical axis and the x axis. Focal lengths are pixels per radian, and 2 pi of them
+    are the whole circle. The image may be a part of it, across the seam behind the camera too.
 
     The image of a lens ends where the distance from the principal point stops growing with :math:`r`. Image points
     farther out get a ray near the outermost one.
