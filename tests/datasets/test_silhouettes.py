@@ -90,6 +90,11 @@ def test_the_box_is_that_of_whole_spheres():
     assert not sees_box(c2w, split.cameras.intrinsics, split.cameras.all_sizes(), BALL).all()
 
 
+def test_the_box_is_that_of_crops_of_spheres():
+    lens = Lens("equirectangular", torch.zeros(40, 0))
+    assert_fits(box_of(ball_split(around(40), lens=lens)), slack=0.5)
+
+
 def test_images_that_show_parts_of_the_object_cut_nothing():
     split = ball_split(around(40), focal=300.0)
     assert not any(Silhouette.of(image[..., 3]).whole for image in split.images)

@@ -175,11 +175,13 @@ def _compare_sphere(
     flat = rays[..., ::2].norm(dim=-1) / distance
     # A ball around a pole is as wide as the image.
     wide = torch.where(size.sin() < flat, (size.sin() / flat).clamp(max=1).asin(), math.pi)
-    reaches = [focal * reach + 1 for focal, reach in zip(intrinsics, (wide, size), strict=False)]
-    empty, beyond = _is_empty(silhouette, list(zip((pixels.float() + 0.5).unbind(dim=-1), reaches, strict=True)))
+    (column, row), (across, down) = (pixels.float() + 0.5).unbind(dim=-1), intrinsics[:2]
+    empty, beyond = _is_empty(silhouette, [(column, across * wide + 1), (row, down * size + 1)])
+    # What reaches beyond the seam is seen at the other side of the circle.
+    for circle in (2 * math.pi * across, -2 * math.pi * across):
+        empty &= _is_empty(silhouette, [(column + circle, across * wide + 1), (row, down * size + 1)])[0]
     before = distance > radius
-    # What reaches across the border may appear at the other side of the image.
-    return before & ~empty, before & empty & ~beyond
+    return before & ~empty, before & empty if silhouette.whole else before & empty & ~beyond
 
 
 def _is_empty(silhouette: Silhouette, sides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
