@@ -131,6 +131,11 @@ def test_panoramas_that_are_none_are_refused(tmp_path, meta, message):
         load_scene(write(tmp_path, size=(48, 24), camera_model="EQUIRECTANGULAR", **meta), holdout=0)
 
 
+def test_a_frame_may_be_a_panorama_among_photographs(tmp_path):
+    folder = write(tmp_path, {"camera_model": "EQUIRECTANGULAR"}, size=(48, 24), fl_x=30.0, fl_y=30.0)
+    assert math.pi * load_scene(folder, holdout=0).train.cameras.intrinsics[0, 0] == pytest.approx(30)
+
+
 def test_velocities_of_a_rolling_shutter(tmp_path):
     velocity = {"camera_angular_velocity": [0.5, 0, -1], "camera_linear_velocity": [0, 2, 0]}
     folder = write(tmp_path, velocity, rolling_shutter_time=0.1, **FOCAL)

@@ -17,10 +17,9 @@ last row, and ``camera_linear_velocity`` and ``camera_angular_velocity``, in wor
 and about the axes of the camera's own frame, say how it moves meanwhile (Spectacular AI's fork of nerfstudio). The
 middle row has the pose of the file.
 
-A frame may have a ``mask_path``, an image that is black where pixels must be ignored, a
-``time`` (D-NeRF), and a ``depth_file_path``: a grey image with 16 bits, or an array of floating point in a file
-``.npy``, of depths along the optical axis in units of ``depth_unit_scale_factor`` (nerfstudio; a thousandth of a world
-unit by default).
+A frame may have a ``mask_path``, an image that is black where pixels must be ignored, a ``time`` (D-NeRF), and a
+``depth_file_path``: a grey image with 16 bits, or an array of floating point in a file ``.npy``, of depths along the
+optical axis in units of ``depth_unit_scale_factor`` (nerfstudio; a thousandth of a world unit by default).
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 # The first key that is present counts.
 _FOCAL_KEYS = {"x": ("fl_x", "camera_angle_x", "x_fov"), "y": ("fl_y", "camera_angle_y", "y_fov")}
-_INTRINSICS = {*_FOCAL_KEYS["x"], *_FOCAL_KEYS["y"], "cx", "cy", "w", "h"}
+_INTRINSICS = {*_FOCAL_KEYS["x"], *_FOCAL_KEYS["y"], "cx", "cy", "w", "h", "camera_model"}
 _OPTIONAL_PATHS = ("mask_path", "depth_file_path")
 # Relative difference of two values of one focal length that are considered equal.
 _SAME = 0.01
