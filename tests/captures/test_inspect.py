@@ -82,6 +82,26 @@ def test_warnings_are_told_drawn_and_do_not_fail(folder, tmp_path, caplog):
     assert re.search(r'<figure class="warning">[^\n]*view_05 \(train\)<br>blurred images', page)
 
 
+def test_cameras_are_named_with_their_shutters(folder, tmp_path, caplog):
+    caplog.set_level("INFO")
+    content = json.loads((folder / "transforms.json").read_text())
+    for key in ("fl_x", "fl_y", "cx", "cy"):
+        del content[key]
+    content |= {"camera_model": "EQUIRECTANGULAR", "rolling_shutter_time": 0.1}
+    for frame in content["frames"][:6]:
+        frame |= {"camera_angular_velocity": [0, 1, 0], "camera_linear_velocity": [3, 0, 4]}
+    (folder / "transforms.json").write_text(json.dumps(content))
+    assert main(["inspect", str(folder), "-o", str(tmp_path)]) == 0
+    assert "21 train views, 96 x 72, equirectangular, rolling shutter" in caplog.text
+    assert re.search(r"cameras +equirectangular$", caplog.text, re.MULTILINE)
+    assert re.search(r"field of view, horizontal +360 degrees$", caplog.text, re.MULTILINE)
+    shutter = "6 of 24 images, during which cameras turn by 0 to 5.73, median 0 degrees and move by 0 to 0.5, median 0"
+    assert shutter in caplog.text
+    page = (tmp_path / PAGE).read_text()
+    assert "equirectangular" in page
+    assert shutter in page
+
+
 def test_warnings_of_the_loader_are_on_the_page(folder, tmp_path, caplog):
     picture = folder / "images" / "view_05.png"
     image = Image.open(picture).convert("RGBA")

@@ -158,6 +158,23 @@ def test_a_camera_path_is_followed(run, tmp_path, caplog):
         assert sum(1 for _ in container.decode(video=0)) == 3
 
 
+def test_whole_spheres_are_rendered_along_a_path(run, tmp_path, caplog):
+    caplog.set_level("INFO")
+    frame = {"camera_to_world": [1, 0, 0, 0, 0, 0, -1, 0, 0, 1, 0, 0.2, 0, 0, 0, 1]}
+    content = {"camera_type": "equirectangular", "render_width": 40, "render_height": 20, "fps": 5}
+    path = tmp_path / "spheres.json"
+    path.write_text(json.dumps(content | {"camera_path": [frame]}))
+    assert render(run, "--path", path, "--out", tmp_path / "frames", "--format", "png") == 0
+    assert f"wrote 1 frames of 40x20, equirectangular, to {tmp_path / 'frames'}, which already had 0" in caplog.messages
+    shown = np.asarray(Image.open(tmp_path / "frames" / "0000.png")).astype(int)
+    pinhole = Cameras(torch.tensor(frame["camera_to_world"]).view(1, 4, 4), torch.tensor([[9.0, 9.0, 0.5, 0.5]]), 1, 1)
+    found = voxelfield.load(run, device="cpu").renderer().view(pinhole, 0).rgb
+    # The middle of four pixels of the sphere.
+    assert np.abs(shown[9:11, 19:21].mean(axis=(0, 1)) - 255 * found[0, 0].numpy()).max() < 40
+    assert render(run, "--path", path, "--size", "50x20") == 2
+    assert "--size must be in proportion to 40x20 for whole spheres, got 50x20" in caplog.text
+
+
 @pytest.mark.parametrize("path", ["orbit", "interpolate"])
 def test_paths_of_the_scene_show_it(run, tmp_path, path):
     assert render(run, "--path", path, "--frames", 2, "--out", tmp_path, "--depth", "--supersampling", 1) == 0

@@ -261,7 +261,7 @@ def test_bad_matrix(scene, matrix, message):
         ({"w": 0}, "'w' and 'h' must be above 0 pixels, got 0.0 and None"),
         ({"w": 12, "h": 12}, r"r_0.png: size must be in proportion to 12x12 \(from 'w' and 'h' in .*\), got 6x4: is"),
         ({"k1": "strong"}, "'k1' must be a finite number, got 'strong'"),
-        ({"camera_model": "EQUIRECTANGULAR"}, "'camera_model' must be one of .*PINHOLE, .*, got 'EQUIRECTANGULAR'"),
+        ({"camera_model": "ORTHOPHOTO"}, "'camera_model' must be one of .*PINHOLE, .*, got 'ORTHOPHOTO'"),
     ],
 )
 def test_bad_intrinsics(scene, change, message):

@@ -40,6 +40,17 @@ def test_poses_fields_of_view_and_sizes_are_read(tmp_path):
     assert top.tolist() == pytest.approx([0, math.sqrt(0.5), -math.sqrt(0.5)], abs=1e-6)
 
 
+def test_whole_spheres_are_read(tmp_path):
+    frames = [{"camera_to_world": IDENTITY}]
+    cameras = read_camera_path(written(tmp_path, camera_type="equirectangular", camera_path=frames)).cameras
+    assert cameras.kinds == "equirectangular"
+    directions = cameras.image_rays(0, torch.tensor([[-9.0] * 3, [9.0] * 3])).directions.view(40, 80, 3)
+    left, ahead, below = directions[20, 20], directions[20, 40], directions[39, 3]
+    assert left[0] < -0.99
+    assert ahead[2] < -0.99
+    assert below[1] < -0.99
+
+
 def frame(**changes: Any) -> list[dict[str, Any]]:
     return [{"camera_to_world": IDENTITY, "fov": 90.0} | changes]
 
@@ -47,7 +58,7 @@ def frame(**changes: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"camera_type": "fisheye"}, "'camera_type' must be perspective, got 'fisheye'"),
+        ({"camera_type": "fisheye"}, "'camera_type' must be perspective or equirectangular, got 'fisheye'"),
         ({"render_height": None}, "'render_height' must be a whole number from 1 to 16384, got None"),
         ({"render_width": 1.5}, "'render_width' must be a whole number from 1 to 16384, got 1.5"),
         ({"render_width": 1e29}, r"'render_width' must be a whole number from 1 to 16384, got 1e\+29"),

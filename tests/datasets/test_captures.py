@@ -941,11 +941,6 @@ BAD = {
         lambda f: (f / "bbox.txt").write_text("0 0 0 1e300 1 1"),
         r"bbox\.txt: must hold .* within 1e\+06 world units of the origin, got",
     ),
-    "camera of another model": (
-        lambda f, split: write_colmap(f, split, binary=False),
-        lambda f: (f / "sparse" / "0" / "cameras.txt").write_text("1 EQUIRECTANGULAR 100 100 100 100\n"),
-        "camera 1 must be one of SIMPLE_PINHOLE, .*, got EQUIRECTANGULAR: undistort the images first",
-    ),
     "camera with a term too large for float32": (
         lambda f, split: write_colmap(f, split, model="RADIAL", k2=1e300),
         lambda f: None,

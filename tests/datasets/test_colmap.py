@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import voxelfield
 from voxelfield.captures.capture import read_capture
 from voxelfield.datasets.colmap import read_reconstruction
 from voxelfield.datasets.colmap_files import is_colmap
+from voxelfield.datasets.lenses import READ_MODELS
 
 pycolmap = pytest.importorskip("pycolmap")
 
@@ -249,6 +251,36 @@ def test_masks_are_named_after_their_images(tmp_path, naming, around):
 
 
 # --- depths of points
+
+
+def test_cameras_of_other_models_are_refused(tmp_path, monkeypatch):
+    """As those of a later COLMAP would be."""
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "sparse" / "0")
+    monkeypatch.delitem(READ_MODELS, "PINHOLE")
+    with pytest.raises(
+        ValueError, match=r"camera 1 must be one of .*, got PINHOLE: undistort the images first \(colmap"
+    ):
+        voxelfield.load_scene(tmp_path)
+
+
+def test_panoramas_are_those_of_colmap(tmp_path):
+    write_model(tmp_path / "sparse" / "0")
+    for name in NAMES:
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (24, 12), "gray").save(path)
+    (tmp_path / "sparse" / "0" / "cameras.txt").write_text("1 EQUIRECTANGULAR 24 12 24 12\n")
+    model = pycolmap.Reconstruction(tmp_path / "sparse" / "0")
+    cameras = voxelfield.load_scene(tmp_path, holdout=0).train.cameras
+    assert cameras.lens.models == len(NAMES) * ("equirectangular",)
+    images = {image.name: image for image in model.images.values()}
+    for index, name in enumerate(sorted(NAMES)):
+        directions = cameras.image_rays(index, torch.tensor([[-9.0] * 3, [9.0] * 3])).directions.view(12, 24, 3)
+        for row, column in ((0, 0), (4, 20), (11, 9)):
+            ray = model.cameras[1].cam_ray_from_img(np.array([column + 0.5, row + 0.5]))
+            expected = images[name].cam_from_world().rotation.inverse() * ray
+            np.testing.assert_allclose(directions[row, column], expected, atol=1e-6)
 
 
 def write_tracks(folder: Path, size: tuple[int, int] = (24, 18)) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from composed_run import settings_of_run
 from PIL import Image
 
 import voxelfield
-from voxelfield.datasets.poses import turned_about
+from voxelfield.datasets.poses import sees_box, turned_about
 from voxelfield.datasets.scene import Split
 from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
 from voxelfield.grids.boxes import parse_box
@@ -73,6 +74,25 @@ def assert_fits(box: torch.Tensor | None, slack: float = 0.35) -> None:
 @pytest.mark.parametrize("count", [8, 40])
 def test_the_box_is_that_of_the_silhouettes(count):
     assert_fits(box_of(ball_split(around(count))), slack=0.5)
+
+
+def test_the_box_is_that_of_whole_spheres():
+    c2w = around(40)
+    heading = 2 * math.pi * torch.rand(40, generator=torch.Generator().manual_seed(0))
+    for pose, angle in zip(c2w, heading, strict=True):
+        level = torch.tensor([angle.cos(), angle.sin(), 0.0])
+        pose[:3, :3] = axes_looking(level, torch.tensor([0.0, 0.0, 1.0]))
+    lens = Lens("equirectangular", torch.zeros(40, 0))
+    split = ball_split(c2w, 480, 240, 480 / (2 * math.pi), lens)
+    assert_fits(box_of(split), slack=0.5)
+    shown = sees_box(c2w, split.cameras.intrinsics, split.cameras.all_sizes(), BALL, lens)
+    assert shown.all()
+    assert not sees_box(c2w, split.cameras.intrinsics, split.cameras.all_sizes(), BALL).all()
+
+
+def test_the_box_is_that_of_crops_of_spheres():
+    lens = Lens("equirectangular", torch.zeros(40, 0))
+    assert_fits(box_of(ball_split(around(40), lens=lens)), slack=0.5)
 
 
 def test_images_that_show_parts_of_the_object_cut_nothing():

@@ -78,12 +78,13 @@ def test_images_that_are_not_those_of_the_camera_are_refused(tmp_path, size, met
 @pytest.mark.parametrize(
     ("frame", "meta", "message"),
     [
-        ({}, {"rolling_shutter": [0, 0, 1, 0]}, r"'rolling_shutter' must be absent, got \[0, 0, 1, 0\]: the rows"),
         (
-            {"transform_matrix_end": POSE},
             {},
-            "'transform_matrix_end' must be absent, .*: a camera is taken to stand",
+            {"rolling_shutter": [0, 0, 1, 0]},
+            r"'rolling_shutter' must be absent, got \[0, 0, 1, 0\]: give motion .* as rolling_shutter_time, camera_lin",
         ),
+        ({"transform_matrix_end": POSE}, {}, "'transform_matrix_end' must be absent, .*: give motion during"),
+        ({}, {"equirectangular": True}, "'equirectangular' must be absent, got True: give 'camera_model' as EQUIR"),
         ({"shift_x": 0.1}, {}, "'shift_x' must be absent, got 0.1: give the principal point as cx and cy"),
         ({}, {"normal_mts_args": ["a"]}, "'normal_mts_args' must be absent, .*Mitsuba"),
         ({}, {"pixel_aspect_y": 1.5}, "'pixel_aspect_y' must be absent, got 1.5"),
@@ -92,6 +93,77 @@ def test_images_that_are_not_those_of_the_camera_are_refused(tmp_path, size, met
 def test_keys_that_would_change_the_geometry_are_refused(tmp_path, frame, meta, message):
     with pytest.raises(ValueError, match=rf"transforms\.json: {message}"):
         load_scene(write(tmp_path, frame, **FOCAL, **meta), holdout=0)
+
+
+@pytest.mark.parametrize(
+    ("size", "meta", "expected"),
+    [
+        # Pixels per half a turn in the file, pixels per radian in cameras.
+        ((48, 24), {"fl_x": 24, "fl_y": 24, "cx": 24, "cy": 12, "w": 48, "h": 24}, [24, 24, 24, 12]),
+        ((48, 24), {}, [24, 24, 24, 12]),
+        ((48, 24), {"w": 480, "h": 240, "fl_x": 480, "cx": 560, "cy": 110}, [48, 24, 56, 11]),
+    ],
+)
+def test_panoramas_and_crops_of_them(tmp_path, size, meta, expected):
+    folder = write(tmp_path, size=size, camera_model="EQUIRECTANGULAR", **meta)
+    cameras = load_scene(folder, holdout=0).train.cameras
+    assert cameras.lens.models == ("equirectangular",)
+    fx, fy, *middle = cameras.intrinsics[0].tolist()
+    assert [math.pi * fx, math.pi * fy, *middle] == pytest.approx(expected, rel=1e-6)
+    undistorted = load_scene(folder, holdout=0, lens_distortion=False).train.cameras
+    assert undistorted.lens.models == ("equirectangular",)
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        (
+            {"fl_x": 7.6},
+            "'fl_x' must be at least 24 for an EQUIRECTANGULAR image of 48x24, .* per half a turn, got 7.6",
+        ),
+        ({"fl_y": 7.6}, "'fl_y' must be at least 24 for"),
+        ({"camera_angle_x": 3.0}, "'camera_angle_x' must be absent for an EQUIRECTANGULAR image, got 3.0: give fl_x"),
+        ({"k1": 0.1}, "'camera_model' must be OPENCV or .* for a lens with k1, got 'EQUIRECTANGULAR'"),
+    ],
+)
+def test_panoramas_that_are_none_are_refused(tmp_path, meta, message):
+    with pytest.raises(ValueError, match=message):
+        load_scene(write(tmp_path, size=(48, 24), camera_model="EQUIRECTANGULAR", **meta), holdout=0)
+
+
+def test_a_frame_may_be_a_panorama_among_photographs(tmp_path):
+    folder = write(tmp_path, {"camera_model": "EQUIRECTANGULAR"}, size=(48, 24), fl_x=30.0, fl_y=30.0)
+    assert math.pi * load_scene(folder, holdout=0).train.cameras.intrinsics[0, 0] == pytest.approx(30)
+
+
+def test_velocities_of_a_rolling_shutter(tmp_path):
+    velocity = {"camera_angular_velocity": [0.5, 0, -1], "camera_linear_velocity": [0, 2, 0]}
+    folder = write(tmp_path, velocity, rolling_shutter_time=0.1, **FOCAL)
+    cameras = load_scene(folder, holdout=0, image_size=24).train.cameras
+    # 18 rows of the image as it is read.
+    assert (18 * cameras.rolling[0, :6]).tolist() == pytest.approx([0.05, 0, -0.1, 0, 0.2, 0])
+    assert cameras.rolling[0, 6] == 9
+    assert cameras.kinds == "rolling shutter"
+    still = write(tmp_path, velocity, **FOCAL)
+    assert load_scene(still, holdout=0).train.cameras.rolling is None
+
+
+@pytest.mark.parametrize(
+    ("frame", "seconds", "message"),
+    [
+        (
+            {"camera_linear_velocity": [1, 2]},
+            0.1,
+            r"'camera_linear_velocity' must be a list of 3 numbers, got \[1, 2\]",
+        ),
+        ({"camera_linear_velocity": [1, 2, "x"]}, 0.1, "'camera_linear_velocity' must be a finite number, got 'x'"),
+        ({"camera_angular_velocity": [40, 0, 0]}, 0.1, "must turn a camera by at most half a turn and move it by"),
+        ({}, -1, "'rolling_shutter_time' must be at least 0 seconds, got -1"),
+    ],
+)
+def test_motions_that_are_none_are_refused(tmp_path, frame, seconds, message):
+    with pytest.raises(ValueError, match=message):
+        load_scene(write(tmp_path, frame, rolling_shutter_time=seconds, **FOCAL), holdout=0)
 
 
 def test_keys_without_effect_are_named_once(tmp_path, caplog):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,8 @@ def test_cameras_are_loaded_again_as_they_were(tmp_path, model):
     columns = 0 if model is None or "pinhole" in model else len(LENS_TERMS[model])
     lens = None if model is None else Lens(model, 0.01 + 0.1 * torch.rand(3, columns))
     train = split_of(write_images(tmp_path, ("a.png", "b.jpg", "deep/c.png"), (40, 30)), lens)
+    moving = torch.cat((0.01 * torch.randn(3, 6), torch.full((3, 1), 7.5)), dim=1)
+    train = replace(train, cameras=replace(train.cameras, rolling=moving))
     test = split_of(write_images(tmp_path, ("d.png",), (40, 30)), lens)
     scene = Scene("capture", torch.tensor(BOX), {"train": train, "test": test})
     save_cameras(tmp_path / "transforms.json", scene, tmp_path)
@@ -108,6 +111,9 @@ def test_cameras_are_loaded_again_as_they_were(tmp_path, model):
         assert torch.allclose(again.cameras.intrinsics, split.cameras.intrinsics)
         assert (again.cameras.width, again.cameras.height) == (20, 15)
         assert (again.cameras.lens is None) == (model in (None, "pinhole"))
+        assert (again.cameras.rolling is None) == (name == "test")
+        if name == "train":
+            torch.testing.assert_close(again.cameras.rolling, moving)
         if again.cameras.lens is not None:
             assert torch.equal(again.cameras.lens.rows, split.cameras.lens.rows)
 

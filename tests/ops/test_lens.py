@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from voxelfield import Lens
 from voxelfield.ops import _constants
 from voxelfield.ops._internal import lens_points, lens_rays
-from voxelfield.ops._internal.lens import LENS_NUMBERS
+from voxelfield.ops._internal.lens import LENS_NUMBERS, sphere_points, sphere_rays
 from voxelfield.rendering.lens import LENS_TERMS
 
 RADIUS = 1100.0  # pixels from the principal point to the outermost points
@@ -171,4 +171,25 @@ def test_no_points(device):
 
 def test_the_kernels_have_the_same_models():
     assert LENS_NUMBERS == _constants.LENS_NUMBERS == 2 + max(map(len, LENS_TERMS.values()))
-    assert len(LENS_TERMS) == _constants.LENS_MODELS
+    *known, last = LENS_TERMS
+    assert len(known) == _constants.LENS_MODELS
+    assert last == "equirectangular", "whose rays torch computes"
+
+
+def test_panoramas_there_and_back(device):
+    for right, down in ((0.3, -0.2), (3.1, 1.5), (-3.1, -1.5), (1.6, 0.0)):
+        ray = sphere_rays(torch.tensor([right, down], device=device)).tolist()
+        expected = (math.sin(right) * math.cos(down), math.sin(down), math.cos(right) * math.cos(down))
+        assert ray == pytest.approx(expected, abs=1e-6)
+    points = (torch.rand(1000, 2, device=device) - 0.5) * torch.tensor([2 * math.pi, math.pi], device=device)
+    torch.testing.assert_close(sphere_points(7 * sphere_rays(points)), points, atol=1e-4, rtol=0)
+    beyond = sphere_rays(torch.tensor([[2.0, 9.0], [-1.0, -1.6]], device=device))
+    torch.testing.assert_close(beyond[:, 1], torch.tensor([1.0, -1.0], device=device))
+
+
+def test_panoramas_have_derivatives_also_at_the_poles():
+    rays = torch.randn(20, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(sphere_points, rays)
+    pole = torch.tensor([[0.0, 2.0, 0.0], [0.0, -1.0, 0.0]], requires_grad=True)
+    sphere_points(pole).sum().backward()
+    assert pole.grad.isfinite().all()

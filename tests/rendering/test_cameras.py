@@ -94,6 +94,94 @@ def test_rays_through_a_lens_are_seen_at_their_pixels(device, model):
         torch.testing.assert_close(found, pixel.cpu().double(), rtol=0, atol=1e-3)
 
 
+def test_a_sphere_shows_all_directions_in_order(device):
+    """Rows from the zenith down, columns from behind over the left to the right, of a camera that looks along -z."""
+    lens, focal = Lens("equirectangular", torch.zeros(1, 0)), 4 / math.pi
+    camera = Cameras(torch.eye(4)[None], torch.tensor([[focal, focal, 4.0, 2.0]]), 8, 4, lens).to(device)
+    directions = camera.image_rays(0, AABB.to(device)).directions.view(4, 8, 3)
+    for row in range(4):
+        for column in range(8):
+            right, up = math.radians(45 * (column + 0.5) - 180), math.radians(90 - 45 * (row + 0.5))
+            flat = math.cos(up)
+            expected = [flat * math.sin(right), math.sin(up), -flat * math.cos(right)]
+            assert directions[row, column].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def with_motion(cameras, turn=0.2, move=0.5):
+    """Random motions of all rows together; the middle row has the pose."""
+    axes = torch.nn.functional.normalize(torch.randn(len(cameras), 2, 3), dim=-1) * torch.tensor([[turn], [move]])
+    rolling = torch.cat((axes.flatten(1) / cameras.height, torch.full((len(cameras), 1), cameras.height / 2)), dim=1)
+    return dataclasses.replace(cameras, rolling=rolling.to(cameras.c2w.device))
+
+
+@pytest.mark.parametrize("model", [None, "fisheye", "equirectangular"])
+def test_each_row_has_its_own_pose(device, model):
+    cameras = make_cameras(device=device)
+    cameras = with_motion(cameras if model is None else with_lens(cameras, model))
+    for camera in (0, 3):
+        rays = cameras.image_rays(camera, AABB.to(device))
+        origins, directions = (each.view(48, 64, 3).cpu() for each in (rays.origins, rays.directions))
+        turn, move, _ = cameras.rolling[camera].double().cpu().split((3, 3, 1))
+        x, y, z = turn.tolist()
+        cross = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64)
+        for row in (0, 17, 47):
+            relative = torch.eye(4, dtype=torch.float64)
+            relative[:3, :3] = torch.linalg.matrix_exp((row + 0.5 - 24) * cross)
+            relative[:3, 3] = (row + 0.5 - 24) * move
+            pose = cameras.c2w[camera].double().cpu() @ relative
+            still = dataclasses.replace(cameras[[camera]], c2w=pose[None].float().to(device), rolling=None)
+            expected = still.image_rays(0, AABB.to(device))
+            torch.testing.assert_close(origins[row], expected.origins[:64].cpu(), atol=1e-5, rtol=0)
+            expected_directions = expected.directions.view(48, 64, 3)[row].cpu()
+            torch.testing.assert_close(directions[row], expected_directions, atol=1e-5, rtol=0)
+
+
+def test_rows_keep_their_poses_at_other_sizes(device):
+    cameras, aabb = with_motion(make_cameras(height=50, device=device)), AABB.to(device)
+    pixel, index = torch.tensor([[31.5, 40.5]], device=device), torch.tensor([2], device=device)
+    whole = cameras.rays(index, pixel, aabb)
+    # Seven rows of seven pixels, and one that is cut off: its fourth row is exposed with that in its middle.
+    for other, point in ((cameras.enlarged(5), 5 * pixel), (cameras.shrunk(7), pixel / 7 + 0.0), (cameras[[2]], pixel)):
+        first = index if len(other) > 1 else 0 * index
+        found = other.rays(first, point, aabb)
+        near = 0.5 * cameras.rolling[2, :6].view(2, 3).norm(dim=1) * (7 if other.height == 7 else 0) + 1e-5
+        assert (found.directions - whole.directions).norm() < near[0]
+        assert (found.origins - whole.origins).norm() < near[1]
+    assert cameras.kinds == "rolling shutter"
+    assert orbit(cameras, torch.zeros(3, device=device), 4).rolling is None
+
+
+def test_poses_are_differentiable_through_a_rolling_shutter():
+    cameras = with_motion(make_cameras(count=2))
+    rolling, index, y = cameras.rolling.double(), torch.tensor([0, 1, 1]), torch.tensor([3.5, 7.5, 40.5])
+
+    def rows(c2w):
+        moving = object.__new__(Cameras)
+        for name, value in (vars(cameras) | {"c2w": c2w, "rolling": rolling}).items():
+            object.__setattr__(moving, name, value)
+        return moving.row_poses(index, y.double())
+
+    assert torch.autograd.gradcheck(rows, cameras.c2w.double().requires_grad_())
+
+
+def test_a_cube_shows_what_a_sphere_does(device):
+    lens = Lens(["equirectangular", "fisheye"], torch.zeros(2, 0))
+    cameras = dataclasses.replace(make_cameras(count=2, device=device), lens=lens.to(device))
+    cube = cameras.pinholes(all_round=True)
+    assert (len(cube), cube.lens, cube.values) == (7, None, {})
+    assert torch.equal(cube.c2w[:1], cameras.c2w[:1])
+    side = 2 * round(float(cameras.intrinsics[0, 0]))
+    assert [cube.size(index) for index in range(7)] == 6 * [(side, side)] + [(64, 48)]
+    torch.testing.assert_close(cube.c2w[:6, :3, 3], cameras.c2w[:1, :3, 3].expand(6, 3))
+    torch.testing.assert_close(torch.linalg.det(cube.c2w[:, :3, :3]), torch.ones(7, device=device))
+    torch.testing.assert_close(cube.c2w[:6, :3, 2].sum(dim=0), torch.zeros(3, device=device))
+    # The second face is to the right of the first, and the fifth above it.
+    right, up = cameras.c2w[0, :3, 0], cameras.c2w[0, :3, 1]
+    torch.testing.assert_close(-cube.c2w[1, :3, 2], right)
+    torch.testing.assert_close(-cube.c2w[4, :3, 2], up)
+    assert len(cameras.pinholes()) == 2
+
+
 def test_a_lens_without_terms_is_a_pinhole(device):
     cameras = make_cameras(device=device)
     models = ("perspective", "rational", "field_of_view", "division", "extended_unified", "pinhole")
@@ -258,9 +346,10 @@ def test_casting_rays_never_waits_for_the_device():
     cameras = make_cameras(device="cuda")
     camera_index = torch.randint(len(cameras), (64,), device="cuda")
     pixels, aabb = torch.rand(64, 2, device="cuda"), AABB.cuda()
-    with never_synchronising():
-        cameras.rays(camera_index, pixels, aabb)
-        cameras.image_rays(0, aabb)
+    for each in (cameras, with_motion(with_lens(cameras, "equirectangular"))):
+        with never_synchronising():
+            each.rays(camera_index, pixels, aabb)
+            each.image_rays(0, aabb)
 
 
 @pytest.mark.parametrize("index", [slice(1, 3), [4, 0], torch.tensor([5, 5])])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -19,6 +21,9 @@ LENSES = {
     "one of each": Lens(
         ["fisheye", "pinhole", "perspective", "field_of_view", "extended_unified"],
         torch.tensor([[0.03, -0.02], [0.0, 0.0], [0.05, -0.01], [0.5, 0.0], [0.5, 1.0]]),
+    ),
+    "equirectangular, and others": Lens(
+        ["equirectangular", "fisheye", "equirectangular", "pinhole", "equirectangular"], torch.zeros(COUNT, 0)
     ),
 }
 
@@ -64,3 +69,22 @@ def test_points_behind_or_too_near_do_not_count(device):
     points = torch.tensor([[0.0, 0.0, -2.0], [0.0, 0.0, 2.0], [0.0, 0.0, -0.4], [9.0, 0.0, -2.0]], device=device)
     assert views_of_points(cameras, points, near=0.5).tolist() == [1, 0, 0, 0]
     torch.testing.assert_close(distance_to_nearest(cameras, points)[:3].cpu(), torch.tensor([2.0, 2.0, 0.4]))
+
+
+@pytest.mark.parametrize("middle", [20.0, -7.0, 65.0, -180.0])
+def test_panoramas_go_on_across_the_seam(device, middle):
+    """A whole sphere of 80 x 40 pixels and a crop of one, of 40 x 30; behind the camera, the circle begins again."""
+    lens = Lens("equirectangular", torch.zeros(2, 0))
+    focal = 80 / (2 * math.pi)
+    intrinsics = torch.tensor([[focal, focal, middle, 20.0], [focal, focal, middle, 9.5]])
+    sizes = torch.tensor([[80, 40], [40, 30]])
+    cameras = Cameras.of_sizes(torch.eye(4).repeat(2, 1, 1), intrinsics, sizes, lens).to(device)
+    for camera, (width, height) in enumerate(sizes.tolist()):
+        in_camera = cameras.image_rays(camera, BOX.to(device)).directions * torch.tensor([1, -1, -1], device=device)
+        row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        shown = row + 0.5 - intrinsics[camera, 3] < 20  # one row of the crop lies below the nadir
+        pixels = pixels_of_rays(cameras, camera, in_camera).cpu().view(height, width, 2)
+        assert torch.equal(pixels[shown], torch.stack((column, row), dim=-1)[shown])
+    around = torch.randn(2000, 3, device=device)
+    assert (views_of_points(cameras[:1], around) == 1).all(), "a whole sphere shows everything"
+    assert 0.2 < views_of_points(cameras[1:], around).float().mean() < 0.6

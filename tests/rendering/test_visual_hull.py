@@ -22,6 +22,7 @@ LENSES = {
     "barrel": Lens("perspective", torch.tensor([[-0.4, 0.15, 0.0, 0.0, 0.01, -0.01]]).repeat(12, 1)),
     "pincushion": Lens("perspective", torch.tensor([[0.4, 0.1, 0.0, 0.0, 0.0, 0.0]]).repeat(12, 1)),
     "fisheye": Lens("fisheye", torch.tensor([[-0.1, 0.02, 0.0, 0.0, 0.0, 0.0]]).repeat(12, 1)),
+    "equirectangular": Lens("equirectangular", torch.zeros(12, 0)),
 }
 
 
@@ -60,6 +61,40 @@ def test_the_object_is_kept_and_the_rest_carved(device, resolution, lens):
     away = torch.rand(5000, 3) * 2 - 1
     away = away[(away - CENTRE).norm(dim=-1) > 2.2 * RADIUS]
     assert hull[cell_of(away, resolution)].float().mean() < 0.1
+
+
+@pytest.mark.parametrize("lens", ["pinhole", "fisheye"])
+def test_rows_with_poses_of_their_own_keep_the_object(device, lens):
+    axes = torch.nn.functional.normalize(torch.randn(12, 2, 3), dim=-1) * torch.tensor([[0.04], [0.04]])
+    rolling = torch.cat((axes.flatten(1) / 96, torch.full((12, 1), 48.0)), dim=1)
+    cameras = dataclasses.replace(ring(), lens=LENSES[lens], rolling=rolling)
+    hull = visual_hull(sphere_alpha(cameras), cameras.to(device), AABB.to(device), (32, 32, 32)).cpu()
+    inside = CENTRE + torch.nn.functional.normalize(torch.randn(5000, 3), dim=-1) * RADIUS * torch.rand(5000, 1)
+    assert hull[cell_of(inside, (32, 32, 32))].all()
+    assert hull.float().mean() < 0.4
+
+
+def test_whole_spheres_carve_across_their_seam_but_not_at_their_poles(device):
+    """Cameras that are turned at random, one right above the object and one within the box."""
+    generator = torch.Generator().manual_seed(0)
+    cameras = ring(size=32)
+    heading = 2 * math.pi * torch.rand(12, generator=generator)
+    turn = torch.eye(4).repeat(12, 1, 1)
+    turn[:, 0, 0], turn[:, 0, 2], turn[:, 2, 0], turn[:, 2, 2] = (
+        heading.cos(),
+        heading.sin(),
+        -heading.sin(),
+        heading.cos(),
+    )
+    c2w = cameras.c2w @ turn
+    c2w[0, :3, 3], c2w[1, :3, 3] = torch.tensor([0.2, -0.1, 2.0]), torch.tensor([-0.9, 0.9, 0.9])
+    focal = 512 / (2 * math.pi)
+    intrinsics = torch.tensor([[focal, focal, 256.0, 128.0]]).repeat(12, 1)
+    spheres = Cameras(c2w, intrinsics, 512, 256, LENSES["equirectangular"])
+    hull = visual_hull(sphere_alpha(spheres), spheres.to(device), AABB.to(device), (32, 32, 32)).cpu()
+    inside = CENTRE + torch.nn.functional.normalize(torch.randn(5000, 3), dim=-1) * RADIUS * torch.rand(5000, 1)
+    assert hull[cell_of(inside, (32, 32, 32))].all()
+    assert hull.float().mean() < 0.2
 
 
 def test_opaque_images_carve_nothing():

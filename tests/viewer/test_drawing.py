@@ -11,6 +11,7 @@ import torch
 from viewer_scene import SIZE, bricks, trained_run
 
 from voxelfield.datasets.scene import Split
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import composite_background, turbo
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -41,6 +42,14 @@ def test_a_photographs_viewpoint_sees_what_its_camera_sees(viewpoint):
     torch.testing.assert_close(own.intrinsics, given.intrinsics)
     wide = viewpoint_of(given, 0, aspect=0.5).cameras(2 * SIZE, SIZE)
     torch.testing.assert_close(wide.intrinsics[0, :2], given.intrinsics[0, :2])
+
+
+def test_the_viewpoint_of_a_panorama_shows_a_right_angle():
+    given = bricks().train.cameras[:1]
+    sphere = Cameras(
+        given.c2w, torch.tensor([[32.0, 32.0, 7.0, 50.0]]), 200, 100, Lens("equirectangular", torch.zeros(1, 0))
+    )
+    assert viewpoint_of(sphere, 0).fov == pytest.approx(math.pi / 2)
 
 
 def test_a_sharp_picture_is_that_of_the_runs_own_renderer(painter, viewpoint):

@@ -20,6 +20,7 @@ from voxelfield.datasets.sharpness import SHARPNESS_SIZE, sharpness
 from voxelfield.datasets.sky import sky_share
 from voxelfield.datasets.transparency import transparency
 from voxelfield.messages import printable
+from voxelfield.rendering.lens import Lens, join_lenses
 from voxelfield.warps.choice import WarpConfig, choose_warp
 from voxelfield.warps.warp import Warp
 
@@ -52,6 +53,9 @@ class Capture:
             none if unknown.
         sky: Share of the pixels that depend on their direction alone (:func:`voxelfield.datasets.sky.sky_share`), if a
             field ends in front of what they show.
+        lens: Their lenses; None for pinholes.
+        motion: (N, 2) float64, how far each camera turns, in radians, and moves, in world units, while the rows of its
+            image are exposed one after another; None if none does.
     """
 
     name: str
@@ -70,6 +74,8 @@ class Capture:
     transparency: tuple[float, ...] = ()
     beyond_box: tuple[float, ...] = ()
     sky: float = 0.0
+    lens: Lens | None = None
+    motion: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -87,8 +93,11 @@ class Capture:
     @property
     def fields_of_view(self) -> Tensor:
         """(N, 2) horizontal and vertical angles in degrees; 180 where a focal length is not positive."""
-        sizes = torch.tensor(self.sizes, dtype=torch.float64)
-        return (2 * torch.atan2(sizes / 2, self.intrinsics[:, :2].clamp(min=0))).rad2deg()
+        sizes, focal = torch.tensor(self.sizes, dtype=torch.float64), self.intrinsics[:, :2]
+        angles = 2 * torch.atan2(sizes / 2, focal.clamp(min=0))
+        if self.lens is not None:
+            angles = torch.where(self.lens.is_sphere[:, None], sizes / focal, angles)
+        return angles.rad2deg()
 
 
 def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, model: int | None = None) -> Capture:
@@ -112,6 +121,9 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
     intrinsics = torch.cat([split.cameras.intrinsics for split in scene.splits.values()]).double()
     images = [Image.fromarray(split.image(index).numpy()) for _, split, index in views]
     warp = choose_warp(scene, WarpConfig())
+    lenses = [split.cameras.lens or Lens("pinhole", torch.zeros(len(split), 0)) for split in scene.splits.values()]
+    # The middle row has the pose, so that the motion of all rows is twice the largest one.
+    motion = 2 * torch.cat([split.cameras.largest_motion() for split in scene.splits.values()]).double()
     return Capture(
         name=printable(scene.name),
         format=scene.format,
@@ -128,6 +140,8 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
         warp=warp,
         transparency=tuple(share for split in scene.splits.values() for share in transparency(split)),
         beyond_box=tuple(_share_beyond(split, index, scene.aabb) if warp is None else 0.0 for _, split, index in views),
+        lens=join_lenses(lenses),
+        motion=motion if bool(motion.any()) else None,
         sky=0.0 if warp is None or warp.is_forward_facing else sky_share(scene.train),
     )
 

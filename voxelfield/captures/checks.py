@@ -15,6 +15,7 @@ from voxelfield.captures.capture import Capture
 from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, sees_box, turned_about
 from voxelfield.datasets.sharpness import BLURRED
 from voxelfield.datasets.sky import ENOUGH_SKY
+from voxelfield.rendering.cameras import looks
 from voxelfield.warps.bounds import stray_cameras
 
 FEW_VIEWS = 20
@@ -73,7 +74,7 @@ def box_out_of_sight(capture: Capture) -> Finding | None:
 
 def doubtful_poses(capture: Capture) -> Finding | None:
     """Warns of poses that probably have another convention; see :func:`voxelfield.datasets.poses.likely_mistake`."""
-    mistake = likely_mistake(capture.c2w)
+    mistake = likely_mistake(looks(capture.c2w, capture.lens))
     return None if mistake is None else Finding("doubtful poses", mistake)
 
 
@@ -192,7 +193,10 @@ def odd_field_of_view(capture: Capture) -> Finding | None:
     """Warns of focal lengths that are not positive, and of very narrow or wide fields of view."""
     low, high = FIELDS_OF_VIEW
     angles = capture.fields_of_view
-    odd = ((angles < low) | (angles > high)).any(dim=-1)
+    wide = angles > high
+    if capture.lens is not None:
+        wide &= ~capture.lens.is_sphere[:, None]
+    odd = ((angles < low) | wide).any(dim=-1)
     first = int(odd.int().argmax())
     return _about(
         capture,
@@ -269,7 +273,8 @@ def check_capture(capture: Capture) -> list[Finding]:
 
 def _sees_box(capture: Capture, c2w: Tensor) -> Tensor:
     """Tells which cameras (N,) have some part of the box within their images."""
-    return sees_box(c2w, capture.intrinsics, torch.tensor(capture.sizes, dtype=torch.float64), capture.aabb)
+    sizes = torch.tensor(capture.sizes, dtype=torch.float64)
+    return sees_box(c2w, capture.intrinsics, sizes, capture.aabb, capture.lens)
 
 
 def _about(capture: Capture, chosen: Tensor | Sequence[bool], title: str, message: str) -> Finding | None:

@@ -123,6 +123,7 @@ def measures(capture: Capture) -> list[tuple[str, str]]:
         ("format", capture.format),
         ("views", f"{len(capture)}: {', '.join(f'{count} {name}' for name, count in splits.items())}"),
         ("image size", f"{_counted(sizes)} pixels"),
+        ("cameras", _counted(Counter(["pinhole"] * len(capture) if capture.lens is None else capture.lens.models))),
         ("focal length, x", f"{_range(capture.intrinsics[:, 0])} pixels"),
         ("focal length, y", f"{_range(capture.intrinsics[:, 1])} pixels"),
         ("field of view, horizontal", f"{_range(capture.fields_of_view[:, 0])} degrees"),
@@ -130,6 +131,16 @@ def measures(capture: Capture) -> list[tuple[str, str]]:
         ("box", f"{_vector(low)} to {_vector(high)}"),
         ("size of the box", f"{_vector(high - low)} units"),
     ]
+    if capture.motion is not None:
+        turn, move = capture.motion.unbind(dim=-1)
+        some = int(capture.motion.any(dim=-1).sum())
+        rows.append(
+            (
+                "rolling shutter",
+                f"{some} of {len(capture)} images, during which cameras turn by {_range(turn.rad2deg())} degrees and "
+                f"move by {_range(move)} units",
+            )
+        )
     if capture.warp is not None:
         rows.append(capture.warp.summary)
     spread = capture.origins.amax(dim=0) - capture.origins.amin(dim=0)

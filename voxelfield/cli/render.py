@@ -219,7 +219,13 @@ def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras
         else:
             cameras = interpolate(around, frames)
     if options.size is not None:
-        cameras = at_size(cameras, *options.size)
+        width, height = options.size
+        if cameras.lens is not None and width * cameras.height != height * cameras.width:
+            raise ValueError(
+                f"--size must be in proportion to {cameras.width}x{cameras.height} for whole spheres, got "
+                f"{width}x{height}"
+            )
+        cameras = at_size(cameras, width, height)
     return cameras, fps if options.fps is None else options.fps
 
 
@@ -243,9 +249,10 @@ def _write_frames(
         views = trained.render_path(cameras[missing], *renderers)
         for index, view in zip(missing, _checked(views, len(missing)), strict=True):
             folder.save(index, view)
+    kinds = f", {cameras.kinds}," if cameras.kinds else ""
     logger.info(
-        "wrote %d frames of %dx%d to %s, which already had %d",
-        *(len(missing), cameras.width, cameras.height, out, end - first - len(missing)),
+        "wrote %d frames of %dx%d%s to %s, which already had %d",
+        *(len(missing), cameras.width, cameras.height, kinds, out, end - first - len(missing)),
     )
     if options.depth:
         logger.info("one step of a depth PNG is %.6g world units; 0 means that nothing was hit", folder.depth_unit)

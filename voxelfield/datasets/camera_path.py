@@ -17,6 +17,7 @@ from voxelfield.datasets.text import json_object
 from voxelfield.files import read_regular
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import Lens
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def read_camera_path(path: Path) -> CameraPath:
 
     The file is a JSON object with ``camera_path``, a list of frames with ``camera_to_world`` (16 numbers, row by row;
     OpenGL camera axes) and ``fov`` (vertical, degrees), and ``render_height``, ``render_width``, ``fps`` and
-    ``camera_type``.
+    ``camera_type``: ``perspective``, or ``equirectangular`` for whole spheres, which have no ``fov``.
 
     Args:
         path: The file.
@@ -60,8 +61,8 @@ def read_camera_path(path: Path) -> CameraPath:
     name = str(path)
     content = json_object(name, read_regular(path))
     kind = content.get("camera_type", "perspective")
-    if kind != "perspective":
-        raise ValueError(f"{name}: 'camera_type' must be perspective, got {shown(kind)}")
+    if kind not in ("perspective", "equirectangular"):
+        raise ValueError(f"{name}: 'camera_type' must be perspective or equirectangular, got {shown(kind)}")
     if content.get("crop") is not None:
         logger.warning("%s: 'crop' is ignored: the whole field is rendered", name)
     height, width = (
@@ -71,10 +72,14 @@ def read_camera_path(path: Path) -> CameraPath:
     poses, focals = [], []
     for where, frame in path_frames(name, content, "camera_path"):
         poses.append(pose(f"{where}: 'camera_to_world'", frame.get("camera_to_world")))
-        fov = math.radians(number(where, frame, "fov", *FIELDS_OF_VIEW))
-        focals.append(0.5 * height / math.tan(0.5 * fov))
-    intrinsics = torch.tensor([[focal, focal, 0.5 * width, 0.5 * height] for focal in focals])
-    return CameraPath(Cameras(torch.stack(poses), intrinsics, width, height), fps)
+        if kind == "equirectangular":
+            focals.append((width / (2 * math.pi), height / math.pi))
+        else:
+            fov = math.radians(number(where, frame, "fov", *FIELDS_OF_VIEW))
+            focals.append(2 * (0.5 * height / math.tan(0.5 * fov),))
+    intrinsics = torch.tensor([[*focal, 0.5 * width, 0.5 * height] for focal in focals])
+    lens = Lens(kind, torch.zeros(len(poses), 0)) if kind == "equirectangular" else None
+    return CameraPath(Cameras(torch.stack(poses), intrinsics, width, height, lens), fps)
 
 
 def path_frames(name: str, content: Mapping[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:

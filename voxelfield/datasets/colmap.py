@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from voxelfield.datasets.colmap_files import (
     names_in_text,
 )
 from voxelfield.datasets.image_paths import mask_path
-from voxelfield.datasets.lenses import CAMERA_MODELS, photo_lens
+from voxelfield.datasets.lenses import READ_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
 from voxelfield.datasets.poses import FARTHEST, check_poses, turned_about
@@ -200,12 +201,12 @@ def _name(source: Path, image: Any) -> str:
 
 def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any) -> Photo:
     kind = camera.model.name
-    if kind not in CAMERA_MODELS:
+    if kind not in READ_MODELS:
         raise ValueError(
-            f"{source}: camera {camera.camera_id} must be one of {', '.join(CAMERA_MODELS)}, got {kind}: undistort the "
+            f"{source}: camera {camera.camera_id} must be one of {', '.join(READ_MODELS)}, got {kind}: undistort the "
             "images first (colmap image_undistorter)"
         )
-    model, terms = CAMERA_MODELS[kind]
+    model, terms = READ_MODELS[kind]
     numbers = camera.params[-len(terms) :].tolist() if terms else []
     lens = photo_lens(f"{source}: camera {camera.camera_id}", model, dict(zip(terms, numbers, strict=True)))
     if min(camera.width, camera.height) < 1:
@@ -221,5 +222,10 @@ def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any)
         raise ValueError(f"{source}: pose of {image.name} must have a unit quaternion, got zeros")
     c2w = turned_about(torch.linalg.inv(w2c))
     check_poses(lambda _: f"{source}: pose of {image.name}", c2w[None])
-    intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)
-    return Photo(path, c2w, scaled(intrinsics, (camera.width, camera.height)), lens, mask=mask)
+    size = width, height = camera.width, camera.height
+    if model == "equirectangular":
+        # pycolmap crashes where it is asked for a focal length that the model does not have.
+        intrinsics = (width / (2 * math.pi), height / math.pi, width / 2, height / 2)
+    else:
+        intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)
+    return Photo(path, c2w, scaled(intrinsics, size), lens, mask=mask)

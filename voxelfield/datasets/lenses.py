@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import LENS_TERMS, Lens, LensModel, join_lenses
 
 CAMERA_MODELS: dict[str, tuple[LensModel, tuple[str, ...]]] = {
@@ -34,6 +36,12 @@ CAMERA_MODELS: dict[str, tuple[LensModel, tuple[str, ...]]] = {
 }
 """COLMAP's camera models: the lens, and the order of its coefficients after the focal lengths and principal point."""
 
+READ_MODELS: dict[str, tuple[LensModel, tuple[str, ...]]] = {
+    **CAMERA_MODELS,
+    "EQUIRECTANGULAR": ("equirectangular", ()),
+}
+"""These, and panoramas, which are read from files; ``voxelfield process`` finds no poses of them."""
+
 TRANSFORMS_MODELS: dict[LensModel, str] = {
     "pinhole": "PINHOLE",
     "perspective": "OPENCV",
@@ -43,6 +51,7 @@ TRANSFORMS_MODELS: dict[LensModel, str] = {
     "field_of_view": "FOV",
     "division": "DIVISION",
     "extended_unified": "EUCM",
+    "equirectangular": "EQUIRECTANGULAR",
 }
 """The ``camera_model`` under which a ``transforms.json`` has each lens: nerfstudio's name, or else COLMAP's."""
 
@@ -76,14 +85,38 @@ def lens_of_photos(lenses: Sequence[Lens | None], distortion: bool) -> Lens | No
 
     Args:
         lenses: The lens of each photograph; None stands for a pinhole.
-        distortion: Whether to keep the distortion; without it, fisheyes are equidistant and all others pinholes.
+        distortion: Whether to keep the distortion; without it, fisheyes are equidistant, panoramas are what they are,
+            and all others pinholes.
     """
     lens = join_lenses(lenses)
     return lens if lens is None or distortion else join_lenses([lens.without_distortion()])
 
 
-def transforms_lens(lens: Lens | None, camera: int) -> dict[str, Any]:
-    """Returns the entries of a frame in a ``transforms.json`` that describe the lens of one camera."""
+def transforms_camera(cameras: Cameras, index: int, size: Sequence[int]) -> dict[str, Any]:
+    """Returns the entries of a frame in a ``transforms.json`` that describe one camera.
+
+    Args:
+        cameras: The cameras, on the CPU.
+        index: Index of the camera.
+        size: Width and height of its image file in pixels.
+    """
+    scale = torch.tensor(size, dtype=torch.float64) / torch.tensor(cameras.size(index))
+    focal, centre = (cameras.intrinsics[index].double() * scale.repeat(2)).split(2)
+    lens = _transforms_lens(cameras.lens, index)
+    if lens["camera_model"] == TRANSFORMS_MODELS["equirectangular"]:
+        focal = focal * math.pi
+    (fl_x, fl_y), (cx, cy) = focal.tolist(), centre.tolist()
+    frame = {"w": size[0], "h": size[1], "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy, **lens}
+    if cameras.rolling is not None:
+        # The motion while all rows are exposed, in one second.
+        motion = cameras.rolling[index, :6].double() * cameras.size(index)[1]
+        keys = ("camera_angular_velocity", "camera_linear_velocity")
+        frame |= dict(zip(keys, motion.view(2, 3).tolist(), strict=True)) | {"rolling_shutter_time": 1.0}
+    return frame | {"transform_matrix": cameras.c2w[index].tolist()}
+
+
+def _transforms_lens(lens: Lens | None, camera: int) -> dict[str, Any]:
+    """Returns the entries that describe the lens of one camera."""
     if lens is None:
         return {"camera_model": "PINHOLE"}
     model, terms = lens.described(camera)

@@ -60,6 +60,8 @@ class Photo:
         observed: (K, 4) float64, the points that structure from motion found in the image: column and row as shares of
             its width and height, depth along the optical axis in world units, and how reliable it is, from 0 to 1; None
             if that is not known.
+        motion: (6,) float64, how the camera turns, a rotation vector in radians, and moves, world units, in its own
+            frame while all rows of the image are exposed, the middle one with the pose ``c2w``; None: it stands still.
     """
 
     path: Path
@@ -73,6 +75,7 @@ class Photo:
     depth: Path | None = None
     depth_unit: float = 1e-3
     observed: Tensor | None = None
+    motion: Tensor | None = None
 
 
 def present_photos(
@@ -253,7 +256,13 @@ def _cameras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size
     intrinsics = _intrinsics(photos, sizes) * scale.repeat(1, 2)
     c2w = torch.stack([photo.c2w for photo in photos])
     lens = lens_of_photos([photo.lens for photo in photos], options.lens_distortion)
-    return Cameras.of_sizes(c2w.float(), intrinsics.float(), torch.tensor(read), lens)
+    cameras = Cameras.of_sizes(c2w.float(), intrinsics.float(), torch.tensor(read), lens)
+    if all(photo.motion is None for photo in photos):
+        return cameras
+    still = torch.zeros(6, dtype=torch.float64)
+    motion = torch.stack([still if photo.motion is None else photo.motion for photo in photos])
+    heights = torch.tensor(read, dtype=torch.float64)[:, 1:]
+    return replace(cameras, rolling=torch.cat((motion / heights, heights / 2), dim=1).float())
 
 
 def centred(intrinsics: Intrinsics, width: int, height: int) -> Intrinsics:

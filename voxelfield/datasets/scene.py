@@ -124,10 +124,11 @@ class Split:
 
     @property
     def size_in_words(self) -> str:
-        """Width and height of the images in pixels, for messages."""
+        """Width and height of the images in pixels, and kinds of cameras but pinholes, for messages."""
         kinds = len(self.cameras.all_sizes().unique(dim=0))
         size = f"{self.cameras.width} x {self.cameras.height}"
-        return size if kinds <= 1 else f"{kinds} sizes up to {size}"
+        size = size if kinds <= 1 else f"{kinds} sizes up to {size}"
+        return f"{size}, {self.cameras.kinds}" if self.cameras.kinds else size
 
     def image(self, index: int) -> Tensor:
         """Returns one of the images held, (height, width, 4) uint8."""
@@ -163,8 +164,8 @@ class Scene:
         estimated: Whether ``aabb`` was only estimated from cameras or points.
         points: (M, 3) points from structure from motion, or points that fill the visible space, world units; None if
             unknown.
-        all_poses: (N, 4, 4) poses of all photographs, whether their split is loaded or not, camera to world, float32 or
-            float64; None: those of the splits.
+        all_poses: (N, 4, 4) where all photographs look, whether their split is loaded or not
+            (:func:`voxelfield.rendering.cameras.looks`), float32 or float64; None: those of the splits.
         all_cameras: The cameras of all photographs; None: those of the splits.
         format: Name of the format of :mod:`voxelfield.datasets.registry` that it was read from; empty for none.
 
@@ -191,10 +192,10 @@ class Scene:
             check_tensor("Scene.all_poses", self.all_poses, ("N", 4, 4))
 
     def poses(self) -> Tensor:
-        """Returns the poses (N, 4, 4) of all photographs, camera to world, OpenGL axes."""
+        """Returns where all photographs look: poses (N, 4, 4), camera to world, OpenGL axes, six for a panorama."""
         if self.all_poses is not None:
             return self.all_poses
-        return torch.cat([split.cameras.c2w for split in self.splits.values()])
+        return torch.cat([split.cameras.looks() for split in self.splits.values()])
 
     def border_rays(self) -> tuple[Tensor, Tensor]:
         """Returns origins and unit directions, both (N, P, 3), of rays along the borders of all photographs."""

@@ -132,6 +132,11 @@ def _compare(
         return (x[:, None] + y)[:, :, None] + z
 
     across, depth = (along(right), along(-up)), along(-backward)
+    turn, move = cameras.largest_motion()[index].tolist()
+    if cameras.lens is not None and bool(cameras.lens.is_sphere[index]):
+        rays = torch.stack((*across, depth), dim=-1)
+        return _compare_sphere(pixels_of_rays(cameras, index, rays), rays, radius + move, turn, silhouette, intrinsics)
+    radius += move + turn * float(depth.abs().max())
     nearest = (depth - radius).clamp_(min=1e-3 * radius)
     distance = depth.abs().clamp_(min=1e-3 * radius)
     if cameras.lens is None:
@@ -143,9 +148,51 @@ def _compare(
         window = _LENS_WINDOW
         rays = torch.stack((*across, depth), dim=-1)
         pixels = [part.float() + 0.5 for part in pixels_of_rays(cameras, index, rays).unbind(dim=-1)]
-    ends, beyond = [], torch.zeros_like(depth, dtype=torch.bool)
-    for focal, side, pixel, last in zip(intrinsics[:2], across, pixels, silhouette.counts.shape[::-1], strict=True):
-        reach = (side.abs() / distance + 1) * (window * radius * focal) / nearest
+    sides = []
+    for focal, side, pixel in zip(intrinsics[:2], across, pixels, strict=True):
+        sides.append((pixel, (side.abs() / distance + 1) * (window * radius * focal) / nearest))
+    empty, beyond = _is_empty(silhouette, sides)
+    before = depth > radius
+    against = before & empty
+    return before & ~empty, (against | (depth < -radius)) if silhouette.whole else against & ~beyond
+
+
+def _compare_sphere(
+    pixels: Tensor, rays: Tensor, radius: float, turn: float, silhouette: Silhouette, intrinsics: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Computes the same for an equirectangular image.
+
+    Args:
+        pixels: (X, Y, Z, 2) where the centres of the balls appear.
+        rays: (X, Y, Z, 3) right, down and forward from the camera to the centres.
+        radius: Radius of the balls.
+        turn: Angle by which they may appear elsewhere, radians.
+        silhouette: The silhouette.
+        intrinsics: (4,) those of the image.
+    """
+    distance = rays.norm(dim=-1)
+    size = (radius / distance).clamp(max=1).asin() + turn
+    flat = rays[..., ::2].norm(dim=-1) / distance
+    # A ball around a pole is as wide as the image.
+    wide = torch.where(size.sin() < flat, (size.sin() / flat).clamp(max=1).asin(), math.pi)
+    (column, row), (across, down) = (pixels.float() + 0.5).unbind(dim=-1), intrinsics[:2]
+    empty, beyond = _is_empty(silhouette, [(column, across * wide + 1), (row, down * size + 1)])
+    # What reaches beyond the seam is seen at the other side of the circle.
+    for circle in (2 * math.pi * across, -2 * math.pi * across):
+        empty &= _is_empty(silhouette, [(column + circle, across * wide + 1), (row, down * size + 1)])[0]
+    before = distance > radius
+    return before & ~empty, before & empty if silhouette.whole else before & empty & ~beyond
+
+
+def _is_empty(silhouette: Silhouette, sides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Returns which windows (X, Y, Z) of an image show nothing, and which reach beyond the image.
+
+    Args:
+        silhouette: What the image shows.
+        sides: The middles and half the sides of the windows along x and y, pixels.
+    """
+    ends, beyond = [], torch.zeros_like(sides[0][0], dtype=torch.bool)
+    for (pixel, reach), last in zip(sides, silhouette.counts.shape[::-1], strict=True):
         low, high = (((pixel + sign * reach) / silhouette.block).floor_() for sign in (-1, 1))
         high += 1
         beyond |= (low < 0) | (high > last - 1)
@@ -154,6 +201,4 @@ def _compare(
     counts, columns = silhouette.counts.flatten(), silhouette.counts.shape[1]
     above, below = y0 * columns, y1 * columns
     inside = counts[below + x1] - counts[above + x1] - counts[below + x0] + counts[above + x0]
-    before, empty = depth > radius, inside == 0
-    against = before & empty
-    return before & ~empty, (against | (depth < -radius)) if silhouette.whole else against & ~beyond
+    return inside == 0, beyond

@@ -5,10 +5,21 @@ A file lists ``frames`` (``file_path``, ``transform_matrix``) and, for the whole
 ``y_fov`` in degrees). Pixels are square if one axis has neither, and the principal point (``cx``, ``cy``) is in the
 middle by default. Lengths in pixels belong to images of the size ``w``, ``h``; for images of other sizes they are
 scaled. A lens that distorts has its coefficients, such as ``k1`` or ``p2``, and a ``camera_model`` (nerfstudio), or
-``is_fisheye`` (instant-ngp). A frame may have a ``mask_path``, an image that is black where pixels must be ignored, a
-``time`` (D-NeRF), and a ``depth_file_path``: a grey image with 16 bits, or an array of floating point in a file
-``.npy``, of depths along the optical axis in units of ``depth_unit_scale_factor`` (nerfstudio; a thousandth of a world
-unit by default).
+``is_fisheye`` (instant-ngp).
+
+With the ``camera_model`` EQUIRECTANGULAR, an image is a panorama or a crop of one. Its focal lengths are pixels per
+half a turn, as nerfstudio has them: those of a whole sphere are half its width and its height, which is the default.
+From left to right, rays turn to the right about the camera's y axis, which is up in the image, and the point (``cx``,
+``cy``), which may lie outside of a crop, shows the optical axis.
+
+If rows are exposed one after another (rolling shutter), ``rolling_shutter_time`` is the seconds from the first to the
+last row, and ``camera_linear_velocity`` and ``camera_angular_velocity``, in world units and radians per second along
+and about the axes of the camera's own frame, say how it moves meanwhile (Spectacular AI's fork of nerfstudio). The
+middle row has the pose of the file.
+
+A frame may have a ``mask_path``, an image that is black where pixels must be ignored, a ``time`` (D-NeRF), and a
+``depth_file_path``: a grey image with 16 bits, or an array of floating point in a file ``.npy``, of depths along the
+optical axis in units of ``depth_unit_scale_factor`` (nerfstudio; a thousandth of a world unit by default).
 """
 
 from __future__ import annotations
@@ -25,9 +36,9 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.image_paths import find_images
-from voxelfield.datasets.lenses import CAMERA_MODELS, TRANSFORMS_MODELS, photo_lens
+from voxelfield.datasets.lenses import READ_MODELS, TRANSFORMS_MODELS, photo_lens
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
-from voxelfield.datasets.poses import check_poses
+from voxelfield.datasets.poses import FARTHEST, check_poses
 from voxelfield.datasets.text import json_object
 from voxelfield.files import read_regular
 from voxelfield.messages import clipped
@@ -38,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 # The first key that is present counts.
 _FOCAL_KEYS = {"x": ("fl_x", "camera_angle_x", "x_fov"), "y": ("fl_y", "camera_angle_y", "y_fov")}
-_INTRINSICS = {*_FOCAL_KEYS["x"], *_FOCAL_KEYS["y"], "cx", "cy", "w", "h"}
+_INTRINSICS = {*_FOCAL_KEYS["x"], *_FOCAL_KEYS["y"], "cx", "cy", "w", "h", "camera_model"}
 _OPTIONAL_PATHS = ("mask_path", "depth_file_path")
 # Relative difference of two values of one focal length that are considered equal.
 _SAME = 0.01
@@ -55,15 +66,17 @@ _READ = {
     *("camera_angle_x", "camera_angle_y", "fl_x", "fl_y", "x_fov", "y_fov", "cx", "cy", "w", "h"),
     *("camera_model", "is_fisheye", "distortion_params", "latlong", "equirectangular", "orthographic"),
     *("time", "depth_file_path", "depth_unit_scale_factor"),
+    *("rolling_shutter_time", "camera_linear_velocity", "camera_angular_velocity"),
 }
 # The keys of coefficients of lenses.
 _LENS_KEY = re.compile(r"[kps]\d|s[xy]1|omega|k|alpha|beta|ftheta_p\d")
 
+_MOTION = "give motion during the exposure as rolling_shutter_time, camera_linear_velocity and camera_angular_velocity"
 # These change rays in ways that are not modelled. Zeros change nothing.
 _REFUSED = {
-    "rolling_shutter": "the rows of an image are taken to be exposed at once",
-    "transform_matrix_start": "a camera is taken to stand still during the exposure",
-    "transform_matrix_end": "a camera is taken to stand still during the exposure",
+    "rolling_shutter": _MOTION,
+    "transform_matrix_start": _MOTION,
+    "transform_matrix_end": _MOTION,
     "shift_x": "give the principal point as cx and cy",
     "shift_y": "give the principal point as cx and cy",
     "skew": "pixels are taken to have rows and columns at right angles",
@@ -130,6 +143,7 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
                 time=None if known.get("time") is None else _number(file, known, "time"),
                 depth=None if depth is None or not depths[depth].is_file() else depths[depth],
                 depth_unit=unit,
+                motion=_motion(file, known),
             )
         )
     return photos, meta
@@ -217,6 +231,8 @@ def _intrinsics(file: Path, frame: Mapping[str, Any], meta: Mapping[str, Any]) -
         ValueError: No focal length is given, or a value is not possible.
     """
     known = ChainMap(dict(frame), dict(meta))
+    if known.get("camera_model") == TRANSFORMS_MODELS["equirectangular"]:
+        return _sphere_intrinsics(file, known)
     x, y = (
         next((focal for holder in (frame, meta) if (focal := _focal(file, holder, axis)) is not None), None)
         for axis in _FOCAL_KEYS
@@ -241,6 +257,53 @@ def _intrinsics(file: Path, frame: Mapping[str, Any], meta: Mapping[str, Any]) -
         return scaled(of(*whole), whole, f"'w' and 'h' in {file}")(width, height)
 
     return of_image
+
+
+def _sphere_intrinsics(file: Path, known: Mapping[str, Any]) -> Callable[[int, int], Intrinsics]:
+    """Returns the same function for an equirectangular image; in :class:`voxelfield.Lens`, it has pixels per radian."""
+    for key in (*_FOCAL_KEYS["x"][1:], *_FOCAL_KEYS["y"][1:]):
+        if known.get(key) is not None:
+            raise ValueError(
+                f"{file}: '{key}' must be absent for an EQUIRECTANGULAR image, got {shown(known[key])}: give fl_x and "
+                "fl_y, in pixels per half a turn"
+            )
+
+    def of_image(width: int, height: int) -> Intrinsics:
+        w, h = _number(file, known, "w", width), _number(file, known, "h", height)
+        fl_x, fl_y = _number(file, known, "fl_x", w / 2), _number(file, known, "fl_y", h)
+        # With pixels per radian in their place, an image would show the whole circle three times.
+        for key, focal, least in (("fl_x", fl_x, w / 2), ("fl_y", fl_y, h)):
+            if focal < (1 - _SAME) * least:
+                raise ValueError(
+                    f"{file}: '{key}' must be at least {least:g} for an EQUIRECTANGULAR image of {w:g}x{h:g}, in "
+                    f"pixels per half a turn, got {focal:g}"
+                )
+        cx, cy = _number(file, known, "cx", w / 2), _number(file, known, "cy", h / 2)
+        whole = fl_x / math.pi, fl_y / math.pi, cx, cy
+        return scaled(whole, (w, h), f"'w' and 'h' in {file}")(width, height)
+
+    return of_image
+
+
+def _motion(file: Path, meta: Mapping[str, Any]) -> Tensor | None:
+    """Returns how a camera turns and moves while all rows are exposed, (6,) float64; None if it stands still."""
+    keys = ("camera_angular_velocity", "camera_linear_velocity")
+    seconds = _number(file, meta, "rolling_shutter_time", 0.0)
+    if seconds < 0:
+        raise ValueError(f"{file}: 'rolling_shutter_time' must be at least 0 seconds, got {seconds:g}")
+    velocities = []
+    for key in keys:
+        velocity = [0.0] * 3 if meta.get(key) is None else meta[key]
+        if not isinstance(velocity, list) or len(velocity) != 3:
+            raise ValueError(f"{file}: '{key}' must be a list of 3 numbers, got {shown(velocity)}")
+        velocities.append([_number(file, {key: each}, key) for each in velocity])
+    turn, move = motion = seconds * torch.tensor(velocities, dtype=torch.float64)
+    if not (float(turn.norm()) <= math.pi and float(move.norm()) <= FARTHEST):
+        raise ValueError(
+            f"{file}: '{keys[0]}' and '{keys[1]}' must turn a camera by at most half a turn and move it by at most "
+            f"{FARTHEST:g} units while 'rolling_shutter_time' passes, got {motion.tolist()}"
+        )
+    return motion.flatten() if bool(motion.any()) else None
 
 
 def _focal(file: Path, holder: Mapping[str, Any], axis: str) -> Callable[[float], float] | None:
@@ -288,12 +351,14 @@ def _lens(file: Path, meta: Mapping[str, Any]) -> Lens | None:
     keys = [key for key in meta if _LENS_KEY.fullmatch(key) and meta[key] is not None]
     for key in (*(key for key in keys if key.startswith("ftheta")), "latlong", "equirectangular", "orthographic"):
         if meta.get(key) not in (None, False) or key in keys:
-            raise ValueError(f"{file}: '{key}' must be absent, got {shown(meta[key])}: undistort the images first")
+            panorama = key in ("latlong", "equirectangular")
+            remedy = "give 'camera_model' as EQUIRECTANGULAR" if panorama else "undistort the images first"
+            raise ValueError(f"{file}: '{key}' must be absent, got {shown(meta[key])}: {remedy}")
     fisheye = meta.get("is_fisheye")
     if not (fisheye is None or isinstance(fisheye, bool)):
         raise ValueError(f"{file}: 'is_fisheye' must be true or false, got {shown(fisheye)}")
     name = meta.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")
-    models = CAMERA_MODELS | {"FISHEYE624": CAMERA_MODELS["RAD_TAN_THIN_PRISM_FISHEYE"]}
+    models = READ_MODELS | {"FISHEYE624": READ_MODELS["RAD_TAN_THIN_PRISM_FISHEYE"]}
     if not isinstance(name, str) or name not in models:
         raise ValueError(
             f"{file}: 'camera_model' must be one of {', '.join(models)}, got {shown(name)}: undistort the images first"

@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from voxelfield.datasets.images import image_size
-from voxelfield.datasets.lenses import share_camera_model, transforms_lens
+from voxelfield.datasets.lenses import share_camera_model, transforms_camera
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.files import atomic_write, check_suffix
 
@@ -41,22 +39,10 @@ def save_cameras(path: Path | str, scene: Scene, folder: Path) -> None:
 def _frames(split: Split, folder: Path) -> list[dict[str, Any]]:
     if split.paths is None:
         raise ValueError("scene must be one whose images are files, got a split without paths")
-    cameras, frames = split.cameras, []
+    frames = []
     for index, path in enumerate(split.paths):
         if not path.is_relative_to(folder):
             raise ValueError(f"folder must contain the images of the scene, got {folder}, which has no {path}")
-        size = image_size(path)
-        scale = torch.tensor(size, dtype=torch.float64) / torch.tensor(cameras.size(index))
-        fx, fy, cx, cy = (cameras.intrinsics[index].double() * scale.repeat(2)).tolist()
-        frame = {
-            "file_path": path.relative_to(folder).as_posix(),
-            "w": size[0],
-            "h": size[1],
-            "fl_x": fx,
-            "fl_y": fy,
-            "cx": cx,
-            "cy": cy,
-            "transform_matrix": cameras.c2w[index].tolist(),
-        }
-        frames.append(frame | transforms_lens(cameras.lens, index))
+        name = {"file_path": path.relative_to(folder).as_posix()}
+        frames.append(name | transforms_camera(split.cameras, index, image_size(path)))
     return frames

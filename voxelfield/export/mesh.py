@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -221,7 +221,7 @@ class FieldSurface:
         """Returns the fused surface of each copy of the field; the copies share the depth maps' rendering."""
         if cameras is None or not len(cameras):
             raise ValueError("cameras must be at least one for surface tsdf, got none")
-        pinholes = replace(cameras, lens=None)
+        pinholes = cameras.pinholes(all_round=True)
         # A ray has many samples.
         chunk = max(self._chunk // 16, 1)
         render = [partial(depth_map, *each, self._settings, pinholes.to(each[0].aabb.device), chunk) for each in copies]

@@ -103,7 +103,7 @@ def splats_of(
         raise ValueError("cameras must be at least one, got none")
     if inputs := (*field.extra_inputs, *field.density_inputs):
         raise ValueError(f"field must depend on position and direction alone, got one that needs {', '.join(inputs)}")
-    cameras = replace(cameras.to(field.aabb.device), lens=None, values={})
+    cameras = replace(cameras.to(field.aabb.device).pinholes(all_round=True), values={})
     with torch.no_grad():
         splats, voxels = _convert(field, occupancy, settings, cameras, options.count)
     logger.info("%d voxels become Gaussians", len(splats))

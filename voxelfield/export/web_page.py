@@ -101,14 +101,15 @@ def save_web_page(
         logger.info("the data are in %d files beside the page, which must be opened from a server", len(files))
     else:
         parts = [(name, part) for name, data in stored.items() for part in _encoded(data)]
-    c2w, (width, height) = cameras.c2w[0].double(), cameras.size(0)
+    first = cameras[:1].pinholes()
+    c2w, (width, height) = first.c2w[0].double(), first.size(0)
     scene = {
         "arrays": [
             {"name": name, "format": format, "shape": list(texels.shape[:3]), "file": files.get(name)}
             for name, format, texels in textures
         ],
         "c2w": c2w[:3].T.tolist(),
-        "intrinsics": cameras.intrinsics[0].tolist(),
+        "intrinsics": first.intrinsics[0].tolist(),
         "size": [width, height],
         "up": up_direction(cameras).tolist(),
         "pivot": pivot.tolist(),

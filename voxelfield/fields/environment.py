@@ -6,17 +6,15 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from voxelfield import ops
 from voxelfield.fields.field import Field
 from voxelfield.ops._checks import check_tensor
+from voxelfield.ops._internal.lens import sphere_points, sphere_rays
 
 ROWS = (8, 32, 128)
 """Rows of the maps that are added. The coarse ones learn fast, and hold where few photographs show the finer ones."""
 
-# Sine of the elevation from which on a direction counts as vertical: its azimuth has no usable derivative.
-_VERTICAL = 1 - 1e-6
 # Keeps the logits of black and white finite.
 _DARKEST = 1 / 255
 
@@ -61,7 +59,7 @@ class Environment(nn.Module):
             ValueError: ``directions`` has another shape.
         """
         check_tensor("directions", directions, ("R", 3))
-        row, column = project(F.normalize(directions, dim=-1))
+        row, column = project(directions)
         logits = torch.zeros_like(directions)
         for each in self.maps:
             # Periodic along columns; above the first row and below the last, these go on.
@@ -85,24 +83,22 @@ class Environment(nn.Module):
             rows: Height of the image; by default that of the finest map.
         """
         device = self.maps[0].device
-        elevation = math.pi * (0.5 - (torch.arange(rows, device=device) + 0.5) / rows)
-        azimuth = 2 * math.pi * (0.5 - (torch.arange(2 * rows, device=device) + 0.5) / (2 * rows))
-        elevation, azimuth = torch.meshgrid(elevation, azimuth, indexing="ij")
-        flat = elevation.cos()
-        directions = torch.stack((flat * azimuth.cos(), flat * azimuth.sin(), elevation.sin()), dim=-1)
+        down = math.pi * ((torch.arange(rows, device=device) + 0.5) / rows - 0.5)
+        right = 2 * math.pi * ((torch.arange(2 * rows, device=device) + 0.5) / (2 * rows) - 0.5)
+        down, right = torch.meshgrid(down, right, indexing="ij")
+        y, z, x = sphere_rays(torch.stack((right, down), dim=-1)).unbind(dim=-1)
+        directions = torch.stack((x, -y, -z), dim=-1)
         return self(directions.view(-1, 3)).view(rows, 2 * rows, 3)
 
 
 def project(directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns where a panorama shows unit directions (R, 3): its row and its column, both (R,), as shares from 0 to 1.
+    """Returns where a panorama shows directions (R, 3): its row and its column, both (R,), as shares from 0 to 1.
 
     Differentiable, also where a direction is vertical and has no azimuth.
     """
     x, y, z = directions.unbind(dim=-1)
-    vertical = z.abs() >= _VERTICAL
-    x, y = x.masked_fill(vertical, 1.0), y.masked_fill(vertical, 0.0)
-    row = 0.5 - torch.asin(z.clamp(-_VERTICAL, _VERTICAL)) / math.pi
-    return row, 0.5 - torch.atan2(y, x) / (2 * math.pi)
+    right, down = sphere_points(torch.stack((-y, -z, x), dim=-1)).unbind(dim=-1)
+    return 0.5 + down / math.pi, 0.5 + right / (2 * math.pi)
 
 
 def environment_of(field: Field) -> Environment | None:

@@ -158,8 +158,10 @@ def farthest(cameras: Cameras, aabb: Tensor) -> float:
 
 def _digest(cameras: Cameras) -> str:
     digest = hashlib.sha256()
-    lens = () if cameras.lens is None else (cameras.lens.rows,)
-    for tensor in (cameras.c2w, cameras.intrinsics, *lens):
+    lens = None if cameras.lens is None else cameras.lens.rows
+    for tensor in (cameras.c2w, cameras.intrinsics, lens, cameras.rolling):
+        if tensor is None:
+            continue
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 

@@ -31,7 +31,10 @@ class Similarity:
         c2w = cameras.c2w.double().cpu().clone()
         c2w[:, :3, :3] = self.rotation @ c2w[:, :3, :3]
         c2w[:, :3, 3] = self.scale * c2w[:, :3, 3] @ self.rotation.T + self.translation
-        return replace(cameras, c2w=c2w.float().to(cameras.c2w.device))
+        rolling = cameras.rolling
+        if rolling is not None:
+            rolling = rolling * rolling.new_tensor([1, 1, 1, *3 * (self.scale,), 1])
+        return replace(cameras, c2w=c2w.float().to(cameras.c2w.device), rolling=rolling)
 
 
 def align_cameras(source: Cameras, target: Cameras, *, rotations: bool = True) -> Similarity:

@@ -13,13 +13,23 @@ from torch.nn import functional as F
 
 from voxelfield.ops._checks import check_at_least_one, check_field, check_float32, check_index, check_same_device
 from voxelfield.ops._errors import shown
-from voxelfield.ops._internal.lens import lens_rays
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays, check_values, intersect_aabb
+from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.warps.warp import Warp
 
 _LATTICE = 33  # points along each side of the image
 _ALONG_EDGE = 9  # points along each edge of the image, for rays along its border
+
+# Axes, right, up and backward, of cameras that look at the sides of a cube: forward, right, back, left, up and down.
+_CUBE = (
+    ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    ((0.0, 0.0, 1.0), (0.0, 1.0, 0.0), (-1.0, 0.0, 0.0)),
+    ((-1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, -1.0)),
+    ((0.0, 0.0, -1.0), (0.0, 1.0, 0.0), (1.0, 0.0, 0.0)),
+    ((1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (0.0, -1.0, 0.0)),
+    ((1.0, 0.0, 0.0), (0.0, 0.0, -1.0), (0.0, 1.0, 0.0)),
+)
 
 # Largest angle in degrees between the world's z axis and the cameras' mean up direction at which the z axis is used.
 _WORLD_UP_WITHIN = 15.0
@@ -39,6 +49,10 @@ class Cameras:
             reading a size does not synchronise. None: all images have the size ``width`` x ``height``.
         values: Further tensors (N, ...) by name, same device: values of each camera's rays (:attr:`Rays.values`), such
             as the time of each image.
+        rolling: (N, 7) float32, same device: how cameras move while the rows of their images are exposed one after
+            another (rolling shutter). From each row of pixels to the next, a camera turns by a rotation vector (3) in
+            radians and moves by a vector (3) in world units, both in its own frame; then follows how far below the top
+            of the image, in pixels, it has the pose ``c2w``. None: all rows have that pose.
 
     Raises:
         TypeError: A tensor has another dtype, a size is not an int, or ``lens`` is not a :class:`Lens`.
@@ -53,6 +67,7 @@ class Cameras:
     lens: Lens | None = None
     sizes: Tensor | None = None
     values: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
+    rolling: Tensor | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_field("Cameras.c2w", self.c2w, ("N", 4, 4), torch.float32)
@@ -72,6 +87,8 @@ class Cameras:
                     f"must reach, got {shown(self.sizes.tolist())}"
                 )
         check_values("Cameras.values", self.values, len(self), self.c2w)
+        if self.rolling is not None:
+            check_float32("Cameras.rolling", self.rolling, (len(self), 7), "Cameras.c2w", self.c2w)
         if self.lens is None:
             return
         if not isinstance(self.lens, Lens):
@@ -99,7 +116,8 @@ class Cameras:
         else:
             sizes = self.sizes[index.cpu() if isinstance(index, Tensor) else index]
             cameras = Cameras.of_sizes(*chosen, sizes, lens)
-        return replace(cameras, values={name: value[index] for name, value in self.values.items()})
+        rolling = None if self.rolling is None else self.rolling[index]
+        return replace(cameras, values={name: value[index] for name, value in self.values.items()}, rolling=rolling)
 
     @classmethod
     def of_sizes(cls, c2w: Tensor, intrinsics: Tensor, sizes: Tensor, lens: Lens | None = None) -> Cameras:
@@ -130,7 +148,25 @@ class Cameras:
         """Returns the same cameras on ``device``."""
         lens = None if self.lens is None else self.lens.to(device)
         values = {name: value.to(device) for name, value in self.values.items()}
-        return replace(self, c2w=self.c2w.to(device), intrinsics=self.intrinsics.to(device), lens=lens, values=values)
+        rolling = None if self.rolling is None else self.rolling.to(device)
+        c2w, intrinsics = self.c2w.to(device), self.intrinsics.to(device)
+        return replace(self, c2w=c2w, intrinsics=intrinsics, lens=lens, values=values, rolling=rolling)
+
+    @property
+    def known_to_ops(self) -> bool:
+        """Whether the ops that cast rays themselves know these cameras. Does not synchronise with the device.
+
+        They know no equirectangular images and no rolling shutters, whose rays :meth:`rays` casts.
+        """
+        return self.rolling is None and (self.lens is None or not self.lens.spheres)
+
+    @property
+    def kinds(self) -> str:
+        """The models of the lenses, and whether some shutters roll, for messages; empty for pinholes."""
+        kinds: list[str] = [] if self.lens is None else sorted(set(self.lens.models))
+        if self.rolling is not None and bool(self.rolling[:, :6].any()):
+            kinds.append("rolling shutter")
+        return ", ".join(kinds)
 
     def with_values(self, **values: Tensor | float) -> Cameras:
         """Returns the same cameras with further values of their rays.
@@ -157,7 +193,7 @@ class Cameras:
         """
         if not isinstance(factor, int) or factor < 1:
             raise ValueError(f"factor must be an int of at least 1, got {factor!r}")
-        return self._resized(self.intrinsics * factor, lambda side: side * factor)
+        return self._resized(factor, lambda side: side * factor)
 
     def shrunk(self, factor: int) -> Cameras:
         """Returns the same views with pixels ``factor`` times as large; a remainder at the right and bottom is cut off.
@@ -168,18 +204,19 @@ class Cameras:
         if not isinstance(factor, int) or not 1 <= factor <= self.shortest_side:
             limit = self.shortest_side
             raise ValueError(f"factor must be an int in [1, {limit}], the shorter side in pixels, got {factor!r}")
-        return self._resized(self.intrinsics / factor, lambda side: side // factor)
+        return self._resized(1 / factor, lambda side: side // factor)
 
     @property
     def shortest_side(self) -> int:
         """The shortest side of any image, in pixels."""
         return min(self.width, self.height) if self.sizes is None else int(self.sizes.min())
 
-    def _resized(self, intrinsics: Tensor, resize: Callable[[Any], Any]) -> Cameras:
-        """Returns the same views with other intrinsics and with every side, an int or a tensor of ints, resized."""
+    def _resized(self, factor: float, resize: Callable[[Any], Any]) -> Cameras:
+        """Returns the same views with ``factor`` times as many pixels and every side, an int or ints, resized."""
         sizes = None if self.sizes is None else resize(self.sizes)
         width, height = resize(self.width), resize(self.height)
-        return replace(self, intrinsics=intrinsics, width=width, height=height, sizes=sizes)
+        intrinsics, rolling = self.intrinsics * factor, scaled_rolling(self.rolling, factor)
+        return replace(self, intrinsics=intrinsics, width=width, height=height, sizes=sizes, rolling=rolling)
 
     def rays(self, camera_index: Tensor, pixels: Tensor, aabb: Tensor) -> Rays:
         """Casts one ray through each given image point.
@@ -202,20 +239,59 @@ class Cameras:
         check_field("camera_index", camera_index, ("R",), torch.int64, "Cameras.c2w", self.c2w)
         check_index("camera_index", camera_index, len(self), "the cameras")
         check_float32("pixels", pixels, (camera_index.shape[0], 2), "Cameras.c2w", self.c2w)
-        origins = self.c2w[:, :3, 3].index_select(0, camera_index)
-        directions = self._directions(camera_index, pixels)
+        if self.rolling is None:
+            origins, poses = self.c2w[:, :3, 3].index_select(0, camera_index), None
+        else:
+            poses = self.row_poses(camera_index, pixels[:, 1])
+            origins = poses[:, :3, 3].contiguous()
+        directions = self._directions(camera_index, pixels, poses)
         values = {name: value.index_select(0, camera_index) for name, value in self.values.items()}
         return Rays(origins, directions, *intersect_aabb(origins.detach(), directions.detach(), aabb), values=values)
 
-    def _directions(self, camera_index: Tensor, pixels: Tensor) -> Tensor:
-        """Returns the unit directions (R, 3) of the rays through image points, world frame."""
-        pose = self.c2w.index_select(0, camera_index)
+    def row_poses(self, camera_index: Tensor, y: Tensor) -> Tensor:
+        """Returns the poses of cameras while they exposed some rows; differentiable with respect to ``c2w``.
+
+        The position changes linearly, and the rotation by the exponential map, from the pose ``c2w``.
+
+        Args:
+            camera_index: (R,) int64, on the cameras' device.
+            y: (R,) float32, how far below the top of the image, in pixels; all of a row of pixels has one pose.
+
+        Returns:
+            (R, 4, 4) camera to world.
+        """
+        poses = self.c2w.index_select(0, camera_index)
+        if self.rolling is None:
+            return poses
+        rolling = self.rolling.index_select(0, camera_index)
+        motion = rolling[:, :6] * (y.floor() + 0.5 - rolling[:, 6])[:, None]
+        turn = exp_se3(F.pad(motion[:, :3], (0, 3)))
+        move = F.pad(motion[:, 3:, None], (3, 0, 0, 1))
+        return compose(poses, turn + move)
+
+    def largest_motion(self) -> Tensor:
+        """Returns how far poses of rows are from ``c2w`` at most: angles in radians and distances (N, 2), float32."""
+        if self.rolling is None:
+            return self.c2w.new_zeros(len(self), 2)
+        height = self.all_sizes()[:, 1].to(self.rolling)
+        reach = torch.maximum(self.rolling[:, 6], height - self.rolling[:, 6])
+        return self.rolling[:, :6].view(-1, 2, 3).norm(dim=-1) * reach[:, None]
+
+    def _directions(self, camera_index: Tensor, pixels: Tensor, poses: Tensor | None = None) -> Tensor:
+        """Returns the unit directions (R, 3) of the rays through image points, world frame.
+
+        Args:
+            camera_index: As for :meth:`rays`.
+            pixels: As for :meth:`rays`.
+            poses: What :meth:`row_poses` returns for them, if known.
+        """
+        pose = self.row_poses(camera_index, pixels[:, 1]) if poses is None else poses
         intrinsics = self.intrinsics.index_select(0, camera_index)
         offset = (pixels - intrinsics[:, 2:]).div_(intrinsics[:, :2])
         right, up, backward, _ = pose[:, :3].unbind(-1)
         forward = -backward
         if self.lens is not None:
-            offset = lens_rays(offset, self.lens.rows.index_select(0, camera_index))
+            offset = self.lens.rays_through(offset, camera_index)
             forward = forward * offset[:, 2:]
         # Sums of products instead of a matmul: with TF32 enabled, a matmul would deflect rays by a tenth of a pixel.
         directions = torch.addcmul(forward, right, offset[:, :1]).addcmul_(up, offset[:, 1:2], value=-1.0)
@@ -252,8 +328,35 @@ class Cameras:
         border = torch.cat([torch.stack(pair, dim=-1) for pair in pairs])
         pixels = (border * self.all_sizes()[:, None]).to(self.c2w.device)
         index = torch.arange(len(self), device=self.c2w.device).repeat_interleave(len(border))
-        directions = self._directions(index, pixels.flatten(0, 1)).view(pixels.shape[0], -1, 3)
-        return self.c2w[:, None, :3, 3].expand_as(directions), directions
+        # The lower edge belongs to the last row.
+        rows = torch.minimum(pixels[..., 1].flatten(), (self.all_sizes()[index.cpu(), 1] - 1).to(pixels))
+        poses = self.row_poses(index, rows)
+        directions = self._directions(index, pixels.flatten(0, 1), poses).view(pixels.shape[0], -1, 3)
+        return poses[:, :3, 3].view_as(directions), directions
+
+    def looks(self) -> Tensor:
+        """Returns poses (M, 4, 4) whose optical axes say where cameras look; see :func:`looks`."""
+        return looks(self.c2w, self.lens)
+
+    def pinholes(self, *, all_round: bool = False) -> Cameras:
+        """Returns pinhole cameras that stand still in place of these; without lenses, they show a similar view.
+
+        In place of an equirectangular image, a square one shows 90 degrees around the optical axis, with as many pixels
+        per radian there.
+
+        Args:
+            all_round: Whether the six sides of a cube are returned for an equirectangular image, that view first.
+        """
+        if self.lens is None or not self.lens.spheres:
+            return replace(self, lens=None, rolling=None)
+        sphere = self.lens.is_sphere.cpu()
+        index = torch.arange(len(self)).repeat_interleave(torch.where(sphere, len(_CUBE) if all_round else 1, 1))
+        focal = self.intrinsics[:, :1].round().clamp(min=1)
+        intrinsics = torch.where(sphere[:, None].to(focal.device), focal, self.intrinsics)
+        sizes = torch.where(sphere[:, None], (2 * focal).long().cpu(), self.all_sizes())
+        chosen = index.to(focal.device)
+        still = Cameras.of_sizes(self.looks() if all_round else self.c2w, intrinsics[chosen], sizes[index])
+        return replace(still, values={name: value[chosen] for name, value in self.values.items()})
 
     def pixel_angles(self) -> Tensor:
         """Measures the angles between the rays of neighbouring pixels, on a lattice over each image.
@@ -276,6 +379,30 @@ class Cameras:
         spread = torch.hypot(difference, (across * down).sum(-1))
         smallest, largest = (mean - spread).amin(dim=1), (mean + spread).amax(dim=1)
         return torch.stack((smallest, largest), dim=-1).clamp(min=0).sqrt()
+
+
+def looks(c2w: Tensor, lens: Lens | None) -> Tensor:
+    """Returns poses whose optical axes say where cameras look.
+
+    Args:
+        c2w: (N, 4, 4) floating point, camera to world, OpenGL axes.
+        lens: Their lenses.
+
+    Returns:
+        (M, 4, 4): the poses, but that of an equirectangular image is replaced by those of six cameras that look at the
+        sides of a cube around it, beginning with its own.
+    """
+    if lens is None or not lens.spheres:
+        return c2w
+    cube = torch.eye(4, dtype=c2w.dtype, device=c2w.device).repeat(len(_CUBE), 1, 1)
+    cube[:, :3, :3] = torch.tensor(_CUBE, dtype=c2w.dtype, device=c2w.device).mT
+    poses = zip(c2w, lens.is_sphere.tolist(), strict=True)
+    return torch.cat([pose @ cube if sphere else pose[None] for pose, sphere in poses])
+
+
+def scaled_rolling(rolling: Tensor | None, factor: float | Tensor) -> Tensor | None:
+    """Returns :attr:`Cameras.rolling` for images with ``factor`` times as many rows, a number or (N, 1)."""
+    return None if rolling is None else torch.cat((rolling[:, :6] / factor, rolling[:, 6:] * factor), dim=1)
 
 
 def reference_camera(warp: Warp | None, width: int, height: int) -> Cameras | None:
@@ -340,7 +467,8 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
 
     Args:
         cameras: Cameras that define the circle: their mean distance from ``target`` and mean elevation above it. The
-            new cameras are pinhole cameras with the first camera's image size and intrinsics.
+            new cameras are pinhole cameras with the first camera's image size and intrinsics
+            (:meth:`Cameras.pinholes`).
         target: (3,) point to look at, world frame.
         frames: Number of cameras; the last one is one step before the first.
 
@@ -371,8 +499,8 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     axes = torch.stack((right, up, backward), dim=-1)
     c2w[:, :3, :3] = upright.mT @ axes
     c2w[:, :3, 3] = centre + distance * c2w[:, :3, 2]
-    intrinsics = cameras.intrinsics[:1].expand(frames, 4).contiguous()
-    return Cameras(c2w.float(), intrinsics, *cameras.size(0))
+    first = cameras[:1].pinholes()
+    return Cameras(c2w.float(), first.intrinsics.expand(frames, 4).contiguous(), *first.size(0))
 
 
 def up_direction(cameras: Cameras) -> Tensor:

@@ -13,7 +13,7 @@ from numpy.polynomial import Polynomial
 from torch import Tensor
 
 from voxelfield.ops._checks import check_choice, check_field
-from voxelfield.ops._internal.lens import LENS_NUMBERS
+from voxelfield.ops._internal.lens import LENS_NUMBERS, lens_points, lens_rays, sphere_points, sphere_rays
 from voxelfield.ops._no_derivative import hold_constant
 
 LensModel = Literal[
@@ -25,6 +25,7 @@ LensModel = Literal[
     "field_of_view",
     "division",
     "extended_unified",
+    "equirectangular",
 ]
 
 _OPENCV = ("k1", "k2", "k3", "k4", "p1", "p2", "s1", "s2", "s3", "s4", "k5", "k6")
@@ -38,8 +39,14 @@ LENS_TERMS: dict[LensModel, tuple[str, ...]] = {
     "field_of_view": ("omega",),
     "division": ("k",),
     "extended_unified": ("alpha", "beta"),
+    "equirectangular": (),
 }
-"""The models in the order of their numbers in extension/cameras/lens.h, and the order of each model's coefficients."""
+"""The models in the order of their numbers in extension/cameras/lens.h, and the order of each model's coefficients.
+
+The extension does not know the last one, whose rays :class:`voxelfield.Cameras` casts.
+"""
+
+_SPHERE = list(LENS_TERMS).index("equirectangular")
 
 # A field-of-view lens below this angle, in radians, differs from a pinhole by less than float32 resolves.
 _SMALLEST_OMEGA = 1e-4
@@ -79,6 +86,10 @@ class Lens:
     ``extended_unified``, with ``alpha`` from 0 to 1 and ``beta`` above 0, images it at :math:`(x, y)` divided by
     :math:`\alpha \sqrt{\beta r^2 + 1} + 1 - \alpha`.
 
+    ``equirectangular``, a panorama, images a ray at its angles in radians: that to the right of the optical axis, and
+    that down from the plane of the optical axis and the x axis. Focal lengths are pixels per radian, and 2 pi of them
+    are the whole circle. The image may be a part of it, across the seam behind the camera too.
+
     The image of a lens ends where the distance from the principal point stops growing with :math:`r`. Image points
     farther out get a ray near the outermost one.
 
@@ -89,6 +100,7 @@ class Lens:
 
     Attributes:
         rows: (N, 14) float32, the lenses as ops take them, on the device of ``coefficients``.
+        spheres: Whether some may be equirectangular, which ops do not know.
 
     Raises:
         TypeError: ``coefficients`` is not a float32 tensor.
@@ -98,6 +110,7 @@ class Lens:
     """
 
     rows: Tensor
+    spheres: bool
 
     def __init__(self, model: LensModel | Sequence[LensModel], coefficients: Tensor) -> None:
         check_field("Lens.coefficients", coefficients, ("N", "C"), torch.float32)
@@ -118,16 +131,17 @@ class Lens:
         rows = [_row(each, tuple(terms)) for each, terms in zip(models, coefficients.tolist(), strict=True)]
         numbers = torch.tensor(rows, dtype=torch.float32, device=coefficients.device)
         object.__setattr__(self, "rows", numbers.view(count, LENS_NUMBERS))
+        object.__setattr__(self, "spheres", "equirectangular" in models)
 
     def __len__(self) -> int:
         return self.rows.shape[0]
 
     def __getitem__(self, index: slice | Tensor) -> Lens:
-        return _from_rows(self.rows[index])
+        return _from_rows(self.rows[index], self.spheres)
 
     def to(self, device: torch.device | str) -> Lens:
         """Returns the same lenses on ``device``."""
-        return _from_rows(self.rows.to(device))
+        return _from_rows(self.rows.to(device), self.spheres)
 
     @property
     def models(self) -> tuple[LensModel, ...]:
@@ -146,10 +160,39 @@ class Lens:
         terms = zip(LENS_TERMS[model], self.coefficients[camera].tolist(), strict=False)
         return model, {name: value for name, value in terms if value != 0}
 
+    @property
+    def is_sphere(self) -> Tensor:
+        """(N,) bool: which are equirectangular."""
+        return self.rows[:, 0] == _SPHERE
+
+    def rays_through(self, points: Tensor, cameras: Tensor) -> Tensor:
+        """Returns the rays that image points show, without derivatives; does not synchronise with the device.
+
+        Args:
+            points: (R, 2) float32, in focal lengths from the principal point, x to the right and y down.
+            cameras: (R,) int64, the camera of each point.
+
+        Returns:
+            (R, 3) float32: right, down and forward in the camera's frame, of any length.
+        """
+        rows = self.rows.index_select(0, cameras)
+        rays = lens_rays(points, rows)
+        return torch.where(rows[:, :1] == _SPHERE, sphere_rays(points.detach()), rays) if self.spheres else rays
+
+    def points_of(self, rays: Tensor, camera: int) -> Tensor:
+        """Projects rays (R, 3) to image points (R, 2) of one camera, the inverse of :meth:`rays_through`.
+
+        The result is meaningless for rays that the lens cannot image (:func:`voxelfield.ops._internal.lens_points`).
+        """
+        row = self.rows[camera : camera + 1]
+        points = lens_points(rays, row)
+        return torch.where(row[:, :1] == _SPHERE, sphere_points(rays), points) if self.spheres else points
+
     def without_distortion(self) -> Lens:
-        """Returns equidistant fisheyes in place of fisheyes, and pinholes in place of all others."""
-        models: list[LensModel] = ["fisheye" if "fisheye" in model else "pinhole" for model in self.models]
-        return Lens(models, self.rows[:, :0])
+        """Returns equidistant fisheyes in place of fisheyes, and pinholes in place of all others but panoramas."""
+        kept: dict[LensModel, LensModel] = {"fisheye": "fisheye", "fisheye624": "fisheye"}
+        kept["equirectangular"] = "equirectangular"
+        return Lens([kept.get(model, "pinhole") for model in self.models], self.rows[:, :0])
 
 
 def join_lenses(lenses: Sequence[Lens | None]) -> Lens | None:
@@ -162,7 +205,8 @@ def join_lenses(lenses: Sequence[Lens | None]) -> Lens | None:
         The lenses of all cameras, or None if all are pinholes.
     """
     pinhole = Lens("pinhole", torch.zeros(1, 0))
-    joined = _from_rows(torch.cat([(pinhole if lens is None else lens).rows for lens in lenses]))
+    each = [pinhole if lens is None else lens for lens in lenses]
+    joined = _from_rows(torch.cat([lens.rows for lens in each]), any(lens.spheres for lens in each))
     return joined if bool(joined.rows[:, 0].any()) else None
 
 
@@ -173,9 +217,10 @@ def lens_rows(lens: Lens | None, camera: int | None = None) -> Tensor | None:
     return lens.rows if camera is None else lens.rows[camera]
 
 
-def _from_rows(rows: Tensor) -> Lens:
+def _from_rows(rows: Tensor, spheres: bool) -> Lens:
     lens = object.__new__(Lens)
     object.__setattr__(lens, "rows", rows)
+    object.__setattr__(lens, "spheres", spheres)
     return lens
 
 
@@ -199,7 +244,7 @@ def _row(model: LensModel, values: tuple[float, ...]) -> tuple[float, ...]:
     elif model == "field_of_view":
         is_pinhole = abs(terms["omega"]) < _SMALLEST_OMEGA
     else:
-        is_pinhole = "fisheye" not in model and not any(terms.values())
+        is_pinhole = "fisheye" not in model and model != "equirectangular" and not any(terms.values())
     if is_pinhole:
         model, terms = "pinhole", {}
     numbers = [*terms.values(), *[0.0] * (len(_OPENCV) - len(terms))]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.ops._checks import check_at_least_one
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.cameras import Cameras, scaled_rolling
 from voxelfield.rendering.rigid import quaternions, rotations
 
 # Length of the mean of unit vectors above which they count as one direction: that of a uniform cone with a half-angle
@@ -37,7 +37,8 @@ def at_size(cameras: Cameras, width: int, height: int) -> Cameras:
     factor = height / sizes[:, 1:]
     intrinsics = cameras.intrinsics * factor
     intrinsics[:, 2] += 0.5 * (width - factor[:, 0] * sizes[:, 0])
-    return replace(cameras, intrinsics=intrinsics, width=width, height=height, sizes=None)
+    rolling = scaled_rolling(cameras.rolling, factor)
+    return replace(cameras, intrinsics=intrinsics, width=width, height=height, sizes=None, rolling=rolling)
 
 
 def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
@@ -50,7 +51,7 @@ def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
 
     Args:
         cameras: At least one. Images of the path have the size of the first. The new cameras are pinhole cameras, even
-            if these have lenses.
+            if these have lenses (:meth:`voxelfield.Cameras.pinholes`).
         frames: Number of cameras on the path.
         keys: Largest number of cameras that the path passes through.
 
@@ -64,6 +65,7 @@ def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
         raise ValueError(f"keys must be at least 1, got {keys}")
     if len(cameras) == 0:
         raise ValueError("cameras must be at least one, to lay a path through, got none")
+    cameras = cameras.pinholes()
     width, height = cameras.size(0)
     chosen = at_size(cameras[_keys(cameras.c2w.double().cpu(), keys)].to("cpu"), width, height)
     # Logarithms of focal lengths, so that zooming is uniform.
@@ -168,6 +170,7 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
     c2w = torch.eye(4, device=device, dtype=torch.float64).repeat(frames, 1, 1)
     c2w[:, :3, :3] = torch.stack([axes_looking(focus - position, axes[:, 1]) for position in positions])
     c2w[:, :3, 3] = positions
+    cameras = cameras.pinholes()
     width, height = cameras.size(0)
     intrinsics = at_size(cameras, width, height).intrinsics.mean(dim=0, keepdim=True).expand(frames, 4).contiguous()
     return Cameras(c2w.float(), intrinsics, width, height)

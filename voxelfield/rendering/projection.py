@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.ops._internal.lens import lens_points, lens_rays
 from voxelfield.rendering.cameras import Cameras
 
 _SAME_RAY = 1e-3  # radians
 
 
 def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
-    """Returns the pixels that rays of one camera pass through.
+    """Returns the pixels that rays of one camera pass through, as if all rows of its image had its pose.
 
     Args:
         cameras: The cameras.
@@ -28,18 +29,23 @@ def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
     if cameras.lens is None:
         points, shown = rays[..., :2] / rays[..., 2:], rays[..., 2] > 0
     else:
-        flat, lens = rays.reshape(-1, 3), cameras.lens.rows[index : index + 1]
-        points = lens_points(flat, lens)
-        back = lens_rays(points, lens)
+        flat = rays.reshape(-1, 3)
+        points = cameras.lens.points_of(flat, index)
+        back = cameras.lens.rays_through(points, torch.full_like(points[:, 0], index, dtype=torch.int64))
         error = (F.normalize(back, dim=-1) - F.normalize(flat, dim=-1)).norm(dim=-1)
         # The comparison is written so that it is False for NaN, i.e. points that overflowed are not shown.
         points, shown = points.view(*rays.shape[:-1], 2), (error <= _SAME_RAY).view(rays.shape[:-1])
-    pixels = (points * intrinsics[:2] + intrinsics[2:]).floor()
+    pixels = points * intrinsics[:2] + intrinsics[2:]
+    if cameras.lens is not None and cameras.lens.spheres:
+        # A part of a panorama may go on across the seam at pi.
+        column = pixels[..., 0].remainder(2 * math.pi * intrinsics[0])
+        pixels = torch.where(cameras.lens.is_sphere[index], torch.stack((column, pixels[..., 1]), dim=-1), pixels)
+    pixels = pixels.floor()
     return torch.where(shown[..., None], pixels, -1.0).long()
 
 
 def views_of_points(cameras: Cameras, points: Tensor, near: float = 0.0) -> Tensor:
-    """Counts the cameras in whose images points lie, disregarding occlusion.
+    """Counts the cameras in whose images points lie, disregarding occlusion, and the motion of rolling shutters.
 
     Args:
         cameras: The cameras.

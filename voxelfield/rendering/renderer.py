@@ -60,6 +60,8 @@ class ViewRenderer(Protocol):
 class FieldRenderer:
     """Renders images of a field with the fastest backend for its kind, see :func:`fastest_backend`.
 
+    Equirectangular images and those of a rolling shutter are always rendered by ``render_view``.
+
     If a device has too little shared memory for that backend, ``render_view`` is used instead, with a warning. Every
     supported GPU has enough, unless ``VOXELFIELD_SHARED_MEMORY_LIMIT`` reduces it.
 
@@ -150,7 +152,8 @@ class FieldRenderer:
         # pixels and not to their rays, rays are rendered over black, and pixels are composited over the background.
         self._over_black = isinstance(background, Environment) or supersampling > 1
         behind = torch.zeros_like(color) if self._over_black else color
-        self._draw = chosen.prepare(ImageSource(field, occupancy, settings, behind, chunk, precision))
+        source = ImageSource(field, occupancy, settings, behind, chunk, precision)
+        self._fast, self._general = chosen.prepare(source), GenericBackend.prepare(source)
 
     @torch.no_grad()
     def view(self, cameras: Cameras, index: int) -> View:
@@ -173,13 +176,14 @@ class FieldRenderer:
         if not 0 <= index < len(cameras):
             raise IndexError(f"index must lie in [0, {len(cameras)}), got {shown(index)}")
         cameras = cameras.to(self.device)
+        draw = self._fast if cameras.known_to_ops else self._general
         if not self._over_black:
-            return self._draw(cameras, index)
+            return draw(cameras, index)
         background = self._background
         if isinstance(background, Environment):
             background = background(cameras.image_rays(index, self._aabb).directions)
         one = cameras[index : index + 1]
-        rays = self._draw(one.enlarged(self._supersampling) if self._supersampling > 1 else one, 0)
+        rays = draw(one.enlarged(self._supersampling) if self._supersampling > 1 else one, 0)
         return _averaged(rays, self._supersampling, background, self._pixel_averaging)
 
 

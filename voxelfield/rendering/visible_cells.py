@@ -44,7 +44,8 @@ def visible_cells(
         return torch.zeros_like(seen)
     aabb, warp = occupancy.aabb, warp_of(field)
     # The largest angle between the rays of neighbouring pixels of each camera, radians.
-    angles = 1 / cameras.intrinsics[:, :2].amin(dim=-1) if cameras.lens is None else cameras.pixel_angles()[:, 1]
+    flat = cameras.lens is None and cameras.rolling is None
+    angles = 1 / cameras.intrinsics[:, :2].amin(dim=-1) if flat else cameras.pixel_angles()[:, 1]
     origins, angles = cameras.c2w[:, :3, 3].to(aabb.device), angles.to(aabb.device)
     if warp is None:
         spacing = float(((origins - aabb.mean(dim=0)).norm(dim=-1) * angles).max())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,6 +11,10 @@ from torch.nn import functional as F
 
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.projection import pixels_of_rays
+
+# Largest angle above or below the horizon, radians, at which panoramas carve. Near their poles, a cell is as wide as
+# the image.
+_STEEPEST = math.pi / 3
 
 
 @torch.no_grad()
@@ -48,6 +53,9 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
         column, row = _project(cameras, index, axes)
         inside = (column >= reach) & (column < width - reach)
         inside &= (row >= reach) & (row < height - reach)
+        if cameras.lens is not None and cameras.lens.spheres:
+            _, fy, _, cy = cameras.intrinsics[index]
+            inside &= ((row - cy).abs() < _STEEPEST * fy - 1) | ~cameras.lens.is_sphere[index]
         opaque = _dilate((alpha[index, :height, :width] > 0).to(aabb.device), reach)
         seen = opaque[row.clamp_(0, height - 1), column.clamp_(0, width - 1)]
         allowed &= seen | ~inside
@@ -89,8 +97,8 @@ def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -
     """
     size = (aabb[1] - aabb[0]) / torch.tensor(resolution)
     radius = 0.5 * float(size.norm())
-    if cameras.lens is not None:
-        return _lens_reaches(cameras, aabb + 0.5 * torch.stack((size, -size)), radius)
+    if cameras.lens is not None or cameras.rolling is not None:
+        return _angular_reaches(cameras, aabb + 0.5 * torch.stack((size, -size)), radius)
     corners = torch.cartesian_prod(*(aabb + 0.5 * torch.stack((size, -size))).unbind(-1))
     reaches = []
     sizes = cameras.all_sizes().tolist()
@@ -103,16 +111,28 @@ def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -
     return reaches
 
 
-def _lens_reaches(cameras: Cameras, centres: Tensor, radius: float) -> list[int]:
-    """Computes the same for lenses: balls with centres in a box ``centres`` (2, 3), measured by their angular size."""
-    origins = cameras.c2w[:, :3, 3]
+def _angular_reaches(cameras: Cameras, centres: Tensor, radius: float) -> list[int]:
+    """Computes the same for lenses: balls with centres in a box ``centres`` (2, 3), measured by their angular size.
+
+    The motion of a rolling shutter counts as if the balls were larger.
+    """
+    origins, motion = cameras.c2w[:, :3, 3], cameras.largest_motion()
     nearest = (origins - origins.maximum(centres[0]).minimum(centres[1])).norm(dim=-1)
+    angles = replace(cameras, rolling=None).pixel_angles()[:, 0]
+    spheres = torch.zeros(len(cameras), dtype=torch.bool) if cameras.lens is None else cameras.lens.is_sphere
+    focal = cameras.intrinsics[:, :2].amax(dim=1)
     reaches = []
-    for distance, angle in zip(nearest.tolist(), cameras.pixel_angles()[:, 0].tolist(), strict=True):
-        seen = distance > radius and angle > 0
-        reaches.append(
-            math.ceil(min(math.asin(radius / distance) / angle, cameras.width)) + 1 if seen else cameras.width
-        )
+    for distance, (turn, move), angle, sphere, fx in zip(
+        *(each.tolist() for each in (nearest, motion, angles, spheres, focal)), strict=True
+    ):
+        reach = math.inf
+        if distance > radius + move:
+            size = math.asin((radius + move) / distance) + turn
+            if not sphere:
+                reach = size / angle if angle > 0 else math.inf
+            elif (wide := math.sin(size) / math.cos(_STEEPEST)) < 1 and size < math.pi / 2:
+                reach = fx * math.asin(wide)
+        reaches.append(math.ceil(min(reach, cameras.width)) + 1)
     return reaches
 
 

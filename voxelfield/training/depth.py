@@ -37,7 +37,8 @@ class DepthSupervision(Part):
         cameras: Returns the cameras of all images as they are at present, without gradient.
 
     Raises:
-        ValueError: The images have no depths, or not one for each pixel, or masks exclude all pixels that have one.
+        ValueError: The images have no depths, or not one for each pixel, or masks exclude all pixels that have one;
+            or some image is equirectangular or has a rolling shutter.
     """
 
     name = "depth"
@@ -54,6 +55,11 @@ class DepthSupervision(Part):
             raise ValueError(
                 f"trainer.loss.depth must be 0 for training images without depths, got {weight:g}: "
                 "load_scene(..., depth=True) reads those of a capture"
+            )
+        if not pixels.cameras.known_to_ops:
+            raise ValueError(
+                "trainer.loss.depth must be 0 for equirectangular images, which have no depths along one axis, and for "
+                f"those of a rolling shutter, got {weight:g}"
             )
         self._weight, self._model, self._cameras = weight, model, cameras
         self._is_weighted = "depth_weight" in split.extras

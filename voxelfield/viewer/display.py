@@ -77,13 +77,17 @@ class Viewpoint:
 def viewpoint_of(cameras: Cameras, index: int, aspect: float | None = None) -> Viewpoint:
     """Returns the viewpoint of a photograph, wide enough for all of it; lens distortion is ignored.
 
+    That of a panorama shows 90 degrees around its optical axis.
+
+
     Args:
         cameras: The cameras.
         index: Index of the camera.
         aspect: Width over height of the image in which the photograph must fit; None for that of the photograph.
     """
-    fx, fy, cx, cy = cameras.intrinsics[index].tolist()
-    width, height = cameras.size(index)
+    one = cameras[[index]].pinholes()
+    fx, fy, cx, cy = one.intrinsics[0].tolist()
+    width, height = one.size(0)
     # A viewpoint's principal point is in the middle, so the longer of the two sides decides.
     tangent = max(cy, height - cy) / fy
     if aspect is not None:

@@ -1,6 +1,8 @@
-"""Conversion between image points and rays, through lenses with distortion (extension/cameras/lens.h)."""
+"""Conversion between image points and rays, through lenses with distortion (extension/cameras/lens.h) and panoramas."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -10,6 +12,11 @@ from voxelfield.ops._no_derivative import hold_constant
 
 LENS_NUMBERS = 14
 """Length of the row of numbers by which ops know a lens (:attr:`voxelfield.rendering.lens.Lens.rows`)."""
+
+# Square of the sine of the angle to a pole up to which a ray counts as vertical.
+_VERTICAL = 1e-10
+# The root of 0 has no derivative.
+_TINY = 1e-20
 
 
 def lens_rays(points: Tensor, lens: Tensor) -> Tensor:
@@ -42,6 +49,31 @@ def lens_points(rays: Tensor, lens: Tensor) -> Tensor:
     _library.ensure_loaded(rays.device.type)
     points: Tensor = torch.ops.voxelfield.lens_points(rays, lens)
     return points
+
+
+def sphere_rays(points: Tensor) -> Tensor:
+    """Returns the rays (..., 3), right, down and forward, of unit length, at points of a panorama.
+
+    Args:
+        points: (..., 2) floating point, radians to the right and down. Beyond a pole, points show the pole.
+    """
+    right, down = points[..., 0], points[..., 1].clamp(-math.pi / 2, math.pi / 2)
+    flat = down.cos()
+    return torch.stack((flat * right.sin(), down.sin(), flat * right.cos()), dim=-1)
+
+
+def sphere_points(rays: Tensor) -> Tensor:
+    """Returns where a panorama shows rays (..., 3) of any length: the inverse of :func:`sphere_rays`.
+
+    Returns:
+        (..., 2) radians to the right, from -pi to pi, and down. Differentiable, also where a ray is vertical and any
+        angle to the right is right.
+    """
+    right, down, forward = rays.unbind(dim=-1)
+    square = right.square() + forward.square()
+    vertical = square <= _VERTICAL * (square + down.square())
+    right, forward = right.masked_fill(vertical, 0.0), forward.masked_fill(vertical, 1.0)
+    return torch.stack((torch.atan2(right, forward), torch.atan2(down, square.clamp(min=_TINY).sqrt())), dim=-1)
 
 
 @_library.when_loaded

@@ -31,6 +31,8 @@ class CameraRefinement(Part):
     centre of the scene then appears at the same size, so that the field need not be relearned; only the perspective
     changes, which determines focal lengths. The scale of the scene, which images cannot determine, follows.
 
+    The given velocities of a rolling shutter, in the camera's frame, go along with its pose.
+
     Nothing here synchronises with the device, so it can be captured in a CUDA graph.
 
     Args:
@@ -53,7 +55,7 @@ class CameraRefinement(Part):
         log_focal: () parameter, initially zero, or None.
 
     Raises:
-        ValueError: The focal length of cameras with a distorting lens is to be optimised.
+        ValueError: The focal length of cameras with a distorting lens or a rolling shutter is to be optimised.
     """
 
     name = "cameras"
@@ -74,6 +76,8 @@ class CameraRefinement(Part):
     ) -> None:
         if focal_lr is not None and cameras.lens is not None:
             raise ValueError("camera.focal must be false for images of a lens that distorts, got true")
+        if focal_lr is not None and cameras.rolling is not None:
+            raise ValueError("camera.focal must be false for images of a rolling shutter, got true")
         device = cameras.c2w.device
         self.given = cameras
         # Subtracted from a pose, and added again, to make its position relative to the centre.

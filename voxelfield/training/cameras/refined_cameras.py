@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from voxelfield.datasets.lenses import share_camera_model, transforms_lens
+from voxelfield.datasets.lenses import share_camera_model, transforms_camera
 from voxelfield.datasets.scene import Split
 from voxelfield.files import atomic_write
 from voxelfield.rendering.alignment import Similarity, align_cameras, pose_errors
@@ -96,12 +96,9 @@ def write_cameras(path: Path, split: Split, cameras: Cameras) -> None:
     """
     names: Sequence[str] = split.names if split.paths is None else [str(path) for path in split.paths]
     cameras = cameras.to("cpu")
-    frames = []
-    for index, (name, pose) in enumerate(zip(names, cameras.c2w.tolist(), strict=True)):
-        focal_x, focal_y, middle_x, middle_y = cameras.intrinsics[index].tolist()
-        width, height = cameras.size(index)
-        frame = {"file_path": name, "w": width, "h": height}
-        frame |= {"fl_x": focal_x, "fl_y": focal_y, "cx": middle_x, "cy": middle_y}
-        frames.append(frame | transforms_lens(cameras.lens, index) | {"transform_matrix": pose})
+    frames = [
+        {"file_path": name, **transforms_camera(cameras, index, cameras.size(index))}
+        for index, name in enumerate(names)
+    ]
     with atomic_write(path) as file:
         file.write((json.dumps(share_camera_model(frames), indent=1) + "\n").encode())

@@ -29,6 +29,7 @@ def fingerprint(split: Split) -> dict[str, Tensor]:
     columns = [cameras.c2w.flatten(1), cameras.intrinsics]
     columns += [] if cameras.sizes is None else [cameras.sizes]
     columns += [] if cameras.lens is None else [cameras.lens.rows]
+    columns += [] if cameras.rolling is None else [cameras.rolling]
     # zlib releases Python's interpreter lock.
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
         images = list(pool.map(lambda index: _image(split, index), split.held))
