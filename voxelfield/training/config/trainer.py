@@ -63,7 +63,8 @@ class OptimizerConfig:
     Attributes:
         grid_lr: Learning rate of grids.
         network_lr: Learning rate of all other parameters of the field.
-        exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure``.
+        exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure``, and of the cameras'
+            ``trainer.vignetting`` and ``trainer.response``.
         environment_lr: Learning rate of the colours of directions, with ``model.environment=map``.
         view_lr_factor: Factor on ``grid_lr`` for channels that only describe view dependence, such as all but the
             constant spherical harmonic (``view_channels`` of a :class:`voxelfield.fields.decoders.Decoder`); 3D
@@ -127,6 +128,10 @@ class TrainerConfig:
             and an offset for each channel (:class:`voxelfield.training.cameras.exposure.AffineExposure`); or
             ``bilateral``, a grid of colour transforms, which vary within the image and with the luminance
             (:class:`voxelfield.training.cameras.exposure.BilateralExposure`).
+        vignetting: Whether to learn how each camera darkens its images away from their middle
+            (:class:`voxelfield.training.cameras.camera_tones.CameraTones`).
+        response: Whether to learn a curve for each camera and channel that maps the colours of the field, which are
+            those of an average camera, to those of its images (the same class); for several cameras.
         max_rays: Largest number of rays per step.
         supersampling: Number of rays along each side of a training pixel; 1 casts a single ray through its centre.
         patches: Number of square patches of neighbouring pixels in each step, in addition to single pixels.
@@ -173,6 +178,8 @@ class TrainerConfig:
     background: Literal["random", "white", "black"] = "random"
     evaluation_background: Literal["white", "black"] = "white"
     exposure: Literal["none", "affine", "bilateral"] = "none"
+    vignetting: bool = False
+    response: bool = False
     max_rays: Count = 524288
     supersampling: Count = 2
     patches: Natural = 0
