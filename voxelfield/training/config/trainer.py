@@ -272,11 +272,33 @@ class TrainerConfig:
                 self.loss,
                 tv_every=fewer(self.loss.tv_every),
                 tv_until=fewer(self.loss.tv_until),
-                robust_every=fewer(self.loss.robust_every),
+                robust_every=fewer(self.loss.robust_every) if self.loss.robust > 0 else self.loss.robust_every,
             ),
             preview_every=fewer(self.preview_every),
             checkpoint_every=fewer(self.checkpoint_every),
         )
+
+    def _check_idle(self, name: str) -> None:
+        """Raises ValueError for a setting of a loss that is off, which would be ignored.
+
+        Those of the total variation may be set, because presets set them for a weight that one may change to 0.
+        """
+        learned = self.vignetting or self.response
+        idle = {
+            "robust_from": (self.loss.robust > 0, "loss.robust is 0"),
+            "robust_every": (self.loss.robust > 0, "loss.robust is 0"),
+            "robust_cells": (self.loss.robust > 0, "loss.robust is 0"),
+            "exposure": (self.exposure == "affine", f"exposure is {self.exposure}, not affine"),
+            "tv_exposure": (self.exposure == "bilateral", f"exposure is {self.exposure}, not bilateral"),
+            "tones": (learned, "vignetting and response are false"),
+        }
+        for key, (used, reason) in idle.items():
+            value, default = getattr(self.loss, key), getattr(LossConfig, key)
+            if not used and value != default:
+                raise ValueError(
+                    f"{name}.loss.{key} must be left at {default:g} where {name}.{reason}, got {value:g}: it would be "
+                    "ignored"
+                )
 
     def check(self, name: str) -> None:
         """Raises ValueError if settings contradict each other."""
@@ -295,6 +317,7 @@ class TrainerConfig:
                 f"{name}.patches must be positive and {name}.patch_size at least {WINDOW}, the side of SSIM's window, "
                 f"where {name}.loss.ssim is positive, got {self.patches} and {self.patch_size}"
             )
+        self._check_idle(name)
         steps = [stage.step for stage in self.stages]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ValueError(f"{name}.stages must start at step 0 and have rising steps, got steps {steps}")
