@@ -52,7 +52,7 @@ def vignetted(scene: Scene) -> Scene:
     return _with_images(scene, _vignetted)
 
 
-def two_cameras(scene: Scene) -> Scene:
+def two_cameras(scene: Scene, exponents: Tensor = EXPONENTS) -> Scene:
     """Returns the scene as photographed by two cameras in turn; the second has a response and an image of its own.
 
     The images of the second camera are cut at their right, and so its principal point is not in their middle.
@@ -61,7 +61,7 @@ def two_cameras(scene: Scene) -> Scene:
     for name, split in scene.splits.items():
         second = torch.arange(len(split)) % 2 == 1
         images, sizes = split.images.clone(), split.cameras.all_sizes().clone()
-        colors = (images[second, ..., :3].float() / 255) ** EXPONENTS
+        colors = (images[second, ..., :3].float() / 255) ** exponents
         images[second, ..., :3] = (255 * colors).round().to(torch.uint8)
         sizes[second, 0] -= 4
         splits[name] = replace(split, images=images, cameras=replace(split.cameras, sizes=sizes))

@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parent
 sys.path.append(str(FOLDER.parents[1] / "tests"))
 from passers_by import with_passers_by  # noqa: E402
 from sky_scene import bricks_under_sky  # noqa: E402
+from toned_scene import two_cameras, vignetted  # noqa: E402
 
 WIDTH = 240
 
@@ -44,9 +45,11 @@ def save(name: str, scene: Scene, settings: tuple[str, ...], remedy: str) -> Non
 if __name__ == "__main__":
     small = ("model=pyramid", "trainer.steps=500", "trainer.finest_resolution=96", "trainer.loss.distortion=1e-3")
     stages = "trainer.stages=[{step:0,resolution:32},{step:100,resolution:64},{step:200,resolution:96}]"
-    sky = (*small, stages, "trainer.visible_samples=32768", "model.environment=none")
-    save("sky", bricks_under_sky(100, 40), sky, "model.environment=map")
+    sky, outdoors = (*small, stages, "trainer.visible_samples=32768"), bricks_under_sky(100, 40)
+    save("sky", outdoors, (*sky, "model.environment=none"), "model.environment=map")
+    save("vignetting", vignetted(outdoors), (*sky, "model.environment=map"), "trainer.vignetting=true")
     scene = load_scene("bricks", image_size=100)
     scene = replace(scene, splits=scene.splits | {"test": scene.test[4:8]})
-    people = ("model=dense", "trainer.steps=600", "trainer.visible_samples=32768")
-    save("people", with_passers_by(scene)[0], people, "trainer.loss.robust=4")
+    short = ("model=dense", "trainer.steps=600", "trainer.visible_samples=32768")
+    save("people", with_passers_by(scene)[0], short, "trainer.loss.robust=4")
+    save("two_cameras", two_cameras(scene), short, "trainer.response=true")
