@@ -90,6 +90,14 @@ def test_rays_are_darkened_and_mapped_as_their_camera_does(device):
             torch.testing.assert_close(shown[ray, channel].cpu(), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_the_rays_of_a_pixel_have_its_place():
+    tones, (places, views) = learned(), somewhere(6)
+    rgb, opacity = torch.rand(12, 3), torch.ones(12)
+    each = tones(rgb, opacity, places.repeat_interleave(2, dim=0), views.repeat_interleave(2))
+    assert torch.equal(tones(rgb, opacity, places, views), each)
+    assert tones(rgb[:0], opacity[:0], places[:0], views[:0]).shape == (0, 3)
+
+
 def test_gradients_are_those_of_finite_differences():
     tones, (places, views) = learned(torch.float64), somewhere(8)
     opacity = 0.2 + 0.8 * torch.rand(8, dtype=torch.float64)

@@ -40,7 +40,7 @@ class EnvironmentBackground(Part):
 
     def prepare(self, batch: Batch) -> None:
         """Replaces the background of the batch."""
-        directions = batch.rays.directions.view(-1, batch.rays_per_pixel, 3).mean(dim=1)
+        directions = batch.rays.directions.view(len(batch.rgba), batch.rays_per_pixel, 3).mean(dim=1)
         batch.background = self.environment(directions)
 
     def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:

@@ -95,37 +95,37 @@ class CameraTones(nn.Module):
         """Returns the colours of rays as their cameras show them.
 
         Args:
-            rgb: (R, 3) float32, emitted colours without background.
+            rgb: (R, 3) float32, emitted colours without background; the rays of a pixel are consecutive.
             opacity: (R,) float32.
-            places: (R, 2) float32, x and y in the image, pixels.
-            views: (R,) int64, the view of each ray, in [0, N).
+            places: (P, 2) float32, the middles of pixels, x and y in their image; R is a multiple of P.
+            views: (P,) int64, the view of each pixel, in [0, N).
 
         Returns:
             (R, 3) float32 without background, differentiable with respect to colours, opacities and parameters.
         """
-        camera = self.camera.index_select(0, views)
+        camera, pixels = self.camera.index_select(0, views), views.shape[0]
+        rays = (pixels, rgb.shape[0] // max(pixels, 1), 3)
         if self.falloff is not None:
             half_diagonal = 0.5 * self.sizes.index_select(0, views).norm(dim=1)
             off = (places - self.middles.index_select(0, views)) / half_diagonal[:, None]
-            rgb = rgb * self.vignetting(off.square().sum(dim=1), camera)[:, None]
+            factor = self.vignetting(off.square().sum(dim=1), camera)
+            rgb = (factor[:, None, None] * rgb.view(rays)).view(rgb.shape)
         if self.log_slopes is None:
             return rgb
         slopes, intercepts = self._curves()
         with torch.no_grad():
             straight = rgb / opacity.clamp(min=_THINNEST)[:, None]
             piece = (straight.nan_to_num(0.0) * _PIECES).clamp(0, _PIECES - 1).long()
-            channel = camera[:, None] * 3 + torch.arange(3, device=piece.device)
+            channel = camera[:, None, None] * 3 + torch.arange(3, device=piece.device)
             # index_select instead of brackets, because on CUDA the backward pass of the latter sorts the indices.
-            flat = (channel * _PIECES + piece).flatten()
+            flat = (channel * _PIECES + piece.view(rays)).flatten()
         slope, intercept = (curve.flatten().index_select(0, flat).view_as(rgb) for curve in (slopes, intercepts))
         return slope * rgb + intercept * opacity[:, None]
 
     def photographed(self, rgb: Tensor, opacity: Tensor, batch: Batch) -> Tensor:
         """Returns the colours (R, 3) of a batch's rays as they appear in their images."""
         columns, rows = batch.pixels % self._width, batch.pixels // self._width % self._height
-        places, views = torch.stack((columns, rows), dim=1) + 0.5, batch.images
-        each = rgb.shape[0] // max(len(views), 1)
-        return self(rgb, opacity, places.repeat_interleave(each, dim=0), views.repeat_interleave(each))
+        return self(rgb, opacity, torch.stack((columns, rows), dim=1) + 0.5, batch.images)
 
     def photograph(self, view: View, index: int, background: Tensor | None) -> View:
         """Returns a rendered view as its camera shows it.

@@ -280,7 +280,7 @@ class ColorCorrection(Part):
             change = rgb - outputs.rgb
             if self._behind is not None:
                 change = change + (1 - opacity)[:, None] * batch.for_rays(self._behind - batch.background)
-            change = change.view(-1, batch.rays_per_pixel, 3).mean(dim=1)
+            change = change.view(len(batch.rgba), batch.rays_per_pixel, 3).mean(dim=1)
             outputs.field_truth = (outputs.field_truth + change).clamp(0, 1)
 
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
