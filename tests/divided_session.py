@@ -90,6 +90,7 @@ KINDS = {
         "trainer.loss.ssim=0.1",
         "trainer.supersampling=2",
         "trainer.exposure=affine",
+        "trainer.vignetting=true",
         "trainer.steps=16",
     ),
     "sparse": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -43,4 +44,5 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
         return load_trained_model(path, device)
     parts = read_model(path, device)
     with contents_of(path, ModelFileError):
-        return restore_trained_model(*parts, device)
+        trained = restore_trained_model(parts.config, parts.field, parts.occupancy, parts.steps, device)
+        return replace(trained, tones=parts.tones)

@@ -374,6 +374,22 @@ def test_the_steps_of_stages_must_rise(steps):
         parsed("trainer", f"trainer.stages=[{stages}]")
 
 
+@pytest.mark.parametrize(
+    ("idle", "used"),
+    [
+        ("loss.robust_cells=30", "loss.robust=4"),
+        ("loss.exposure=0.1", "exposure=affine"),
+        ("loss.tv_exposure=0.1", "exposure=bilateral"),
+        ("loss.tones=0", "vignetting=true"),
+    ],
+)
+def test_settings_of_what_is_off_are_refused(idle, used):
+    key, value = idle.split("=")
+    with pytest.raises(ValueError, match=rf"^trainer\.{key} must be left at .* got {value}: it would be ignored$"):
+        parsed("trainer", f"trainer.{idle}")
+    parsed("trainer", f"trainer.{idle}", f"trainer.{used}")
+
+
 def test_parsing_leaves_the_composed_configuration_alone():
     config = composed()
     before = OmegaConf.to_yaml(config)

@@ -108,6 +108,24 @@ def test_every_backend_shows_the_environment_through_what_is_not_opaque(device, 
     assert torch.equal(shown.opacity, black.opacity)
 
 
+def test_an_image_is_drawn_in_bands(device):
+    class Counting(Environment):
+        def forward(self, directions):
+            drawn.append(len(directions))
+            return super().forward(directions)
+
+    drawn: list[int] = []
+    field, cameras = make_field(device, None), look_at(device)
+    environment = Counting(device=device)
+    environment.load_state_dict(random_environment(device).state_dict())
+    width, height = cameras.size(1)
+    arguments = field, half_empty(field), SETTINGS, environment
+    whole = FieldRenderer(*arguments).view(cameras, 1)
+    bands = FieldRenderer(*arguments, chunk=3 * width).view(cameras, 1)
+    torch.testing.assert_close(bands.rgb, whole.rgb)
+    assert drawn == [width * height] + [3 * width] * (height // 3) + [width * (height % 3)] * (height % 3 > 0)
+
+
 # ---------------------------------------------------------------------------------------------------- training
 
 

@@ -289,7 +289,14 @@ def test_a_loss_that_is_not_finite_stops_with_the_state_written_out(make_session
 
 
 @pytest.mark.parametrize(
-    "learned", ["trainer.exposure=none", "trainer.exposure=affine", "trainer.exposure=bilateral", "camera=refine"]
+    "learned",
+    [
+        "trainer.exposure=none",
+        "trainer.exposure=affine",
+        "trainer.exposure=bilateral",
+        "trainer.vignetting=true",
+        "camera=refine",
+    ],
 )
 def test_steps_that_are_not_finite_are_skipped_if_training_is_told_to(make_session, learned):
     class Recorder(NullLogger):

@@ -92,12 +92,12 @@ def test_a_resumed_run_ignores_the_same_to_the_bit(clean, tmp_path):
     second.fit()
     assert torch.equal(robust_of(second).moves, robust_of(whole).moves)
     assert torch.equal(second.field.grid.features, whole.field.grid.features)
-    for overrides, message in {
-        ("trainer.loss.robust=0",): r"trainer\.loss\.robust must be positive, as in the checkpoint, got 0",
-        ("trainer.loss.robust_cells=5",): r"trainer\.loss\.robust_cells, .* must be those .* got \(34, 5, 5\)",
+    for other, message in {
+        (): r"trainer\.loss\.robust must be positive, as in the checkpoint, got 0",
+        (*ROBUST, "trainer.loss.robust_cells=5"): r"trainer\.loss\.robust_cells, .* must be those .* got \(34, 5, 5\)",
     }.items():
         with pytest.raises(ValueError, match=message):
-            Session(scene, settings(*ROBUST, *overrides)).restore(load_checkpoint(tmp_path))
+            Session(scene, settings(*other)).restore(load_checkpoint(tmp_path))
 
 
 def write_capture(folder: Path, folders: int, with_masks: bool = False) -> None:

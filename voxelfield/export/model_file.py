@@ -71,12 +71,14 @@ class ModelParts(NamedTuple):
         field: State of the field; features that were left out are zero.
         occupancy: State of the occupancy grid, without the reasons why cells are empty.
         steps: Steps of training done.
+        tones: State of the cameras' vignetting and response; None if neither was learned.
     """
 
     config: Mapping[str, Any]
     field: dict[str, Any]
     occupancy: dict[str, Tensor]
     steps: int
+    tones: dict[str, Tensor] | None
 
 
 class ModelFileError(ValueError):
@@ -127,6 +129,7 @@ def save_model(
     tensors["occupancy.aabb"] = occupancy.aabb
     state = {name: value for name, value in field.state_dict().items() if isinstance(value, Tensor)}
     tensors |= {f"field.{name}": value for name, value in state.items()}
+    tensors |= {f"tones.{name}": value for name, value in (run.tones or {}).items()}
     names = [next(name for name, parameter in field.named_parameters() if parameter is level) for level in grid.levels]
     for number, name in enumerate(names):
         if steps is None:
@@ -184,7 +187,8 @@ def read_model(path: Path, device: torch.device) -> ModelParts:
         raise ModelFileError(f"{path} is damaged: its checksum does not match")
     with contents_of(path, ModelFileError):
         field, occupancy = _unpack(description, tensors, device, len(content))
-        return ModelParts(dict(description["config"]), field, occupancy, int(description["steps"]))
+        tones = {name.removeprefix("tones."): x for name, x in tensors.items() if name.startswith("tones.")}
+        return ModelParts(dict(description["config"]), field, occupancy, int(description["steps"]), tones or None)
 
 
 def with_checksum(description: str, tensors: Mapping[str, Tensor]) -> str:

@@ -297,15 +297,16 @@ class Cameras:
         directions = torch.addcmul(forward, right, offset[:, :1]).addcmul_(up, offset[:, 1:2], value=-1.0)
         return F.normalize(directions, dim=-1)
 
-    def image_rays(self, camera: int, aabb: Tensor) -> Rays:
-        """Casts one ray through the centre of every pixel of one camera.
+    def image_rays(self, camera: int, aabb: Tensor, rows: slice = slice(None)) -> Rays:
+        """Casts one ray through the centre of every pixel of one camera, or of some rows of its image.
 
         Args:
             camera: Index of the camera, 0 to N - 1.
             aabb: (2, 3) float32, low and high corner in world units, on the cameras' device.
+            rows: The rows.
 
         Returns:
-            A ray for each pixel of the camera's image, row by row from the top left pixel.
+            A ray for each of these pixels of the camera's image, row by row from the top left one.
 
         Raises:
             IndexError: There is no such camera.
@@ -314,8 +315,8 @@ class Cameras:
             raise IndexError(f"camera must be 0 <= camera < {len(self)}, got {camera}")
         device, (width, height) = self.c2w.device, self.size(camera)
         columns = torch.arange(width, device=device, dtype=torch.float32).add_(0.5)
-        rows = torch.arange(height, device=device, dtype=torch.float32).add_(0.5)
-        y, x = torch.meshgrid(rows, columns, indexing="ij")
+        middles = torch.arange(height, device=device, dtype=torch.float32)[rows].add_(0.5)
+        y, x = torch.meshgrid(middles, columns, indexing="ij")
         pixels = torch.stack((x, y), dim=-1).view(-1, 2)
         camera_index = torch.full((pixels.shape[0],), camera, dtype=torch.int64, device=device)
         return self.rays(camera_index, pixels, aabb)

@@ -145,7 +145,7 @@ class FieldRenderer:
             chosen = GenericBackend
         self.backend = chosen.name
         self.device = color.device
-        self._supersampling = supersampling
+        self._supersampling, self._chunk = supersampling, chunk
         self._pixel_averaging = pixel_averaging
         self._background, self._aabb = background, field.aabb
         # Backends know one colour for all rays. Where there is another for each pixel, or the background belongs to
@@ -181,7 +181,10 @@ class FieldRenderer:
             return draw(cameras, index)
         background = self._background
         if isinstance(background, Environment):
-            background = background(cameras.image_rays(index, self._aabb).directions)
+            (width, height), environment = cameras.size(index), background
+            rows = range(0, height, max(1, self._chunk // width))
+            bands = (cameras.image_rays(index, self._aabb, slice(row, row + rows.step)) for row in rows)
+            background = torch.cat([environment(rays.directions) for rays in bands])
         one = cameras[index : index + 1]
         rays = draw(one.enlarged(self._supersampling) if self._supersampling > 1 else one, 0)
         return _averaged(rays, self._supersampling, background, self._pixel_averaging)

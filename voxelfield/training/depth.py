@@ -14,7 +14,7 @@ from voxelfield.models.model import Model
 from voxelfield.models.part import Part
 from voxelfield.ops.ray_sums import spread
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.training.batches import PixelSampler
+from voxelfield.training.batches import PixelSampler, pixels_that_count
 from voxelfield.warps.warp import Warp
 
 # Least share of the pixels of a batch that have a depth, on average.
@@ -37,8 +37,9 @@ class DepthSupervision(Part):
         cameras: Returns the cameras of all images as they are at present, without gradient.
 
     Raises:
-        ValueError: The images have no depths, or not one for each pixel, or masks exclude all pixels that have one;
-            or some image is equirectangular or has a rolling shutter.
+        ValueError: The images have no depths, or not one for each pixel, or masks exclude all pixels that have one; few
+            pixels have one, and others are drawn more often already; or some image is equirectangular or has a rolling
+            shutter.
     """
 
     name = "depth"
@@ -69,15 +70,16 @@ class DepthSupervision(Part):
                 f"extras['depth'] must have shape (N, {size[0]}, {size[1]}), one depth for each pixel, got "
                 f"{tuple(known.shape)}"
             )
+        counted = pixels_that_count(split)
+        known = known if counted is None else known & counted
         count = sum(split.of_all([int(image.sum()) for image in known]))
+        if count == 0:
+            raise ValueError(
+                "trainer.loss.depth must be 0 for training images whose depths are all unknown or masked, got "
+                f"{weight:g}"
+            )
         if count < _SHARE * len(split) * size[0] * size[1]:
-            try:
-                pixels.favour(known, _SHARE)
-            except ValueError as error:
-                raise ValueError(
-                    "trainer.loss.depth must be 0 for training images whose depths are all unknown or masked, got "
-                    f"{weight:g}"
-                ) from error
+            pixels.favour(known, _SHARE)
 
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the term."""

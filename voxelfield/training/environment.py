@@ -14,7 +14,6 @@ from voxelfield.datasets.sky import ENOUGH_SKY, sky_share
 from voxelfield.fields.environment import Environment
 from voxelfield.models.batch import Batch
 from voxelfield.models.part import Part
-from voxelfield.training.cameras.exposure import Exposure
 from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)
@@ -31,22 +30,18 @@ class EnvironmentBackground(Part):
     Args:
         environment: The environment, on the device.
         lr: Its learning rate, for training.
-        exposure: The corrections of the photographs, which apply to it too, because the cameras captured it.
     """
 
     name = "environment"
 
-    def __init__(self, environment: Environment, lr: float = 0.0, exposure: Exposure | None = None) -> None:
+    def __init__(self, environment: Environment, lr: float = 0.0) -> None:
         self.environment = environment
-        self._lr, self._exposure = lr, exposure
+        self._lr = lr
 
     def prepare(self, batch: Batch) -> None:
         """Replaces the background of the batch."""
-        directions = batch.rays.directions.view(-1, batch.rays_per_pixel, 3).mean(dim=1)
-        behind = self.environment(directions)
-        if self._exposure is not None:
-            behind = self._exposure.photographed(behind, torch.ones_like(behind[:, 0]), batch)
-        batch.background = behind
+        directions = batch.rays.directions.view(len(batch.rgba), batch.rays_per_pixel, 3).mean(dim=1)
+        batch.background = self.environment(directions)
 
     def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:
         """Returns the maps."""

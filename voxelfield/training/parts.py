@@ -14,6 +14,7 @@ from voxelfield.models.model import Model
 from voxelfield.models.part import Part
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement
+from voxelfield.training.cameras.camera_tones import CameraTones, ToneCorrection, distinct
 from voxelfield.training.cameras.exposure import AffineExposure, BilateralExposure, Exposure, ExposureCorrection
 from voxelfield.training.cameras.lost_cameras import LostCameras
 from voxelfield.training.config import RunConfig
@@ -30,6 +31,7 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
     """Yields the parts that the configuration asks for, in the order in which they join a step."""
     trainer, camera = config.trainer, config.camera
     exposure: Exposure | None = None
+    rate = config.optimizer.exposure_lr
     if trainer.exposure == "affine":
         exposure = AffineExposure(len(scene.train)).to(model.device)
     elif trainer.exposure == "bilateral":
@@ -44,7 +46,7 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
                 f"environment, got {config.model.environment}"
             )
         environment.fill(mean_color(scene.train))
-        yield EnvironmentBackground(environment, config.optimizer.environment_lr, exposure)
+        yield EnvironmentBackground(environment, config.optimizer.environment_lr)
     if camera.refines:
         logger.info(
             "cameras are refined: rays are computed by torch operations, no visual hull is used, and the stages are "
@@ -66,11 +68,14 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
         )
         yield refinement
         if camera.search_poses > 0:
-            if isinstance(exposure, BilateralExposure):
-                raise ValueError(
-                    "camera.search_poses must be 0 with trainer.exposure=bilateral, which cannot be undone in "
-                    f"photographs, got {camera.search_poses}"
-                )
+            for key in ("exposure=bilateral", "vignetting=true", "response=true"):
+                name, value = key.split("=")
+                if str(getattr(trainer, name)).lower() == value:
+                    raise ValueError(
+                        f"camera.search_poses must be 0 with trainer.{key}, which cannot be undone in photographs, "
+                        f"got {camera.search_poses}"
+                    )
+            assert not isinstance(exposure, BilateralExposure)
             yield LostCameras(refinement, model, scene.train, trainer, camera.search_poses, exposure)
     loss = trainer.loss
     if loss.sharpness > 0:
@@ -84,4 +89,13 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
         yield VarianceWeightedError(pixels, loss.structure)
     if exposure is not None:
         weight = loss.exposure if trainer.exposure == "affine" else loss.tv_exposure
-        yield ExposureCorrection(exposure, config.optimizer.exposure_lr, weight)
+        yield ExposureCorrection(exposure, rate, weight, environment=environment is not None)
+    if trainer.vignetting or trainer.response:
+        known = distinct(pixels.cameras)
+        if trainer.response and len(known) == 1:
+            raise ValueError(
+                "trainer.response must be false for photographs of a single camera, whose response the colours of the "
+                "field contain, got true"
+            )
+        tones = CameraTones(known, pixels.cameras, vignetting=trainer.vignetting, response=trainer.response)
+        yield ToneCorrection(tones.to(model.device), rate, loss.tones, environment=environment is not None)

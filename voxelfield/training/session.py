@@ -33,6 +33,7 @@ from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import Images, PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement
+from voxelfield.training.cameras.camera_tones import CameraTones, ToneCorrection
 from voxelfield.training.cameras.exposure import Exposure, ExposureCorrection
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.clock import Pause, synchronized_time
@@ -287,6 +288,11 @@ class Session:
         """Learned exposure corrections of the training images; None with ``trainer.exposure=none``."""
         return next((part.exposure for part in self.parts if isinstance(part, ExposureCorrection)), None)
 
+    @property
+    def tones(self) -> CameraTones | None:
+        """Learned vignetting and response of the training cameras; None if neither is learned."""
+        return next((part.tones for part in self.parts if isinstance(part, ToneCorrection)), None)
+
     def estimate_memory(self) -> MemoryEstimate:
         """Estimates the memory that training needs at its final resolution."""
         return self._memory_with(self._images)
@@ -466,8 +472,9 @@ class Session:
         Further steps change its field. A collective call.
         """
         self._show()
+        tones = None if self.tones is None else copy.deepcopy(self.tones.state_dict())
         # Without the training images and the optimizer.
-        return TrainedModel(self.model.around(), copy.deepcopy(self.config), self.step, self.cameras)
+        return TrainedModel(self.model.around(), copy.deepcopy(self.config), self.step, self.cameras, tones)
 
     def _show(self) -> None:
         """Makes grids whole that are divided over processes; a collective call."""
@@ -609,8 +616,9 @@ class Session:
             TypeError: The checkpoint is incomplete.
             ValueError: A tensor is not one that a session saves, or the checkpoint differs from this session in the box
                 or the warp of the scene, in the resolution that ``trainer.stages`` has reached, in
-                ``trainer.occupancy.resolution``, in whether cameras are refined, in ``trainer.exposure``, or in the
-                number of training images with exposures.
+                ``trainer.occupancy.resolution``, in whether cameras are refined, in ``trainer.exposure``,
+                ``trainer.vignetting`` or ``trainer.response``, in the number of training images with exposures, or in
+                the cameras with vignetting or a response.
         """
         check_complete(checkpoint)
         # The model of a script is not found by its name, and a saved setting of the model has no effect here.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -27,6 +29,7 @@ from voxelfield.evaluation.evaluation import (
 from voxelfield.evaluation.lpips import Lpips
 from voxelfield.fields.field import RadianceField
 from voxelfield.media.png import PngWriter
+from voxelfield.messages import clipped
 from voxelfield.models.model import Model
 from voxelfield.models.settings import reached_resolution
 from voxelfield.ops._checks import check_at_least_one
@@ -36,12 +39,15 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import ViewRenderer
+from voxelfield.training.cameras.camera_tones import CameraTones
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, TrainerConfig, parse
 from voxelfield.training.fields import untrained_model
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.state.checkpoint import check_state, contents_of, load_resolved
+
+logger = logging.getLogger(__name__)
 
 # Entries of checkpoints that rendering does not need.
 _OF_TRAINING_ONLY = ("optimizer", "average", "data", "rng", "cuda_rng")
@@ -58,12 +64,16 @@ class TrainedModel:
         steps: Number of training steps done.
         cameras: The refined training cameras, if cameras were refined. The field is then in the world frame of the
             refined ones, into which :meth:`evaluate` moves the views of a split.
+        tones: State of the training cameras' vignetting and response
+            (:class:`voxelfield.training.cameras.camera_tones.CameraTones`), if they were learned. Views are rendered
+            without them; :meth:`evaluate` applies them before it compares views with photographs.
     """
 
     model: Model
     config: RunConfig
     steps: int
     cameras: RefinedCameras | None = None
+    tones: Mapping[str, Tensor] | None = None
 
     @property
     def field(self) -> RadianceField:
@@ -170,7 +180,9 @@ class TrainedModel:
     ) -> Evaluation:
         """Compares the field with photographs, as the run's own evaluation does.
 
-        After training with ``trainer.exposure``, views are evaluated as rendered and with a fitted exposure.
+        After training with ``trainer.exposure``, ``trainer.vignetting`` or ``trainer.response``, views are evaluated as
+        rendered and with a fitted exposure; in both cases with the vignetting and the response of the cameras that took
+        them, if these were learned.
 
         In processes that train together (:mod:`voxelfield.processes`), all of them must make this call: each evaluates
         every n-th view, or those whose images it holds, writes their images and calls ``on_view``, and all return the
@@ -200,13 +212,23 @@ class TrainedModel:
             raise TypeError(f"split must be a Split, such as scene.test, got {shown(split)}")
         if views is not None:
             check_at_least_one("views", views)
+        # Cameras are recognised by their intrinsics, which refinement changes.
+        tones = None if self.tones is None else CameraTones.restored(self.tones, split.cameras)
         if self.cameras is not None:
-            split = self._refined(self.cameras.follow_split(split))
+            split = self._refined(self.cameras.follow_split(split), tones)
         if processes.count() > 1 and devices != 1:
             raise ValueError(
                 f"devices must be 1 in processes that train together, which share the views already, got {devices!r}"
             )
         chosen = evenly_spaced(len(split) if views is None else views, len(split))
+        if tones is not None:
+            others = [split.names[index] for index in chosen if tones.camera[index] == len(tones.known)]
+            if others and processes.is_first():
+                logger.warning(
+                    "%d views are of cameras that took no training photograph, and are compared without vignetting and "
+                    "response: %s",
+                    *(len(others), clipped(", ".join(others))),
+                )
         wanted = self.trainer.evaluation.lpips if lpips is None else lpips
         callbacks = [] if on_view is None else [on_view]
 
@@ -217,11 +239,11 @@ class TrainedModel:
                     callbacks.append(save_images(Path(images), stack.enter_context(PngWriter())))
                 comparisons = [
                     Comparison(
-                        (run._default_renderer if backend is None else run.renderer(backend)).view,
+                        run._photographing(run._default_renderer if backend is None else run.renderer(backend), tones),
                         split,
                         run.model.background,
                         lpips=Lpips(run.model.device) if wanted else None,
-                        fit_exposure=self.trainer.exposure != "none",
+                        fit_exposure=self.trainer.exposure != "none" or tones is not None,
                         environment=any(part.model.environment is not None for part in run.parts),
                     )
                     for run in self.copies(devices)
@@ -253,15 +275,23 @@ class TrainedModel:
         if device == self.model.device:
             return self
         state = self.model.state_dict()
-        copy = restore_trained_model(self.config, state["field"], state["occupancy"], self.steps, device, state)
-        return replace(copy, cameras=self.cameras)
+        other = restore_trained_model(self.config, state["field"], state["occupancy"], self.steps, device, state)
+        return replace(other, cameras=self.cameras, tones=self.tones)
 
-    def _refined(self, split: Split) -> Split:
+    def _photographing(self, renderer: ViewRenderer, tones: CameraTones | None) -> Callable[[Cameras, int], View]:
+        """Returns a function that renders a view as its camera shows it."""
+        if tones is None:
+            return renderer.view
+        shown = copy.deepcopy(tones).to(self.model.device)
+        background = self.model.background if self.model.environment is None else None
+        return lambda cameras, index: shown.photograph(renderer.view(cameras, index), index, background)
+
+    def _refined(self, split: Split, tones: CameraTones | None) -> Split:
         """Refines the poses of views before they are evaluated, if ``camera.test_steps`` is positive."""
         camera = self.config.camera
         if camera.test_steps == 0:
             return split
-        return refine_views(self.model, self.trainer, split, steps=camera.test_steps, rate=camera.test_lr)
+        return refine_views(self.model, self.trainer, split, steps=camera.test_steps, rate=camera.test_lr, tones=tones)
 
     def render(self, cameras: Cameras, index: int = 0) -> View:
         """Renders one camera's image as the run's own evaluation does.
@@ -308,7 +338,8 @@ def load_trained_model(path: Path | str, device: torch.device | str) -> TrainedM
     with contents_of(path):
         config, field, occupancy, step = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))
         cameras = RefinedCameras.from_state(checkpoint["cameras"]) if "cameras" in checkpoint else None
-        return replace(restore_trained_model(config, field, occupancy, step, device, checkpoint), cameras=cameras)
+        trained = restore_trained_model(config, field, occupancy, step, device, checkpoint)
+        return replace(trained, cameras=cameras, tones=checkpoint.get("tones"))
 
 
 def restore_trained_model(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from voxelfield import ops
-from voxelfield.models.batch import Batch, Outputs, over
+from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.part import Part
 from voxelfield.rendering.cameras import Cameras
 
@@ -80,11 +80,6 @@ class AffineExposure(nn.Module):
     def photographed(self, rgb: Tensor, opacity: Tensor, batch: Batch) -> Tensor:
         """Returns the colours (R, 3) of a batch's rays as they appear in their images."""
         return self(rgb, opacity, batch.images)
-
-    def field_truth(self, rgb: Tensor, shown: Tensor, batch: Batch) -> Tensor:
-        """Returns the colours (P, 3) that the field must have for a batch, over its background, without gradient."""
-        rgba = batch.rgba
-        return over(self.undo(rgba[:, :3], batch.images), rgba[:, 3:], batch.background.detach())
 
     @torch.no_grad()
     def undo(self, rgb: Tensor, images: Tensor) -> Tensor:
@@ -187,21 +182,6 @@ class BilateralExposure(nn.Module):
         """Returns the colours (R, 3) of a batch's rays as they appear in their images."""
         return self(rgb, opacity, batch.pixels)
 
-    @torch.no_grad()
-    def field_truth(self, rgb: Tensor, shown: Tensor, batch: Batch) -> Tensor:
-        """Returns the colours (P, 3) towards which the field must move, without gradient.
-
-        A grid has no inverse in closed form. These colours differ from the true ones by as much as the colours of the
-        field differ from the corrected ones, which is exact where the corrected ones are right.
-
-        Args:
-            rgb: (R, 3) emitted colours.
-            shown: (R, 3) these, corrected.
-            batch: The batch.
-        """
-        change = (rgb - shown).view(-1, batch.rays_per_pixel, 3).mean(dim=1)
-        return (batch.truth + change).clamp(0, 1)
-
     def penalty(self) -> Tensor:
         """Returns the mean squared difference between neighbouring vertices, summed over the three axes, ()."""
         return _TotalVariation.apply(self.grids)
@@ -240,13 +220,98 @@ Exposure = AffineExposure | BilateralExposure
 """The corrections of the training images."""
 
 
-class ExposureCorrection(Part):
+class Correction(Protocol):
+    """A module that makes of the field's colours what photographs show."""
+
+    def photographed(self, rgb: Tensor, opacity: Tensor, batch: Batch) -> Tensor:
+        """Returns the colours (R, 3) of a batch's rays, of opacities (R,), as they appear in their images."""
+
+    def penalty(self) -> Tensor:
+        """Returns how far the corrections are from what is expected, ()."""
+
+    def centre(self) -> None:
+        """Makes the mean of the corrections the identity."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Returns the parameters."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state."""
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
+        """Loads a state."""
+
+
+class ColorCorrection(Part):
+    """Learns a :class:`Correction` along with the field.
+
+    Several join a step in the order in which light passes them.
+
+    Args:
+        correction: The correction, on the device.
+        lr: Its learning rate.
+        weight: Weight of its penalty; 0 for none.
+        environment: Whether what is behind the field was captured too
+            (:class:`voxelfield.training.environment.EnvironmentBackground`), so that the correction applies to it.
+    """
+
+    def __init__(self, correction: Correction, lr: float, weight: float, *, environment: bool = False) -> None:
+        self._correction, self._lr, self._weight = correction, lr, weight
+        self._environment = environment
+        self._behind: Tensor | None = None
+
+    def prepare(self, batch: Batch) -> None:
+        """Applies the correction to an environment."""
+        if self._environment:
+            behind = batch.background
+            self._behind = behind.detach()
+            batch.background = self._correction.photographed(behind, torch.ones_like(behind[:, 0]), batch)
+
+    def adjust(self, outputs: Outputs, batch: Batch) -> None:
+        """Applies the correction to the rendering, and moves the truth of the field by as much in the other direction.
+
+        Not every correction has an inverse in closed form. The colours towards which the field must move differ from
+        the true ones by as much as those of the field differ from the corrected ones, which is exact where the
+        corrected ones are right.
+        """
+        rgb, opacity = outputs.rgb, outputs.rendering.opacity
+        outputs.rgb = self._correction.photographed(rgb, opacity, batch)
+        with torch.no_grad():
+            change = rgb - outputs.rgb
+            if self._behind is not None:
+                change = change + (1 - opacity)[:, None] * batch.for_rays(self._behind - batch.background)
+            change = change.view(len(batch.rgba), batch.rays_per_pixel, 3).mean(dim=1)
+            outputs.field_truth = (outputs.field_truth + change).clamp(0, 1)
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns the penalty."""
+        return {self.name: self._weight * self._correction.penalty()} if self._weight > 0 else {}
+
+    def after_step(self, step: Tensor) -> None:
+        """Keeps the mean of the corrections at the identity."""
+        self._correction.centre()
+
+    def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:
+        """Returns the parameters of the correction."""
+        return {self.name: (list(self._correction.parameters()), self._lr)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the correction."""
+        return self._correction.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads the state of the correction."""
+        self._correction.load_state_dict(state)
+
+
+class ExposureCorrection(ColorCorrection):
     """Learns an :data:`Exposure` along with the field.
 
     Args:
-        exposure: The corrections, on the device.
-        lr: Their learning rate.
-        weight: Weight of their penalty; 0 for none.
+        exposure: The corrections of the training images, on the device.
+        lr: As for :class:`ColorCorrection`.
+        weight: As for :class:`ColorCorrection`.
+        environment: As for :class:`ColorCorrection`.
 
     Attributes:
         exposure: As given.
@@ -254,41 +319,14 @@ class ExposureCorrection(Part):
 
     name = "exposure"
 
-    def __init__(self, exposure: Exposure, lr: float, weight: float) -> None:
+    def __init__(self, exposure: Exposure, lr: float, weight: float, *, environment: bool = False) -> None:
+        super().__init__(exposure, lr, weight, environment=environment)
         self.exposure = exposure
-        self._lr = lr
-        self._weight = weight
-
-    def adjust(self, outputs: Outputs, batch: Batch) -> None:
-        """Applies the corrections of the pixels' images to the rendering, and undoes them in the truth of the field."""
-        rgb = outputs.rgb
-        outputs.rgb = self.exposure.photographed(rgb, outputs.rendering.opacity, batch)
-        outputs.field_truth = self.exposure.field_truth(rgb, outputs.rgb, batch)
-
-    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
-        """Returns the penalty."""
-        return {"exposure": self._weight * self.exposure.penalty()} if self._weight > 0 else {}
-
-    def after_step(self, step: Tensor) -> None:
-        """Keeps the mean of the corrections at the identity."""
-        self.exposure.centre()
-
-    def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:
-        """Returns the corrections."""
-        return {"exposure": (list(self.exposure.parameters()), self._lr)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the corrections."""
-        return self.exposure.state_dict()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError if the state has another number of images."""
-        for name, own in self.exposure.state_dict().items():
+        for name, own in self.state_dict().items():
             if len(state[name]) != len(own):
                 raise ValueError(
                     f"scene must have {len(state[name])} training images, one for each saved exposure, got {len(own)}"
                 )
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads corrections."""
-        self.exposure.load_state_dict(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from voxelfield.models.model import Model
 from voxelfield.models.part import Part
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement
+from voxelfield.training.cameras.camera_tones import CameraTones, ToneCorrection
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.environment import EnvironmentBackground
 from voxelfield.training.step import TrainingStep
@@ -24,7 +26,15 @@ FINAL_FACTOR = 0.02
 """Factor of the learning rate of poses after the last step."""
 
 
-def refine_views(model: Model, trainer: TrainerConfig, split: Split, *, steps: int, rate: float) -> Split:
+def refine_views(
+    model: Model,
+    trainer: TrainerConfig,
+    split: Split,
+    *,
+    steps: int,
+    rate: float,
+    tones: CameraTones | None = None,
+) -> Split:
     """Optimises the poses of images so that renderings of a field match them, starting from the given poses.
 
     The world frame of a field whose cameras were refined is defined by its training images alone, up to their errors.
@@ -38,6 +48,7 @@ def refine_views(model: Model, trainer: TrainerConfig, split: Split, *, steps: i
         split: The images, with cameras in the field's world frame.
         steps: Number of steps of Adam; each draws pixels from all images.
         rate: Learning rate in radians and in units of the warp's ``motion_unit``; it decays to a fiftieth.
+        tones: Vignetting and response of the images, which are not changed; None if the images have none.
 
     Returns:
         The split with refined cameras, on the CPU.
@@ -51,7 +62,7 @@ def refine_views(model: Model, trainer: TrainerConfig, split: Split, *, steps: i
         final_factor=FINAL_FACTOR,
         unit=1.0 if model.warp is None else model.warp.motion_unit,
     )
-    fit_poses(refinement, model, trainer, split, steps)
+    fit_poses(refinement, model, trainer, split, steps, tones)
     return replace(split, cameras=refinement.refined().to("cpu"))
 
 
@@ -62,7 +73,14 @@ class _Photometric(Part):
         return {"photometric": photometric(outputs, batch)}
 
 
-def fit_poses(refinement: CameraRefinement, model: Model, trainer: TrainerConfig, split: Split, steps: int) -> None:
+def fit_poses(
+    refinement: CameraRefinement,
+    model: Model,
+    trainer: TrainerConfig,
+    split: Split,
+    steps: int,
+    tones: CameraTones | None = None,
+) -> None:
     """Optimises cameras in place so that renderings of a fixed field match their images; see :func:`refine_views`."""
     device = model.device
     # Only pixels are compared; the number of rays does not follow the samples, of which rays have few.
@@ -70,8 +88,12 @@ def fit_poses(refinement: CameraRefinement, model: Model, trainer: TrainerConfig
     rays = None if device.type == "cuda" else min(trainer.max_rays, max(1, trainer.visible_samples // 16))
     pixels = PixelSampler(split, device, trainer.supersampling)
     environment = environment_of(model.field)
-    behind = [] if environment is None else [EnvironmentBackground(environment)]
-    step = TrainingStep(model, pixels, None, config, parts=[_Photometric(), refinement, *behind], rays=rays)
+    parts: list[Part] = [_Photometric(), refinement]
+    if environment is not None:
+        parts.append(EnvironmentBackground(environment))
+    if tones is not None:
+        parts.append(ToneCorrection(copy.deepcopy(tones).to(device), environment=environment is not None))
+    step = TrainingStep(model, pixels, None, config, parts=parts, rays=rays)
     settings = model.settings
     trained = [parameter for parameter in model.field.parameters() if parameter.requires_grad]
     with torch.enable_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -158,6 +158,8 @@ class RunConfig:
             "scene.aabb": (None, "because the box of each region follows from its own photographs"),
             "camera.name": ("none", "because refined cameras would move each region into a frame of its own"),
             "camera.test_steps": (0, "because views are compared with several regions at once"),
+            "trainer.vignetting": (False, "because each region would learn its own"),
+            "trainer.response": (False, "because each region would learn its own"),
             "logger.viewer": (False, "because each region is trained by a process of its own"),
         }
         for key, (needed, reason) in reasons.items():

@@ -63,7 +63,8 @@ class OptimizerConfig:
     Attributes:
         grid_lr: Learning rate of grids.
         network_lr: Learning rate of all other parameters of the field.
-        exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure``.
+        exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure``, and of the cameras'
+            ``trainer.vignetting`` and ``trainer.response``.
         environment_lr: Learning rate of the colours of directions, with ``model.environment=map``.
         view_lr_factor: Factor on ``grid_lr`` for channels that only describe view dependence, such as all but the
             constant spherical harmonic (``view_channels`` of a :class:`voxelfield.fields.decoders.Decoder`); 3D
@@ -131,6 +132,10 @@ class TrainerConfig:
             and an offset for each channel (:class:`voxelfield.training.cameras.exposure.AffineExposure`); or
             ``bilateral``, a grid of colour transforms, which vary within the image and with the luminance
             (:class:`voxelfield.training.cameras.exposure.BilateralExposure`).
+        vignetting: Whether to learn how each camera darkens its images away from their middle
+            (:class:`voxelfield.training.cameras.camera_tones.CameraTones`).
+        response: Whether to learn a curve for each camera and channel that maps the colours of the field, which are
+            those of an average camera, to those of its images (the same class); for several cameras.
         max_rays: Largest number of rays per step.
         supersampling: Number of rays along each side of a training pixel; 1 casts a single ray through its centre.
         patches: Number of square patches of neighbouring pixels in each step, in addition to single pixels.
@@ -177,6 +182,8 @@ class TrainerConfig:
     background: Literal["random", "white", "black"] = "random"
     evaluation_background: Literal["white", "black"] = "white"
     exposure: Literal["none", "affine", "bilateral"] = "none"
+    vignetting: bool = False
+    response: bool = False
     max_rays: Count = 524288
     supersampling: Count = 2
     patches: Natural = 0
@@ -269,11 +276,33 @@ class TrainerConfig:
                 self.loss,
                 tv_every=fewer(self.loss.tv_every),
                 tv_until=fewer(self.loss.tv_until),
-                robust_every=fewer(self.loss.robust_every),
+                robust_every=fewer(self.loss.robust_every) if self.loss.robust > 0 else self.loss.robust_every,
             ),
             preview_every=fewer(self.preview_every),
             checkpoint_every=fewer(self.checkpoint_every),
         )
+
+    def _check_idle(self, name: str) -> None:
+        """Raises ValueError for a setting of a loss that is off, which would be ignored.
+
+        Those of the total variation may be set, because presets set them for a weight that one may change to 0.
+        """
+        learned = self.vignetting or self.response
+        idle = {
+            "robust_from": (self.loss.robust > 0, "loss.robust is 0"),
+            "robust_every": (self.loss.robust > 0, "loss.robust is 0"),
+            "robust_cells": (self.loss.robust > 0, "loss.robust is 0"),
+            "exposure": (self.exposure == "affine", f"exposure is {self.exposure}, not affine"),
+            "tv_exposure": (self.exposure == "bilateral", f"exposure is {self.exposure}, not bilateral"),
+            "tones": (learned, "vignetting and response are false"),
+        }
+        for key, (used, reason) in idle.items():
+            value, default = getattr(self.loss, key), getattr(LossConfig, key)
+            if not used and value != default:
+                raise ValueError(
+                    f"{name}.loss.{key} must be left at {default:g} where {name}.{reason}, got {value:g}: it would be "
+                    "ignored"
+                )
 
     def check(self, name: str) -> None:
         """Raises ValueError if settings contradict each other."""
@@ -292,6 +321,7 @@ class TrainerConfig:
                 f"{name}.patches must be positive and {name}.patch_size at least {WINDOW}, the side of SSIM's window, "
                 f"where {name}.loss.ssim is positive, got {self.patches} and {self.patch_size}"
             )
+        self._check_idle(name)
         steps = [stage.step for stage in self.stages]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ValueError(f"{name}.stages must start at step 0 and have rising steps, got steps {steps}")
