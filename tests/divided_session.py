@@ -81,6 +81,7 @@ KINDS = {
         "trainer.loss.robust_every=4",
         "trainer.loss.robust_cells=17",
         "trainer.loss.sharpness=1",
+        "trainer.vignetting=true",
     ),
     # Networks of rectified units, which rounding errors switch after some more steps.
     "pyramid": (
@@ -90,7 +91,6 @@ KINDS = {
         "trainer.loss.ssim=0.1",
         "trainer.supersampling=2",
         "trainer.exposure=affine",
-        "trainer.vignetting=true",
         "trainer.steps=16",
     ),
     "sparse": (
