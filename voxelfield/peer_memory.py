@@ -52,7 +52,7 @@ class PeerMemory:
             own if process == processes.rank() else self._handle.get_buffer(process, (size,), dtype)
             for process in range(processes.count())
         ]
-        self._beside = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)
         self._size = own.nbytes
         _bytes["now"] += self._size
         _bytes["most"] = max(_bytes.values())
@@ -60,12 +60,12 @@ class PeerMemory:
     def __del__(self) -> None:
         _bytes["now"] -= vars(self).get("_size", 0)
 
-    def begin(self, send: Callable[[], None]) -> Callable[[], None]:
+    def run_beside(self, send: Callable[[], None]) -> Callable[[], None]:
         """Lets the device do the work of a function beside what follows; the function returned waits for it."""
-        self._beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._beside):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             send()
-        return lambda: torch.cuda.current_stream().wait_stream(self._beside)
+        return lambda: torch.cuda.current_stream().wait_stream(self._stream)
 
     def meet(self) -> None:
         """Lets the device wait until those of all processes have come here, and can read what these have written."""

@@ -172,7 +172,7 @@ def test_whole_spheres_are_rendered_along_a_path(run, tmp_path, caplog):
     # The middle of four pixels of the sphere.
     assert np.abs(shown[9:11, 19:21].mean(axis=(0, 1)) - 255 * found[0, 0].numpy()).max() < 40
     assert render(run, "--path", path, "--size", "50x20") == 2
-    assert "--size must be in proportion to 40x20 for whole spheres, got 50x20" in caplog.text
+    assert "width and height must be in proportion to 40x20 for panoramas, got 50x20" in caplog.text
 
 
 @pytest.mark.parametrize("path", ["orbit", "interpolate"])

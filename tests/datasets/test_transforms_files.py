@@ -133,7 +133,21 @@ def test_panoramas_that_are_none_are_refused(tmp_path, meta, message):
 
 def test_a_frame_may_be_a_panorama_among_photographs(tmp_path):
     folder = write(tmp_path, {"camera_model": "EQUIRECTANGULAR"}, size=(48, 24), fl_x=30.0, fl_y=30.0)
-    assert math.pi * load_scene(folder, holdout=0).train.cameras.intrinsics[0, 0] == pytest.approx(30)
+    # The focal length of the file is that of photographs, in another unit.
+    assert math.pi * load_scene(folder, holdout=0).train.cameras.intrinsics[0, 0] == pytest.approx(24)
+
+
+@pytest.mark.parametrize("camera_model", ["OPENCV", "EQUIRECTANGULAR"])
+def test_images_without_a_size_are_refused(tmp_path, camera_model):
+    with pytest.raises(ValueError, match="'w' and 'h' must be above 0 pixels, got 0.0 and 24.0"):
+        load_scene(write(tmp_path, size=(48, 24), camera_model=camera_model, w=0, h=24, fl_x=48), holdout=0)
+
+
+@pytest.mark.parametrize("keys", [{"rolling_shutter_time": 0.02}, {"camera_linear_velocity": [0, 2, 0]}], ids=str)
+def test_half_of_a_rolling_shutter_is_named(tmp_path, caplog, keys):
+    assert load_scene(write(tmp_path, fl_x=30.0, **keys), holdout=0).train.cameras.rolling is None
+    (key,) = keys
+    assert f"these keys have no effect: '{key}'" in caplog.text
 
 
 def test_velocities_of_a_rolling_shutter(tmp_path):

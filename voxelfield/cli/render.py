@@ -219,13 +219,7 @@ def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras
         else:
             cameras = interpolate(around, frames)
     if options.size is not None:
-        width, height = options.size
-        if cameras.lens is not None and width * cameras.height != height * cameras.width:
-            raise ValueError(
-                f"--size must be in proportion to {cameras.width}x{cameras.height} for whole spheres, got "
-                f"{width}x{height}"
-            )
-        cameras = at_size(cameras, width, height)
+        cameras = at_size(cameras, *options.size)
     return cameras, fps if options.fps is None else options.fps
 
 

@@ -107,12 +107,15 @@ def transforms_camera(cameras: Cameras, index: int, size: Sequence[int]) -> dict
         focal = focal * math.pi
     (fl_x, fl_y), (cx, cy) = focal.tolist(), centre.tolist()
     frame = {"w": size[0], "h": size[1], "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy, **lens}
+    pose = cameras.c2w[index]
     if cameras.rolling is not None:
-        # The motion while all rows are exposed, in one second.
-        motion = cameras.rolling[index, :6].double() * cameras.size(index)[1]
+        # The pose of the middle, and the motion while all rows are exposed, in one second.
+        height = cameras.size(index)[1]
+        pose = cameras.row_poses(torch.tensor([index]), torch.tensor([height / 2]))[0]
+        motion = cameras.rolling[index, :6].double() * height
         keys = ("camera_angular_velocity", "camera_linear_velocity")
         frame |= dict(zip(keys, motion.view(2, 3).tolist(), strict=True)) | {"rolling_shutter_time": 1.0}
-    return frame | {"transform_matrix": cameras.c2w[index].tolist()}
+    return frame | {"transform_matrix": pose.tolist()}
 
 
 def _transforms_lens(lens: Lens | None, camera: int) -> dict[str, Any]:

@@ -136,7 +136,8 @@ def _compare(
     if cameras.lens is not None and bool(cameras.lens.is_sphere[index]):
         rays = torch.stack((*across, depth), dim=-1)
         return _compare_sphere(pixels_of_rays(cameras, index, rays), rays, radius + move, turn, silhouette, intrinsics)
-    radius += move + turn * float(depth.abs().max())
+    farthest = math.hypot(*(float((axis - o).abs().max()) for axis, o in zip(axes, origin, strict=True)))
+    radius += move + turn * farthest
     nearest = (depth - radius).clamp_(min=1e-3 * radius)
     distance = depth.abs().clamp_(min=1e-3 * radius)
     if cameras.lens is None:

@@ -60,13 +60,14 @@ _KEYS: dict[LensModel, tuple[str, ...]] = LENS_TERMS | {"fisheye624": ()}
 
 _MOST_NAMED = 10
 
+_SHUTTER = ("rolling_shutter_time", "camera_linear_velocity", "camera_angular_velocity")
 # Keys that are read here and in nerfstudio.py.
 _READ = {
     *("frames", "file_path", "mask_path", "transform_matrix", "train_filenames", "val_filenames", "test_filenames"),
     *("camera_angle_x", "camera_angle_y", "fl_x", "fl_y", "x_fov", "y_fov", "cx", "cy", "w", "h"),
     *("camera_model", "is_fisheye", "distortion_params", "latlong", "equirectangular", "orthographic"),
     *("time", "depth_file_path", "depth_unit_scale_factor"),
-    *("rolling_shutter_time", "camera_linear_velocity", "camera_angular_velocity"),
+    *_SHUTTER,
 }
 # The keys of coefficients of lenses.
 _LENS_KEY = re.compile(r"[kps]\d|s[xy]1|omega|k|alpha|beta|ftheta_p\d")
@@ -160,6 +161,9 @@ def _check_keys(file: Path, meta: Mapping[str, Any], frames: Sequence[Mapping[st
                 raise ValueError(f"{file}: {key!r} must be absent, got {shown(value)}: {_REFUSED[key]}")
             if key not in _REFUSED:
                 unused.setdefault(key, value)
+    shutter = {key: value for holder in (meta, *frames) for key, value in holder.items() if key in _SHUTTER}
+    if len(shutter) == 1 or _SHUTTER[0] not in shutter:
+        unused |= shutter  # a time without velocities, or velocities without a time
     if unused:
         named = [f"{shown(key)} ({shown(value)})" for key, value in unused.items()]
         logger.warning("%s: these keys have no effect: %s", file, ", ".join(named[:_MOST_NAMED]))
@@ -230,8 +234,15 @@ def _intrinsics(file: Path, frame: Mapping[str, Any], meta: Mapping[str, Any]) -
     Raises:
         ValueError: No focal length is given, or a value is not possible.
     """
+    sphere = TRANSFORMS_MODELS["equirectangular"]
+    usual = meta.get("camera_model")
+    if usual != frame.get("camera_model", usual) and sphere in (usual, frame["camera_model"]):
+        meta = {}  # focal lengths of panoramas have another unit
     known = ChainMap(dict(frame), dict(meta))
-    if known.get("camera_model") == TRANSFORMS_MODELS["equirectangular"]:
+    sides = [None if known.get(key) is None else _number(file, known, key) for key in ("w", "h")]
+    if any(side is not None and side <= 0 for side in sides):
+        raise ValueError(f"{file}: 'w' and 'h' must be above 0 pixels, got {shown(sides[0])} and {shown(sides[1])}")
+    if known.get("camera_model") == sphere:
         return _sphere_intrinsics(file, known)
     x, y = (
         next((focal for holder in (frame, meta) if (focal := _focal(file, holder, axis)) is not None), None)
@@ -239,9 +250,8 @@ def _intrinsics(file: Path, frame: Mapping[str, Any], meta: Mapping[str, Any]) -
     )
     if x is None and y is None:
         raise ValueError(f"{file}: key 'camera_angle_x' is missing, and so is 'fl_x'")
-    w, h, cx, cy = (None if known.get(key) is None else _number(file, known, key) for key in ("w", "h", "cx", "cy"))
-    if any(side is not None and side <= 0 for side in (w, h)):
-        raise ValueError(f"{file}: 'w' and 'h' must be above 0 pixels, got {shown(w)} and {shown(h)}")
+    w, h = sides
+    cx, cy = (None if known.get(key) is None else _number(file, known, key) for key in ("cx", "cy"))
 
     def of(width: float, height: float) -> Intrinsics:
         across = None if x is None else x(width)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from voxelfield.grids.working_copies import is_current, mark_current, mark_managed
 from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor, is_divided
-from voxelfield.ops._errors import ArgumentValueError, shown
+from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._internal.grid_adam import check_channel_rates, check_rule, grid_adam_
 from voxelfield.ops._internal.tiles import active_tiles
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
@@ -24,8 +24,9 @@ RULE = ("betas", "eps", "weight_decay", "l2_penalty", "skip_untouched", "clear_g
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
-MOST_BETA = 1 - 2**-8
-"""The largest of ``betas`` with bfloat16: the decay by a larger one is less than half the distance of two numbers."""
+MOST_BETA = 0.99
+"""The largest of ``betas`` with moments in bfloat16. A change of less than half the distance of two numbers is rounded
+away: with it, the second moment may stay up to a fifth below the gradients' square; with 0.95, up to a 25th."""
 
 
 class GridAdam(torch.optim.Optimizer):
@@ -65,14 +66,14 @@ class GridAdam(torch.optim.Optimizer):
             channel, finite and not negative. It also scales the channel's decay, as if each channel were a group. None
             means 1 for all channels. The tensor may be changed in place, also between replays of a captured graph.
         skip_untouched: Do not update a vertex, nor its moments, if the gradients of all its channels are exactly zero.
-        moments: Dtype in which moments are stored, float32 or bfloat16. A step computes in float32 and rounds them.
+        bfloat16_moments: Store moments in bfloat16, rounded to nearest even; a step computes in float32.
         clear_grad: Set gradients to zero in the same pass, so that ``zero_grad()`` is not needed.
 
     Raises:
-        TypeError: A parameter, ``channel_rates`` or a tensor ``lr`` is not float32, or ``moments`` is another dtype.
+        TypeError: A parameter, ``channel_rates`` or a tensor ``lr`` is not float32.
         ValueError: A parameter is sharded or not (X, Y, Z, C) and contiguous, ``channel_rates`` or ``lr`` has another
             shape or device, or an option is out of range, such as ``betas`` of more than :data:`MOST_BETA` with
-            bfloat16.
+            ``bfloat16_moments``.
     """
 
     # GradScaler then sets `grad_scale` and `found_inf` during `step`, instead of skipping the step on the host.
@@ -89,7 +90,7 @@ class GridAdam(torch.optim.Optimizer):
         l2_penalty: float = 0.0,
         channel_rates: Tensor | None = None,
         skip_untouched: bool = False,
-        moments: torch.dtype = torch.float32,
+        bfloat16_moments: bool = False,
         clear_grad: bool = True,
     ) -> None:
         defaults = {
@@ -100,7 +101,7 @@ class GridAdam(torch.optim.Optimizer):
             "l2_penalty": l2_penalty,
             "channel_rates": channel_rates,
             "skip_untouched": skip_untouched,
-            "moments": moments,
+            "bfloat16_moments": bfloat16_moments,
             "clear_grad": clear_grad,
             "capturable": True,  # makes load_state_dict put step counts on the device
         }
@@ -116,10 +117,7 @@ class GridAdam(torch.optim.Optimizer):
         for name in ("_active", "_working", "_rates"):
             self.__dict__.setdefault(name, {})  # a copied or unpickled optimizer does not have these yet
         for group, own in itertools.zip_longest(self.param_groups, present):
-            # Earlier versions had no other dtype, and torch loads a state in the dtype of its parameter.
-            dtype = group.setdefault("moments", torch.float32)
-            for state in (self.state[param] for param in group["params"] if param in self.state):
-                state |= {name: state[name].to(dtype) for name in MOMENTS if name in state}
+            group.setdefault("bfloat16_moments", False)  # which earlier versions did not have
             rates = group["channel_rates"]
             if rates is None:
                 continue
@@ -130,12 +128,32 @@ class GridAdam(torch.optim.Optimizer):
                 # Captured graphs and the caller refer to this tensor, so it is overwritten, not replaced.
                 group["channel_rates"] = own.copy_(rates)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state, as :class:`torch.optim.Optimizer` does; moments in the dtype of its groups."""
+        # Torch would give them the dtype of the parameters, all at once.
+        whole, rest = state_dict["state"], {}
+        for key, state in whole.items():
+            rest[key] = {name: value for name, value in state.items() if name not in MOMENTS}
+        super().load_state_dict({**state_dict, "state": rest})
+        saved = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        for group in self.param_groups:
+            for param, key in zip(group["params"], saved, strict=False):
+                moments = {name: value for name, value in whole.get(key, {}).items() if name in MOMENTS}
+                if moments:
+                    dtype = moments_of(group)
+                    self.state[param] |= {
+                        name: value.to(param.device, dtype, copy=True) for name, value in moments.items()
+                    }
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, as :class:`torch.optim.Optimizer` does, and checks its parameters and options."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         check_rule(group["betas"], group["eps"], group["weight_decay"], group["l2_penalty"])
-        _check_moments(group)
+        if group["bfloat16_moments"] and max(group["betas"]) > MOST_BETA:
+            raise ArgumentValueError(
+                f"betas must be at most {MOST_BETA:g} with bfloat16_moments, got {tuple(group['betas'])}"
+            )
         _check_rate(group)
         for param in group["params"]:
             if is_divided(param):
@@ -316,7 +334,7 @@ class GridAdam(torch.optim.Optimizer):
             raise RuntimeError(
                 "GridAdam must have taken a step before one is captured, because the first step allocates its state"
             )
-        self.state[param] |= new_state(param, group["moments"])
+        self.state[param] |= new_state(param, moments_of(group))
 
     def _rate(self, index: int, device: torch.device) -> Tensor:
         """Returns a group's learning rate on a device; not updated during capture, which would record the value."""
@@ -354,6 +372,11 @@ class GridAdam(torch.optim.Optimizer):
             raise ValueError("param must be a parameter of this optimizer, but is in none of its groups")
 
 
+def moments_of(group: Mapping[str, Any]) -> torch.dtype:
+    """Returns the dtype of the moments of a group's parameters."""
+    return torch.bfloat16 if group["bfloat16_moments"] else torch.float32
+
+
 def new_state(param: Tensor, moments: torch.dtype) -> dict[str, Tensor]:
     """Returns the state before the first step of a parameter or a part of it, with moments of a dtype."""
     state = {"step": torch.zeros((), dtype=torch.float32, device=param.device)}
@@ -369,18 +392,6 @@ def sum_weights(grid: Tensor, weight: float) -> list[float]:
     """
     x, y, z, channels = grid.shape
     return [weight * channels * pairs for pairs in ((x - 1) * y * z, x * (y - 1) * z, x * y * (z - 1))]
-
-
-def _check_moments(group: dict[str, Any]) -> None:
-    """Raises unless moments of a group's dtype can follow its gradients."""
-    dtype = group["moments"]
-    if dtype not in (torch.float32, torch.bfloat16):
-        raise TypeError(f"moments must be torch.float32 or torch.bfloat16, got {shown(dtype)}")
-    if dtype == torch.bfloat16 and max(group["betas"]) > MOST_BETA:
-        raise ArgumentValueError(
-            f"betas must be at most {MOST_BETA:.4f} with moments in bfloat16, which would not follow slower ones, got "
-            f"{tuple(group['betas'])}"
-        )
 
 
 def _check_rate(group: dict[str, Any]) -> None:

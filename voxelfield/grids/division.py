@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import peer_memory, processes
-from voxelfield.grids.adam import RULE, GridAdam, new_state, sum_weights
+from voxelfield.grids.adam import RULE, GridAdam, moments_of, new_state, sum_weights
 from voxelfield.grids.exchange import DirectExchange, Exchange, PackedExchange, room_for
 from voxelfield.grids.parts import Part
 from voxelfield.grids.planes import collect, moved, slabs
@@ -227,7 +227,7 @@ class DividedGrids:
         """
         for part in self._parts:
             if not part.state:
-                part.state |= new_state(part.owned, self._whole.param_groups[0]["moments"])
+                part.state |= new_state(part.owned, moments_of(self._whole.param_groups[0]))
 
     def _update(self) -> None:
         self.start_moments()

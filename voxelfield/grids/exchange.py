@@ -176,7 +176,7 @@ class DirectExchange:
                 start, size = used[own.dtype], most * own.shape[1]
                 used[own.dtype] += -(-size // _ALIGNMENT) * _ALIGNMENT
                 for other, memory in enumerate(self._received[own.dtype].tensors):
-                    rows = memory[start : start + size].view(most, -1)
+                    rows = memory[start : start + size].view(most, own.shape[1])
                     if other == rank:
                         received.append(rows[: total - counts[rank]])
                     else:
@@ -184,7 +184,7 @@ class DirectExchange:
                         rows[begin : begin + counts[rank]] = own
             self._copies.meet()
 
-        arrive = self._copies.begin(send)
+        arrive = self._copies.run_beside(send)
         self._in_use = True
         yield tensors
         arrive()

@@ -242,7 +242,7 @@ class Cameras:
         if self.rolling is None:
             origins, poses = self.c2w[:, :3, 3].index_select(0, camera_index), None
         else:
-            poses = self.row_poses(camera_index, pixels[:, 1])
+            poses = self.row_poses(camera_index, pixels[:, 1].floor() + 0.5)
             origins = poses[:, :3, 3].contiguous()
         directions = self._directions(camera_index, pixels, poses)
         values = {name: value.index_select(0, camera_index) for name, value in self.values.items()}
@@ -255,7 +255,7 @@ class Cameras:
 
         Args:
             camera_index: (R,) int64, on the cameras' device.
-            y: (R,) float32, how far below the top of the image, in pixels; all of a row of pixels has one pose.
+            y: (R,) float32, how far below the top of the image, in pixels: of the middle of a row, for its pose.
 
         Returns:
             (R, 4, 4) camera to world.
@@ -264,7 +264,7 @@ class Cameras:
         if self.rolling is None:
             return poses
         rolling = self.rolling.index_select(0, camera_index)
-        motion = rolling[:, :6] * (y.floor() + 0.5 - rolling[:, 6])[:, None]
+        motion = rolling[:, :6] * (y - rolling[:, 6])[:, None]
         turn = exp_se3(F.pad(motion[:, :3], (0, 3)))
         move = F.pad(motion[:, 3:, None], (3, 0, 0, 1))
         return compose(poses, turn + move)
@@ -285,7 +285,7 @@ class Cameras:
             pixels: As for :meth:`rays`.
             poses: What :meth:`row_poses` returns for them, if known.
         """
-        pose = self.row_poses(camera_index, pixels[:, 1]) if poses is None else poses
+        pose = self.row_poses(camera_index, pixels[:, 1].floor() + 0.5) if poses is None else poses
         intrinsics = self.intrinsics.index_select(0, camera_index)
         offset = (pixels - intrinsics[:, 2:]).div_(intrinsics[:, :2])
         right, up, backward, _ = pose[:, :3].unbind(-1)
@@ -331,7 +331,7 @@ class Cameras:
         index = torch.arange(len(self), device=self.c2w.device).repeat_interleave(len(border))
         # The lower edge belongs to the last row.
         rows = torch.minimum(pixels[..., 1].flatten(), (self.all_sizes()[index.cpu(), 1] - 1).to(pixels))
-        poses = self.row_poses(index, rows)
+        poses = self.row_poses(index, rows.floor() + 0.5)
         directions = self._directions(index, pixels.flatten(0, 1), poses).view(pixels.shape[0], -1, 3)
         return poses[:, :3, 3].view_as(directions), directions
 

@@ -100,7 +100,7 @@ class Lens:
 
     Attributes:
         rows: (N, 14) float32, the lenses as ops take them, on the device of ``coefficients``.
-        spheres: Whether some may be equirectangular, which ops do not know.
+        spheres: Whether some cameras may be equirectangular, a model that ops do not know.
 
     Raises:
         TypeError: ``coefficients`` is not a float32 tensor.

@@ -85,6 +85,7 @@ def run_settings(
     if not isinstance(model, RunConfig):
         device, seed = "auto" if device is None else str(device), 0 if seed is None else seed
         config = complete(model, trainer, optimizer, camera, device=device, seed=seed, scene=scene, warp=warp)
+    config.trainer.check_idle()
     if len(scene.train) == 0:
         raise ValueError("scene.train must have at least one view, got none")
     if scene.train.cameras.c2w.is_cuda:
@@ -101,7 +102,7 @@ def run_settings(
     check_visible(scene.train)
     if warp is None:
         check_cameras_see(scene.train.cameras, scene.aabb)
-    mistake = likely_mistake(scene.train.cameras.c2w)
+    mistake = likely_mistake(scene.train.cameras.looks())
     if mistake is not None:
         logger.warning("%s", mistake)
     return config

@@ -27,8 +27,8 @@ def estimate_memory(
     split: Split,
     device_type: str = "cuda",
     *,
+    moments: str,
     images: Images = "device",
-    moments: str = "auto",
 ) -> MemoryEstimate:
     """Estimates the peak memory use of training steps in each process: on CUDA, accurate up to allocator overhead.
 
@@ -42,8 +42,8 @@ def estimate_memory(
         config: Settings of the training loop.
         split: The training images.
         device_type: ``cuda`` or ``cpu``.
-        images: Where the images are.
         moments: The setting ``optimizer.moments``.
+        images: Where the images are.
     """
     count, copies = processes.count(), copies_dtype(config.precision, torch.device(device_type))
     estimate = model.estimate_memory(

@@ -70,8 +70,17 @@ def copies_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def moments_dtype(setting: str, copies: torch.dtype, betas: Sequence[float]) -> torch.dtype:
-    """Returns the dtype of the grids' moments, given ``optimizer.moments``, with which ``auto`` depends on the rest."""
-    narrow = copies != torch.float32 and max(betas) <= MOST_BETA if setting == "auto" else setting == "bfloat16"
+    """Returns the dtype of the grids' moments, given ``optimizer.moments``, with which ``auto`` depends on the rest.
+
+    Raises:
+        ValueError: They cannot be bfloat16 with these ``betas``.
+    """
+    slow = max(betas) > MOST_BETA
+    if setting == "bfloat16" and slow:
+        raise ValueError(
+            f"trainer.rates.betas must be at most {MOST_BETA:g} where optimizer.moments is bfloat16, got {list(betas)}"
+        )
+    narrow = copies != torch.float32 and not slow if setting == "auto" else setting == "bfloat16"
     return torch.bfloat16 if narrow else torch.float32
 
 
@@ -134,7 +143,7 @@ class Optimizers:
                 weight_decay=rates.weight_decay * config.grid_weight_decay,
                 channel_rates=_channel_rates(field, config.view_lr_factor),
                 skip_untouched=config.skip_untouched,
-                moments=moments_dtype(config.moments, copies, rates.betas),
+                bfloat16_moments=moments_dtype(config.moments, copies, rates.betas) == torch.bfloat16,
             )
         if processes.count() > 1:
             for level in grids:

@@ -225,8 +225,8 @@ class TrainedModel:
             others = [split.names[index] for index in chosen if tones.camera[index] == len(tones.known)]
             if others and processes.is_first():
                 logger.warning(
-                    "%d views are of cameras that took no training photograph, and are compared without vignetting and "
-                    "response: %s",
+                    "cameras that took no training photograph have no known vignetting and response, without which "
+                    "%d of the views are compared: %s",
                     *(len(others), clipped(", ".join(others))),
                 )
         wanted = self.trainer.evaluation.lpips if lpips is None else lpips

@@ -79,7 +79,6 @@ def viewpoint_of(cameras: Cameras, index: int, aspect: float | None = None) -> V
 
     That of a panorama shows 90 degrees around its optical axis.
 
-
     Args:
         cameras: The cameras.
         index: Index of the camera.

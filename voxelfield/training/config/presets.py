@@ -130,9 +130,11 @@ def preset(*overrides: str, device: str = "auto", name: str | None = None) -> Ru
         name: As for :func:`compose`.
 
     Raises:
-        ValueError: A value is not allowed; the message names the key.
+        ValueError: A value is not allowed, or would be ignored; the message names the key.
     """
-    return parse(RunConfig, compose(*overrides, device=device, name=name))
+    config = parse(RunConfig, compose(*overrides, device=device, name=name))
+    config.trainer.check_idle()
+    return config
 
 
 def complete(

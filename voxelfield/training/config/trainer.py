@@ -276,16 +276,17 @@ class TrainerConfig:
                 self.loss,
                 tv_every=fewer(self.loss.tv_every),
                 tv_until=fewer(self.loss.tv_until),
-                robust_every=fewer(self.loss.robust_every) if self.loss.robust > 0 else self.loss.robust_every,
+                robust_every=fewer(self.loss.robust_every),
             ),
             preview_every=fewer(self.preview_every),
             checkpoint_every=fewer(self.checkpoint_every),
         )
 
-    def _check_idle(self, name: str) -> None:
+    def check_idle(self, name: str = "trainer") -> None:
         """Raises ValueError for a setting of a loss that is off, which would be ignored.
 
-        Those of the total variation may be set, because presets set them for a weight that one may change to 0.
+        Those of the total variation may be set, because presets set them for a weight that one may change to 0. Not
+        part of :meth:`check`, which saved settings must pass too: earlier versions have allowed and saved such values.
         """
         learned = self.vignetting or self.response
         idle = {
@@ -321,7 +322,6 @@ class TrainerConfig:
                 f"{name}.patches must be positive and {name}.patch_size at least {WINDOW}, the side of SSIM's window, "
                 f"where {name}.loss.ssim is positive, got {self.patches} and {self.patch_size}"
             )
-        self._check_idle(name)
         steps = [stage.step for stage in self.stages]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ValueError(f"{name}.stages must start at step 0 and have rising steps, got steps {steps}")
