@@ -139,7 +139,7 @@ def test_a_frame_may_be_a_panorama_among_photographs(tmp_path):
 
 @pytest.mark.parametrize("camera_model", ["OPENCV", "EQUIRECTANGULAR"])
 def test_images_without_a_size_are_refused(tmp_path, camera_model):
-    with pytest.raises(ValueError, match="'w' and 'h' must be above 0 pixels, got 0.0 and 24.0"):
+    with pytest.raises(ValueError, match=r"'w' and 'h' must be above 0 pixels, got 0\.0 and 24\.0"):
         load_scene(write(tmp_path, size=(48, 24), camera_model=camera_model, w=0, h=24, fl_x=48), holdout=0)
 
 

@@ -51,7 +51,9 @@ def train_divided(
                 f"regions must be 1 for {scene.name}, an object that ends at its box, got {settings.regions}: regions "
                 "are for photographs of a place"
             )
-        division = divide(scene.poses(), settings.regions, settings.region_overlap)
+        # Once each: Scene.poses has six for a panorama.
+        c2w = scene.poses() if scene.all_cameras is None else scene.all_cameras.c2w
+        division = divide(c2w, settings.regions, settings.region_overlap)
         if (run_directory / FILE).is_file() and (settings.resume != AUTO or Division.read(run_directory) != division):
             raise ValueError(
                 f"hydra.run.dir must be a new one, or that of the same regions with resume=auto, got {run_directory}"
