@@ -6,17 +6,15 @@ All of these are collective calls, which a CUDA graph of the step may contain.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from voxelfield import processes
-from voxelfield.fields.field import Field
 from voxelfield.models.training import PositionDensity
 from voxelfield.ops import PackedSamples
-from voxelfield.rendering.march import Capacity, RenderSettings, Sampler
-from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.rays import Rays
+from voxelfield.rendering.march import Sampler
 
 
 class SharedSampler:
@@ -31,17 +29,9 @@ class SharedSampler:
         self._kept: Tensor | None = None
         self._arrive: Callable[[], Tensor] | None = None
 
-    def __call__(
-        self,
-        field: Field,
-        rays: Rays,
-        occupancy: OccupancyGrid,
-        settings: RenderSettings,
-        jitter: bool = False,
-        capacity: Capacity | None = None,
-    ) -> tuple[PackedSamples, Tensor | None]:
+    def __call__(self, *arguments: Any, **options: Any) -> tuple[PackedSamples, Tensor | None]:
         """Places samples, see :class:`voxelfield.rendering.march.Sampler`; a collective call."""
-        samples, candidates = self._sampler(field, rays, occupancy, settings, jitter, capacity)
+        samples, candidates = self._sampler(*arguments, **options)
         self._kept = samples.rays_kept
         self._arrive = processes.sum_later(self._kept.float())
         return samples, candidates
