@@ -267,7 +267,7 @@ def timeline(overrides: Sequence[str], kind: str, steps: int, out: Path | None) 
         lines = [[str(rank), *(f"{value:.2f}" for value in parts.values())] for rank, parts in enumerate(summaries)]
         print(harness.table(["process, ms per step", *summaries[0]], lines))
         slowest = max(parts["step"] for parts in summaries)
-        print(f"\n{rays:.0f} rays a step of all processes, {rays / slowest / 1e3:.1f} million a second")
+        print(f"\ntogether: {rays:.0f} rays a step, {rays / slowest / 1e3:.2f} million a second")
         spent: collections.Counter[str] = collections.Counter()
         for work in recorded[0]:
             spent[work.name] += (work.end - work.begin) / steps

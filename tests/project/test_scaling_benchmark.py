@@ -172,6 +172,9 @@ def test_two_processes_are_drawn_next_to_each_other(tmp_path):
     for step, computing, exchanging, both, idle in rows.values():
         assert min(computing, exchanging) > 0
         assert step == pytest.approx(computing + exchanging - both + idle, abs=0.03)
+    together = re.search(r"^together: ([0-9]+) rays a step, [0-9.]+ million a second$", done.stdout, re.MULTILINE)
+    assert together is not None
+    assert int(together[1]) > 0
     drawn = out.read_text()
     assert "process 0, stream" in drawn
     assert "process 1, stream" in drawn
