@@ -117,6 +117,17 @@ def over(rgb: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
     return rgb * alpha + background * (1 - alpha)
 
 
+def columns_and_rows(pixels: Tensor, width: int, height: int) -> Tensor:
+    """Returns where pixels (P,) lie in their images, (P, 2) int64.
+
+    Args:
+        pixels: int64, their numbers among those of all images, each with the room of the largest image.
+        width: Width of the largest image.
+        height: Its height.
+    """
+    return torch.stack((pixels % width, pixels // width % height), dim=1)
+
+
 def background_for(kind: str, rays: int, device: torch.device) -> Tensor:
     """Returns backgrounds (R, 3): ``random`` in each row, ``white`` or ``black``."""
     if kind == "random":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -320,6 +320,15 @@ class Cameras:
         pixels = torch.stack((x, y), dim=-1).view(-1, 2)
         camera_index = torch.full((pixels.shape[0],), camera, dtype=torch.int64, device=device)
         return self.rays(camera_index, pixels, aabb)
+
+    def image_chunks(self, camera: int, aabb: Tensor, chunk: int) -> Iterator[Rays]:
+        """Yields what :meth:`image_rays` returns, at most ``chunk`` rays at a time, which are only then cast."""
+        width, height = self.size(camera)
+        rows = max(1, chunk // width)
+        for top in range(0, height, rows):
+            rays = self.image_rays(camera, aabb, slice(top, top + rows))
+            for first in range(0, len(rays), chunk):
+                yield rays[first : first + chunk]
 
     def border_rays(self) -> tuple[Tensor, Tensor]:
         """Returns origins and unit directions, both (N, P, 3), of rays through P points along each image's border."""

@@ -234,18 +234,12 @@ def render_view(
         The image, on the field's device.
     """
     rgb, opacity, depth = [], [], []
-    width, height = size = cameras.size(camera)
-    rows = max(1, chunk // width)
-    for top in range(0, height, rows):
-        # Rays of cameras that move need more memory than their rendering.
-        rays = cameras.image_rays(camera, field.aabb, slice(top, top + rows))
-        for first in range(0, len(rays), chunk):
-            some = rays[first : first + chunk]
-            part = render(field, some, occupancy, settings)
-            rgb.append(part.over(background))
-            opacity.append(part.opacity)
-            depth.append(_world_depth_sum(field, some, part) / part.opacity.clamp(min=1e-6))
-    size = size[::-1]
+    for rays in cameras.image_chunks(camera, field.aabb, chunk):
+        part = render(field, rays, occupancy, settings)
+        rgb.append(part.over(background))
+        opacity.append(part.opacity)
+        depth.append(_world_depth_sum(field, rays, part) / part.opacity.clamp(min=1e-6))
+    size = cameras.size(camera)[::-1]
     return View(torch.cat(rgb).view(*size, 3), torch.cat(opacity).view(size), torch.cat(depth).view(size))
 
 

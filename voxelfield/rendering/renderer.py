@@ -181,10 +181,8 @@ class FieldRenderer:
             return draw(cameras, index)
         background = self._background
         if isinstance(background, Environment):
-            (width, height), environment = cameras.size(index), background
-            rows = range(0, height, max(1, self._chunk // width))
-            bands = (cameras.image_rays(index, self._aabb, slice(row, row + rows.step)) for row in rows)
-            background = torch.cat([environment(rays.directions) for rays in bands])
+            chunks = cameras.image_chunks(index, self._aabb, self._chunk)
+            background = torch.cat([background(rays.directions) for rays in chunks])
         one = cameras[index : index + 1]
         rays = draw(one.enlarged(self._supersampling) if self._supersampling > 1 else one, 0)
         return _averaged(rays, self._supersampling, background, self._pixel_averaging)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from voxelfield import processes
 from voxelfield.datasets.scene import Split
 from voxelfield.grids.planes import moved
-from voxelfield.models.batch import Batch, background_for
+from voxelfield.models.batch import Batch, background_for, columns_and_rows
 from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.processes import DividedRows
 from voxelfield.rendering.cameras import Cameras
@@ -243,8 +243,7 @@ class PixelSampler:
 
     def _corners(self, index: Tensor) -> Tensor:
         """Returns the columns and rows (P, 2) of pixels (P,) within their images, float32."""
-        width, height = self.cameras.width, self.cameras.height
-        return torch.stack((index % width, index // width % height), dim=1).float()
+        return columns_and_rows(index, self.cameras.width, self.cameras.height).float()
 
     def images_of(self, pixels: Tensor) -> Tensor:
         """Returns the indices of the images to which pixels belong; of the shape and dtype of ``pixels``."""

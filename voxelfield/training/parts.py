@@ -68,9 +68,13 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
         )
         yield refinement
         if camera.search_poses > 0:
-            for key in ("exposure=bilateral", "vignetting=true", "response=true"):
-                name, value = key.split("=")
-                if str(getattr(trainer, name)).lower() == value:
+            learned = {
+                "exposure=bilateral": isinstance(exposure, BilateralExposure),
+                "vignetting=true": trainer.vignetting,
+                "response=true": trainer.response,
+            }
+            for key, is_learned in learned.items():
+                if is_learned:
                     raise ValueError(
                         f"camera.search_poses must be 0 with trainer.{key}, which cannot be undone in photographs, "
                         f"got {camera.search_poses}"

@@ -19,7 +19,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import picture_name
 from voxelfield.files import is_replaceable
 from voxelfield.media.png import write_png
-from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.batch import Batch, Outputs, columns_and_rows
 from voxelfield.models.part import Part
 from voxelfield.models.settings import LossConfig
 from voxelfield.training.batches import PixelSampler, pixels_that_count
@@ -116,7 +116,7 @@ class RobustWeights(Part):
     def prepare(self, batch: Batch) -> None:
         """Gives the pixels their weights, whose mean over all photographs is 1."""
         height, width = self._split.cameras.height, self._split.cameras.width
-        row, column = batch.pixels // width % height // self.cell, batch.pixels % width // self.cell
+        column, row = (columns_and_rows(batch.pixels, width, height) // self.cell).unbind(dim=1)
         _, rows, columns = self.moves.shape
         self._cells = (batch.images * rows + row) * columns + column
         self._stays = ~self.moves.view(-1)[self._cells]

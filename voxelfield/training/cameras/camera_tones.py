@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from voxelfield.models.batch import Batch
+from voxelfield.models.batch import Batch, columns_and_rows
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
-from voxelfield.training.cameras.exposure import ColorCorrection
+from voxelfield.training.cameras.exposure import ColorCorrection, Correction
 
 # Pieces of a response curve. A power of two, so that those of the identity add up without rounding.
 _PIECES = 8
@@ -21,7 +21,7 @@ _PIECES = 8
 _THINNEST = 1e-6
 
 
-class CameraTones(nn.Module):
+class CameraTones(Correction):
     r"""The vignetting and the response of each camera, as its photographs show them.
 
     Photographs of one size with the same intrinsics come from one camera. At the distance :math:`r` from its principal
@@ -124,8 +124,8 @@ class CameraTones(nn.Module):
 
     def photographed(self, rgb: Tensor, opacity: Tensor, batch: Batch) -> Tensor:
         """Returns the colours (R, 3) of a batch's rays as they appear in their images."""
-        columns, rows = batch.pixels % self._width, batch.pixels // self._width % self._height
-        return self(rgb, opacity, torch.stack((columns, rows), dim=1) + 0.5, batch.images)
+        places = columns_and_rows(batch.pixels, self._width, self._height) + 0.5
+        return self(rgb, opacity, places, batch.images)
 
     def photograph(self, view: View, index: int, background: Tensor | None) -> View:
         """Returns a rendered view as its camera shows it.
@@ -151,9 +151,6 @@ class CameraTones(nn.Module):
         terms: list[Tensor] = [] if self.falloff is None else [self.falloff]
         terms += [] if self.log_slopes is None else [self._centred()]
         return torch.stack([term.square().mean() for term in terms]).sum()
-
-    def centre(self) -> None:
-        """Does nothing, because the means are subtracted wherever slopes are used."""
 
     def _centred(self) -> Tensor:
         assert self.log_slopes is not None

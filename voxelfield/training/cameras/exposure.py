@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from voxelfield import ops
-from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.batch import Batch, Outputs, columns_and_rows
 from voxelfield.models.part import Part
 from voxelfield.rendering.cameras import Cameras
 
@@ -21,7 +21,22 @@ _OFFSET_UNIT = 0.1
 _VERTICES = (16, 16, 8)
 
 
-class AffineExposure(nn.Module):
+class Correction(nn.Module):
+    """Makes of the field's colours what photographs show."""
+
+    def photographed(self, rgb: Tensor, opacity: Tensor, batch: Batch) -> Tensor:
+        """Returns the colours (R, 3) of a batch's rays, of opacities (R,), as they appear in their images."""
+        raise NotImplementedError
+
+    def penalty(self) -> Tensor:
+        """Returns how far the corrections are from what is expected, ()."""
+        raise NotImplementedError
+
+    def centre(self) -> None:
+        """Makes the mean of the corrections the identity, unless it always is."""
+
+
+class AffineExposure(Correction):
     r"""A gain and an offset per colour channel for each training image.
 
     The colour :math:`c` that the field emits along a ray of opacity :math:`o` becomes
@@ -104,11 +119,8 @@ class AffineExposure(nn.Module):
     def _centred(self) -> tuple[Tensor, Tensor]:
         return self.log_gain - self.log_gain.mean(dim=0), self.offset - self.offset.mean(dim=0)
 
-    def centre(self) -> None:
-        """Does nothing, because the means are subtracted wherever gains and offsets are used."""
 
-
-class BilateralExposure(nn.Module):
+class BilateralExposure(Correction):
     r"""A bilateral grid of affine colour transforms for each training image: exposure and tone that vary within it.
 
     A grid has 16 x 16 vertices across its image and 8 along the luminance. At the place of a pixel and the luminance of
@@ -141,10 +153,7 @@ class BilateralExposure(nn.Module):
         if len(cameras) < 1:
             raise ValueError("cameras must be at least 1, got 0")
         self._width, self._height = cameras.width, cameras.height
-        sizes = cameras.sizes
-        if sizes is None:
-            sizes = torch.tensor([[cameras.width, cameras.height]]).expand(len(cameras), 2)
-        self.register_buffer("sizes", sizes.float(), persistent=False)
+        self.register_buffer("sizes", cameras.all_sizes().float(), persistent=False)
         self.grids = nn.Parameter(torch.zeros(len(cameras), *_VERTICES, 12))
 
     def corrections(self) -> Tensor:
@@ -166,7 +175,7 @@ class BilateralExposure(nn.Module):
         """
         columns = _VERTICES[0]
         images = pixels // (self._width * self._height)
-        corners = torch.stack((pixels % self._width, pixels // self._width % self._height), dim=1)
+        corners = columns_and_rows(pixels, self._width, self._height)
         x, y = ((corners + 0.5) / self.sizes.index_select(0, images)).unbind(dim=1)
         # One grid of all images side by side. The centre of a pixel is too far from the edge of its image for a
         # rounding error to reach the next image.
@@ -218,28 +227,6 @@ class _TotalVariation(torch.autograd.Function):
 
 Exposure = AffineExposure | BilateralExposure
 """The corrections of the training images."""
-
-
-class Correction(Protocol):
-    """A module that makes of the field's colours what photographs show."""
-
-    def photographed(self, rgb: Tensor, opacity: Tensor, batch: Batch) -> Tensor:
-        """Returns the colours (R, 3) of a batch's rays, of opacities (R,), as they appear in their images."""
-
-    def penalty(self) -> Tensor:
-        """Returns how far the corrections are from what is expected, ()."""
-
-    def centre(self) -> None:
-        """Makes the mean of the corrections the identity."""
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Returns the parameters."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state."""
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
-        """Loads a state."""
 
 
 class ColorCorrection(Part):
