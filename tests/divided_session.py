@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -386,7 +387,10 @@ def main(rank: int, processes: int, store: str, folder: Path, device: str = "cpu
         torch.save(results, folder / f"{processes}.pt")
     if processes > 1:
         dist.barrier()
+        group = weakref.ref(dist.group.WORLD)
         dist.destroy_process_group()
+        # Threads of a group that is still referenced may end the process with an error when Python exits.
+        assert group() is None
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import socket
@@ -82,11 +81,11 @@ def peak_bytes(device: torch.device) -> int:
 
 def is_available(device: torch.device) -> bool:
     """Returns whether all processes can use :class:`PeerMemory`; says why if not, once. A collective call."""
-    return device.type == "cuda" and _obstacle(device, distributed.group.WORLD) is None
+    return device.type == "cuda" and _obstacle(device) is None
 
 
-@functools.lru_cache(maxsize=1)
-def _obstacle(device: torch.device, group: Any) -> str | None:
+@processes.once_per_group
+def _obstacle(device: torch.device) -> str | None:
     boot = Path("/proc/sys/kernel/random/boot_id")  # machines may have one name
     machines = processes.gather_objects((socket.gethostname(), boot.read_text() if boot.exists() else ""))
     if len(set(machines)) > 1:

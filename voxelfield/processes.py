@@ -7,12 +7,14 @@ own has made. Without a group there is one process, and nothing here communicate
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -227,6 +229,25 @@ def wait() -> None:
         distributed.barrier(group=_hosts())
 
 
+def once_per_group(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorates a function of the process group and of hashable arguments: each group calls it once for each of them.
+
+    The results are forgotten with their group. A reference to the group itself must not be kept, since its threads end
+    only with it, and one that is still at work when Python exits ends the process with an error.
+    """
+    results: weakref.WeakKeyDictionary[Any, dict[Any, T]] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(function)
+    def cached(*args: P.args, **kwargs: P.kwargs) -> T:
+        of_group = results.setdefault(distributed.group.WORLD, {})
+        key = args, tuple(sorted(kwargs.items()))
+        if key not in of_group:
+            of_group[key] = function(*args, **kwargs)
+        return of_group[key]
+
+    return cached
+
+
 def _all_gather(out: Tensor, own: Tensor, group: Any = None) -> Callable[[], object]:
     # Torch 2.13 has renamed it, and warns of the earlier name.
     gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
@@ -240,9 +261,10 @@ def _has_group() -> bool:
 
 def _hosts() -> Any:
     """Returns a group of all processes that communicates between hosts, so that the device is not waited for."""
-    return _hosts_of(distributed.group.WORLD)
+    world = distributed.group.WORLD
+    return world if "gloo" in distributed.get_backend_config(world) else _gloo_group()
 
 
-@functools.lru_cache(maxsize=1)
-def _hosts_of(world: Any) -> Any:
-    return world if "gloo" in distributed.get_backend_config(world) else distributed.new_group(backend="gloo")
+@once_per_group
+def _gloo_group() -> Any:
+    return distributed.new_group(backend="gloo")

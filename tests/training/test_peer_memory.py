@@ -16,7 +16,7 @@ GPU = torch.device("cuda", 1)
 @pytest.fixture
 def two_gpus(monkeypatch):
     """Two processes of a machine, of which the other one says the same, with GPUs that reach each other."""
-    peer_memory._obstacle.cache_clear()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
     monkeypatch.setattr(processes, "count", lambda: 2)
     monkeypatch.setattr(processes, "gather_objects", lambda own: [own, own])
@@ -24,7 +24,7 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, other: True)
     monkeypatch.setattr(peer_memory, "PeerMemory", Tried)
     yield monkeypatch
-    peer_memory._obstacle.cache_clear()
+    dist.destroy_process_group()
 
 
 class Tried:
