@@ -1,4 +1,4 @@
-"""Scenes as photographed by cameras that vignette, and by two cameras of different responses."""
+"""Scenes as photographed by cameras that vignette, expose unevenly, and by two cameras of different responses."""
 
 from __future__ import annotations
 
@@ -66,6 +66,20 @@ def two_cameras(scene: Scene, exponents: Tensor = EXPONENTS) -> Scene:
         sizes[second, 0] -= 4
         splits[name] = replace(split, images=images, cameras=replace(split.cameras, sizes=sizes))
     return replace(scene, splits=splits)
+
+
+def smooth_gains(count: int, height: int, width: int, deviation: float) -> Tensor:
+    """Gains (count, H, W, 1) that vary over each image: exponentials of random quadratic polynomials of the place."""
+    draw = torch.Generator().manual_seed(5)
+    y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+    terms = torch.stack((torch.ones_like(x), x, y, x.square() - 1 / 3, y.square() - 1 / 3, x * y))
+    return torch.einsum("nk,khw->nhw", deviation * torch.randn(count, 6, generator=draw), terms).exp()[..., None]
+
+
+def unevenly_exposed(split: Split, deviation: float) -> Split:
+    """Returns photographs whose exposure varies within each, by the standard deviation of the coefficients."""
+    rgb = split.images[..., :3] * smooth_gains(len(split), *split.images.shape[1:3], deviation)
+    return replace(split, images=torch.cat((rgb.clamp(0, 255).round().byte(), split.images[..., 3:]), dim=-1))
 
 
 def _vignetted(split: Split) -> Tensor:

@@ -14,13 +14,14 @@ from composed_run import settings_of_run
 from PIL import Image
 
 import voxelfield
-from voxelfield.datasets.poses import sees_box, turned_about
+from voxelfield.datasets.poses import turned_about
 from voxelfield.datasets.scene import Split
 from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
 from voxelfield.grids.boxes import parse_box
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.paths import axes_looking
+from voxelfield.rendering.projection import sees_box
 from voxelfield.training.config import preset
 from voxelfield.warps.choice import WarpConfig, choose_warp
 
@@ -85,9 +86,8 @@ def test_the_box_is_that_of_whole_spheres():
     lens = Lens("equirectangular", torch.zeros(40, 0))
     split = ball_split(c2w, 480, 240, 480 / (2 * math.pi), lens)
     assert_fits(box_of(split), slack=0.5)
-    shown = sees_box(c2w, split.cameras.intrinsics, split.cameras.all_sizes(), BALL, lens)
-    assert shown.all()
-    assert not sees_box(c2w, split.cameras.intrinsics, split.cameras.all_sizes(), BALL).all()
+    assert sees_box(split.cameras, BALL).all()
+    assert not sees_box(replace(split.cameras, lens=None), BALL).all()
 
 
 def test_the_box_is_that_of_crops_of_spheres():

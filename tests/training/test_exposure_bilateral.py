@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from quick_presets import preset
+from toned_scene import smooth_gains, unevenly_exposed
 from torch import Tensor
 from torch.nn import functional as F
 
 import voxelfield
-from voxelfield.datasets.scene import Scene, Split
+from voxelfield.datasets.scene import Scene
 from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.cameras.exposure import BilateralExposure
@@ -112,24 +111,10 @@ def test_there_must_be_images():
 # -------------------------------------------------------------------------------------------------- in a session
 
 
-def smooth_gains(count: int, height: int, width: int) -> Tensor:
-    """Gains (count, H, W, 1) that vary over each image: exponentials of random quadratic polynomials of the place."""
-    draw = torch.Generator().manual_seed(5)
-    y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
-    terms = torch.stack((torch.ones_like(x), x, y, x.square() - 1 / 3, y.square() - 1 / 3, x * y))
-    return torch.einsum("nk,khw->nhw", 0.2 * torch.randn(count, 6, generator=draw), terms).exp()[..., None]
-
-
-def unevenly_exposed(split: Split) -> Split:
-    """Returns photographs whose exposure varies within each."""
-    rgb = split.images[..., :3] * smooth_gains(len(split), *split.images.shape[1:3])
-    return replace(split, images=torch.cat((rgb.clamp(0, 255).round().byte(), split.images[..., 3:]), dim=-1))
-
-
 @pytest.fixture(scope="module")
 def scene() -> Scene:
     found = voxelfield.load_scene("bricks", image_size=50)
-    return Scene(found.name, found.aabb, {"train": unevenly_exposed(found.train[::2]), "test": found.test[::5]})
+    return Scene(found.name, found.aabb, {"train": unevenly_exposed(found.train[::2], 0.2), "test": found.test[::5]})
 
 
 def session_of(scene: Scene, kind: str, *overrides: str, **options) -> Session:
@@ -160,7 +145,7 @@ def test_gains_that_vary_within_photographs_are_found(scene):
     # What a grey becomes over the bricks in the middle of each image, compared with the mean image and its own mean.
     grey = torch.tensor([0.5, 0.5, 0.5, 1.0])
     found = (session.exposure.corrections()[:, 4:12, 4:12, 3] @ grey).mean(dim=-1).detach()
-    true = smooth_gains(len(found), 16, 16)[:, 4:12, 4:12, 0].transpose(1, 2)
+    true = smooth_gains(len(found), 16, 16, 0.2)[:, 4:12, 4:12, 0].transpose(1, 2)
     for values in (found, true):
         values.log_()
         values -= values.mean(dim=0)

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
-from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, sees_box, turned_about
+from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, turned_about
 from voxelfield.datasets.sharpness import BLURRED
 from voxelfield.datasets.sky import ENOUGH_SKY
-from voxelfield.rendering.cameras import looks
+from voxelfield.rendering.cameras import Cameras, looks
+from voxelfield.rendering.projection import sees_box
 from voxelfield.warps.bounds import stray_cameras
 
 FEW_VIEWS = 20
@@ -273,8 +274,10 @@ def check_capture(capture: Capture) -> list[Finding]:
 
 def _sees_box(capture: Capture, c2w: Tensor) -> Tensor:
     """Tells which cameras (N,) have some part of the box within their images."""
-    sizes = torch.tensor(capture.sizes, dtype=torch.float64)
-    return sees_box(c2w, capture.intrinsics, sizes, capture.aabb, capture.lens)
+    sizes = torch.tensor(capture.sizes)
+    return sees_box(
+        Cameras.of_sizes(c2w.float(), capture.intrinsics.float(), sizes, capture.lens), capture.aabb.float()
+    )
 
 
 def _about(capture: Capture, chosen: Tensor | Sequence[bool], title: str, message: str) -> Finding | None:

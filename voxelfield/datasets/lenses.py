@@ -55,6 +55,9 @@ TRANSFORMS_MODELS: dict[LensModel, str] = {
 }
 """The ``camera_model`` under which a ``transforms.json`` has each lens: nerfstudio's name, or else COLMAP's."""
 
+VELOCITY_KEYS = ("camera_angular_velocity", "camera_linear_velocity")
+"""How the camera of a frame of a ``transforms.json`` moves, in the order of ``Cameras.rolling``."""
+
 
 def photo_lens(name: str, model: LensModel, terms: Mapping[str, float]) -> Lens | None:
     """Returns the lens of one photograph, or None where it distorts nothing.
@@ -113,8 +116,7 @@ def transforms_camera(cameras: Cameras, index: int, size: Sequence[int]) -> dict
         height = cameras.size(index)[1]
         pose = cameras.row_poses(torch.tensor([index]), torch.tensor([height / 2]))[0]
         motion = cameras.rolling[index, :6].double() * height
-        keys = ("camera_angular_velocity", "camera_linear_velocity")
-        frame |= dict(zip(keys, motion.view(2, 3).tolist(), strict=True)) | {"rolling_shutter_time": 1.0}
+        frame |= dict(zip(VELOCITY_KEYS, motion.view(2, 3).tolist(), strict=True)) | {"rolling_shutter_time": 1.0}
     return frame | {"transform_matrix": pose.tolist()}
 
 

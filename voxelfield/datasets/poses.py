@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.ops._internal.lens import sphere_points
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.lens import Lens
+from voxelfield.rendering.projection import sees_box
 from voxelfield.warps.bounds import stray_cameras, viewed_point
 
 FARTHEST = 1e6
 """Largest coordinate of a camera, world units. Beyond it float32, in which rays are cast, has steps of a sixteenth."""
 
 _FROM_ORTHONORMAL = 1e-3
-_LATTICE = 9  # points along each axis of a box
 _OUTWARD = -0.5  # cosine of the angle between a camera's look and the way to the other cameras
 # Of cameras around a subject: the cosine of the angle between a look and the direction of the point that all look at,
 # and the length of the mean up direction, at least; and the length of the mean look, at most. Matrices with one of the
@@ -70,35 +68,6 @@ def turned_about(c2w: Tensor) -> Tensor:
     turned = c2w.clone()
     turned[..., :3, 1:3] *= -1
     return turned
-
-
-def sees_box(c2w: Tensor, intrinsics: Tensor, sizes: Tensor, aabb: Tensor, lens: Lens | None = None) -> Tensor:
-    """Returns which cameras see a point of a lattice over a box; of lenses, only panoramas make a difference.
-
-    Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes.
-        intrinsics: (N, 4) ``fx, fy, cx, cy`` in pixels.
-        sizes: (N, 2) widths and heights in pixels.
-        aabb: (2, 3) low and high corner, world units.
-        lens: The lenses.
-
-    Returns:
-        (N,) bool.
-    """
-    share = torch.linspace(0, 1, _LATTICE, dtype=aabb.dtype)
-    points = aabb[0] + torch.cartesian_prod(share, share, share) * (aabb[1] - aabb[0])
-    spheres = [False] * len(c2w) if lens is None else lens.is_sphere.tolist()
-    seen = []
-    for pose, (fx, fy, cx, cy), size, sphere in zip(c2w, intrinsics, sizes, spheres, strict=True):
-        x, y, z = ((points - pose[:3, 3]) @ pose[:3, :3]).unbind(dim=-1)
-        if sphere:
-            right, down = sphere_points(torch.stack((x, -y, -z), dim=-1)).unbind(dim=-1)
-            column, before = (cx + fx * right).remainder(2 * math.pi * fx), torch.ones_like(z, dtype=torch.bool)
-            across = torch.stack((column, cy + fy * down), dim=-1)
-        else:
-            across, before = torch.stack((cx - fx * x / z, cy + fy * y / z), dim=-1), z < 0
-        seen.append(bool((before & (across > 0).all(dim=-1) & (across < size).all(dim=-1)).any()))
-    return torch.tensor(seen)
 
 
 def likely_mistake(c2w: Tensor) -> str | None:
@@ -164,10 +133,9 @@ def check_cameras_see(cameras: Cameras, aabb: Tensor) -> None:
     Raises:
         ValueError: No camera sees the box; the message names the likely cause.
     """
-    size = cameras.all_sizes()
-    if bool(sees_box(cameras.c2w, cameras.intrinsics, size, aabb, cameras.lens).any()):
+    if bool(sees_box(cameras, aabb).any()):
         return
-    if bool(sees_box(turned_about(cameras.c2w), cameras.intrinsics, size, aabb, cameras.lens).any()):
+    if bool(sees_box(replace(cameras, c2w=turned_about(cameras.c2w)), aabb).any()):
         remedy = OPENCV_AXES
     else:
         remedy = "choose another scene.aabb, or check that the poses are camera to world"

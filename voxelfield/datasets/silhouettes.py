@@ -133,7 +133,7 @@ def _compare(
 
     across, depth = (along(right), along(-up)), along(-backward)
     turn, move = cameras.largest_motion()[index].tolist()
-    if cameras.lens is not None and bool(cameras.lens.is_sphere[index]):
+    if bool(cameras.is_sphere[index]):
         rays = torch.stack((*across, depth), dim=-1)
         return _compare_sphere(pixels_of_rays(cameras, index, rays), rays, radius + move, turn, silhouette, intrinsics)
     farthest = math.hypot(*(float((axis - o).abs().max()) for axis, o in zip(axes, origin, strict=True)))

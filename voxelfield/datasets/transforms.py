@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.image_paths import find_images
-from voxelfield.datasets.lenses import READ_MODELS, TRANSFORMS_MODELS, photo_lens
+from voxelfield.datasets.lenses import READ_MODELS, TRANSFORMS_MODELS, VELOCITY_KEYS, photo_lens
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import FARTHEST, check_poses
 from voxelfield.datasets.text import json_object
@@ -60,7 +60,7 @@ _KEYS: dict[LensModel, tuple[str, ...]] = LENS_TERMS | {"fisheye624": ()}
 
 _MOST_NAMED = 10
 
-_SHUTTER = ("rolling_shutter_time", "camera_linear_velocity", "camera_angular_velocity")
+_SHUTTER = ("rolling_shutter_time", *VELOCITY_KEYS)
 # Keys that are read here and in nerfstudio.py.
 _READ = {
     *("frames", "file_path", "mask_path", "transform_matrix", "train_filenames", "val_filenames", "test_filenames"),
@@ -297,12 +297,11 @@ def _sphere_intrinsics(file: Path, known: Mapping[str, Any]) -> Callable[[int, i
 
 def _motion(file: Path, meta: Mapping[str, Any]) -> Tensor | None:
     """Returns how a camera turns and moves while all rows are exposed, (6,) float64; None if it stands still."""
-    keys = ("camera_angular_velocity", "camera_linear_velocity")
     seconds = _number(file, meta, "rolling_shutter_time", 0.0)
     if seconds < 0:
         raise ValueError(f"{file}: 'rolling_shutter_time' must be at least 0 seconds, got {seconds:g}")
     velocities = []
-    for key in keys:
+    for key in VELOCITY_KEYS:
         velocity = [0.0] * 3 if meta.get(key) is None else meta[key]
         if not isinstance(velocity, list) or len(velocity) != 3:
             raise ValueError(f"{file}: '{key}' must be a list of 3 numbers, got {shown(velocity)}")
@@ -310,8 +309,8 @@ def _motion(file: Path, meta: Mapping[str, Any]) -> Tensor | None:
     turn, move = motion = seconds * torch.tensor(velocities, dtype=torch.float64)
     if not (float(turn.norm()) <= math.pi and float(move.norm()) <= FARTHEST):
         raise ValueError(
-            f"{file}: '{keys[0]}' and '{keys[1]}' must turn a camera by at most half a turn and move it by at most "
-            f"{FARTHEST:g} units while 'rolling_shutter_time' passes, got {motion.tolist()}"
+            f"{file}: '{VELOCITY_KEYS[0]}' and '{VELOCITY_KEYS[1]}' must turn a camera by at most half a turn and move "
+            f"it by at most {FARTHEST:g} units while 'rolling_shutter_time' passes, got {motion.tolist()}"
         )
     return motion.flatten() if bool(motion.any()) else None
 

@@ -158,7 +158,17 @@ class Cameras:
 
         They know no equirectangular images and no rolling shutters, whose rays :meth:`rays` casts.
         """
-        return self.rolling is None and (self.lens is None or not self.lens.spheres)
+        return self.rolling is None and not self.spheres
+
+    @property
+    def spheres(self) -> bool:
+        """Whether some cameras may be equirectangular. Does not synchronise with the device."""
+        return self.lens is not None and self.lens.spheres
+
+    @property
+    def is_sphere(self) -> Tensor:
+        """(N,) bool: which are equirectangular."""
+        return torch.zeros_like(self.c2w[:, 0, 0], dtype=torch.bool) if self.lens is None else self.lens.is_sphere
 
     @property
     def kinds(self) -> str:
@@ -357,9 +367,9 @@ class Cameras:
         Args:
             all_round: Whether the six sides of a cube are returned for an equirectangular image, that view first.
         """
-        if self.lens is None or not self.lens.spheres:
+        if not self.spheres:
             return replace(self, lens=None, rolling=None)
-        sphere = self.lens.is_sphere.cpu()
+        sphere = self.is_sphere.cpu()
         index = torch.arange(len(self)).repeat_interleave(torch.where(sphere, len(_CUBE) if all_round else 1, 1))
         focal = self.intrinsics[:, :1].round().clamp(min=1)
         intrinsics = torch.where(sphere[:, None].to(focal.device), focal, self.intrinsics)

@@ -33,7 +33,7 @@ def at_size(cameras: Cameras, width: int, height: int) -> Cameras:
     Raises:
         ValueError: A size is below 1, or not in proportion to that of panoramas, which would not end where they do.
     """
-    if cameras.lens is not None and cameras.lens.spheres and width * cameras.height != height * cameras.width:
+    if cameras.spheres and width * cameras.height != height * cameras.width:
         raise ValueError(
             f"width and height must be in proportion to {cameras.width}x{cameras.height} for panoramas, got "
             f"{width}x{height}"

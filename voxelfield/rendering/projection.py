@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from voxelfield.rendering.cameras import Cameras
 
 _SAME_RAY = 1e-3  # radians
+_LATTICE = 9  # points along each axis of a box
+_TO_RAY = (1.0, -1.0, -1.0)  # from OpenGL's axes
 
 
 def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
@@ -36,10 +38,10 @@ def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
         # The comparison is written so that it is False for NaN, i.e. points that overflowed are not shown.
         points, shown = points.view(*rays.shape[:-1], 2), (error <= _SAME_RAY).view(rays.shape[:-1])
     pixels = points * intrinsics[:2] + intrinsics[2:]
-    if cameras.lens is not None and cameras.lens.spheres:
+    if cameras.spheres:
         # A part of a panorama may go on across the seam at pi.
         column = pixels[..., 0].remainder(2 * math.pi * intrinsics[0])
-        pixels = torch.where(cameras.lens.is_sphere[index], torch.stack((column, pixels[..., 1]), dim=-1), pixels)
+        pixels = torch.where(cameras.is_sphere[index], torch.stack((column, pixels[..., 1]), dim=-1), pixels)
     pixels = pixels.floor()
     return torch.where(shown[..., None], pixels, -1.0).long()
 
@@ -56,13 +58,31 @@ def views_of_points(cameras: Cameras, points: Tensor, near: float = 0.0) -> Tens
         (M,) int64.
     """
     count = torch.zeros(len(points), dtype=torch.int64, device=points.device)
-    sizes = cameras.all_sizes().to(points.device)
-    to_ray = torch.tensor([1.0, -1.0, -1.0], device=points.device)
-    for index, c2w in enumerate(cameras.c2w):
-        rays = ((points - c2w[:3, 3]) @ c2w[:3, :3]) * to_ray
-        pixels = pixels_of_rays(cameras, index, rays)
-        count += ((pixels >= 0) & (pixels < sizes[index])).all(dim=-1) & (rays.norm(dim=-1) > near)
+    for index in range(len(cameras)):
+        rays, shown = _seen(cameras, index, points)
+        count += shown & (rays.norm(dim=-1) > near)
     return count
+
+
+def sees_box(cameras: Cameras, aabb: Tensor) -> Tensor:
+    """Returns which cameras (N,) bool have a point of a lattice over a box (2, 3) in their images.
+
+    Args:
+        cameras: N cameras.
+        aabb: Low and high corner, world units, on the cameras' device.
+    """
+    share = torch.linspace(0, 1, _LATTICE, device=aabb.device)
+    points = aabb[0] + torch.cartesian_prod(share, share, share) * (aabb[1] - aabb[0])
+    return torch.stack([_seen(cameras, index, points)[1].any() for index in range(len(cameras))])
+
+
+def _seen(cameras: Cameras, index: int, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the rays (M, 3) of one camera to points (M, 3), in its frame, and which of them its image shows."""
+    c2w = cameras.c2w[index]
+    rays = ((points - c2w[:3, 3]) @ c2w[:3, :3]) * points.new_tensor(_TO_RAY)
+    pixels = pixels_of_rays(cameras, index, rays)
+    size = torch.tensor(cameras.size(index), device=points.device)
+    return rays, ((pixels >= 0) & (pixels < size)).all(dim=-1)
 
 
 def distance_to_nearest(cameras: Cameras, points: Tensor) -> Tensor:

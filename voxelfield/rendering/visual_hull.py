@@ -53,9 +53,9 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
         column, row = _project(cameras, index, axes)
         inside = (column >= reach) & (column < width - reach)
         inside &= (row >= reach) & (row < height - reach)
-        if cameras.lens is not None and cameras.lens.spheres:
+        if cameras.spheres:
             _, fy, _, cy = cameras.intrinsics[index]
-            inside &= ((row - cy).abs() < _STEEPEST * fy - 1) | ~cameras.lens.is_sphere[index]
+            inside &= ((row - cy).abs() < _STEEPEST * fy - 1) | ~cameras.is_sphere[index]
         opaque = _dilate((alpha[index, :height, :width] > 0).to(aabb.device), reach)
         seen = opaque[row.clamp_(0, height - 1), column.clamp_(0, width - 1)]
         allowed &= seen | ~inside
@@ -119,11 +119,10 @@ def _angular_reaches(cameras: Cameras, centres: Tensor, radius: float) -> list[i
     origins, motion = cameras.c2w[:, :3, 3], cameras.largest_motion()
     nearest = (origins - origins.maximum(centres[0]).minimum(centres[1])).norm(dim=-1)
     angles = replace(cameras, rolling=None).pixel_angles()[:, 0]
-    spheres = torch.zeros(len(cameras), dtype=torch.bool) if cameras.lens is None else cameras.lens.is_sphere
     focal = cameras.intrinsics[:, :2].amax(dim=1)
     reaches = []
     for distance, (turn, move), angle, sphere, fx in zip(
-        *(each.tolist() for each in (nearest, motion, angles, spheres, focal)), strict=True
+        *(each.tolist() for each in (nearest, motion, angles, cameras.is_sphere, focal)), strict=True
     ):
         reach = math.inf
         if distance > radius + move:
