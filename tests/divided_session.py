@@ -74,6 +74,7 @@ KINDS = {
     "sum": (
         "model=sh",
         "model.resolutions=[4,8,16]",
+        "model.view_resolution=8",
         "trainer.average_steps=4",
         "trainer.steps=40",
         "trainer.loss.depth=0.1",

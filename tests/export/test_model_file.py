@@ -34,7 +34,7 @@ from voxelfield.training.trained_model import TrainedModel, restore_trained_mode
 BOX = ((-1.0, -1.5, -1.0), (1.0, 0.5, 2.0))
 MODELS = {
     "render_pyramid_image": ("model=pyramid", "model.resolutions=[4,8,16]", "model.width=16"),
-    "render_grid_image": ("model=sh", "model.resolutions=[4,16]"),
+    "render_grid_image": ("model=sh", "model.resolutions=[4,16]", "model.view_resolution=4"),
     "render_view": ("model=dense",),
     "deferred shading": ("model=pyramid", "model.resolutions=[4,8,16]", "model.width=16", "model.shading=deferred"),
 }

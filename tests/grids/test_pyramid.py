@@ -345,3 +345,77 @@ def test_bad_input_is_named():
         VoxelPyramid((4,), 2, BOX, init_range=float("inf"))
     with pytest.raises(TypeError, match="points must be float32"):
         make()(torch.zeros(2, 3, dtype=torch.float64))
+
+
+# ------------------------------------------------------------------- sums of levels that store some features only
+
+STORED = (None, (0, 2, 3), (3,), None)
+
+
+def make_narrow(device) -> tuple[VoxelPyramid, VoxelPyramid]:
+    """A sum of four features of which some levels store few, and one whose levels store zeros for the others."""
+    torch.manual_seed(0)
+    options = {"reduce": "sum", "init_range": 1.0, "device": device}
+    narrow = VoxelPyramid((2, 4, 8, 16), 4, BOX, level_channels=STORED, **options)
+    whole = VoxelPyramid((2, 4, 8, 16), 4, BOX, **options)
+    with torch.no_grad():
+        for stored, own, full in zip(STORED, narrow.levels, whole.levels, strict=True):
+            full.zero_()[..., all_or(stored)] = own
+    return narrow, whole
+
+
+def all_or(stored):
+    return slice(None) if stored is None else list(stored)
+
+
+@pytest.mark.parametrize("active", [2, 3, 4])
+@pytest.mark.parametrize("copies", [None, torch.float32, torch.float16])
+def test_levels_may_store_some_features_only(device, active, copies):
+    narrow, whole = make_narrow(device)
+    assert [level.shape[3] for level in narrow.levels] == [4, 3, 1, 4]
+    points, weights = inside(200, device), torch.rand(200, 4, device=device)
+    of_points = []
+    for pyramid in (narrow, whole):
+        pyramid.activate(pyramid.resolutions[active - 1])
+        if copies is not None:
+            pyramid.enable_copies(copies)
+        pyramid.zero_grad(set_to_none=False)
+        own = points.clone().requires_grad_()
+        (weights * pyramid(own)).sum().backward()
+        of_points.append(own.grad)
+    tolerance = {"atol": 2e-2, "rtol": 0} if copies == torch.float16 else {"atol": 1e-4, "rtol": 1e-5}
+    torch.testing.assert_close(narrow(points), whole(points), **tolerance)
+    torch.testing.assert_close(of_points[0], of_points[1], **{**tolerance, "atol": 20 * tolerance["atol"]})
+    for stored, own, full in list(zip(STORED, narrow.levels, whole.levels, strict=True))[:active]:
+        torch.testing.assert_close(own.grad, full.grad[..., all_or(stored)], **tolerance)
+    torch.testing.assert_close(narrow.collapse(torch.float32), whole.collapse(torch.float32), **tolerance)
+
+
+def test_levels_with_some_features_are_trained_and_moved_like_others(device):
+    narrow, whole = make_narrow(device)
+    moved = ((-0.5, -1.0, 0.0), (0.5, 1.0, 1.0))
+    points = inside(200, device, moved)
+    for pyramid in (narrow, whole):
+        optimizer = GridAdam(pyramid.levels, lr=0.1)
+        for box in (BOX, moved):
+            pyramid.refit(box, optimizer)
+            pyramid(points)[:, :3].square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(narrow(points)[:, 3], whole(points)[:, 3])
+    state = narrow.state_dict()
+    again, _ = make_narrow(device)
+    again.refit(moved)
+    again.load_state_dict(state)
+    assert torch.equal(again(points), narrow(points))
+
+
+def test_stored_features_must_be_some_of_those_of_the_sum():
+    def refused(stored, message, reduce="sum"):
+        with pytest.raises(ValueError, match=message):
+            VoxelPyramid((2, 4), 3, BOX, reduce=reduce, level_channels=stored)
+
+    refused([None, (0,)], r'^level_channels must be None where reduce is not "sum", got \[None, \(0,\)\]', "concat")
+    refused([None], r"^level_channels must be one for each of 2 levels, None for the first, got \[None\]")
+    refused([(0,), None], r"^level_channels must be one for each of 2 levels, None for the first, got \[\(0,\), None\]")
+    for wrong in ((), (1, 0), (0, 0), (-1, 2), (0, 3)):
+        refused([None, wrong], r"^level_channels must be rising numbers from 0 to 2, got \[")

@@ -49,7 +49,7 @@ TINY = (
 )
 # On CUDA its networks run in 16 bits whatever the precision: their gradients must not underflow.
 PYRAMID = ("model=pyramid", "model.resolutions=[4,8,12]", "model.width=16", "trainer.loss_scale=4096")
-SUM = ("model=sh", "model.resolutions=[3,6,12]")
+SUM = ("model=sh", "model.resolutions=[3,6,12]", "model.view_resolution=6")
 MLP = ("model=dense",)
 # Total variation in every step; of a single grid.
 VARIATION = ("trainer.loss.tv_features=1e-4", "trainer.loss.tv_every=1", "trainer.loss.tv_until=8")
@@ -484,7 +484,11 @@ def schedule(*resolutions: int) -> tuple[str, str]:
 SCHEDULE = schedule(8, 12, 14)
 # Grids so large that only their tiles in occupied space are updated; their steps are short, so each sample shows less.
 LISTED = (*schedule(54, 56, 58), "trainer.occupancy.threshold=1e-3")
-LISTED_LEVELS = {MLP: (), SUM: ("model.resolutions=[14,28,56]",), PYRAMID: ("model.resolutions=[4,8,56]",)}
+LISTED_LEVELS = {
+    MLP: (),
+    SUM: ("model.resolutions=[14,28,56]", "model.view_resolution=28"),
+    PYRAMID: ("model.resolutions=[4,8,56]",),
+}
 
 
 def interrupt_at(step: int) -> Hook:

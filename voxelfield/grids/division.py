@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -92,11 +93,18 @@ class DividedGrids:
         for part in self._parts:  # once no grid is whole any more
             part.start_sums()
         self._skips = bool(whole.param_groups[0]["skip_untouched"])
-        self._exchange: Exchange
+        self._channel_rates = {grid: group["channel_rates"] for group in whole.param_groups for grid in group["params"]}
+        self._exchanges: list[Exchange]
         if self._rounds and peer_memory.is_available(occupied.device):
-            self._exchange = DirectExchange(working, self._parts, samples, tables=self._skips)
+            self._exchanges = [DirectExchange(working, self._parts, samples, tables=self._skips)]
         else:
-            self._exchange = PackedExchange(self._parts, samples, every=halo or not self._skips, refresh=self.refresh)
+            every = halo or not self._skips
+            alike: dict[int, list[Part]] = {}
+            for part in self._parts:
+                alike.setdefault(part.grid.shape[3], []).append(part)
+            self._exchanges = [
+                PackedExchange(parts, samples, every=every, refresh=self.refresh) for parts in alike.values()
+            ]
         self._listed = [part for part, lists in zip(self._parts, listed, strict=True) if lists]
         if previous is not None:
             self.refresh()
@@ -106,7 +114,7 @@ class DividedGrids:
     @property
     def layout(self) -> int:
         """The number of times that tensors which a captured step refers to have been replaced."""
-        return self._replaced + self._exchange.layout
+        return self._replaced + sum(exchange.layout for exchange in self._exchanges)
 
     @property
     def _rounds(self) -> bool:
@@ -183,7 +191,7 @@ class DividedGrids:
         Between two of them, the device can work on the first while the second arrives. In a captured graph, all
         processes must have the same number of samples.
         """
-        return self._exchange.receive(tensors)
+        return self._exchanges[0].receive(tensors)
 
     def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """Returns the tensors to which gradients are added, and the first plane and the planes of each one's grid."""
@@ -217,7 +225,11 @@ class DividedGrids:
                 share_copies_(part.sums, *part.shared, part.touched)
                 part.sums[: part.begin - part.low].zero_()
                 part.sums[part.end - part.low :].zero_()
-        self._exchange.publish(self._update)
+        update: Callable[[], None] = self._update
+        for exchange in self._exchanges:
+            # Each announces what changes before anything is updated.
+            update = partial(exchange.publish, update)
+        update()
 
     def start_moments(self) -> None:
         """Makes the moments of grids that no step has reached; else the next step does.
@@ -246,13 +258,14 @@ class DividedGrids:
             tiles=[part.own_tiles for part in self._parts],
             tile_counts=[part.count for part in self._parts],
             touched=[part.own_touched if self._skips else None for part in self._parts],
-            channel_rates=[group["channel_rates"]] * count,
+            channel_rates=[self._channel_rates[part.grid] for part in self._parts],
             **{name: group[name] for name in RULE},
         )
 
     def restrict(self, occupied: Tensor) -> None:
         """Lists the active tiles anew after a change of the occupied cells; synchronises with the device."""
-        self._exchange.adapt()
+        for exchange in self._exchanges:
+            exchange.adapt()
         if not self._listed:
             return
         tiles = _listed_tiles([part.grid.shape for part in self._listed], occupied)
@@ -265,7 +278,8 @@ class DividedGrids:
         cuts = [0, *torch.searchsorted(ids, ids.new_tensor(first[1:-1])).tolist(), len(ids)]
         wanted = max(end - begin for begin, end in pairwise(cuts))
         present = 0 if part.tiles is None else part.tiles.shape[1]
-        follows = self._exchange.depends_on_lists and not wanted <= present <= _LONGEST * wanted
+        depends = any(exchange.depends_on_lists for exchange in self._exchanges)
+        follows = depends and not wanted <= present <= _LONGEST * wanted
         if part.tiles is None or follows:
             total = math.prod(tiles_along(part.grid.shape[:3]))
             part.tiles = ids.new_empty(processes.count(), room_for(wanted, total) if follows else total)
@@ -364,7 +378,7 @@ class DividedGrids:
             part.owned.grad, part.sums = None, part.sums.new_empty(0)
             part.copy, part.written = part.copy.new_empty(0), []
         self._working.copies.clear()
-        del self._exchange
+        del self._exchanges
 
     def _return_state(self, part: Part) -> None:
         if part.state:

@@ -34,7 +34,8 @@ class PackedExchange:
     """Exchanges by collective calls, between any devices and machines: changed vertices are packed into rows.
 
     Args:
-        parts: The parts of all grids, whose ``touched`` are updated before :meth:`publish`.
+        parts: The parts of grids with the same number of channels, whose ``touched`` are updated before
+            :meth:`publish`.
         samples: Largest number of samples of a step, of all processes.
         every: Whether all vertices may change in a step, regardless of the number of samples.
         refresh: Sends all copies anew.

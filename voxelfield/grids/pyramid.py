@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from voxelfield import ops
 from voxelfield.grids.boxes import Box, parse_box
+from voxelfield.grids.layout import Layout
 from voxelfield.grids.resampling import refuse_sharded
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
@@ -53,6 +53,8 @@ class VoxelPyramid(nn.Module):
             (:class:`voxelfield.grids.sparse_grid.SparseGrid`, which documents the requirements on the optimizer). They
             start without blocks and inactive; :meth:`allocate` adds blocks, whose features start at zero. Only for
             ``"concat"`` and ``"border"``.
+        level_channels: For each level of a sum, the rising numbers of the features to which it adds, which are all that
+            it stores; None, as for the coarsest level, for all. Features that vary slowly need no fine levels.
         device: Where the features and the box live.
 
     Attributes:
@@ -61,7 +63,8 @@ class VoxelPyramid(nn.Module):
     Raises:
         TypeError: A resolution or ``channels`` is not integer.
         ValueError: There is no level, resolutions are not increasing (for a sum: by whole multiples), ``reduce`` is
-            unknown, or a size or the box is wrong.
+            unknown, ``level_channels`` are not rising numbers below ``channels`` for each level, or a size or the box
+            is wrong.
 
     Example:
         >>> pyramid = VoxelPyramid(resolutions=(16, 32, 64), channels=4, aabb=((-1, -1, -1), (1, 1, 1)))
@@ -79,6 +82,7 @@ class VoxelPyramid(nn.Module):
         padding: Padding = "border",
         init_range: float | Sequence[float] = 1e-4,
         sparse_resolutions: Sequence[int] = (),
+        level_channels: Sequence[Sequence[int] | None] | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
@@ -111,13 +115,16 @@ class VoxelPyramid(nn.Module):
                 'reduce and padding must be "concat" and "border" with sparse_resolutions, got '
                 f"{reduce!r} and {padding!r}"
             )
+        known = (None,) * len(resolutions) if level_channels is None else tuple(level_channels)
+        _check_level_channels(known, len(resolutions), channels, reduce)
         box = parse_box(aabb)
         self.reduce = reduce
+        self._layout = Layout(reduce, tuple(None if each is None else tuple(each) for each in known))
         self.resolutions = tuple(resolutions)
         self.sparse_resolutions = tuple(sparse_resolutions)
         self._grids = nn.ModuleList(
-            _Level(bound, vertices, channels, box, padding=padding, device=device)
-            for bound, vertices in zip(bounds, self._vertices(box), strict=True)
+            _Level(bound, vertices, channels if each is None else len(each), box, padding=padding, device=device)
+            for bound, vertices, each in zip(bounds, self._vertices(box), known, strict=True)
         )
         self._sparse_grids = nn.ModuleList(
             SparseGrid(cubic_voxels(box, resolution), channels, box, device=device) for resolution in sparse_resolutions
@@ -144,6 +151,11 @@ class VoxelPyramid(nn.Module):
     def blocks(self) -> list[Tensor | None]:
         """For each level, its block table if it is sparse, otherwise None."""
         return [None] * len(self.grids) + [grid.blocks for grid in self.sparse_grids]
+
+    @property
+    def layout(self) -> Layout:
+        """How the features of the dense levels make those of a position."""
+        return self._layout
 
     @property
     def aabb(self) -> Tensor:
@@ -214,7 +226,7 @@ class VoxelPyramid(nn.Module):
         else:
             if self._active_sparse and rows.requires_grad and torch.is_grad_enabled():
                 raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
-            features = sample_levels(self._active_features, self._active_sparse, rows, self.reduce, padding)
+            features = sample_levels(self._active_features, self._active_sparse, rows, self._layout, padding)
         if features.shape[-1] < channels:
             features = F.pad(features, (0, channels - features.shape[-1]))
         return features if points.dim() == 2 else features.reshape(*points.shape[:-1], channels)
@@ -238,7 +250,7 @@ class VoxelPyramid(nn.Module):
         """
         for level in self.levels:
             refuse_sharded(level, "enable_copies")
-        copies = WorkingCopies(self._active_features, dtype, self.reduce, self._active_sparse)
+        copies = WorkingCopies(self._active_features, dtype, self._layout, self._active_sparse)
         for index, level in enumerate(self.levels):
             level.grad = torch.zeros_like(level) if index < self.active and allocate_gradients else None
         self._copies = copies
@@ -291,7 +303,7 @@ class VoxelPyramid(nn.Module):
         collapsed = torch.empty(x, y, z, self.channels, dtype=dtype, device=self.aabb.device)
         for plane, height in enumerate(axes[0]):
             points = torch.stack(torch.meshgrid(height[None], axes[1], axes[2], indexing="ij"), dim=-1).view(-1, 3)
-            collapsed[plane] = ops.sample_pyramid(self.sampled_levels, points, reduce="sum").view(y, z, -1)
+            collapsed[plane] = self._layout.sample(self.sampled_levels, points, "border").view(y, z, -1)
         return collapsed
 
     def refresh_copies(self) -> None:
@@ -460,6 +472,23 @@ class _Level(VoxelGrid):
 
     def _get_name(self) -> str:
         return "VoxelGrid"
+
+
+def _check_level_channels(
+    level_channels: Sequence[Sequence[int] | None], levels: int, channels: int, reduce: Reduction
+) -> None:
+    known = [each for each in level_channels if each is not None]
+    if known and reduce != "sum":
+        raise ArgumentValueError(f'level_channels must be None where reduce is not "sum", got {list(level_channels)}')
+    if len(level_channels) != levels or level_channels[0] is not None:
+        raise ArgumentValueError(
+            f"level_channels must be one for each of {levels} levels, None for the first, got {list(level_channels)}"
+        )
+    for each in known:
+        if not each or list(each) != sorted(set(each)) or each[0] < 0 or each[-1] >= channels:
+            raise ArgumentValueError(
+                f"level_channels must be rising numbers from 0 to {channels - 1}, got {list(each)}"
+            )
 
 
 def _aligned(x: int, y: int, z: int) -> tuple[int, int, int]:

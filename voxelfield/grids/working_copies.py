@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
 from voxelfield import ops
+from voxelfield.grids.layout import Layout
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.ops._autograd import needs_long_path
 from voxelfield.ops._errors import ArgumentValueError
-from voxelfield.ops._grids import Padding, known_stencil
+from voxelfield.ops._grids import Padding
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
-from voxelfield.ops.pyramid import Reduction
 
 
 class Division(Protocol):
@@ -53,8 +53,7 @@ class WorkingCopies:
     Args:
         grids: Parameters (X_l, Y_l, Z_l, C_l), float32.
         dtype: Dtype of the copies: float16, bfloat16, or float32 for the grids themselves.
-        reduce: Whether samples of several grids are concatenated or summed, as for
-            :func:`voxelfield.ops.sample_pyramid`.
+        layout: How samples of several grids are put together.
         sparse: The sparse grids whose features are the last of ``grids``; their samples are concatenated to the others.
 
     Attributes:
@@ -73,14 +72,14 @@ class WorkingCopies:
         self,
         grids: Sequence[nn.Parameter],
         dtype: torch.dtype,
-        reduce: Reduction = "concat",
+        layout: Layout = Layout(),  # noqa: B008
         sparse: Sequence[SparseGrid] = (),
     ) -> None:
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise TypeError(f"dtype must be float16, bfloat16 or float32, got {dtype}")
         self.grids = tuple(grids)
         self.dtype = dtype
-        self._reduce = reduce
+        self._layout = layout
         self.sparse = tuple(sparse)
         self.copies: list[Tensor] = []
         self.division: Division | None = None
@@ -89,7 +88,7 @@ class WorkingCopies:
             self.refresh()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WorkingCopies, (self.grids, self.dtype, self._reduce, self.sparse)
+        return WorkingCopies, (self.grids, self.dtype, self._layout, self.sparse)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -117,7 +116,7 @@ class WorkingCopies:
     def channels(self) -> int:
         """Number of features of a sample."""
         dense = [grid.shape[3] for grid in self.grids[: len(self.grids) - len(self.sparse)]]
-        summed = dense[:1] if self._reduce == "sum" else dense
+        summed = dense[:1] if self._layout.reduce == "sum" else dense
         return sum(summed) + sum(grid.channels for grid in self.sparse)
 
     def forget_grids(self) -> None:
@@ -154,13 +153,13 @@ class WorkingCopies:
         """Samples the module's present grids at points (N, 3) float32 in the unit cube; differentiable once.
 
         Returns:
-            (N, sum of C_l), or (N, C) for ``reduce="sum"``, in the copies' dtype.
+            (N, sum of C_l), or (N, C) for a sum, in the copies' dtype.
         """
         if torch.is_grad_enabled() and points.requires_grad and self.sparse:
             raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
         if needs_long_path():
             self._may_change = self._may_change or torch.is_grad_enabled()
-            return sample_levels(grids, self.sparse, points, self._reduce, padding).to(self.dtype)
+            return sample_levels(grids, self.sparse, points, self._layout, padding).to(self.dtype)
         self.current(grids)
         if not torch.is_grad_enabled():
             return self.read(points, padding)
@@ -169,7 +168,7 @@ class WorkingCopies:
 
     def read(self, points: Tensor, padding: Padding) -> Tensor:
         """Samples the copies as they are; arguments as for :meth:`sample`."""
-        return sample_levels(self.copies, self.sparse, points, self._reduce, padding)
+        return sample_levels(self.copies, self.sparse, points, self._layout, padding)
 
     def accumulate(self, wanted: Sequence[bool], values: Tensor, points: Tensor, padding: Padding) -> None:
         """Adds the gradients of samples to the ``grad`` of those grids whose gradient is wanted."""
@@ -185,9 +184,8 @@ class WorkingCopies:
                 for grid, wants in zip(self.grids, wanted, strict=True)
             ]
         dense = len(sums) - len(self.sparse)
-        options: dict[str, Any] = {"reduce": self._reduce, "padding": padding, "slabs": slabs and slabs[:dense]}
         for some_values, some_points in samples:
-            accumulate_trilinear_(sums[:dense], some_values, some_points, **options)
+            self._layout.accumulate(sums[:dense], some_values, some_points, padding, slabs and slabs[:dense])
             column = values.shape[-1] - sum(grid.channels for grid in self.sparse)
             for index, grid in enumerate(self.sparse, dense):
                 part, positions = slabs and slabs[index : index + 1], grid.atlas_positions(some_points)
@@ -197,9 +195,7 @@ class WorkingCopies:
 
     def point_gradient(self, copies: Sequence[Tensor], values: Tensor, points: Tensor, padding: Padding) -> Tensor:
         """Returns the gradient of the points (N, 3); arguments as for :meth:`accumulate`."""
-        stencil = known_stencil(padding, True, "linear", self._reduce == "sum", False)
-        gradient: Tensor = stencil.point_gradient(values, copies, points, None)
-        return gradient
+        return self._layout.point_gradient(copies, values, points, padding)
 
 
 # The version of the grid that was copied, and whether a GridAdam updates the copy, are attributes of the copy, because
@@ -229,14 +225,14 @@ def expect_change(copies: Sequence[Tensor]) -> None:
 
 
 def sample_levels(
-    levels: Sequence[Tensor], sparse: Sequence[SparseGrid], points: Tensor, reduce: Reduction, padding: Padding
+    levels: Sequence[Tensor], sparse: Sequence[SparseGrid], points: Tensor, layout: Layout, padding: Padding
 ) -> Tensor:
     """Samples the dense grids' features, followed by the sparse grids' atlases, or copies of these.
 
-    Sparse grids give points (N, 3) no gradient; ``reduce`` and ``padding`` are those of the dense grids.
+    Sparse grids give points (N, 3) no gradient; ``layout`` and ``padding`` are those of the dense grids.
     """
     dense = len(levels) - len(sparse)
-    sampled = ops.sample_pyramid(levels[:dense], points, reduce=reduce, padding=padding)
+    sampled = layout.sample(levels[:dense], points, padding)
     if not sparse:
         return sampled
     beside = [

@@ -47,6 +47,8 @@ class SHConfig(ModelConfig):
         kind: Identifies this model.
         resolutions: Resolutions of the levels, each a whole multiple of the previous one. Levels finer than all
             ``trainer.stages`` are left out.
+        view_resolution: Finest level with coefficients of the harmonics that depend on the direction; finer ones have
+            density and colour only, so they take a seventh of the memory at degree 2. Null means all levels.
         degree: Degree of the spherical harmonics.
         init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range], those of the
             other levels at zero.
@@ -55,6 +57,7 @@ class SHConfig(ModelConfig):
 
     kind: Literal["sh"] = "sh"
     resolutions: list[Resolution] = field(default_factory=lambda: [40, 80, 160, 320])
+    view_resolution: Resolution | None = None
     degree: Degree = 2
     init_range: NotNegative = 5e-5
     density: SHDensityConfig = field(default_factory=SHDensityConfig)
@@ -65,17 +68,25 @@ class SHConfig(ModelConfig):
             raise ValueError(
                 f"{name}.resolutions must each be a whole multiple of the one before, got {self.resolutions}"
             )
+        if self.view_resolution is not None and self.view_resolution < self.resolutions[0]:
+            raise ValueError(
+                f"{name}.view_resolution must be at least {self.resolutions[0]}, the first of {name}.resolutions, got "
+                f"{self.view_resolution}"
+            )
 
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
         """See :class:`ModelConfig`."""
         decoder = SHDecoder(self.degree, DensityActivation(self.density.scale, self.density.initial))
         levels = built_levels(self.resolutions, resolutions)
+        finest_view = levels[-1] if self.view_resolution is None else self.view_resolution
+        diffuse = sorted({*range(decoder.channels)}.difference(decoder.view_channels))
         pyramid = VoxelPyramid(
             levels,
             decoder.channels,
             aabb,
             reduce="sum",
             init_range=[self.init_range] + [0.0] * (len(levels) - 1),
+            level_channels=[None if level <= finest_view else diffuse for level in levels],
             device=device,
         )
         return RadianceField(pyramid, decoder).to(device)

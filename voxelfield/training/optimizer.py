@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import processes
-from voxelfield.fields.field import RadianceField
 from voxelfield.grids.adam import MOST_BETA, GridAdam, sum_weights
 from voxelfield.grids.division import DividedGrids
+from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.resampling import mark_unwrapped
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.models.model import Model
@@ -136,12 +136,11 @@ class Optimizers:
         self.grid: GridAdam | None = None
         if grids:
             self.grid = EagerGridAdam(
-                grids,
+                _grid_groups(model, config.view_lr_factor),
                 lr=self._lrs[0],
                 betas=rates.betas,
                 eps=config.eps,
                 weight_decay=rates.weight_decay * config.grid_weight_decay,
-                channel_rates=_channel_rates(field, config.view_lr_factor),
                 skip_untouched=config.skip_untouched,
                 bfloat16_moments=moments_dtype(config.moments, copies, rates.betas) == torch.bfloat16,
             )
@@ -327,7 +326,7 @@ class Optimizers:
         for name, optimizer, lr in self._all():
             # A part without a state of its own may not have existed when the checkpoint was written.
             if state.get(name) is not None:
-                load_moments(optimizer, state[name]["state"], [lr])
+                load_moments(optimizer, state[name]["state"], [lr] * len(optimizer.param_groups))
 
 
 def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any], rates: Sequence[Tensor]) -> None:
@@ -344,17 +343,21 @@ def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any], rat
         group["lr"] = rate
 
 
-def _channel_rates(field: RadianceField, view_lr_factor: float) -> Tensor | None:
-    """Returns the factors on the grids' learning rate by channel; None if all are 1."""
+def _grid_groups(model: Model, view_lr_factor: float) -> list[dict[str, Any]]:
+    """Returns the grid's levels in groups with the same factors on the learning rate by channel; None if all are 1."""
+    levels, decoder = model.grid.levels, model.field.decoder
     if view_lr_factor == 1:
-        return None
-    decoder = field.decoder
+        return [{"params": levels}]
     view_channels: tuple[int, ...] = getattr(decoder, "view_channels", ())
     if not view_channels:
         raise ValueError(
             f"optimizer.view_lr_factor must be 1 for this {type(decoder).__name__}, which has no channels for the "
             f"viewing direction alone, got {view_lr_factor}"
         )
-    rates = torch.ones(decoder.channels, device=field.aabb.device)
+    rates = torch.ones(decoder.channels, device=model.device)
     rates[list(view_channels)] = view_lr_factor
-    return rates
+    stored = model.grid.layout.channels if isinstance(model.grid, VoxelPyramid) else ()
+    if not any(stored):
+        return [{"params": levels, "channel_rates": rates}]
+    own = [rates if channels is None else rates[list(channels)] for channels in stored]
+    return [{"params": [level], "channel_rates": each} for level, each in zip(levels, own, strict=True)]
