@@ -155,6 +155,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="file for the rows")
     options = parser.parse_intermixed_args(arguments)
+    if options.seeds < 1:
+        parser.error(f"--seeds must be at least 1, got {options.seeds}")
     scene = load_configured_scene(preset(*options.overrides, device=options.device), Path.cwd())
     renderers: list[FieldRenderer] = []
 

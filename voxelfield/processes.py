@@ -230,10 +230,11 @@ def wait() -> None:
 
 
 def once_per_group(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorates a function of the process group and of hashable arguments: each group calls it once for each of them.
+    """Decorates a function of the process group, which must exist, and of hashable arguments.
 
-    The results are forgotten with their group. A reference to the group itself must not be kept, since its threads end
-    only with it, and one that is still at work when Python exits ends the process with an error.
+    The function is called once for each group and arguments. The results are forgotten with their group. A reference to
+    the group itself must not be kept, since its threads end only with it, and one that is still at work when Python
+    exits ends the process with an error.
     """
     results: weakref.WeakKeyDictionary[Any, dict[Any, T]] = weakref.WeakKeyDictionary()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.func import functional_call
 
 from voxelfield import VoxelGrid
 from voxelfield.grids.adam import GridAdam
@@ -399,8 +400,11 @@ def test_levels_with_some_features_are_trained_and_moved_like_others(device):
         optimizer = GridAdam(pyramid.levels, lr=0.1)
         for box in (BOX, moved):
             pyramid.refit(box, optimizer)
-            pyramid(points)[:, :3].square().sum().backward()
+            before = pyramid(points)[:, 3].detach()
+            (pyramid(points)[:, 3] - 5).square().sum().backward()
             optimizer.step()
+            assert (pyramid(points)[:, 3] - before).abs().min() > 0.05
+    # The only feature that all levels store.
     torch.testing.assert_close(narrow(points)[:, 3], whole(points)[:, 3])
     state = narrow.state_dict()
     again, _ = make_narrow(device)
@@ -409,9 +413,55 @@ def test_levels_with_some_features_are_trained_and_moved_like_others(device):
     assert torch.equal(again(points), narrow(points))
 
 
-def test_stored_features_must_be_some_of_those_of_the_sum():
-    def refused(stored, message, reduce="sum"):
+@pytest.mark.parametrize("frozen", range(4))
+def test_any_level_with_some_features_may_be_frozen_or_transformed(device, frozen):
+    narrow, whole = make_narrow(device)
+    points, weights = inside(50, device), torch.rand(50, 4, device=device)
+    for pyramid in (narrow, whole):
+        pyramid.levels[frozen].requires_grad_(False)
+        (weights * pyramid(points)).sum().backward()
+    for level, (stored, own, full) in enumerate(zip(STORED, narrow.levels, whole.levels, strict=True)):
+        if level == frozen:
+            assert own.grad is None
+        else:
+            torch.testing.assert_close(own.grad, full.grad[..., all_or(stored)])
+    name = f"_grids.{frozen}.features"
+    several = torch.stack([narrow.levels[frozen].detach(), 2 * narrow.levels[frozen].detach()])
+
+    def loss(features):
+        return (weights * functional_call(narrow, {name: features}, (points,))).square().sum()
+
+    found = torch.vmap(torch.func.grad(loss))(several)
+    for features, gradient in zip(several, found, strict=True):
+        torch.testing.assert_close(gradient, torch.func.grad(loss)(features))
+        own = features.clone().requires_grad_()
+        (wanted,) = torch.autograd.grad(loss(own), own)
+        torch.testing.assert_close(gradient, wanted)
+
+
+def test_a_state_of_other_stored_features_is_refused():
+    def make_sum(*stored):
+        return VoxelPyramid((2, 4), 4, BOX, reduce="sum", level_channels=stored or None)
+
+    message = r"^level_channels must be \(None, \(0, 2\)\), as in the loaded state, got "
+    for other in (make_sum(None, (1, 3)), make_sum(None, (0, 3))):
         with pytest.raises(ValueError, match=message):
+            other.load_state_dict(make_sum(None, (0, 2)).state_dict())
+    earlier = make_sum().state_dict()
+    del earlier["_extra_state"]["level_channels"]  # as before levels could differ
+    make_sum(None, range(4)).load_state_dict(earlier)
+
+
+def test_levels_of_a_sum_have_one_dtype():
+    narrow = VoxelPyramid((2, 4), 4, BOX, reduce="sum", level_channels=[None, (0,)])
+    narrow.grids[1].half()
+    with pytest.raises(TypeError, match=r"^levels must be of one dtype, got torch\.float32 and torch\.float16$"):
+        narrow(torch.zeros(1, 3))
+
+
+def test_stored_features_must_be_some_of_those_of_the_sum():
+    def refused(stored, message, reduce="sum", error=ValueError):
+        with pytest.raises(error, match=message):
             VoxelPyramid((2, 4), 3, BOX, reduce=reduce, level_channels=stored)
 
     refused([None, (0,)], r'^level_channels must be None where reduce is not "sum", got \[None, \(0,\)\]', "concat")
@@ -419,3 +469,14 @@ def test_stored_features_must_be_some_of_those_of_the_sum():
     refused([(0,), None], r"^level_channels must be one for each of 2 levels, None for the first, got \[\(0,\), None\]")
     for wrong in ((), (1, 0), (0, 0), (-1, 2), (0, 3)):
         refused([None, wrong], r"^level_channels must be rising numbers from 0 to 2, got \[")
+    for wrong in (
+        3,
+        [None, 3],
+        [None, "ab"],
+        [None, {0, 2}],
+        [None, (0.0, 1.0)],
+        [None, (True,)],
+        [None, torch.ones(1)],
+    ):
+        refused(wrong, r"^level_channels must be a sequence of None and sequences of ints, got ", error=TypeError)
+    refused(3, r"^level_channels must be a sequence of None and sequences of ints, got 3$", error=TypeError)

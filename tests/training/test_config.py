@@ -313,6 +313,21 @@ def test_levels_that_are_added_up_divide_one_another():
     )
 
 
+def test_view_dependence_ends_at_a_level():
+    for wrong in (6, 160):
+        assert refusal("model=sh", "model.resolutions=[4,8]", f"model.view_resolution={wrong}") == (
+            f"model.view_resolution must be null or one of model.resolutions, [4, 8], got {wrong}"
+        )
+    settings = preset("model=sh", "model.resolutions=[4,8,16]", "model.view_resolution=8", "model.degree=1")
+    grid = settings.model.build(torch.tensor([[-1.0] * 3, [1.0] * 3]), [16], "cpu").grid
+    assert [level.shape[3] for level in grid.levels] == [13, 13, 4]
+    # Density, and the constant harmonic of each colour.
+    assert grid.combination.channels == (None, None, (0, 1, 5, 9))
+    constant = preset("model=sh", "model.resolutions=[4,8]", "model.view_resolution=4", "model.degree=0")
+    grid = constant.model.build(torch.tensor([[-1.0] * 3, [1.0] * 3]), [8], "cpu").grid
+    assert grid.combination.channels == ()
+
+
 def test_an_interpolation_that_leads_nowhere_is_named():
     config = composed()
     config.trainer.steps = "${trainer.stepz}"

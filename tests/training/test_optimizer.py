@@ -131,6 +131,29 @@ def test_harmonics_beyond_the_constant_one_learn_at_a_share_of_the_rate(device):
     torch.testing.assert_close(field.grid.features.detach(), before * (1 - 0.5 * rates) - rates)
 
 
+def test_levels_without_view_dependence_learn_at_the_full_rate(device):
+    decoder = SHDecoder(1, DensityActivation(200.0, 0.1))
+    stored = (0, 1, 5, 9)
+    grid = VoxelPyramid((2, 4), 13, BOX, reduce="sum", level_channels=[None, stored], device=device)
+    field, config = RadianceField(grid, decoder).to(device), {"grid_weight_decay": 0.0}
+    optimizers = Optimizers(model_of(field), make_config(view_lr_factor=0.25, **config), RATES)
+
+    def step_with(optimizers):
+        before = [level.detach().clone() for level in grid.levels]
+        sum(level.sum() for level in grid.levels).backward()
+        optimizers.step()
+        return [old - level.detach() for old, level in zip(before, grid.levels, strict=True)]
+
+    for factor, following in ((0.25, optimizers), (0.5, None)):
+        if following is None:
+            following = Optimizers(model_of(field), make_config(view_lr_factor=factor, **config), RATES)
+            following.load_state_dict(copy.deepcopy(optimizers.state_dict()))
+        coarse, fine = step_with(following)
+        rates = 0.2 * torch.tensor([1.0, *[1.0, factor, factor, factor] * 3], device=device)
+        torch.testing.assert_close(coarse, rates.expand_as(coarse))
+        torch.testing.assert_close(fine, torch.full_like(fine, 0.2))
+
+
 def test_a_checkpoint_leaves_the_share_of_harmonics_as_configured(device):
     field = make_field("sh", device)
     optimizers = Optimizers(model_of(field), make_config(view_lr_factor=0.25), RATES)

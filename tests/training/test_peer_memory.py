@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 
 import pytest
 import torch
@@ -80,6 +81,24 @@ def test_users_can_forbid_it_as_for_nccl(two_gpus, caplog):
     with caplog.at_level(logging.INFO):
         assert not peer_memory.is_available(GPU)
     assert "NCCL_P2P_DISABLE is 1" in caplog.text
+
+
+def test_what_is_known_of_a_group_is_forgotten_with_it():
+    calls = []
+
+    @processes.once_per_group
+    def number(name):
+        calls.append(name)
+        return len(calls)
+
+    for first in (1, 3):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        group = weakref.ref(dist.group.WORLD)
+        assert [number("a"), number("b"), number("a"), number(name="c")] == [first, first + 1, first, first + 2]
+        dist.destroy_process_group()
+        assert group() is None
+        del calls[2:]
+    assert calls == ["a", "b"]
 
 
 @pytest.mark.cuda

@@ -106,6 +106,8 @@ def test_levels_that_are_added_up_need_all_their_memory_but_samples_of_one_level
     assert one.parameters == 4 * 9**3 * 13
     assert two.parameters == 4 * (9**3 + 17**3) * 13
     assert two.samples == one.samples
+    narrow = estimated("model=sh", "model.degree=1", "model.resolutions=[8,16]", "model.view_resolution=8")
+    assert narrow.parameters == 4 * (9**3 * 13 + 17**3 * 4)
 
 
 def test_images_on_the_host_take_no_memory_of_the_device():

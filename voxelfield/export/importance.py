@@ -9,7 +9,7 @@ from torch import Tensor
 
 from voxelfield import ops
 from voxelfield.fields.field import RadianceField
-from voxelfield.grids.layout import Layout
+from voxelfield.grids.combination import Combination
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.working_copies import sample_levels
 from voxelfield.rendering.cameras import Cameras
@@ -53,8 +53,10 @@ def feature_importance(
     sizes = cameras.all_sizes().to(device, torch.float32)
     random = torch.Generator(device).manual_seed(0)  # the same run gives the same file
     sums = [torch.zeros(level.shape, device=device, requires_grad=True) for level in grid.levels]
-    first, layout, sparse = (
-        (grid.grids[0], grid.layout, grid.sparse_grids) if isinstance(grid, VoxelPyramid) else (grid, Layout(), [])
+    first, combination, sparse = (
+        (grid.grids[0], grid.combination, grid.sparse_grids)
+        if isinstance(grid, VoxelPyramid)
+        else (grid, Combination(), [])
     )
     dense = len(sums) - len(sparse)
     for chosen in numbers.split(chunk):
@@ -75,7 +77,7 @@ def feature_importance(
             mixed = (colour * torch.randn(colour.shape, generator=random, device=device)).sum()
             (slope,) = torch.autograd.grad(mixed, features)
             active = sums[: grid.active]
-            read = sample_levels(active, sparse[: len(active) - dense], points, layout, first.padding)
+            read = sample_levels(active, sparse[: len(active) - dense], points, combination, first.padding)
         squares = slope.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square()
         read.backward(squares[:, : read.shape[1]])
     for atlas, each in zip(sums[dense:], sparse, strict=True):

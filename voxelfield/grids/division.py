@@ -93,6 +93,10 @@ class DividedGrids:
         for part in self._parts:  # once no grid is whole any more
             part.start_sums()
         self._skips = bool(whole.param_groups[0]["skip_untouched"])
+        first, *others = whole.param_groups
+        for name in (*RULE, "lr", "bfloat16_moments"):
+            if any(group[name] is not first[name] and group[name] != first[name] for group in others):
+                raise ValueError(f"param_groups must agree on all but channel_rates, got different values of {name}")
         self._channel_rates = {grid: group["channel_rates"] for group in whole.param_groups for grid in group["params"]}
         self._exchanges: list[Exchange]
         if self._rounds and peer_memory.is_available(occupied.device):
@@ -191,6 +195,7 @@ class DividedGrids:
         Between two of them, the device can work on the first while the second arrives. In a captured graph, all
         processes must have the same number of samples.
         """
+        # What samples are does not depend on the grids of an exchange.
         return self._exchanges[0].receive(tensors)
 
     def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from voxelfield.grids.boxes import Box, parse_box
-from voxelfield.grids.layout import Layout
+from voxelfield.grids.combination import Combination
 from voxelfield.grids.resampling import refuse_sharded
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
@@ -42,7 +42,7 @@ class VoxelPyramid(nn.Module):
         resolutions: For each level, coarse to fine, the cube root of its number of voxels, which are nearly cubes. At
             least 2. For a sum, each must be a whole multiple of the previous one and counts cells: there is one more
             vertex than cells along every axis.
-        channels: Features per vertex of each level. At least 1.
+        channels: Features per vertex of each level, unless ``level_channels`` says otherwise. At least 1.
         aabb: Box in world units, as for :class:`VoxelGrid`.
         reduce: ``"concat"`` concatenates the levels' features, ``"sum"`` adds them.
         padding: The value read at a position outside the box, as for :class:`VoxelGrid`, but not ``"periodic"``:
@@ -61,7 +61,7 @@ class VoxelPyramid(nn.Module):
         active: Number of active levels, counted from the coarsest; initially all dense levels.
 
     Raises:
-        TypeError: A resolution or ``channels`` is not integer.
+        TypeError: A resolution, ``channels`` or one of ``level_channels`` is not integer.
         ValueError: There is no level, resolutions are not increasing (for a sum: by whole multiples), ``reduce`` is
             unknown, ``level_channels`` are not rising numbers below ``channels`` for each level, or a size or the box
             is wrong.
@@ -115,11 +115,10 @@ class VoxelPyramid(nn.Module):
                 'reduce and padding must be "concat" and "border" with sparse_resolutions, got '
                 f"{reduce!r} and {padding!r}"
             )
-        known = (None,) * len(resolutions) if level_channels is None else tuple(level_channels)
-        _check_level_channels(known, len(resolutions), channels, reduce)
+        known = _level_channels(level_channels, len(resolutions), channels, reduce)
         box = parse_box(aabb)
         self.reduce = reduce
-        self._layout = Layout(reduce, tuple(None if each is None else tuple(each) for each in known))
+        self._combination = Combination(reduce, known if any(known) else ())
         self.resolutions = tuple(resolutions)
         self.sparse_resolutions = tuple(sparse_resolutions)
         self._grids = nn.ModuleList(
@@ -144,7 +143,7 @@ class VoxelPyramid(nn.Module):
 
     @property
     def levels(self) -> list[nn.Parameter]:
-        """The levels' features (X_l, Y_l, Z_l, C), coarse to fine; for sparse levels the atlas."""
+        """The levels' features (X_l, Y_l, Z_l, C_l), coarse to fine; for sparse levels the atlas."""
         return [cast(nn.Parameter, grid.features) for grid in chain(self._grids, self._sparse_grids)]
 
     @property
@@ -153,9 +152,9 @@ class VoxelPyramid(nn.Module):
         return [None] * len(self.grids) + [grid.blocks for grid in self.sparse_grids]
 
     @property
-    def layout(self) -> Layout:
-        """How the features of the dense levels make those of a position."""
-        return self._layout
+    def combination(self) -> Combination:
+        """How the features of the dense levels are combined to those of a position."""
+        return self._combination
 
     @property
     def aabb(self) -> Tensor:
@@ -226,7 +225,7 @@ class VoxelPyramid(nn.Module):
         else:
             if self._active_sparse and rows.requires_grad and torch.is_grad_enabled():
                 raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
-            features = sample_levels(self._active_features, self._active_sparse, rows, self._layout, padding)
+            features = sample_levels(self._active_features, self._active_sparse, rows, self._combination, padding)
         if features.shape[-1] < channels:
             features = F.pad(features, (0, channels - features.shape[-1]))
         return features if points.dim() == 2 else features.reshape(*points.shape[:-1], channels)
@@ -250,7 +249,7 @@ class VoxelPyramid(nn.Module):
         """
         for level in self.levels:
             refuse_sharded(level, "enable_copies")
-        copies = WorkingCopies(self._active_features, dtype, self._layout, self._active_sparse)
+        copies = WorkingCopies(self._active_features, dtype, self._combination, self._active_sparse)
         for index, level in enumerate(self.levels):
             level.grad = torch.zeros_like(level) if index < self.active and allocate_gradients else None
         self._copies = copies
@@ -303,7 +302,7 @@ class VoxelPyramid(nn.Module):
         collapsed = torch.empty(x, y, z, self.channels, dtype=dtype, device=self.aabb.device)
         for plane, height in enumerate(axes[0]):
             points = torch.stack(torch.meshgrid(height[None], axes[1], axes[2], indexing="ij"), dim=-1).view(-1, 3)
-            collapsed[plane] = self._layout.sample(self.sampled_levels, points, "border").view(y, z, -1)
+            collapsed[plane] = self._combination.sample(self.sampled_levels, points, "border").view(y, z, -1)
         return collapsed
 
     def refresh_copies(self) -> None:
@@ -427,17 +426,23 @@ class VoxelPyramid(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns the settings that ``state_dict`` contains in addition to the levels."""
-        return {"active": self.active, "reduce": self.reduce}
+        return {"active": self.active, "reduce": self.reduce, "level_channels": self._combination.channels}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores the state of :meth:`get_extra_state`, and ends the use of copies by :meth:`enable_copies`.
 
         Raises:
-            ValueError: The state was saved with another ``reduce``, or with a number of active levels that this pyramid
-                cannot have.
+            ValueError: The state was saved with another ``reduce`` or other ``level_channels``, or with a number of
+                active levels that this pyramid cannot have.
         """
         if state["reduce"] != self.reduce:
             raise ArgumentValueError(f"reduce must be {state['reduce']!r}, as in the loaded state, got {self.reduce!r}")
+        # Model files have lists in place of tuples.
+        stored = tuple(each if each is None else tuple(each) for each in state.get("level_channels", ()))
+        if stored != self._combination.channels:
+            raise ArgumentValueError(
+                f"level_channels must be {stored}, as in the loaded state, got {self._combination.channels}"
+            )
         active = state["active"]
         if type(active) is not int or not 1 <= active <= len(self.levels):
             raise ArgumentValueError(f"active must be 1 to {len(self.levels)} levels, got {shown(active)}")
@@ -474,21 +479,31 @@ class _Level(VoxelGrid):
         return "VoxelGrid"
 
 
-def _check_level_channels(
-    level_channels: Sequence[Sequence[int] | None], levels: int, channels: int, reduce: Reduction
-) -> None:
-    known = [each for each in level_channels if each is not None]
-    if known and reduce != "sum":
-        raise ArgumentValueError(f'level_channels must be None where reduce is not "sum", got {list(level_channels)}')
-    if len(level_channels) != levels or level_channels[0] is not None:
+def _level_channels(given: Any, levels: int, channels: int, reduce: Reduction) -> tuple[tuple[int, ...] | None, ...]:
+    """Returns checked ``level_channels``; None stands for all channels of a level."""
+    if given is None:
+        return (None,) * levels
+    known: list[tuple[int, ...] | None] = []
+    for each in given if isinstance(given, Sequence) else (given,):
+        if each is not None and not (isinstance(each, Sequence) and all(type(number) is int for number in each)):
+            raise ArgumentTypeError(
+                f"level_channels must be a sequence of None and sequences of ints, got {shown(given)}"
+            )
+        known.append(None if each is None or list(each) == list(range(channels)) else tuple(each))
+    if any(known) and reduce != "sum":
+        raise ArgumentValueError(f'level_channels must be None where reduce is not "sum", got {shown(given)}')
+    if len(known) != levels or known[0] is not None:
         raise ArgumentValueError(
-            f"level_channels must be one for each of {levels} levels, None for the first, got {list(level_channels)}"
+            f"level_channels must be one for each of {levels} levels, None for the first, got {shown(given)}"
         )
     for each in known:
-        if not each or list(each) != sorted(set(each)) or each[0] < 0 or each[-1] >= channels:
+        if each is not None and (
+            not each or list(each) != sorted(set(each)) or not 0 <= each[0] <= each[-1] < channels
+        ):
             raise ArgumentValueError(
-                f"level_channels must be rising numbers from 0 to {channels - 1}, got {list(each)}"
+                f"level_channels must be rising numbers from 0 to {channels - 1}, got {shown(list(each))}"
             )
+    return tuple(known)
 
 
 def _aligned(x: int, y: int, z: int) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
 from voxelfield import ops
-from voxelfield.grids.layout import Layout
+from voxelfield.grids.combination import Combination
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.ops._autograd import needs_long_path
 from voxelfield.ops._errors import ArgumentValueError
@@ -53,7 +53,7 @@ class WorkingCopies:
     Args:
         grids: Parameters (X_l, Y_l, Z_l, C_l), float32.
         dtype: Dtype of the copies: float16, bfloat16, or float32 for the grids themselves.
-        layout: How samples of several grids are put together.
+        combination: How samples of several grids are put together.
         sparse: The sparse grids whose features are the last of ``grids``; their samples are concatenated to the others.
 
     Attributes:
@@ -72,14 +72,14 @@ class WorkingCopies:
         self,
         grids: Sequence[nn.Parameter],
         dtype: torch.dtype,
-        layout: Layout = Layout(),  # noqa: B008
+        combination: Combination = Combination(),  # noqa: B008
         sparse: Sequence[SparseGrid] = (),
     ) -> None:
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise TypeError(f"dtype must be float16, bfloat16 or float32, got {dtype}")
         self.grids = tuple(grids)
         self.dtype = dtype
-        self._layout = layout
+        self._combination = combination
         self.sparse = tuple(sparse)
         self.copies: list[Tensor] = []
         self.division: Division | None = None
@@ -88,7 +88,7 @@ class WorkingCopies:
             self.refresh()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WorkingCopies, (self.grids, self.dtype, self._layout, self.sparse)
+        return WorkingCopies, (self.grids, self.dtype, self._combination, self.sparse)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -116,7 +116,7 @@ class WorkingCopies:
     def channels(self) -> int:
         """Number of features of a sample."""
         dense = [grid.shape[3] for grid in self.grids[: len(self.grids) - len(self.sparse)]]
-        summed = dense[:1] if self._layout.reduce == "sum" else dense
+        summed = dense[:1] if self._combination.reduce == "sum" else dense
         return sum(summed) + sum(grid.channels for grid in self.sparse)
 
     def forget_grids(self) -> None:
@@ -159,7 +159,7 @@ class WorkingCopies:
             raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
         if needs_long_path():
             self._may_change = self._may_change or torch.is_grad_enabled()
-            return sample_levels(grids, self.sparse, points, self._layout, padding).to(self.dtype)
+            return sample_levels(grids, self.sparse, points, self._combination, padding).to(self.dtype)
         self.current(grids)
         if not torch.is_grad_enabled():
             return self.read(points, padding)
@@ -168,7 +168,7 @@ class WorkingCopies:
 
     def read(self, points: Tensor, padding: Padding) -> Tensor:
         """Samples the copies as they are; arguments as for :meth:`sample`."""
-        return sample_levels(self.copies, self.sparse, points, self._layout, padding)
+        return sample_levels(self.copies, self.sparse, points, self._combination, padding)
 
     def accumulate(self, wanted: Sequence[bool], values: Tensor, points: Tensor, padding: Padding) -> None:
         """Adds the gradients of samples to the ``grad`` of those grids whose gradient is wanted."""
@@ -185,7 +185,7 @@ class WorkingCopies:
             ]
         dense = len(sums) - len(self.sparse)
         for some_values, some_points in samples:
-            self._layout.accumulate(sums[:dense], some_values, some_points, padding, slabs and slabs[:dense])
+            self._combination.accumulate(sums[:dense], some_values, some_points, padding, slabs and slabs[:dense])
             column = values.shape[-1] - sum(grid.channels for grid in self.sparse)
             for index, grid in enumerate(self.sparse, dense):
                 part, positions = slabs and slabs[index : index + 1], grid.atlas_positions(some_points)
@@ -195,7 +195,7 @@ class WorkingCopies:
 
     def point_gradient(self, copies: Sequence[Tensor], values: Tensor, points: Tensor, padding: Padding) -> Tensor:
         """Returns the gradient of the points (N, 3); arguments as for :meth:`accumulate`."""
-        return self._layout.point_gradient(copies, values, points, padding)
+        return self._combination.point_gradient(copies, values, points, padding)
 
 
 # The version of the grid that was copied, and whether a GridAdam updates the copy, are attributes of the copy, because
@@ -225,14 +225,14 @@ def expect_change(copies: Sequence[Tensor]) -> None:
 
 
 def sample_levels(
-    levels: Sequence[Tensor], sparse: Sequence[SparseGrid], points: Tensor, layout: Layout, padding: Padding
+    levels: Sequence[Tensor], sparse: Sequence[SparseGrid], points: Tensor, combination: Combination, padding: Padding
 ) -> Tensor:
     """Samples the dense grids' features, followed by the sparse grids' atlases, or copies of these.
 
-    Sparse grids give points (N, 3) no gradient; ``layout`` and ``padding`` are those of the dense grids.
+    Sparse grids give points (N, 3) no gradient; ``combination`` and ``padding`` are those of the dense grids.
     """
     dense = len(levels) - len(sparse)
-    sampled = layout.sample(levels[:dense], points, padding)
+    sampled = combination.sample(levels[:dense], points, padding)
     if not sparse:
         return sampled
     beside = [

@@ -47,8 +47,9 @@ class SHConfig(ModelConfig):
         kind: Identifies this model.
         resolutions: Resolutions of the levels, each a whole multiple of the previous one. Levels finer than all
             ``trainer.stages`` are left out.
-        view_resolution: Finest level with coefficients of the harmonics that depend on the direction; finer ones have
-            density and colour only, so they take a seventh of the memory at degree 2. Null means all levels.
+        view_resolution: One of ``resolutions``: the finest level with coefficients of the harmonics that depend on the
+            direction. Finer ones store only density and constant colour, which at degree 2 is a seventh of the memory.
+            Null means that all levels have them.
         degree: Degree of the spherical harmonics.
         init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range], those of the
             other levels at zero.
@@ -68,9 +69,9 @@ class SHConfig(ModelConfig):
             raise ValueError(
                 f"{name}.resolutions must each be a whole multiple of the one before, got {self.resolutions}"
             )
-        if self.view_resolution is not None and self.view_resolution < self.resolutions[0]:
+        if self.view_resolution is not None and self.view_resolution not in self.resolutions:
             raise ValueError(
-                f"{name}.view_resolution must be at least {self.resolutions[0]}, the first of {name}.resolutions, got "
+                f"{name}.view_resolution must be null or one of {name}.resolutions, {self.resolutions}, got "
                 f"{self.view_resolution}"
             )
 

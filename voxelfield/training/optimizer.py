@@ -8,6 +8,8 @@ undecorated methods.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -344,7 +346,7 @@ def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any], rat
 
 
 def _grid_groups(model: Model, view_lr_factor: float) -> list[dict[str, Any]]:
-    """Returns the grid's levels in groups with the same factors on the learning rate by channel; None if all are 1."""
+    """Returns the grid's levels as groups, each with the factors on the learning rate of its levels' channels."""
     levels, decoder = model.grid.levels, model.field.decoder
     if view_lr_factor == 1:
         return [{"params": levels}]
@@ -356,8 +358,9 @@ def _grid_groups(model: Model, view_lr_factor: float) -> list[dict[str, Any]]:
         )
     rates = torch.ones(decoder.channels, device=model.device)
     rates[list(view_channels)] = view_lr_factor
-    stored = model.grid.layout.channels if isinstance(model.grid, VoxelPyramid) else ()
-    if not any(stored):
-        return [{"params": levels, "channel_rates": rates}]
-    own = [rates if channels is None else rates[list(channels)] for channels in stored]
-    return [{"params": [level], "channel_rates": each} for level, each in zip(levels, own, strict=True)]
+    stored = model.grid.combination.channels if isinstance(model.grid, VoxelPyramid) else ()
+    groups: list[dict[str, Any]] = []
+    for channels, same in groupby(zip(levels, stored or (None,) * len(levels), strict=True), key=itemgetter(1)):
+        own = rates if channels is None else rates[list(channels)]
+        groups.append({"params": [level for level, _ in same], "channel_rates": own})
+    return groups

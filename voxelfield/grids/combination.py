@@ -1,4 +1,4 @@
-"""How the features of a pyramid's dense levels make those of a sample: side by side, or added up."""
+"""How the features of a pyramid's dense levels are combined to those of a sample: side by side, or added up."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
+from voxelfield.ops._errors import ArgumentTypeError
 from voxelfield.ops._grids import Padding, known_stencil
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
 from voxelfield.ops.pyramid import Reduction
@@ -18,8 +19,8 @@ _ALL = [slice(None)]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the features of several levels make those of a sample.
+class Combination:
+    """How the features of several levels are combined to those of a sample.
 
     Attributes:
         reduce: ``"concat"`` or ``"sum"``, as for :func:`voxelfield.ops.sample_pyramid`.
@@ -40,14 +41,22 @@ class Layout:
 
         Returns:
             (N, sum of C_l), or (N, C) for a sum.
+
+        Raises:
+            TypeError: Levels have different dtypes; otherwise as :func:`voxelfield.ops.sample_pyramid`.
         """
         (first, _), *others = self._groups(len(levels))
         sampled = ops.sample_pyramid(levels[first], points, reduce=self.reduce, padding=padding)
         for part, columns in others:
+            dtype = levels[part][0].dtype
+            if dtype != sampled.dtype:
+                raise ArgumentTypeError(f"levels must be of one dtype, got {sampled.dtype} and {dtype}")
             values = ops.sample_pyramid(levels[part], points, reduce="sum", padding=padding)
-            targets = [sampled[:, column] for column in columns]
-            for target, more in zip(targets, values.split([each.shape[1] for each in targets], dim=1), strict=True):
-                target += more
+            widths = [sampled[:, column].shape[1] for column in columns]
+            for column, more in zip(columns, values.split(widths, dim=1), strict=True):
+                # Not in place: a frozen coarse level, or one that torch.func does not transform, could not be written.
+                total = sampled[:, column] + more
+                sampled = torch.slice_scatter(sampled, total, 1, column.start, column.stop, column.step or 1)
         return sampled
 
     def accumulate(
@@ -75,7 +84,7 @@ class Layout:
             stencil.point_gradient(_taken(values, columns), levels[part], points, None)
             for part, columns in self._groups(len(levels))
         ]
-        return torch.stack(gradients).sum(dim=0) if len(gradients) > 1 else gradients[0]
+        return sum(gradients[1:], start=gradients[0])
 
     def _groups(self, levels: int) -> Iterator[tuple[slice, list[slice]]]:
         """Yields consecutive levels with the same channels, and the columns of a sample that these are."""
