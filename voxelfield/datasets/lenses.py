@@ -56,7 +56,7 @@ TRANSFORMS_MODELS: dict[LensModel, str] = {
 """The ``camera_model`` under which a ``transforms.json`` has each lens: nerfstudio's name, or else COLMAP's."""
 
 VELOCITY_KEYS = ("camera_angular_velocity", "camera_linear_velocity")
-"""How the camera of a frame of a ``transforms.json`` moves, in the order of ``Cameras.rolling``."""
+"""The keys of a ``transforms.json`` that say how a frame's camera moves, in the order of ``Cameras.rolling``."""
 
 
 def photo_lens(name: str, model: LensModel, terms: Mapping[str, float]) -> Lens | None:

@@ -92,11 +92,11 @@ class DividedGrids:
             self._parts.append(self._part(index, grid, bounds, sparse, _constants.TILE_X if halo else 0, old))
         for part in self._parts:  # once no grid is whole any more
             part.start_sums()
-        self._skips = bool(whole.param_groups[0]["skip_untouched"])
         first, *others = whole.param_groups
         for name in (*RULE, "lr", "bfloat16_moments"):
             if any(group[name] is not first[name] and group[name] != first[name] for group in others):
                 raise ValueError(f"param_groups must agree on all but channel_rates, got different values of {name}")
+        self._skips = bool(first["skip_untouched"])
         self._channel_rates = {grid: group["channel_rates"] for group in whole.param_groups for grid in group["params"]}
         self._exchanges: list[Exchange]
         if self._rounds and peer_memory.is_available(occupied.device):
@@ -195,7 +195,7 @@ class DividedGrids:
         Between two of them, the device can work on the first while the second arrives. In a captured graph, all
         processes must have the same number of samples.
         """
-        # What samples are does not depend on the grids of an exchange.
+        # Samples do not depend on the grids of an exchange, so any of the exchanges would do.
         return self._exchanges[0].receive(tensors)
 
     def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
@@ -232,7 +232,7 @@ class DividedGrids:
                 part.sums[part.end - part.low :].zero_()
         update: Callable[[], None] = self._update
         for exchange in self._exchanges:
-            # Each announces what changes before anything is updated.
+            # Each exchange announces its changed vertices before any grid is updated.
             update = partial(exchange.publish, update)
         update()
 

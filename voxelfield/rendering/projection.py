@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from voxelfield.rendering.cameras import Cameras
 
 _SAME_RAY = 1e-3  # radians
 _LATTICE = 9  # points along each axis of a box
-_TO_RAY = (1.0, -1.0, -1.0)  # from OpenGL's axes
 
 
 def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
@@ -58,8 +58,7 @@ def views_of_points(cameras: Cameras, points: Tensor, near: float = 0.0) -> Tens
         (M,) int64.
     """
     count = torch.zeros(len(points), dtype=torch.int64, device=points.device)
-    for index in range(len(cameras)):
-        rays, shown = _seen(cameras, index, points)
+    for rays, shown in _seen(cameras, points):
         count += shown & (rays.norm(dim=-1) > near)
     return count
 
@@ -73,16 +72,17 @@ def sees_box(cameras: Cameras, aabb: Tensor) -> Tensor:
     """
     share = torch.linspace(0, 1, _LATTICE, device=aabb.device)
     points = aabb[0] + torch.cartesian_prod(share, share, share) * (aabb[1] - aabb[0])
-    return torch.stack([_seen(cameras, index, points)[1].any() for index in range(len(cameras))])
+    return torch.stack([shown.any() for _, shown in _seen(cameras, points)])
 
 
-def _seen(cameras: Cameras, index: int, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the rays (M, 3) of one camera to points (M, 3), in its frame, and which of them its image shows."""
-    c2w = cameras.c2w[index]
-    rays = ((points - c2w[:3, 3]) @ c2w[:3, :3]) * points.new_tensor(_TO_RAY)
-    pixels = pixels_of_rays(cameras, index, rays)
-    size = torch.tensor(cameras.size(index), device=points.device)
-    return rays, ((pixels >= 0) & (pixels < size)).all(dim=-1)
+def _seen(cameras: Cameras, points: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields, for each camera, its rays (M, 3) to points (M, 3), in its frame, and which of these its image shows."""
+    sizes = cameras.all_sizes().to(points.device)
+    to_ray = torch.tensor([1.0, -1.0, -1.0], device=points.device)  # from OpenGL's axes
+    for index, c2w in enumerate(cameras.c2w):
+        rays = ((points - c2w[:3, 3]) @ c2w[:3, :3]) * to_ray
+        pixels = pixels_of_rays(cameras, index, rays)
+        yield rays, ((pixels >= 0) & (pixels < sizes[index])).all(dim=-1)
 
 
 def distance_to_nearest(cameras: Cameras, points: Tensor) -> Tensor:

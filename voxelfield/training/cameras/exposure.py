@@ -22,7 +22,7 @@ _VERTICES = (16, 16, 8)
 
 
 class Correction(nn.Module):
-    """Makes of the field's colours what photographs show."""
+    """Maps the field's colours to those that photographs show."""
 
     def photographed(self, rgb: Tensor, opacity: Tensor, batch: Batch) -> Tensor:
         """Returns the colours (R, 3) of a batch's rays, of opacities (R,), as they appear in their images."""
