@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -92,9 +93,11 @@ def of_shutter(scene: Scene, renderer: FieldRenderer) -> list[Training]:
 
 def of_spheres(scene: Scene, renderer: FieldRenderer) -> list[Training]:
     """Returns trainings on photographs all round, and on pinhole images with as many pixels per radian."""
-    centre = scene.aabb.mean(dim=0)
-    places = centre + (scene.train.cameras.c2w[::2, :3, 3] - centre) / 2
-    spheres = spheres_at(places, 2 * scene.train.cameras.width, torch.Generator().manual_seed(0))
+    centre, cameras = scene.aabb.mean(dim=0), scene.train.cameras[::2]
+    places = centre + (cameras.c2w[:, :3, 3] - centre) / 2
+    # From half the distance, half as many pixels per radian show the scene as finely as the held-out views do.
+    width = 2 * round(math.pi / 2 * float(cameras.intrinsics[:, 0].mean()))
+    spheres = spheres_at(places, width, torch.Generator().manual_seed(0))
     cubes = photographed(renderer, spheres.pinholes(all_round=True))
     shown = (cubes.images[..., 3] > 0).flatten(1).any(dim=1).nonzero().flatten()
     test = photographed(renderer, scene.test.cameras)

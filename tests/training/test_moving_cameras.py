@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
+from voxelfield.rendering.rays import intersect_aabb
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.cameras.refined_cameras import write_cameras
@@ -132,3 +134,13 @@ def test_a_room_seen_by_spheres_gets_boxes_around_them(caplog):
         assert (middle.abs() < 1).all()
         assert (high > positions.amax(dim=0)).all() or known is None
     assert scene.train.size_in_words == "32 x 16, equirectangular"
+
+
+@pytest.mark.parametrize(("overrides", "all_pixels"), [((), False), (("camera=refine",), True)])
+def test_spheres_around_an_object_draw_pixels_that_see_its_box(still, device, overrides, all_pixels):
+    focal = torch.tensor([[25 / (2 * math.pi), 25 / (2 * math.pi), 12.5, 12.5]]).repeat(len(still.train), 1)
+    train = all_round(replace(still.train, cameras=replace(still.train.cameras, intrinsics=focal)))
+    session = Session(replace(still, splits={"train": train}), preset(*TINY, *overrides, device=str(device)))
+    rays = session.train_step().rays
+    _, far = intersect_aabb(rays.origins, rays.directions, still.aabb.to(device))
+    assert bool((far == 0).any()) == all_pixels

@@ -20,7 +20,8 @@ from voxelfield.config.parsing import parse
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
-from voxelfield.fields.field import RadianceField
+from voxelfield.fields.environment import environment_of
+from voxelfield.fields.field import RadianceField, warp_of
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.part import Loss, Part
@@ -208,6 +209,7 @@ class Session:
             trainer.supersampling,
             trainer.patches,
             trainer.patch_size,
+            box=self._box_of_all_matter(),
             images=self._images,
         )
         self.parts = [*configured_parts(config, self.scene, self.model, pixels), *parts]
@@ -249,6 +251,12 @@ class Session:
         self.optimizers.attach()
         self._renew()
         self.train_seconds = self._now() - started
+
+    def _box_of_all_matter(self) -> Tensor | None:
+        """Returns the field's box, if rays that miss it teach nothing: neither an environment nor the cameras."""
+        field = self.model.field
+        learns_beyond = environment_of(field) is not None or self.config.camera.refines
+        return None if learns_beyond or warp_of(field) is not None else field.aabb
 
     def _renew(self) -> None:
         """Recreates everything that depends on the grids' shapes, apart from the optimizers' part of it."""
