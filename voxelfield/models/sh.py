@@ -47,9 +47,9 @@ class SHConfig(ModelConfig):
         kind: Identifies this model.
         resolutions: Resolutions of the levels, each a whole multiple of the previous one. Levels finer than all
             ``trainer.stages`` are left out.
-        view_resolution: One of ``resolutions``: the finest level with coefficients of the harmonics that depend on the
-            direction. Finer ones store only density and constant colour, which at degree 2 is a seventh of the memory.
-            Null means that all levels have them.
+        view_resolution: Resolution up to which levels have coefficients of the harmonics that depend on the direction.
+            Finer ones store only density and constant colour, which at degree 2 is a seventh of the memory. Null means
+            that all levels have them.
         degree: Degree of the spherical harmonics.
         init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range], those of the
             other levels at zero.
@@ -57,8 +57,8 @@ class SHConfig(ModelConfig):
     """
 
     kind: Literal["sh"] = "sh"
-    resolutions: list[Resolution] = field(default_factory=lambda: [40, 80, 160, 320])
-    view_resolution: Resolution | None = None
+    resolutions: list[Resolution] = field(default_factory=lambda: [25, 50, 100, 200, 400])
+    view_resolution: Resolution | None = 200
     degree: Degree = 2
     init_range: NotNegative = 5e-5
     density: SHDensityConfig = field(default_factory=SHDensityConfig)
@@ -69,10 +69,10 @@ class SHConfig(ModelConfig):
             raise ValueError(
                 f"{name}.resolutions must each be a whole multiple of the one before, got {self.resolutions}"
             )
-        if self.view_resolution is not None and self.view_resolution not in self.resolutions:
+        if self.view_resolution is not None and self.view_resolution < self.resolutions[0]:
             raise ValueError(
-                f"{name}.view_resolution must be null or one of {name}.resolutions, {self.resolutions}, got "
-                f"{self.view_resolution}"
+                f"{name}.view_resolution must be null or at least {self.resolutions[0]}, the coarsest of "
+                f"{name}.resolutions, got {self.view_resolution}"
             )
 
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:

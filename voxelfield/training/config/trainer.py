@@ -30,9 +30,9 @@ class RenderConfig:
         min_weight: Samples with a smaller compositing weight are dropped.
     """
 
-    voxels_per_step: Positive = 0.8
-    min_transmittance: BelowOne = 1e-4
-    min_weight: BelowOne = 1e-4
+    voxels_per_step: Positive = 0.5
+    min_transmittance: BelowOne = 1e-3
+    min_weight: BelowOne = 1e-3
 
 
 @dataclass
@@ -48,11 +48,11 @@ class RatesConfig:
         betas: Adam's averaging constants.
     """
 
-    grid: Positive = 1.0
-    network: Positive = 1.0
+    grid: Positive = 1.5
+    network: Positive = 1.5
     weight_decay: NotNegative = 1.0
-    final_factor: Annotated[float, Range(0, 1, low_open=True)] = 0.05
-    cooldown: Annotated[float, Range(0, 1)] = 0.0
+    final_factor: Annotated[float, Range(0, 1, low_open=True)] = 0.2
+    cooldown: Annotated[float, Range(0, 1)] = 0.3
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
 
 
@@ -106,7 +106,7 @@ class EvaluationConfig:
     """
 
     views: Count | None = None
-    supersampling: Count = 2
+    supersampling: Count = 3
     lpips: bool = False
     save_images: bool = True
     video_frames: Natural = 120
@@ -174,7 +174,7 @@ class TrainerConfig:
             ``continue`` or ``stop`` training. Earlier checkpoints remain in either case.
     """
 
-    steps: Count = 13000
+    steps: Count = 8000
     rates: RatesConfig = field(default_factory=RatesConfig)
     average_steps: Natural = 0
     image_size: Count | None = None
