@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
-from voxelfield.rendering.projection import distance_to_nearest, pixels_of_rays, views_of_points
+from voxelfield.rendering.projection import distance_to_nearest, pixels_of_rays, share_that_sees, views_of_points
 
 COUNT, WIDTH, HEIGHT = 5, 40, 30
 BOX = torch.tensor([[-50.0] * 3, [50.0] * 3])
@@ -88,3 +88,15 @@ def test_panoramas_go_on_across_the_seam(device, middle):
     around = torch.randn(2000, 3, device=device)
     assert (views_of_points(cameras[:1], around) == 1).all(), "a whole sphere shows everything"
     assert 0.2 < views_of_points(cameras[1:], around).float().mean() < 0.6
+
+
+def test_the_share_of_pixels_that_see_a_box_is_that_of_all_their_rays(cameras, device):
+    aabb = torch.tensor([[-0.4, -0.5, -0.3], [0.5, 0.6, 0.7]], device=device)
+    shares = []
+    for index in range(len(cameras)):
+        rays = cameras.image_rays(index, aabb)
+        shares.append(float((rays.far > rays.near).float().mean()))
+    expected = sum(shares) / len(shares)
+    assert 0 < expected < 1
+    assert share_that_sees(cameras, aabb) == pytest.approx(expected, abs=0.05)
+    assert share_that_sees(cameras, aabb + 1000) == 0

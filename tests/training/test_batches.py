@@ -9,7 +9,6 @@ from torch import Tensor
 from voxelfield.datasets.scene import Split
 from voxelfield.models.batch import background_for
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays
 from voxelfield.training import batches
 from voxelfield.training.batches import PixelSampler
@@ -148,51 +147,6 @@ def test_only_pixels_of_images_of_different_sizes_are_drawn_and_equally_often(mi
     points = torch.stack((column, row), dim=-1) + 0.5
     expected_rays = mixed.cameras.rays(camera, points, BOX)
     torch.testing.assert_close(rays.directions.cpu(), expected_rays.directions, atol=1e-5, rtol=0)
-
-
-def around(lens: str | None) -> Cameras:
-    """Cameras four units from the origin, at which they look."""
-    c2w = torch.eye(4).repeat(COUNT, 1, 1)
-    c2w[1, :3, :3] = torch.tensor([[0.0, 0, 1], [0, 1, 0], [-1, 0, 0]])
-    c2w[2, :3, :3] = torch.tensor([[1.0, 0, 0], [0, 0, 1], [0, -1, 0]])
-    c2w[:, :3, 3] = 4 * c2w[:, :3, 2]
-    intrinsics = torch.tensor([[8.0, 8.0, WIDTH / 2, HEIGHT / 2]]).repeat(COUNT, 1)
-    return Cameras(c2w, intrinsics, WIDTH, HEIGHT, None if lens is None else Lens(lens, torch.zeros(COUNT, 0)))
-
-
-@pytest.mark.parametrize("lens", [None, "equirectangular"])
-@pytest.mark.parametrize("kind", ["whole", "masked", "of different sizes"])
-def test_where_most_pixels_miss_a_box_they_are_never_drawn(split, device, lens, kind):
-    cameras, box = around(lens), torch.tensor([[-0.5, -0.5, -0.5], [0.5, 0.5, 0.5]])
-    split = replace(split, cameras=cameras)
-    columns, rows = torch.arange(WIDTH), torch.arange(HEIGHT)[:, None]
-    # At a distance of 4 minus half the depth of the box, 8 / 3.5 pixels are one unit.
-    seeing = ((columns + 0.5 - WIDTH / 2).abs() < 8 / 7) & ((rows + 0.5 - HEIGHT / 2).abs() < 8 / 7)
-    expected = seeing.repeat(COUNT, 1, 1)
-    if kind == "masked":
-        split = replace(split, masks=torch.rand(COUNT, HEIGHT, WIDTH) < 0.6)
-        split.masks[:, HEIGHT // 2, WIDTH // 2] = True
-        expected &= split.masks
-    elif kind == "of different sizes":
-        sizes = torch.tensor([[WIDTH, HEIGHT], [4, HEIGHT], [WIDTH, 3]])
-        split = replace(split, cameras=replace(cameras, sizes=sizes))
-        expected[1, :, 4:], expected[2, 3:] = False, False
-    _, rgba, _ = draw(PixelSampler(split, device, box=box.to(device)), 200 * int(expected.sum()), BOX.to(device))
-    camera, row, column, _ = decoded(rgba).unbind(-1)
-    counts = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.int64)
-    counts.index_put_((camera, row, column), torch.ones(len(camera), dtype=torch.int64), accumulate=True)
-    assert not counts[~expected].any()
-    # 200 expected, standard deviation 14
-    assert counts[expected].min() > 120
-    assert counts[expected].max() < 280
-
-
-@pytest.mark.parametrize("edge", [1.3, 1e-3])
-def test_where_most_pixels_see_a_box_or_none_does_all_are_drawn(split, device, edge):
-    box = torch.tensor([[-edge] * 3, [edge] * 3], device=device)
-    sampler = PixelSampler(replace(split, cameras=around(None)), device, box=box + (100 if edge < 1 else 0))
-    _, _, pixels = draw(sampler, 200 * COUNT * HEIGHT * WIDTH, BOX.to(device))
-    assert len(pixels.unique()) == COUNT * HEIGHT * WIDTH
 
 
 def test_patches_lie_inside_images_of_different_sizes(mixed, device):

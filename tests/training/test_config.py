@@ -314,17 +314,26 @@ def test_levels_that_are_added_up_divide_one_another():
 
 
 def test_view_dependence_ends_at_a_level():
-    assert refusal("model=sh", "model.resolutions=[4,8]", "model.view_resolution=3") == (
-        "model.view_resolution must be null or at least 4, the coarsest of model.resolutions, got 3"
-    )
     settings = preset("model=sh", "model.resolutions=[4,8,16]", "model.view_resolution=9", "model.degree=1")
     grid = settings.model.build(torch.tensor([[-1.0] * 3, [1.0] * 3]), [16], "cpu").grid
     assert [level.shape[3] for level in grid.levels] == [13, 13, 4]
     # Density, and the constant harmonic of each colour.
     assert grid.combination.channels == (None, None, (0, 1, 5, 9))
+    coarse = preset("model=sh", "model.resolutions=[4,8]", "model.view_resolution=2")
+    grid = coarse.model.build(torch.tensor([[-1.0] * 3, [1.0] * 3]), [8], "cpu").grid
+    assert [level.shape[3] for level in grid.levels] == [28, 4]
     constant = preset("model=sh", "model.resolutions=[4,8]", "model.view_resolution=4", "model.degree=0")
     grid = constant.model.build(torch.tensor([[-1.0] * 3, [1.0] * 3]), [8], "cpu").grid
     assert grid.combination.channels == ()
+
+
+def test_settings_that_earlier_versions_did_not_save_are_what_they_were():
+    saved = {"model": {"kind": "sh", "degree": 1}}
+    assert parse(RunConfig, saved).model.view_resolution == 200
+    assert RunConfig.of_checkpoint(saved).model == SHConfig(degree=1, view_resolution=None)
+    saved["model"]["view_resolution"] = 100
+    assert RunConfig.of_checkpoint(saved).model == SHConfig(degree=1, view_resolution=100)
+    assert RunConfig.of_checkpoint(RunConfig()) == RunConfig.of_checkpoint({}) == RunConfig()
 
 
 def test_an_interpolation_that_leads_nowhere_is_named():
@@ -410,6 +419,13 @@ def test_parsing_leaves_the_composed_configuration_alone():
     before = OmegaConf.to_yaml(config)
     parse(TrainerConfig, config.trainer, "trainer").steps = 1
     assert OmegaConf.to_yaml(config) == before
+
+
+def test_rays_that_miss_the_scene_do_not_count():
+    trainer = preset("trainer.max_rays=1000", name="train").trainer
+    assert trainer.with_rays_that_miss(0.5) is trainer
+    assert trainer.with_rays_that_miss(0.3) == dataclasses.replace(trainer, max_rays=3334)
+    assert trainer.with_rays_that_miss(0.0) == dataclasses.replace(trainer, max_rays=16000)
 
 
 def test_several_devices_share_a_batch_or_scale_it():

@@ -18,7 +18,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
-from voxelfield.rendering.rays import intersect_aabb
+from voxelfield.rendering.projection import share_that_sees
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.cameras.refined_cameras import write_cameras
@@ -136,11 +136,13 @@ def test_a_room_seen_by_spheres_gets_boxes_around_them(caplog):
     assert scene.train.size_in_words == "32 x 16, equirectangular"
 
 
-@pytest.mark.parametrize(("overrides", "all_pixels"), [((), False), (("camera=refine",), True)])
-def test_spheres_around_an_object_draw_pixels_that_see_its_box(still, device, overrides, all_pixels):
+def test_panoramas_around_an_object_get_as_many_more_rays_as_miss_its_box(still, device):
     focal = torch.tensor([[25 / (2 * math.pi), 25 / (2 * math.pi), 12.5, 12.5]]).repeat(len(still.train), 1)
-    train = all_round(replace(still.train, cameras=replace(still.train.cameras, intrinsics=focal)))
-    session = Session(replace(still, splits={"train": train}), preset(*TINY, *overrides, device=str(device)))
-    rays = session.train_step().rays
-    _, far = intersect_aabb(rays.origins, rays.directions, still.aabb.to(device))
-    assert bool((far == 0).any()) == all_pixels
+    panoramas = all_round(replace(still.train, cameras=replace(still.train.cameras, intrinsics=focal)))
+    share = share_that_sees(panoramas.cameras, still.aabb)
+    assert share < 0.5 < share_that_sees(still.train.cameras, still.aabb)
+    for train, expected in ((still.train, 10), (panoramas, math.ceil(10 / max(share, 1 / 16)))):
+        scene = replace(still, splits={"train": train})
+        session = Session(scene, preset(*TINY, "trainer.max_rays=10", device=str(device)))
+        assert len(session.train_step().rays) == expected
+        assert session.config.trainer.max_rays == 10, "the run records the setting"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -48,13 +48,15 @@ class SHConfig(ModelConfig):
         resolutions: Resolutions of the levels, each a whole multiple of the previous one. Levels finer than all
             ``trainer.stages`` are left out.
         view_resolution: Resolution up to which levels have coefficients of the harmonics that depend on the direction.
-            Finer ones store only density and constant colour, which at degree 2 is a seventh of the memory. Null means
-            that all levels have them.
+            Finer ones, except the coarsest of all, store only density and constant colour, which at degree 2 is a
+            seventh of the memory. Null means that all levels have them.
         degree: Degree of the spherical harmonics.
         init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range], those of the
             other levels at zero.
         density: Settings of the activation that maps the first channel to density.
     """
+
+    unsaved: ClassVar[Mapping[str, Any]] = {"view_resolution": None}
 
     kind: Literal["sh"] = "sh"
     resolutions: list[Resolution] = field(default_factory=lambda: [25, 50, 100, 200, 400])
@@ -69,17 +71,12 @@ class SHConfig(ModelConfig):
             raise ValueError(
                 f"{name}.resolutions must each be a whole multiple of the one before, got {self.resolutions}"
             )
-        if self.view_resolution is not None and self.view_resolution < self.resolutions[0]:
-            raise ValueError(
-                f"{name}.view_resolution must be null or at least {self.resolutions[0]}, the coarsest of "
-                f"{name}.resolutions, got {self.view_resolution}"
-            )
 
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
         """See :class:`ModelConfig`."""
         decoder = SHDecoder(self.degree, DensityActivation(self.density.scale, self.density.initial))
         levels = built_levels(self.resolutions, resolutions)
-        finest_view = levels[-1] if self.view_resolution is None else self.view_resolution
+        finest_view = levels[-1] if self.view_resolution is None else max(self.view_resolution, levels[0])
         diffuse = sorted({*range(decoder.channels)}.difference(decoder.view_channels))
         pyramid = VoxelPyramid(
             levels,

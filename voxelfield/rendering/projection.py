@@ -13,6 +13,7 @@ from voxelfield.rendering.cameras import Cameras
 
 _SAME_RAY = 1e-3  # radians
 _LATTICE = 9  # points along each axis of a box
+_PIXELS = 16  # points along each side of an image
 
 
 def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
@@ -73,6 +74,20 @@ def sees_box(cameras: Cameras, aabb: Tensor) -> Tensor:
     share = torch.linspace(0, 1, _LATTICE, device=aabb.device)
     points = aabb[0] + torch.cartesian_prod(share, share, share) * (aabb[1] - aabb[0])
     return torch.stack([shown.any() for _, shown in _seen(cameras, points)])
+
+
+def share_that_sees(cameras: Cameras, aabb: Tensor) -> float:
+    """Returns the share of the cameras' pixels whose rays go through a box (2, 3), from a lattice over each image.
+
+    Args:
+        cameras: N cameras.
+        aabb: Low and high corner, world units, on the cameras' device.
+    """
+    steps = (torch.arange(_PIXELS, device=aabb.device) + 0.5) / _PIXELS
+    points = torch.cartesian_prod(steps, steps) * cameras.all_sizes().to(aabb.device)[:, None]
+    index = torch.arange(len(cameras), device=aabb.device).repeat_interleave(_PIXELS**2)
+    rays = cameras.rays(index, points.view(-1, 2), aabb)
+    return float((rays.far > rays.near).float().mean())
 
 
 def _seen(cameras: Cameras, points: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -29,7 +29,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.runs.results import Timing, evaluated_split, finish
-from voxelfield.training.config import LoggerConfig, RunConfig, parse
+from voxelfield.training.config import LoggerConfig, RunConfig
 from voxelfield.training.config.run import AUTO
 from voxelfield.training.determinism import reproducible
 from voxelfield.training.interrupt import Interrupt, Interrupted
@@ -277,7 +277,7 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
         found = load_resolved(root / settings.resume)
     path, state = found
     with contents_of(path):
-        saved = parse(RunConfig, state["config"])
+        saved = RunConfig.of_checkpoint(state["config"])
     if saved.model != settings.model:
         raise ValueError(
             f"resume must name a checkpoint of the configured model {asdict(settings.model)}, got one of "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -23,8 +22,6 @@ from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.transfers import read_from_host
 
-_LATTICE = 16  # points along each side of an image
-
 Images = Literal["device", "held", "host"]
 """Where training images are: all of them on each device, those that a split holds there, or these in host memory."""
 
@@ -32,8 +29,7 @@ Images = Literal["device", "held", "host"]
 class PixelSampler:
     """Draws pixels uniformly from all training images, which stay in memory as 8-bit RGBA.
 
-    Pixels excluded by a mask are never drawn, nor are those that do not see a given box, if they are the majority. For
-    this, the indices of all other pixels are stored.
+    Pixels excluded by a mask are never drawn. For this, the indices of all other pixels are stored.
 
     If the processes of a group hold a share of the images each, making a sampler is a collective call. Unless all of
     the images are on each device, the processes must then draw alike, from generators in one state, and draw and read
@@ -46,8 +42,6 @@ class PixelSampler:
         patches: Number of square patches at the beginning of each batch. Patches lie inside an image, so pixels within
             half a patch of its edge are drawn with a different probability than others.
         patch_size: Side of the patches in pixels.
-        box: (2, 3) box outside of which nothing is learned, world units, such as that of an object which panoramas show
-            small; None if there is none.
         images: Where the images and the data of pixels are: ``device``, all of them on the device of each process;
             ``held``, those that the split holds there; or ``host``, these in pinned host memory, from which the GPU
             reads the pixels that it draws. If the split is whole, the first two are the same.
@@ -67,7 +61,6 @@ class PixelSampler:
         patches: int = 0,
         patch_size: int = 1,
         *,
-        box: Tensor | None = None,
         images: Images = "held",
     ) -> None:
         self._device, self._on_host, self._split = device, images == "host", split
@@ -77,16 +70,13 @@ class PixelSampler:
         self._of_pixels: dict[str, Tensor | DividedRows] = {}
         self._drawable = None
         self._favoured: tuple[Tensor | DividedRows, float] | None = None
-        self.cameras = split.cameras.to(device)
-        counted, seeing = pixels_that_count(split), None
-        if box is not None and _mostly_misses(self.cameras, box):
-            seeing = _pixels_that_see(box, self.cameras, split.held)
-            counted = seeing if counted is None else counted & seeing
-        if counted is not None and (split.masks is not None or seeing is not None):
+        counted = pixels_that_count(split)
+        if split.masks is not None and counted is not None:
             numbers = pixel_numbers(split, counted.flatten().nonzero()[:, 0])
             self._drawable = _rows(self._share, self._stored(numbers, gathers))
         self._images = self._stored(opaque_where_masked(split), gathers)
         self._colors = _rows(self._share, self._images.view(-1, 4))
+        self.cameras = split.cameras.to(device)
         self._packing = None
         self._count = len(self._colors if self._drawable is None else self._drawable)
         if self.cameras.sizes is not None and self._drawable is None:
@@ -384,25 +374,6 @@ def pixels_that_count(split: Split) -> Tensor | None:
     columns, rows = (side[:, None] for side in split.cameras.sizes[split.share or slice(None)].unbind(dim=1))
     inside = (torch.arange(width) < columns)[:, None] & (torch.arange(height) < rows)[..., None]
     return inside if split.masks is None else inside & split.masks
-
-
-def _mostly_misses(cameras: Cameras, box: Tensor) -> bool:
-    """Returns whether more than half of the pixels do not see a box (2, 3), though some do; from a lattice of them."""
-    steps = (torch.arange(_LATTICE, device=box.device) + 0.5) / _LATTICE
-    points = torch.cartesian_prod(steps, steps) * cameras.all_sizes().to(box.device)[:, None]
-    index = torch.arange(len(cameras), device=box.device).repeat_interleave(_LATTICE**2)
-    rays = cameras.rays(index, points.view(-1, 2), box)
-    return 0 < float((rays.far > rays.near).float().mean()) < 0.5
-
-
-def _pixels_that_see(box: Tensor, cameras: Cameras, held: Sequence[int]) -> Tensor:
-    """Returns which pixels (N, H, W) of the images held see a box (2, 3), bool, on the CPU."""
-    seen = torch.zeros(len(held), cameras.height, cameras.width, dtype=torch.bool)
-    for row, index in enumerate(held):
-        width, height = cameras.size(index)
-        rays = cameras.image_rays(index, box)
-        seen[row, :height, :width] = (rays.far > rays.near).view(height, width).cpu()
-    return seen
 
 
 def pixel_numbers(split: Split, own: Tensor) -> Tensor:

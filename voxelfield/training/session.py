@@ -20,8 +20,7 @@ from voxelfield.config.parsing import parse
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
-from voxelfield.fields.environment import environment_of
-from voxelfield.fields.field import RadianceField, warp_of
+from voxelfield.fields.field import RadianceField
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.part import Loss, Part
@@ -29,6 +28,7 @@ from voxelfield.models.settings import reached_resolution
 from voxelfield.models.training import MemoryEstimate, TrainingSetup
 from voxelfield.rendering.march import Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.projection import share_that_sees
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.averaging import WeightAverage
@@ -170,6 +170,11 @@ class Session:
             raise ValueError(f"regions must be 1 for a session, which trains one field, got {config.regions}")
         self.scene = scene
         self.config = config
+        # Of the steps. The run records the settings as they are.
+        self._trainer = config.trainer
+        if config.recorded_warp is None:
+            seen = share_that_sees(scene.train.cameras, torch.tensor(config.scene.aabb))
+            self._trainer = config.trainer.with_rays_that_miss(seen)
         self.device = choose_device(config.device)
         self.log = NullLogger() if logger is None or not processes.is_first() else logger
         self._pause: Pause | None = None
@@ -209,7 +214,6 @@ class Session:
             trainer.supersampling,
             trainer.patches,
             trainer.patch_size,
-            box=self._box_of_all_matter(),
             images=self._images,
         )
         self.parts = [*configured_parts(config, self.scene, self.model, pixels), *parts]
@@ -224,7 +228,7 @@ class Session:
             self.model,
             pixels,
             self.optimizers,
-            trainer,
+            self._trainer,
             parts=[*self._joined, _Losses(losses)],
             sampler=sampler,
             shared=True,
@@ -251,12 +255,6 @@ class Session:
         self.optimizers.attach()
         self._renew()
         self.train_seconds = self._now() - started
-
-    def _box_of_all_matter(self) -> Tensor | None:
-        """Returns the field's box, if rays that miss it teach nothing: neither an environment nor the cameras."""
-        field = self.model.field
-        learns_beyond = environment_of(field) is not None or self.config.camera.refines
-        return None if learns_beyond or warp_of(field) is not None else field.aabb
 
     def _renew(self) -> None:
         """Recreates everything that depends on the grids' shapes, apart from the optimizers' part of it."""
@@ -309,7 +307,7 @@ class Session:
         shapes, config = untrained_model(self.config, "meta"), self.config
         moments = config.optimizer.moments
         return estimate_memory(
-            shapes, config.trainer, self.scene.train, self.device.type, images=images, moments=moments
+            shapes, self._trainer, self.scene.train, self.device.type, images=images, moments=moments
         )
 
     def fit(self, *, wait: bool = True) -> bool:

@@ -42,7 +42,7 @@ from voxelfield.rendering.renderer import ViewRenderer
 from voxelfield.training.cameras.camera_tones import CameraTones
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.cameras.view_refinement import refine_views
-from voxelfield.training.config import RunConfig, TrainerConfig, parse
+from voxelfield.training.config import RunConfig, TrainerConfig
 from voxelfield.training.fields import untrained_model
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.state.checkpoint import check_state, contents_of, load_resolved
@@ -365,7 +365,7 @@ def restore_trained_model(
         RuntimeError: A state does not match the configuration.
     """
     device = torch.device(device)
-    settings = parse(RunConfig, config)
+    settings = RunConfig.of_checkpoint(config)
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}
     # Built on the meta device, because the values are about to be replaced: initialising them would take seconds, and
     # memory for any size that the configuration names.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeAlias
 
-from voxelfield.config.parsing import Form, Range
+from voxelfield.config.parsing import Form, Range, parse
 from voxelfield.config.types import Count, Natural, Positive
 from voxelfield.datasets.options import ImageOptions, LoadOptions
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
@@ -170,6 +171,18 @@ class RunConfig:
                 raise ValueError(f"{prefix}{key} must be {shown} with regions={self.regions}, {reason}, got {value}")
         if self.resume not in (None, AUTO):
             raise ValueError(f"{prefix}resume must be auto or null with regions={self.regions}, got {self.resume}")
+
+    @classmethod
+    def of_checkpoint(cls, saved: RunConfig | Mapping[str, Any]) -> RunConfig:
+        """Parses the settings that a run has saved, if with an earlier version.
+
+        Raises:
+            ValueError: The settings are invalid.
+        """
+        if isinstance(saved, Mapping) and isinstance(saved.get("model"), Mapping):
+            model = saved["model"]
+            saved = {**saved, "model": {**ModelConfig.choose(model, "model").unsaved, **model}}
+        return parse(cls, saved)
 
     @property
     def recorded_warp(self) -> Warp | None:

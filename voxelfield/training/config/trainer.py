@@ -136,7 +136,8 @@ class TrainerConfig:
             (:class:`voxelfield.training.cameras.camera_tones.CameraTones`).
         response: Whether to learn a curve for each camera and channel that maps the colours of the field, which are
             those of an average camera, to those of its images (the same class); for several cameras.
-        max_rays: Largest number of rays per step.
+        max_rays: Largest number of rays per step. Where fewer than half of the pixels see the scene's only box, as of
+            panoramas around an object, the largest number of those that do (:meth:`with_rays_that_miss`).
         supersampling: Number of rays along each side of a training pixel; 1 casts a single ray through its centre.
         patches: Number of square patches of neighbouring pixels in each step, in addition to single pixels.
         patch_size: Side of the patches in pixels.
@@ -230,6 +231,14 @@ class TrainerConfig:
             self.evaluation_background,
             self.chunk,
         )
+
+    def with_rays_that_miss(self, share: float) -> TrainerConfig:
+        """Returns the settings with more rays, if more than half of all rays miss the scene and thus have no samples.
+
+        Args:
+            share: Share of the pixels that see the scene's box; below 1/16 it counts as 1/16.
+        """
+        return self if share >= 0.5 else replace(self, max_rays=math.ceil(self.max_rays / max(share, 1 / 16)))
 
     @property
     def pixels_in_patches(self) -> int:
