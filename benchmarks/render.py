@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,7 @@ def run(
         "steps_trained": trained.steps,
         "parameters": sum(parameter.numel() for parameter in trained.field.parameters()),
         "resolution": list(trained.field.grid.resolution),
-        "supersampling": trained.trainer.evaluation.supersampling,
-        "pixel_averaging": trained.trainer.pixel_averaging,
-        "render": vars(trained.trainer.render),
+        "sampling": {**asdict(trained.model.sampling), "precision": str(trained.model.sampling.precision)},
     }
     rows: list[dict[str, Any]] = []
     first: list[Tensor] = []
@@ -192,10 +191,9 @@ def main(arguments: list[str] | None = None) -> None:
     session = harness.start(options)
 
     trained = load_trained_model(options.run, session.device)
-    if options.supersampling is not None:
-        trained.trainer.evaluation.supersampling = options.supersampling
-    if options.min_weight is not None:
-        trained.trainer.render.min_weight = options.min_weight
+    changes = {"supersampling": options.supersampling, "min_weight": options.min_weight}
+    stated = {name: value for name, value in changes.items() if value is not None}
+    trained.model.sampling = replace(trained.model.sampling, **stated)
     scene = load_run_scene(trained, options.split, options.data_root, options.missing_images)
     split = scene.split(options.split)
     frames = min(options.views or len(split), QUICK_FRAMES if options.quick else len(split))

@@ -15,8 +15,9 @@ docs/experiments.md has figures of; with ``trainer=cpu trainer.image_size=100`` 
 - ``blur``: every fourth photograph is blurred.
 - ``shutter``: cameras turn by 0.03 radians and move by 0.05 units while the rows of a photograph are exposed. A field
   that was trained before renders what they show.
-- ``spheres``: the same field in whole spheres from half the distance, next to the sides of cubes in the same places
-  that show anything. There is no remedy to compare with: both should be equally sharp.
+- ``spheres``: the same field in whole spheres from half the distance, next to cubes of as many pixels in the same
+  places, of which those sides are left out that show nothing. There is no remedy to compare with: both should be
+  equally sharp.
 """
 
 from __future__ import annotations
@@ -92,13 +93,17 @@ def of_shutter(scene: Scene, renderer: FieldRenderer) -> list[Training]:
 
 
 def of_spheres(scene: Scene, renderer: FieldRenderer) -> list[Training]:
-    """Returns trainings on photographs all round, and on pinhole images with as many pixels per radian."""
+    """Returns trainings on photographs all round, and on the sides of cubes with as many pixels."""
     centre, cameras = scene.aabb.mean(dim=0), scene.train.cameras[::2]
     places = centre + (cameras.c2w[:, :3, 3] - centre) / 2
     # From half the distance, half as many pixels per radian show the scene as finely as the held-out views do.
     width = 2 * round(math.pi / 2 * float(cameras.intrinsics[:, 0].mean()))
-    spheres = spheres_at(places, width, torch.Generator().manual_seed(0))
-    cubes = photographed(renderer, spheres.pinholes(all_round=True))
+    # The six sides of a cube of this many pixels have as many pixels as a sphere.
+    side = width / math.sqrt(12)
+    spheres, smaller = (
+        spheres_at(places, each, torch.Generator().manual_seed(0)) for each in (width, 2 * round(math.pi * side / 2))
+    )
+    cubes = photographed(renderer, smaller.pinholes(all_round=True))
     shown = (cubes.images[..., 3] > 0).flatten(1).any(dim=1).nonzero().flatten()
     test = photographed(renderer, scene.test.cameras)
     sets = {"whole spheres": photographed(renderer, spheres), "sides of cubes": cubes[shown]}

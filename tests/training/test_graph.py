@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+
 import pytest
 import torch
 
-from voxelfield.training.graph import GraphedCall
+from voxelfield.training.graph import GraphedCall, without_garbage_collection
 
 
 def test_every_call_counts(device):
@@ -50,3 +53,30 @@ def test_a_graph_draws_what_calls_one_by_one_would():
             call()
         values.append(value.clone())
     assert torch.equal(*values)
+
+
+def test_garbage_is_collected_as_before_after_a_time_without():
+    for collects in (True, False):
+        (gc.enable if collects else gc.disable)()
+        try:
+            with contextlib.suppress(KeyError), without_garbage_collection():
+                assert not gc.isenabled()
+                raise KeyError
+            assert gc.isenabled() == collects
+        finally:
+            gc.enable()
+
+
+@pytest.mark.cuda
+def test_no_garbage_is_collected_while_a_graph_is_captured():
+    value, collects = torch.zeros((), device="cuda"), []
+
+    def add():
+        collects.append(gc.isenabled())
+        value.add_(1)
+
+    call = GraphedCall(add, torch.device("cuda"))
+    for _ in range(6):
+        call()
+    assert collects == [True, True, True, False]
+    assert gc.isenabled()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -210,8 +211,8 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
         assert row["frames"] == 3
         assert list(row["ms_per_view"]) == ["r_0", "r_50", "r_150"]
         assert row["fps"] == pytest.approx(1000 / row["ms"]["mean"])
-        assert row["supersampling"] == 2
-        assert row["pixel_averaging"] == "linear_light"
+        assert row["sampling"]["supersampling"] == 2
+        assert row["sampling"]["pixel_averaging"] == "linear_light"
         assert row["steps_trained"] == 6
         renderer = load_trained_model(trainer.output, device).renderer(row["backend"])
         expected = evaluate_split(renderer.view, split, trainer.model.background, progress=False)
@@ -219,13 +220,28 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
         assert row["ssim"] == pytest.approx(expected.ssim, abs=1e-4)
         # One grid is straight where a sum of grids bends: these are drawn from one.
         assert row["off"] < (3e-3 if backend == "render_grid_image" else 1e-3)
-    assert rows[0]["render"]["min_weight"] == 1e-4
+        assert row["sampling"]["min_weight"] == 1e-4
     if device.type == "cpu":  # what the profiler can see of a GPU is up to its driver
         steps = {step["name"] for step in rows[0]["profile"]}
         assert ("voxelfield::composite" if backend == "render_view" else f"voxelfield::{backend}") in steps
     output = capsys.readouterr().out
     assert "lego, test: 3 frames of 50 x 50" in output
     assert (f"{backend}, a frame" in output) == bool(rows[0]["profile"])
+
+
+def test_frames_are_timed_with_the_settings_that_are_stated(train, render_benchmark, incomplete, tmp_path):
+    overrides = (f"data.root={incomplete}", "data.missing_images=skip", "trainer.image_size=25")
+    run, result = train("render_pyramid_image", torch.device("cpu"), *overrides).output, tmp_path / "render.json"
+    stated = ["--supersampling", "1", "--min-weight", "0.2", "--only", "image", "--json", str(result)]
+    render_benchmark([str(run), "--device", "cpu", *stated])
+    (row,) = json.loads(result.read_text())["rows"]
+    trained = load_trained_model(run, "cpu")
+    split = load_blender(incomplete / "lego", LoadOptions(splits=("test",), missing_images="skip")).test
+    usual = evaluate_split(trained.renderer().view, split, trained.model.background, progress=False).psnr
+    trained.model.sampling = replace(trained.model.sampling, supersampling=1, min_weight=0.2)
+    expected = evaluate_split(trained.renderer().view, split, trained.model.background, progress=False).psnr
+    assert row["psnr"] == pytest.approx(expected, abs=1e-3)
+    assert abs(row["psnr"] - usual) > 0.01
 
 
 def test_missing_images_are_an_error_unless_configured(train, render_benchmark, incomplete):

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 # Number of calls before the first capture; the first ones allocate memory that later ones reuse.
 _WARM_UP = 3
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Keeps Python from collecting garbage, in any thread.
+
+    During the capture of a graph, memory that GPUs share must not be freed, and to try it would end the process.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class GraphedCall:
@@ -52,7 +69,7 @@ class GraphedCall:
             # Other threads, such as a viewer's, may use the device on their own streams at the same time.
             capture = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
             try:
-                with torch.cuda.device(self._device), capture:
+                with torch.cuda.device(self._device), without_garbage_collection(), capture:
                     self._function()
             except RuntimeError as error:
                 if "captur" not in str(error):
