@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from voxelfield.datasets.scene import Split
 from voxelfield.models.batch import background_for
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays
 from voxelfield.training import batches
 from voxelfield.training.batches import PixelSampler
@@ -97,6 +99,30 @@ def test_every_pixel_is_equally_likely(split, device):
     # 200 expected, standard deviation 14
     assert counts.min() > 120
     assert counts.max() < 280
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_pixels_of_panoramas_are_drawn_by_their_solid_angle(split, device, masked):
+    lens = Lens(["equirectangular", "pinhole", "equirectangular"], torch.zeros(COUNT, 0))
+    focal = HEIGHT / math.pi
+    intrinsics = torch.tensor([[focal, focal, WIDTH / 2, HEIGHT / 2]]).repeat(COUNT, 1)
+    split = replace(split, cameras=replace(split.cameras, lens=lens, intrinsics=intrinsics))
+    # The latitude of a row's middle; the last panorama begins at the equator.
+    latitudes = (torch.arange(HEIGHT) + 0.5 - HEIGHT / 2) / focal
+    intrinsics[2, 3] = 0
+    intrinsics[2, 1] *= 2
+    cosines = torch.stack((latitudes.cos(), torch.ones(HEIGHT), ((torch.arange(HEIGHT) + 0.5) / focal / 2).cos()))
+    expected = cosines[..., None].expand(-1, -1, WIDTH).clone()
+    if masked:
+        split = replace(split, masks=torch.rand(COUNT, HEIGHT, WIDTH) < 0.6)
+        expected *= split.masks
+    _, rgba, _ = draw(PixelSampler(split, device), 300_000, BOX.to(device))
+    camera, row, column, _ = decoded(rgba).unbind(-1)
+    counts = torch.zeros(COUNT, HEIGHT, WIDTH)
+    counts.index_put_((camera, row, column), torch.ones(len(camera)), accumulate=True)
+    assert not counts[expected == 0].any()
+    # At least 800 pixels of each kind, so a standard deviation of at most 4 %.
+    torch.testing.assert_close(counts / 300_000, expected / expected.sum(), rtol=0.2, atol=0)
 
 
 def test_masked_pixels_are_never_drawn_and_the_others_equally_often(split, device):

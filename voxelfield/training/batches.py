@@ -22,6 +22,8 @@ from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.transfers import read_from_host
 
+_REDRAWS = 4
+
 Images = Literal["device", "held", "host"]
 """Where training images are: all of them on each device, those that a split holds there, or these in host memory."""
 
@@ -29,7 +31,9 @@ Images = Literal["device", "held", "host"]
 class PixelSampler:
     """Draws pixels uniformly from all training images, which stay in memory as 8-bit RGBA.
 
-    Pixels excluded by a mask are never drawn. For this, the indices of all other pixels are stored.
+    Those of panoramas are drawn in proportion to the solid angle that they show, because towards the poles ever more
+    pixels show the same. Pixels excluded by a mask are never drawn. For this, the indices of all other pixels are
+    stored.
 
     If the processes of a group hold a share of the images each, making a sampler is a collective call. Unless all of
     the images are on each device, the processes must then draw alike, from generators in one state, and draw and read
@@ -259,17 +263,36 @@ class PixelSampler:
         return cameras.rays(camera_index, points, aabb)
 
     def _draw_pixels(self, count: int) -> Tensor:
-        index = torch.randint(self._count, (count,), device=self._images.device)
-        if self._drawable is not None:
-            index = self._drawable[index].long()
-        elif self._packing is not None:
-            index = self._unpacked(index, *self._packing)
+        index = self._draw_evenly(count)
+        if self.cameras.spheres:
+            # Rejection sampling, with as many rounds as leave less than a hundredth of the pixels of whole spheres.
+            rejected = self._is_rejected(index)
+            for _ in range(_REDRAWS):
+                index = torch.where(rejected, self._draw_evenly(count), index)
+                rejected &= self._is_rejected(index)
         if self._favoured is None:
             return index
         rows, probability = self._favoured
         other = rows[torch.randint(len(rows), (count,), device=index.device)].long()
         # In random places, because the last rays of a batch may not fit, and processes divide it by its order.
         return torch.where(torch.rand(count, device=index.device) < probability, other, index)
+
+    def _draw_evenly(self, count: int) -> Tensor:
+        index = torch.randint(self._count, (count,), device=self._images.device)
+        if self._drawable is not None:
+            return self._drawable[index].long()
+        return index if self._packing is None else self._unpacked(index, *self._packing)
+
+    def _is_rejected(self, index: Tensor) -> Tensor:
+        """Returns which pixels (P,) of panoramas are rejected, at random.
+
+        A pixel is accepted with a probability of the cosine of its angle above or below the horizon, to which the solid
+        angle that it shows is proportional.
+        """
+        image = self.images_of(index)
+        _, fy, _, cy = self.cameras.intrinsics[image].unbind(dim=1)
+        accepted = torch.cos((self._corners(index)[:, 1] + 0.5 - cy) / fy)
+        return (torch.rand(len(index), device=index.device) >= accepted) & self.cameras.is_sphere[image]
 
     def _unpacked(self, index: Tensor, starts: Tensor, widths: Tensor) -> Tensor:
         """Converts indices of pixels (P,) that skip the room beside smaller images to indices that count it.
