@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -90,13 +91,17 @@ def test_panoramas_go_on_across_the_seam(device, middle):
     assert 0.2 < views_of_points(cameras[1:], around).float().mean() < 0.6
 
 
-def test_the_share_of_pixels_that_see_a_box_is_that_of_all_their_rays(cameras, device):
+@pytest.mark.parametrize("sizes", [None, [[40, 30], [20, 30], [40, 10], [40, 30], [13, 17]]])
+def test_the_share_of_rays_through_a_box_is_that_of_all_pixels(cameras, device, sizes):
+    cameras = replace(cameras, sizes=None if sizes is None else torch.tensor(sizes))
     aabb = torch.tensor([[-0.4, -0.5, -0.3], [0.5, 0.6, 0.7]], device=device)
-    shares = []
-    for index in range(len(cameras)):
-        rays = cameras.image_rays(index, aabb)
-        shares.append(float((rays.far > rays.near).float().mean()))
-    expected = sum(shares) / len(shares)
-    assert 0 < expected < 1
-    assert share_that_sees(cameras, aabb) == pytest.approx(expected, abs=0.05)
+    through = total = 0.0
+    for index, (fy, cy) in enumerate(cameras.intrinsics[:, 1::2].tolist()):
+        rays, (width, height) = cameras.image_rays(index, aabb), cameras.size(index)
+        angles = (torch.arange(height, device=device) + 0.5 - cy) / fy
+        weights = angles.cos() if cameras.is_sphere[index] else torch.ones_like(angles)
+        through += float(((rays.far > rays.near).view(height, width) * weights[:, None]).sum())
+        total += float(weights.sum()) * width
+    assert 0 < through < total
+    assert share_that_sees(cameras, aabb) == pytest.approx(through / total, abs=0.04)
     assert share_that_sees(cameras, aabb + 1000) == 0

@@ -425,7 +425,7 @@ def test_rays_that_miss_the_scene_do_not_count():
     trainer = preset("trainer.max_rays=1000", name="train").trainer
     assert trainer.with_rays_that_miss(0.5) is trainer
     assert trainer.with_rays_that_miss(0.3) == dataclasses.replace(trainer, max_rays=3334)
-    assert trainer.with_rays_that_miss(0.0) == dataclasses.replace(trainer, max_rays=16000)
+    assert trainer.with_rays_that_miss(0.0) == dataclasses.replace(trainer, max_rays=4000)
 
 
 def test_several_devices_share_a_batch_or_scale_it():

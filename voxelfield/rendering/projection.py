@@ -77,17 +77,23 @@ def sees_box(cameras: Cameras, aabb: Tensor) -> Tensor:
 
 
 def share_that_sees(cameras: Cameras, aabb: Tensor) -> float:
-    """Returns the share of the cameras' pixels whose rays go through a box (2, 3), from a lattice over each image.
+    """Returns the share of rays that go through a box, if pixels are drawn as in training, from a lattice over images.
+
+    Those of panoramas count by their solid angle.
 
     Args:
         cameras: N cameras.
-        aabb: Low and high corner, world units, on the cameras' device.
+        aabb: (2, 3) low and high corner, world units, on the cameras' device.
     """
     steps = (torch.arange(_PIXELS, device=aabb.device) + 0.5) / _PIXELS
-    points = torch.cartesian_prod(steps, steps) * cameras.all_sizes().to(aabb.device)[:, None]
-    index = torch.arange(len(cameras), device=aabb.device).repeat_interleave(_PIXELS**2)
-    rays = cameras.rays(index, points.view(-1, 2), aabb)
-    return float((rays.far > rays.near).float().mean())
+    sizes = cameras.all_sizes().to(aabb.device)
+    points = torch.cartesian_prod(steps, steps) * sizes[:, None]
+    index = torch.arange(len(cameras), device=aabb.device)[:, None].expand(points.shape[:2])
+    rays = cameras.rays(index.flatten(), points.view(-1, 2), aabb)
+    _, fy, _, cy = cameras.intrinsics.T[..., None]
+    heights = torch.where(cameras.is_sphere[:, None], torch.cos((points[..., 1] - cy) / fy), 1.0)
+    weights = (heights * sizes.prod(dim=1, keepdim=True)).flatten()
+    return float(((rays.far > rays.near) * weights).sum() / weights.sum())
 
 
 def _seen(cameras: Cameras, points: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -22,7 +22,7 @@ from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.transfers import read_from_host
 
-_REDRAWS = 4
+_ROUNDS = 5
 
 Images = Literal["device", "held", "host"]
 """Where training images are: all of them on each device, those that a split holds there, or these in host memory."""
@@ -31,9 +31,9 @@ Images = Literal["device", "held", "host"]
 class PixelSampler:
     """Draws pixels uniformly from all training images, which stay in memory as 8-bit RGBA.
 
-    Those of panoramas are drawn in proportion to the solid angle that they show, because towards the poles ever more
-    pixels show the same. Pixels excluded by a mask are never drawn. For this, the indices of all other pixels are
-    stored.
+    In panoramas, single pixels are drawn in proportion to the solid angle that they show, because towards the poles
+    ever more of them show the same. Pixels excluded by a mask are never drawn. For this, the indices of all other
+    pixels are stored.
 
     If the processes of a group hold a share of the images each, making a sampler is a collective call. Unless all of
     the images are on each device, the processes must then draw alike, from generators in one state, and draw and read
@@ -263,13 +263,15 @@ class PixelSampler:
         return cameras.rays(camera_index, points, aabb)
 
     def _draw_pixels(self, count: int) -> Tensor:
-        index = self._draw_evenly(count)
         if self.cameras.spheres:
-            # Rejection sampling, with as many rounds as leave less than a hundredth of the pixels of whole spheres.
-            rejected = self._is_rejected(index)
-            for _ in range(_REDRAWS):
-                index = torch.where(rejected, self._draw_evenly(count), index)
-                rejected &= self._is_rejected(index)
+            # Rejection sampling: of whole spheres, less than a hundredth of the pixels is rejected in all rounds.
+            index, *others = self._draw_evenly(_ROUNDS * count).view(_ROUNDS, count)
+            rejected = torch.ones_like(index, dtype=torch.bool)
+            for other in others:
+                rejected = rejected & self._is_rejected(index)
+                index = torch.where(rejected, other, index)
+        else:
+            index = self._draw_evenly(count)
         if self._favoured is None:
             return index
         rows, probability = self._favoured

@@ -173,8 +173,9 @@ class Session:
         # Of the steps. The run records the settings as they are.
         self._trainer = config.trainer
         if config.recorded_warp is None:
-            seen = share_that_sees(scene.train.cameras, torch.tensor(config.scene.aabb))
-            self._trainer = config.trainer.with_rays_that_miss(seen)
+            cameras = scene.train.cameras
+            share = share_that_sees(cameras, torch.tensor(config.scene.aabb, device=cameras.c2w.device))
+            self._trainer = config.trainer.with_rays_that_miss(share)
         self.device = choose_device(config.device)
         self.log = NullLogger() if logger is None or not processes.is_first() else logger
         self._pause: Pause | None = None

@@ -136,8 +136,8 @@ class TrainerConfig:
             (:class:`voxelfield.training.cameras.camera_tones.CameraTones`).
         response: Whether to learn a curve for each camera and channel that maps the colours of the field, which are
             those of an average camera, to those of its images (the same class); for several cameras.
-        max_rays: Largest number of rays per step. Where fewer than half of the pixels see the scene's only box, as of
-            panoramas around an object, the largest number of those that do (:meth:`with_rays_that_miss`).
+        max_rays: Largest number of rays per step. In a scene of a single box that fewer than half of the pixels see, as
+            of panoramas around an object, up to four times as many (:meth:`with_rays_that_miss`).
         supersampling: Number of rays along each side of a training pixel; 1 casts a single ray through its centre.
         patches: Number of square patches of neighbouring pixels in each step, in addition to single pixels.
         patch_size: Side of the patches in pixels.
@@ -233,12 +233,13 @@ class TrainerConfig:
         )
 
     def with_rays_that_miss(self, share: float) -> TrainerConfig:
-        """Returns the settings with more rays, if more than half of all rays miss the scene and thus have no samples.
+        """Returns the settings with more rays, if fewer than half of all rays go through the scene and have samples.
 
         Args:
-            share: Share of the pixels that see the scene's box; below 1/16 it counts as 1/16.
+            share: Share of the rays that go through the scene's box; below a quarter it counts as a quarter, because
+                memory for distances is allocated for each ray.
         """
-        return self if share >= 0.5 else replace(self, max_rays=math.ceil(self.max_rays / max(share, 1 / 16)))
+        return self if share >= 0.5 else replace(self, max_rays=math.ceil(self.max_rays / max(share, 1 / 4)))
 
     @property
     def pixels_in_patches(self) -> int:
