@@ -19,7 +19,7 @@ from voxelfield.training.config import OptimizerConfig, RatesConfig
 from voxelfield.training.optimizer import Optimizers
 
 BOX = ((0, 0, 0), (1, 1, 1))
-RATES = RatesConfig(betas=(0.8, 0.95))
+RATES = RatesConfig(grid=1.0, network=1.0, betas=(0.8, 0.95))
 
 
 def make_config(**changes) -> OptimizerConfig:
