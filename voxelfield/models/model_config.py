@@ -33,8 +33,8 @@ class ModelConfig:
         NAME = "package.module:ClassName"
 
     Attributes:
-        unsaved: Values of settings of runs that have not saved them, because there were no keys for them yet; where
-            these differ from the defaults.
+        unsaved: Values that settings had before there were keys for them, if these are not the defaults. They apply to
+            runs that have not saved the keys.
         kind: The model's name; a subclass gives it a ``Literal`` type and a default.
         environment: What rays show that leave the field with light to spare: ``none``, the background of the trainer;
             ``map``, colours of directions that are learned along with the field, for captures that show the sky

@@ -307,6 +307,16 @@ class Cameras:
         directions = torch.addcmul(forward, right, offset[:, :1]).addcmul_(up, offset[:, 1:2], value=-1.0)
         return F.normalize(directions, dim=-1)
 
+    def relative_solid_angles(self, camera_index: Tensor, y: Tensor) -> Tensor:
+        """Returns the solid angles of panoramas' pixels in relation to those at the horizon, and 1 for other images.
+
+        Args:
+            camera_index: (R,) int64, on the cameras' device.
+            y: (R,) rows in pixels, as for :meth:`rays`.
+        """
+        _, fy, _, cy = self.intrinsics[camera_index].unbind(dim=1)
+        return torch.where(self.is_sphere[camera_index], torch.cos((y - cy) / fy), 1.0)
+
     def image_rays(self, camera: int, aabb: Tensor, rows: slice = slice(None)) -> Rays:
         """Casts one ray through the centre of every pixel of one camera, or of some rows of its image.
 

@@ -87,12 +87,10 @@ def share_that_sees(cameras: Cameras, aabb: Tensor) -> float:
     """
     steps = (torch.arange(_PIXELS, device=aabb.device) + 0.5) / _PIXELS
     sizes = cameras.all_sizes().to(aabb.device)
-    points = torch.cartesian_prod(steps, steps) * sizes[:, None]
-    index = torch.arange(len(cameras), device=aabb.device)[:, None].expand(points.shape[:2])
-    rays = cameras.rays(index.flatten(), points.view(-1, 2), aabb)
-    _, fy, _, cy = cameras.intrinsics.T[..., None]
-    heights = torch.where(cameras.is_sphere[:, None], torch.cos((points[..., 1] - cy) / fy), 1.0)
-    weights = (heights * sizes.prod(dim=1, keepdim=True)).flatten()
+    points = (torch.cartesian_prod(steps, steps) * sizes[:, None]).view(-1, 2)
+    index = torch.arange(len(cameras), device=aabb.device).repeat_interleave(_PIXELS**2)
+    rays = cameras.rays(index, points, aabb)
+    weights = cameras.relative_solid_angles(index, points[:, 1]) * sizes.prod(dim=1)[index]
     return float(((rays.far > rays.near) * weights).sum() / weights.sum())
 
 

@@ -286,15 +286,9 @@ class PixelSampler:
         return index if self._packing is None else self._unpacked(index, *self._packing)
 
     def _is_rejected(self, index: Tensor) -> Tensor:
-        """Returns which pixels (P,) of panoramas are rejected, at random.
-
-        A pixel is accepted with a probability of the cosine of its angle above or below the horizon, to which the solid
-        angle that it shows is proportional.
-        """
-        image = self.images_of(index)
-        _, fy, _, cy = self.cameras.intrinsics[image].unbind(dim=1)
-        accepted = torch.cos((self._corners(index)[:, 1] + 0.5 - cy) / fy)
-        return (torch.rand(len(index), device=index.device) >= accepted) & self.cameras.is_sphere[image]
+        """Returns which pixels (P,) are rejected at random, so that others are left in proportion to solid angles."""
+        angles = self.cameras.relative_solid_angles(self.images_of(index), self._corners(index)[:, 1] + 0.5)
+        return torch.rand(len(index), device=index.device) >= angles
 
     def _unpacked(self, index: Tensor, starts: Tensor, widths: Tensor) -> Tensor:
         """Converts indices of pixels (P,) that skip the room beside smaller images to indices that count it.

@@ -16,7 +16,7 @@ _WARM_UP = 3
 def without_garbage_collection() -> Iterator[None]:
     """Keeps Python from collecting garbage, in any thread.
 
-    During the capture of a graph, memory that GPUs share must not be freed, and to try it would end the process.
+    During the capture of a graph, memory that GPUs share must not be freed; an attempt would end the process.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -170,7 +170,7 @@ class Session:
             raise ValueError(f"regions must be 1 for a session, which trains one field, got {config.regions}")
         self.scene = scene
         self.config = config
-        # Of the steps. The run records the settings as they are.
+        # The steps follow these settings; the run records those that were given.
         self._trainer = config.trainer
         if config.recorded_warp is None:
             cameras = scene.train.cameras

@@ -174,7 +174,7 @@ class RunConfig:
 
     @classmethod
     def of_checkpoint(cls, saved: RunConfig | Mapping[str, Any]) -> RunConfig:
-        """Parses the settings that a run has saved, if with an earlier version.
+        """Parses the settings that a run has saved, perhaps with an earlier version, which had fewer of them.
 
         Raises:
             ValueError: The settings are invalid.
