@@ -333,6 +333,9 @@ def test_settings_that_earlier_versions_did_not_save_are_what_they_were():
     assert RunConfig.of_checkpoint(saved).model == SHConfig(degree=1, view_resolution=None)
     saved["model"]["view_resolution"] = 100
     assert RunConfig.of_checkpoint(saved).model == SHConfig(degree=1, view_resolution=100)
+    assert RunConfig.of_checkpoint({"optimizer": {"eps": 1e-8}}).optimizer == OptimizerConfig(
+        matrices="adamw", eps=1e-8
+    )
     assert RunConfig.of_checkpoint(RunConfig()) == RunConfig.of_checkpoint({}) == RunConfig()
 
 

@@ -47,9 +47,13 @@ def test_grid_and_network_have_their_own_settings():
         model_of(field), make_config(grid_weight_decay=0.3, network_weight_decay=0.01, skip_untouched=True), RATES
     )
     (grid,), (network,) = optimizers.grid.param_groups, optimizers.network.param_groups
+    (matrices,) = optimizers.matrices.param_groups
+    (hidden, *others) = field.decoder.parameters()
     assert [id(p) for p in grid["params"]] == [id(field.grid.features)]
-    assert [id(p) for p in network["params"]] == [id(p) for p in field.decoder.parameters()]
+    assert [id(p) for p in matrices["params"]] == [id(hidden)]
+    assert [id(p) for p in network["params"]] == [id(p) for p in others]
     assert optimizers.rates() == {"grid": pytest.approx(0.2), "network": pytest.approx(0.002)}
+    assert (matrices["momentum"], matrices["weight_decay"]) == (0.8, 0.01)
     for group in (grid, network):
         assert group["betas"] == (0.8, 0.95)
         assert group["eps"] == 1e-12

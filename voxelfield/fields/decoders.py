@@ -222,6 +222,22 @@ class ColorMLPDecoder(_DensityFirstDecoder):
         return torch.sigmoid(self.network(inputs).float())
 
 
+class LayerWeights(nn.ParameterList):
+    """The matrices (out, in) between the layers of a network without biases, as :func:`voxelfield.ops.mlp` takes them.
+
+    Initialised as in Glorot and Bengio 2010. A session updates them like the weights of ``nn.Linear``, as
+    ``optimizer.matrices`` says, which it cannot know of matrices in other containers.
+
+    Args:
+        widths: Number of values before the first layer, and of those after each.
+    """
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__(nn.Parameter(torch.empty(fan_out, fan_in)) for fan_in, fan_out in pairwise(widths))
+        for matrix in self:
+            nn.init.xavier_uniform_(matrix)
+
+
 class FusedMLPDecoder(nn.Module):
     """Density and view-dependent colour by two shallow networks, as in Instant-NGP (Mueller et al. 2022, section 4.1).
 
@@ -268,8 +284,8 @@ class FusedMLPDecoder(nn.Module):
         self.view_channels: tuple[int, ...] = ()
         self.view_degree = view_degree
         self.activation = density
-        self.density_network = _weights(channels, width, geometry)
-        self.color_network = _weights(inputs, *([width] * hidden), 3)
+        self.density_network = LayerWeights(channels, width, geometry)
+        self.color_network = LayerWeights(inputs, *([width] * hidden), 3)
 
     def density(self, features: Tensor) -> Tensor:
         """See :class:`Decoder`."""
@@ -325,7 +341,7 @@ class DeferredMLPDecoder(FusedMLPDecoder):
         if geometry < 4:
             raise ValueError(f"geometry must be at least 4, for density and diffuse colour, got {geometry}")
         super().__init__(channels, width, geometry, hidden, view_degree, density)
-        self.color_network = _weights(geometry - 1 + (view_degree + 1) ** 2, *([width] * hidden), 3)
+        self.color_network = LayerWeights(geometry - 1 + (view_degree + 1) ** 2, *([width] * hidden), 3)
 
     @property
     def emitted(self) -> int:
@@ -343,14 +359,6 @@ class DeferredMLPDecoder(FusedMLPDecoder):
         rays = torch.arange(len(features), device=features.device)
         inputs, _ = self._append_view(features.half() if features.is_cuda else features, directions, rays)
         return features[:, :3] + ops.mlp(inputs, list(self.color_network), count=count).to(features.dtype)
-
-
-def _weights(*widths: int) -> nn.ParameterList:
-    """Weight matrices between layers of the given widths, initialised as in Glorot and Bengio 2010."""
-    matrices = [nn.Parameter(torch.empty(fan_out, fan_in)) for fan_in, fan_out in pairwise(widths)]
-    for matrix in matrices:
-        nn.init.xavier_uniform_(matrix)
-    return nn.ParameterList(matrices)
 
 
 def _check_degree(name: str, degree: int) -> None:

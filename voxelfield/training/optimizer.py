@@ -1,8 +1,8 @@
 """Adam for grids, networks and the parameters of parts, with learning rates in device memory.
 
 Torch decorates methods of its optimizers so that torch.compile skips them; the decorators import the compiler at the
-first call, which takes seconds. Training compiles nothing, so :class:`EagerGridAdam` and :class:`EagerAdamW` use the
-undecorated methods.
+first call, which takes seconds. Training compiles nothing, so :class:`EagerGridAdam`, :class:`EagerAdamW` and
+:class:`EagerMuon` use the undecorated methods.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from voxelfield.grids.resampling import mark_unwrapped
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.models.model import Model
 from voxelfield.training.config import OptimizerConfig, RatesConfig
+from voxelfield.training.muon import Muon, network_matrices
 
 # Number of vertices from which restricting updates to the active tiles pays off.
 _WORTH_LISTING = 1 << 17
@@ -52,6 +53,10 @@ class EagerAdamW(torch.optim.AdamW, _EagerMethods):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Takes a step."""
         _undecorated(torch.optim.AdamW.step)(self, closure)
+
+
+class EagerMuon(Muon, _EagerMethods):
+    """A :class:`voxelfield.training.muon.Muon` that does not import torch's compiler."""
 
 
 def exponential_decay(step: Tensor, steps: int, final: float, cooldown: float = 0.0) -> Tensor:
@@ -87,7 +92,7 @@ def moments_dtype(setting: str, copies: torch.dtype, betas: Sequence[float]) -> 
 
 
 class Optimizers:
-    """GridAdam for a field's grids, and fused AdamW for its decoder's network and for further groups of parameters.
+    """GridAdam for a field's grids, Muon for the matrices of its networks, and fused AdamW for all other parameters.
 
     A step does not synchronise with the device, so it can be captured in a CUDA graph.
 
@@ -103,7 +108,8 @@ class Optimizers:
 
     Attributes:
         grid: The grids' optimizer; pass it to operations that change a grid's resolution or box. None without grids.
-        network: The network's optimizer, or None.
+        matrices: The optimizer of the networks' matrices, at the network's learning rate; None for AdamW.
+        network: The optimizer of the field's other parameters, or None.
         others: The optimizers of the further groups, by name.
         attached: Number of calls of :meth:`attach`.
         division: The division of the grids over several processes, between :meth:`attach` and :meth:`gather`.
@@ -152,6 +158,10 @@ class Optimizers:
         self._sparse = [module for module in model.grid.modules() if isinstance(module, SparseGrid)]
         elsewhere = {id(parameter) for parameter in (*grids, *(p for group, _ in groups.values() for p in group))}
         network = [parameter for parameter in field.parameters() if id(parameter) not in elsewhere]
+        matrices: list[nn.Parameter] = []
+        if config.matrices == "muon":
+            matrices = [matrix for matrix in network_matrices(field) if id(matrix) not in elsewhere]
+            network = [parameter for parameter in network if all(parameter is not matrix for matrix in matrices)]
 
         def adamw(parameters: list[torch.nn.Parameter], lr: Tensor, decay: float) -> EagerAdamW:
             return EagerAdamW(
@@ -164,11 +174,16 @@ class Optimizers:
                 capturable=device.type == "cuda",
             )
 
+        self.matrices: EagerMuon | None = None
+        if matrices:
+            self.matrices = EagerMuon(matrices, self._lrs[1], rates.betas[0], config.network_weight_decay)
         self.network = adamw(network, self._lrs[1], config.network_weight_decay) if network else None
         self.others = {
             name: adamw(list(parameters), lr, 0.0)
             for (name, (parameters, _)), lr in zip(groups.items(), self._lrs[2:], strict=True)
         }
+        # The small kernels of everything but the grids run beside those of the grids.
+        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def attach(self) -> None:
         """Makes the field read working copies of its grids and accumulate gradients; call after any change of them.
@@ -264,7 +279,7 @@ class Optimizers:
 
     def rates(self) -> dict[str, float]:
         """Returns the current learning rates by name; synchronises with the device."""
-        return {name: float(lr) for name, _, lr in self._all()}
+        return {"network" if name == "matrices" else name: float(lr) for name, _, lr in self._all()}
 
     def add_total_variation(self, weight: float) -> None:
         """Adds the gradient of the squared differences between neighbouring vertices, in every active dense level.
@@ -295,19 +310,25 @@ class Optimizers:
             self.division.step()
         if arrive is not None:
             arrive()
+        small = [optimizer for optimizer in (self.matrices, self.network, *self.others.values()) if optimizer]
+        if self._beside is not None:
+            self._beside.wait_stream(torch.cuda.current_stream(self._beside.device))
+        with torch.cuda.stream(self._beside):
+            for optimizer in small:
+                optimizer.step()
         if self.division is None and self.grid is not None:
             for grid in self._sparse:
                 grid.share_gradient()
             self.grid.step()
-        for optimizer in (self.network, *self.others.values()):
-            if optimizer is not None:
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+        if self._beside is not None:
+            torch.cuda.current_stream(self._beside.device).wait_stream(self._beside)
+        for optimizer in small:
+            optimizer.zero_grad(set_to_none=True)
 
     def _all(self) -> list[tuple[str, torch.optim.Optimizer, Tensor]]:
         """Returns the existing optimizers with their names and learning rates."""
-        named = (("grid", self.grid), ("network", self.network), *self.others.items())
-        rated = zip(named, self._lrs, strict=True)
+        named = (("grid", self.grid), ("matrices", self.matrices), ("network", self.network), *self.others.items())
+        rated = zip(named, (self._lrs[0], *self._lrs[1:2], *self._lrs[1:]), strict=True)
         return [(name, optimizer, lr) for (name, optimizer), lr in rated if optimizer is not None]
 
     def _is_sparse(self, parameter: torch.nn.Parameter) -> bool:

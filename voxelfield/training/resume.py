@@ -78,10 +78,10 @@ def check_resumable(
     behind = checkpoint["config"]["model"].get("environment", "none")
     if behind != present.model.environment:
         raise ValueError(f"model.environment must be {behind}, as in the checkpoint, got {present.model.environment}")
-    for name in ("exposure", "vignetting", "response"):
-        before, now = (str(getattr(config.trainer, name)).lower() for config in (saved, present))
+    for group, name in (("optimizer", "matrices"), *(("trainer", n) for n in ("exposure", "vignetting", "response"))):
+        before, now = (str(getattr(getattr(config, group), name)).lower() for config in (saved, present))
         if before != now:
-            raise ValueError(f"trainer.{name} must be {before}, as in the checkpoint, got {now}")
+            raise ValueError(f"{group}.{name} must be {before}, as in the checkpoint, got {now}")
     _check_parts(checkpoint, model, parts)
     steps = checkpoint["step"]
     reached, wanted = (reached_resolution(config.trainer.stages, steps) for config in (saved, present))

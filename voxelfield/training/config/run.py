@@ -179,9 +179,12 @@ class RunConfig:
         Raises:
             ValueError: The settings are invalid.
         """
-        if isinstance(saved, Mapping) and isinstance(saved.get("model"), Mapping):
-            model = saved["model"]
-            saved = {**saved, "model": {**ModelConfig.choose(model, "model").unsaved, **model}}
+        if isinstance(saved, Mapping):
+            model, optimizer = saved.get("model"), saved.get("optimizer")
+            if isinstance(model, Mapping):
+                saved = {**saved, "model": {**ModelConfig.choose(model, "model").unsaved, **model}}
+            if isinstance(optimizer, Mapping):
+                saved = {**saved, "optimizer": {**OptimizerConfig.unsaved, **optimizer}}
         return parse(cls, saved)
 
     @property

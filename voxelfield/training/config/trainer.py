@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
@@ -58,9 +59,13 @@ class RatesConfig:
 
 @dataclass
 class OptimizerConfig:
-    """Settings of AdamW.
+    """Settings of the optimizers: AdamW, and Muon for the matrices of networks.
 
     Attributes:
+        unsaved: Values for runs of earlier versions, which had no such settings.
+        matrices: Update of the networks' matrices, which are the weights of ``nn.Linear`` and in
+            :class:`voxelfield.fields.decoders.LayerWeights`, except for those with fewer than 8 rows or columns:
+            ``muon``, orthogonal updates (:class:`voxelfield.training.muon.Muon`), or ``adamw``, as for everything else.
         grid_lr: Learning rate of grids.
         network_lr: Learning rate of all other parameters of the field.
         exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure``, and of the cameras'
@@ -80,6 +85,9 @@ class OptimizerConfig:
             unless ``trainer.rates.betas`` are too close to 1 for it.
     """
 
+    unsaved: ClassVar[Mapping[str, Any]] = {"matrices": "adamw"}
+
+    matrices: Literal["muon", "adamw"] = "muon"
     grid_lr: Positive = 0.02
     network_lr: Positive = 0.005
     exposure_lr: Positive = 0.01
