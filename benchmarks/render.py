@@ -1,8 +1,8 @@
 """Times the rendering of a trained run's images, and measures the quality of exactly these images.
 
     python benchmarks/render.py RUN [--split test] [--data-root DIR] [--missing-images error|skip] [--views N]
-                                [--supersampling N] [--min-weight X] [--device cpu|cuda] [--threads N] [--quick]
-                                [--only SUBSTRING] [--json PATH]
+                                [--supersampling N] [--min-weight X] [--voxels-per-step X] [--device cpu|cuda]
+                                [--threads N] [--quick] [--only SUBSTRING] [--json PATH]
 
 RUN is a run directory or a checkpoint. Every camera of the split is rendered at the full resolution of its image,
 regardless of the training resolution, with ``voxelfield.FieldRenderer``: by the fastest backend for the kind of field
@@ -183,6 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--views", type=int, help="draw so many, spread evenly; default: all")
     parser.add_argument("--supersampling", type=int, help="default: as the run was evaluated")
     parser.add_argument("--min-weight", type=float, help="default: as the run was evaluated")
+    parser.add_argument("--voxels-per-step", type=float, help="default: as the run was evaluated")
     options = parser.parse_args(arguments)
     for name in ("views", "supersampling"):
         value = getattr(options, name)
@@ -191,7 +192,7 @@ def main(arguments: list[str] | None = None) -> None:
     session = harness.start(options)
 
     trained = load_trained_model(options.run, session.device)
-    changes = {"supersampling": options.supersampling, "min_weight": options.min_weight}
+    changes = {name: getattr(options, name) for name in ("supersampling", "min_weight", "voxels_per_step")}
     stated = {name: value for name, value in changes.items() if value is not None}
     trained.model.sampling = replace(trained.model.sampling, **stated)
     scene = load_run_scene(trained, options.split, options.data_root, options.missing_images)

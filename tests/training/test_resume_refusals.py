@@ -239,5 +239,5 @@ def test_other_settings_than_before_are_told(tmp_path, saved, caplog, overrides,
 
 def test_the_update_of_matrices_is_that_of_the_checkpoint(tmp_path):
     train(tmp_path, "optimizer.matrices=adamw")
-    with pytest.raises(ValueError, match=": optimizer.matrices must be adamw, as in the checkpoint, got muon$"):
+    with pytest.raises(ValueError, match=r": optimizer\.matrices must be adamw, as in the checkpoint, got muon$"):
         train(tmp_path / "again", f"resume={tmp_path}", "trainer.steps=3", "optimizer.matrices=muon")
