@@ -86,7 +86,7 @@ class LossConfig:
     depth: NotNegative = 0.0
     sample_rgb: NotNegative = 0.005
     ssim: NotNegative = 0.0
-    distortion: NotNegative = 0.006
+    distortion: NotNegative = 0.003
     opacity_entropy: NotNegative = 0.0
     sparsity: NotNegative = 0.0
     exposure: NotNegative = 1e-3

@@ -60,13 +60,13 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    r"""Nesterov momentum whose update of each matrix is orthogonalised, so that all directions learn equally fast.
+    """Nesterov momentum whose update of each matrix is orthogonalised, so that all directions learn equally fast.
 
-    Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". With the gradient :math:`G`, the
-    momentum :math:`M \leftarrow \mu M + (1 - \mu) G` and the learning rate :math:`\eta`, a matrix (rows, columns)
-    changes by :math:`-0.4\, \eta \sqrt{\max(rows, columns)}` times the orthogonalised :math:`\mu M + (1 - \mu) G`. The
-    root becomes the entries' root mean square a multiple of the rate for matrices of every shape (Liu et al. 2025,
-    "Muon is scalable for LLM training", eq. 4, with 0.2); 0.4 suits the learning rates of AdamW here.
+    Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". With the gradient G, the momentum
+    M = m M + (1 - m) G and the learning rate r, a matrix (rows, columns) changes by -0.4 r sqrt(max(rows, columns))
+    times :func:`orthogonalized` m M + (1 - m) G. The root makes the entries' root mean square the same multiple of the
+    rate for matrices of every shape (Liu et al. 2025, "Muon is scalable for LLM training", eq. 4, with 0.2); with 0.4,
+    rates that suit AdamW suit Muon too.
 
     A step does not synchronise with the device, so it can be captured in a CUDA graph. ``torch.optim.Muon`` cannot,
     because its learning rate is a number on the host.
@@ -75,7 +75,7 @@ class Muon(torch.optim.Optimizer):
         matrices: Float32 parameters of two dimensions, all on one device. They are padded to one size with zeros and
             orthogonalised together.
         lr: Learning rate, (1,) on that device; the tensor is read in each step.
-        momentum: :math:`\mu`, from 0 to below 1.
+        momentum: The m of the formula, from 0 to below 1.
         weight_decay: Decoupled weight decay.
     """
 
