@@ -136,13 +136,13 @@ def scene():
 
 @pytest.fixture(scope="module")
 def trained(scene, tmp_path_factory) -> Session:
-    session = Session(scene, settings(f"trainer.steps={STEPS}", MAP), output=tmp_path_factory.mktemp("run"))
+    session = Session(scene, settings(f"trainer.steps={2 * STEPS}", MAP), output=tmp_path_factory.mktemp("run"))
     session.fit()
     return session
 
 
 def test_a_sky_is_drawn_better_by_a_map_of_directions(scene, trained):
-    without = Session(scene, settings(f"trainer.steps={STEPS}", NONE))
+    without = Session(scene, settings(f"trainer.steps={2 * STEPS}", NONE))
     without.fit()
     found, before = trained.evaluate(progress=False).psnr, without.evaluate(progress=False).psnr
     assert found > before + 2, (found, before)  # dB

@@ -31,6 +31,7 @@ from voxelfield.runs.configured import build_logger, train_as_configured
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.logs.logging import FailsafeLogger, NullLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage
+from voxelfield.training.muon import network_matrices
 from voxelfield.training.session import Session
 from voxelfield.training.state import saving
 from voxelfield.training.state.checkpoint import load_checkpoint
@@ -304,13 +305,16 @@ def test_steps_that_are_not_finite_are_skipped_if_training_is_told_to(make_sessi
             records[step] = dict(values)
 
     records: dict[int, dict[str, float]] = {}
-    features = {}
+    features, matrices = {}, {}
 
     def note(session: Session) -> None:
         features[session.step] = session.field.grid.features.detach().clone()
+        matrices[session.step] = network_matrices(session.field)[0].detach().clone()
 
     session = make_session(
-        learned, "trainer.not_finite=skip", "optimizer.skip_untouched=true", logger=Recorder(), on_step=note
+        *(learned, "trainer.not_finite=skip", "optimizer.skip_untouched=true", "optimizer.matrices=muon"),
+        logger=Recorder(),
+        on_step=note,
     )
     poison(session, {4, 8, 9})
     with pytest.raises(FloatingPointError, match="step 10: "):
@@ -319,6 +323,8 @@ def test_steps_that_are_not_finite_are_skipped_if_training_is_told_to(make_sessi
     assert all(math.isfinite(value) for value in records[6].values())
     assert torch.equal(features[4], features[5]), "the poisoned step"
     assert not torch.equal(features[5], features[6])
+    assert torch.equal(matrices[4], matrices[5])
+    assert not torch.equal(matrices[5], matrices[6])
     # The mean is over the step that counts, not half of it.
     assert records[6]["loss/photometric"] > 0.6 * records[4]["loss/photometric"]
 

@@ -39,7 +39,7 @@ BALL, DISTANCE = 0.8, 4.0
 WALL = 20.0  # depth
 
 # Low enough that training ends before either field shows all that it can.
-RATES = "trainer.rates={grid: 1, network: 1, final_factor: 0.1, cooldown: 0}"
+RATES = "trainer.rates={grid: 1, network: 3, final_factor: 0.1, cooldown: 0}"
 
 
 def paint(points: torch.Tensor) -> torch.Tensor:

@@ -58,6 +58,28 @@ def test_zeros_remain_zeros(device):
     assert result[1, :5].any()
 
 
+@pytest.mark.parametrize("exponent", [-44, -40, -25, 25])
+def test_tiny_and_huge_entries_are_as_good_as_others(device, exponent):
+    matrix = torch.randn(1, 16, 16, device=device)
+    result = orthogonalized(matrix * 10.0**exponent)
+    assert result.isfinite().all()
+    if exponent > -38:  # smaller numbers have fewer digits
+        torch.testing.assert_close(result, orthogonalized(matrix), rtol=0, atol=1e-2)
+
+
+def test_matrices_stay_while_gradients_are_zero(device):
+    matrices = matrices_of(device)
+    muon = Muon(matrices, torch.tensor([0.01], device=device), 0.9)
+    for step in range(600):
+        for matrix in matrices:
+            matrix.grad = torch.full_like(matrix, 1e-3 if step == 0 else 0.0)
+        muon.step()
+        if step == 0:
+            before = [matrix.detach().clone() for matrix in matrices]
+    for matrix, wanted in zip(matrices, before, strict=True):
+        assert torch.equal(matrix, wanted)
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 2.0])
 def test_steps_are_those_of_plain_products(device, weight_decay):
     matrices = matrices_of(device)
@@ -135,6 +157,29 @@ def test_a_captured_step_reads_the_rate_anew():
         torch.testing.assert_close(one, wanted)
 
 
+def test_computed_and_lazy_weights_are_left_out():
+    normalised = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
+    assert network_matrices(nn.Sequential(normalised, nn.LazyLinear(16))) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
+        ({"matrices": [nn.Parameter(torch.ones(8))]}, r"matrices must be float32 of two dimensions, got .* \(8,\)"),
+        (
+            {"matrices": [nn.Parameter(torch.ones(8, 8).half())]},
+            "matrices must be float32 .*, got torch.float16",
+        ),
+    ],
+)
+def test_a_bad_argument_is_named(arguments, told):
+    usual = {"matrices": [nn.Parameter(torch.ones(8, 8))], "lr": torch.ones(1), "momentum": 0.9}
+    with pytest.raises(ValueError, match=told):
+        Muon(**{**usual, **arguments})
+
+
 def test_matrices_of_networks_are_found_and_tables_are_not():
     module = nn.Module()
     module.hidden, module.narrow, module.images = nn.Linear(16, 8), nn.Linear(16, 3), nn.Embedding(100, 16)
@@ -168,3 +213,28 @@ def test_parameters_with_a_rate_of_their_own_are_left_to_it(device):
     optimizers.step()
     torch.testing.assert_close(first.detach(), before - 0.25)
     assert all(p is not first for p in optimizers.matrices.param_groups[0]["params"])
+
+
+def test_a_checkpoint_carries_the_momentum_and_leaves_the_rate_as_configured(device):
+    def build():
+        decoder = ColorMLPDecoder(4, 16, 2, 1, DensityActivation(10.0, 0.1))
+        field = RadianceField(VoxelGrid(4, decoder.channels, ((0, 0, 0), (1, 1, 1))), decoder).to(device)
+        return field, Optimizers(model_of(field), OptimizerConfig(), RatesConfig())
+
+    (field, optimizers), (_, resumed) = build(), build()
+    field.decoder.network[0].weight.square().sum().backward()
+    optimizers.step()
+    resumed.load_state_dict(copy.deepcopy(optimizers.state_dict()))
+    (matrix, *_), (twin, *_) = (each.matrices.param_groups[0]["params"] for each in (optimizers, resumed))
+    assert torch.equal(*(each.matrices.state[own]["momentum"] for each, own in ((optimizers, matrix), (resumed, twin))))
+    resumed.scale(0.5)
+    assert resumed.matrices.param_groups[0]["lr"].item() == pytest.approx(0.5 * 1.5 * 0.005)
+    assert resumed.rates()["network"] == pytest.approx(0.5 * 1.5 * 0.005)
+
+
+def test_a_group_must_not_have_the_name_of_an_optimizer_of_the_field():
+    decoder = ColorMLPDecoder(4, 16, 2, 1, DensityActivation(10.0, 0.1))
+    field = RadianceField(VoxelGrid(4, decoder.channels, ((0, 0, 0), (1, 1, 1))), decoder)
+    group = {"matrices": ([field.decoder.network[0].bias], 0.1)}
+    with pytest.raises(ValueError, match=r"^groups must not have the name of the field's own .*, got 'matrices'$"):
+        Optimizers(model_of(field), OptimizerConfig(), RatesConfig(), group)

@@ -255,8 +255,9 @@ def test_a_model_of_ones_own_owns_its_training(scene, device, tmp_path):
     assert session.model.between == list(range(STEPS))
     assert int(session.model.steps) == STEPS
     assert {"loss/mine", "loss/photometric", "lr/first", "lr/network"} <= {name for each in rates for name in each}
-    network = session.optimizers.network.param_groups[0]["params"]
-    assert all(parameter is not next(session.field.decoder.parameters()) for parameter in network)
+    first = next(session.field.decoder.parameters())
+    for own in filter(None, (session.optimizers.matrices, session.optimizers.network)):
+        assert all(parameter is not first for parameter in own.param_groups[0]["params"])
     again = Session(scene, CountingConfig(), trainer=settings(), device=str(device))
     again.restore(load_checkpoint(tmp_path))
     assert torch.equal(again.field.grid.features, session.field.grid.features)

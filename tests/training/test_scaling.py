@@ -113,7 +113,7 @@ def test_the_link_is_measured_only_where_a_fast_one_would_pay(caplog):
     short, long = preset("trainer=fast", name="train"), preset("trainer=unbounded", name="train")
     assert devices_that_pay(short, 4, measure) == 1
     assert measured == []
-    assert "devices=auto: 1 of 4, because training is estimated to take 3 s on 1, 10 s on 2, 300 GB/s" in caplog.text
+    assert "devices=auto: 1 of 4, because training is estimated to take 2 s on 1, 10 s on 2, 300 GB/s" in caplog.text
     assert devices_that_pay(long, 4, measure) == 1
     assert measured == [4]
     assert "s on 2, 10 GB/s apart" in caplog.text

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from voxelfield.fields.decoders import LayerWeights
 
@@ -24,17 +25,21 @@ _STEP = 0.4
 
 
 def network_matrices(module: nn.Module) -> list[nn.Parameter]:
-    """Returns the parameters of a module that Muon suits: weights of ``nn.Linear`` and in :class:`LayerWeights`.
+    """Returns the parameters of a module that Muon suits: weights of ``nn.Linear`` and of :class:`LayerWeights`.
 
-    Those with fewer than 8 rows or columns are left out, as are tables, such as embeddings of images, whose rows are
-    not a linear map.
+    Those with fewer than 8 rows or columns are left out. So are tables, such as embeddings of images, whose rows are
+    not a linear map, and weights that a module computes from other parameters, as weight normalisation does.
     """
-    found: dict[int, Any] = {}
+    found: dict[int, nn.Parameter] = {}
     for each in module.modules():
         if isinstance(each, LayerWeights | nn.Linear):
-            weights = [each.weight] if isinstance(each, nn.Linear) else list(each)
-            found |= {id(weight): weight for weight in weights if min(weight.shape) >= _FEWEST}
+            weights = [each._parameters.get("weight")] if isinstance(each, nn.Linear) else each.parameters()
+            found |= {id(weight): weight for weight in weights if weight is not None and _is_wide(weight)}
     return list(found.values())
+
+
+def _is_wide(weight: nn.Parameter) -> bool:
+    return not is_lazy(weight) and min(weight.shape) >= _FEWEST
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
@@ -49,8 +54,10 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     Returns:
         (L, M, N) float32; zeros for a matrix of zeros.
     """
-    norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
-    x = matrices / norms.clamp_min(torch.finfo(torch.float32).tiny)
+    x = matrices
+    # By the largest entry first, because squares of small entries would underflow.
+    for order in (torch.inf, 2):
+        x = x / torch.linalg.vector_norm(x, order, (1, 2), keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     x = x.half() if x.is_cuda else x
     a, b, c = _QUINTIC
     for _ in range(_ITERATIONS):
@@ -68,6 +75,9 @@ class Muon(torch.optim.Optimizer):
     rate for matrices of every shape (Liu et al. 2025, "Muon is scalable for LLM training", eq. 4, with 0.2); with 0.4,
     rates that suit AdamW suit Muon too.
 
+    A matrix stays as it is in a step in which its gradient is zero, as in one that ``trainer.not_finite=skip`` skips:
+    the length of a step does not depend on that of the momentum, so without this it would go on in the last direction.
+
     A step does not synchronise with the device, so it can be captured in a CUDA graph. ``torch.optim.Muon`` cannot,
     because its learning rate is a number on the host.
 
@@ -75,14 +85,28 @@ class Muon(torch.optim.Optimizer):
         matrices: Float32 parameters of two dimensions, all on one device. They are padded to one size with zeros and
             orthogonalised together.
         lr: Learning rate, (1,) on that device; the tensor is read in each step.
-        momentum: The m of the formula, from 0 to below 1.
-        weight_decay: Decoupled weight decay.
+        momentum: The m of the formula, at least 0 and below 1.
+        weight_decay: Decoupled weight decay, at least 0.
+
+    Raises:
+        ValueError: ``matrices`` are not float32 of two dimensions, or a number is outside its range.
     """
 
     def __init__(
         self, matrices: Iterable[nn.Parameter], lr: Tensor, momentum: float, weight_decay: float = 0.0
     ) -> None:
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {momentum}")
+        if weight_decay < 0:
+            raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        for matrix in self.param_groups[0]["params"]:
+            if matrix.ndim != 2 or matrix.dtype != torch.float32:
+                raise ValueError(
+                    f"matrices must be float32 of two dimensions, got {matrix.dtype} of shape {tuple(matrix.shape)}"
+                )
+            # Here, because memory that a captured step allocated would be cleared in each replay.
+            self.state[matrix]["momentum"] = torch.zeros_like(matrix)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -93,9 +117,6 @@ class Muon(torch.optim.Optimizer):
                 self._update(matrices, group)
 
     def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
-        for matrix in matrices:
-            if not self.state[matrix]:
-                self.state[matrix]["momentum"] = torch.zeros_like(matrix)
         means: list[Tensor] = [self.state[matrix]["momentum"] for matrix in matrices]
         gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
         torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
@@ -103,7 +124,8 @@ class Muon(torch.optim.Optimizer):
         padded = means[0].new_zeros(len(matrices), side, side)
         ahead = torch._foreach_lerp(gradients, means, group["momentum"])
         torch._foreach_copy_(_parts(padded, matrices), ahead)
-        steps = _parts(orthogonalized(padded), matrices)
+        present = torch.stack(torch._foreach_norm(gradients, torch.inf)) > 0
+        steps = _parts(orthogonalized(padded * present[:, None, None]), matrices)
         torch._foreach_mul_(steps, [_STEP * math.sqrt(max(matrix.shape)) for matrix in matrices])
         if group["weight_decay"] != 0:
             torch._foreach_add_(steps, matrices, alpha=group["weight_decay"])

@@ -1,4 +1,4 @@
-"""Adam for grids, networks and the parameters of parts, with learning rates in device memory.
+"""The optimizers of grids, networks and the parameters of parts, with learning rates in device memory.
 
 Torch decorates methods of its optimizers so that torch.compile skips them; the decorators import the compiler at the
 first call, which takes seconds. Training compiles nothing, so :class:`EagerGridAdam`, :class:`EagerAdamW` and
@@ -8,6 +8,7 @@ first call, which takes seconds. Training compiles nothing, so :class:`EagerGrid
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -24,6 +25,9 @@ from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.models.model import Model
 from voxelfield.training.config import OptimizerConfig, RatesConfig
 from voxelfield.training.muon import Muon, network_matrices
+
+# Names of the optimizers of the field's parameters.
+_OWN = ("grid", "matrices", "network")
 
 # Number of vertices from which restricting updates to the active tiles pays off.
 _WORTH_LISTING = 1 << 17
@@ -115,7 +119,8 @@ class Optimizers:
         division: The division of the grids over several processes, between :meth:`attach` and :meth:`gather`.
 
     Raises:
-        ValueError: ``config.view_lr_factor`` is not 1, but the decoder has no channels that describe view dependence.
+        ValueError: ``config.view_lr_factor`` is not 1, but the decoder has no channels that describe view dependence;
+            or a group has the name of one of the field's own optimizers.
     """
 
     def __init__(
@@ -136,6 +141,9 @@ class Optimizers:
         field, device = model.field, model.device
         grids = model.grid.levels
         groups = groups or {}
+        for name in groups:
+            if name in _OWN:
+                raise ValueError(f"groups must not have the name of the field's own optimizers, got {name!r}")
         lrs = [rates.grid * config.grid_lr, rates.network * config.network_lr, *(lr for _, lr in groups.values())]
         self._undecayed = torch.tensor(lrs, dtype=torch.float32, device=device)
         self._decayed = self._undecayed.clone()
@@ -182,8 +190,8 @@ class Optimizers:
             name: adamw(list(parameters), lr, 0.0)
             for (name, (parameters, _)), lr in zip(groups.items(), self._lrs[2:], strict=True)
         }
-        # The small kernels of everything but the grids run beside those of the grids.
-        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # The many small kernels of everything but the grids run on a stream beside the grids' few large ones.
+        self._side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def attach(self) -> None:
         """Makes the field read working copies of its grids and accumulate gradients; call after any change of them.
@@ -310,18 +318,21 @@ class Optimizers:
             self.division.step()
         if arrive is not None:
             arrive()
+        side = self._side_stream
         small = [optimizer for optimizer in (self.matrices, self.network, *self.others.values()) if optimizer]
-        if self._beside is not None:
-            self._beside.wait_stream(torch.cuda.current_stream(self._beside.device))
-        with torch.cuda.stream(self._beside):
+        if side is not None:
+            side.wait_stream(torch.cuda.current_stream(side.device))
+        # torch.cuda.stream(None) would initialise CUDA on a CPU.
+        with nullcontext() if side is None else torch.cuda.stream(side):
             for optimizer in small:
                 optimizer.step()
         if self.division is None and self.grid is not None:
             for grid in self._sparse:
                 grid.share_gradient()
             self.grid.step()
-        if self._beside is not None:
-            torch.cuda.current_stream(self._beside.device).wait_stream(self._beside)
+        if side is not None:
+            torch.cuda.current_stream(side.device).wait_stream(side)
+        # Only now, because the memory of gradients may be used again on this stream as soon as they are dropped.
         for optimizer in small:
             optimizer.zero_grad(set_to_none=True)
 

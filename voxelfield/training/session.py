@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library, processes
-from voxelfield.config.parsing import parse
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
@@ -101,7 +100,7 @@ class Session:
             whole run, as :func:`voxelfield.training.config.preset` returns them; those of scene and data are only
             recorded in the results, because ``scene`` is given.
         trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
-        optimizer: Settings of Adam, or the name of a file in ``configs/optimizer``.
+        optimizer: Settings of the optimizers, or the name of a file in ``configs/optimizer``.
         camera: Settings of camera refinement, such as ``CameraConfig(name="refine")``; None uses the given cameras.
         warp: The warp of the field, or settings of its choice; None chooses it from the scene
             (:meth:`voxelfield.models.model_config.ModelConfig.choose_warp`).
@@ -623,13 +622,14 @@ class Session:
             TypeError: The checkpoint is incomplete.
             ValueError: A tensor is not one that a session saves, or the checkpoint differs from this session in the box
                 or the warp of the scene, in the resolution that ``trainer.stages`` has reached, in
-                ``trainer.occupancy.resolution``, in whether cameras are refined, in ``trainer.exposure``,
-                ``trainer.vignetting`` or ``trainer.response``, in the number of training images with exposures, or in
-                the cameras with vignetting or a response.
+                ``trainer.occupancy.resolution``, in whether cameras are refined, in ``optimizer.matrices``,
+                ``trainer.exposure``, ``trainer.vignetting`` or ``trainer.response``, in the number of training images
+                with exposures, or in the cameras with vignetting or a response.
         """
         check_complete(checkpoint)
         # The model of a script is not found by its name, and a saved setting of the model has no effect here.
-        saved = parse(RunConfig, {**checkpoint["config"], "model": self.config.model}, "config of the checkpoint")
+        config = {**checkpoint["config"], "model": self.config.model}
+        saved = RunConfig.of_checkpoint(config, "config of the checkpoint")
         check_resumable(checkpoint, saved, self.config, self.model, self.parts)
         if processes.is_first() or self.scene.train.share is not None:
             self._compare_data(checkpoint["data"])

@@ -173,8 +173,12 @@ class RunConfig:
             raise ValueError(f"{prefix}resume must be auto or null with regions={self.regions}, got {self.resume}")
 
     @classmethod
-    def of_checkpoint(cls, saved: RunConfig | Mapping[str, Any]) -> RunConfig:
+    def of_checkpoint(cls, saved: RunConfig | Mapping[str, Any], name: str = "") -> RunConfig:
         """Parses the settings that a run has saved, perhaps with an earlier version, which had fewer of them.
+
+        Args:
+            saved: The settings.
+            name: The name of ``saved`` in error messages.
 
         Raises:
             ValueError: The settings are invalid.
@@ -185,7 +189,7 @@ class RunConfig:
                 saved = {**saved, "model": {**ModelConfig.choose(model, "model").unsaved, **model}}
             if isinstance(optimizer, Mapping):
                 saved = {**saved, "optimizer": {**OptimizerConfig.unsaved, **optimizer}}
-        return parse(cls, saved)
+        return parse(cls, saved, name)
 
     @property
     def recorded_warp(self) -> Warp | None:

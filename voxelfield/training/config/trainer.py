@@ -46,7 +46,7 @@ class RatesConfig:
         weight_decay: Factor on ``optimizer.grid_weight_decay``.
         final_factor: Factor of the learning rates after the last step (exponential decay).
         cooldown: Share of the steps, at the end, over which the learning rates also fall linearly to zero.
-        betas: Adam's averaging constants.
+        betas: Adam's averaging constants, the first of which is also Muon's.
     """
 
     grid: Positive = 1.5
@@ -63,9 +63,10 @@ class OptimizerConfig:
 
     Attributes:
         unsaved: Values for runs of earlier versions, which had no such settings.
-        matrices: Update of the networks' matrices, which are the weights of ``nn.Linear`` and in
-            :class:`voxelfield.fields.decoders.LayerWeights`, except for those with fewer than 8 rows or columns:
-            ``muon``, orthogonal updates (:class:`voxelfield.training.muon.Muon`), or ``adamw``, as for everything else.
+        matrices: Update of the networks' matrices: ``muon``, orthogonal steps
+            (:class:`voxelfield.training.muon.Muon`), or ``adamw``, as for all other parameters. The matrices are the
+            weights of ``nn.Linear`` and of :class:`voxelfield.fields.decoders.LayerWeights` that have at least 8 rows
+            and 8 columns.
         grid_lr: Learning rate of grids.
         network_lr: Learning rate of all other parameters of the field.
         exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure``, and of the cameras'
@@ -75,7 +76,7 @@ class OptimizerConfig:
             constant spherical harmonic (``view_channels`` of a :class:`voxelfield.fields.decoders.Decoder`); 3D
             Gaussian Splatting (Kerbl et al. 2023) uses 1/20 for its harmonics. Must be 1 for a decoder without such
             channels.
-        eps: Added to the square root of the second moment in Adam.
+        eps: Added to the square root of the second moment in Adam; Muon has none.
         grid_weight_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step
             updates. It makes features decay to zero where the images do not sustain them.
         network_weight_decay: Decoupled weight decay of all other parameters of the field.
