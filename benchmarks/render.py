@@ -189,6 +189,10 @@ def main(arguments: list[str] | None = None) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             parser.error(f"--{name} must be at least 1, got {value}")
+    if options.min_weight is not None and not options.min_weight >= 0:
+        parser.error(f"--min-weight must be at least 0, got {options.min_weight}")
+    if options.voxels_per_step is not None and not options.voxels_per_step > 0:
+        parser.error(f"--voxels-per-step must be positive, got {options.voxels_per_step}")
     session = harness.start(options)
 
     trained = load_trained_model(options.run, session.device)
