@@ -38,7 +38,8 @@ SIZE, FOCAL = 24, 22.0
 BALL, DISTANCE = 0.8, 4.0
 WALL = 20.0  # depth
 
-# Low enough that training ends before either field shows all that it can.
+# The grids' rate is low, so that training ends before either field shows all that it can; the networks' is high enough
+# for the field to become opaque.
 RATES = "trainer.rates={grid: 1, network: 3, final_factor: 0.1, cooldown: 0}"
 
 

@@ -132,6 +132,16 @@ def test_steps_continue_from_a_saved_state():
         assert torch.equal(one, other)
 
 
+def test_a_state_without_momentum_starts_anew():
+    (matrix, *_) = matrices_of(torch.device("cpu"))
+    muon = Muon([matrix], torch.tensor([0.01]), 0.9)
+    muon.load_state_dict({**muon.state_dict(), "state": {}})
+    matrix.grad = torch.randn_like(matrix)
+    before = matrix.detach().clone()
+    muon.step()
+    assert not torch.equal(matrix, before)
+
+
 @pytest.mark.cuda
 def test_a_captured_step_reads_the_rate_anew():
     device = torch.device("cuda")
@@ -157,9 +167,9 @@ def test_a_captured_step_reads_the_rate_anew():
         torch.testing.assert_close(one, wanted)
 
 
-def test_computed_and_lazy_weights_are_left_out():
+def test_computed_lazy_and_float64_weights_are_left_out():
     normalised = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
-    assert network_matrices(nn.Sequential(normalised, nn.LazyLinear(16))) == []
+    assert network_matrices(nn.Sequential(normalised, nn.LazyLinear(16), nn.Linear(16, 16).double())) == []
 
 
 @pytest.mark.parametrize(

@@ -248,3 +248,9 @@ def test_the_update_of_matrices_is_that_of_the_checkpoint(tmp_path, earlier):
     with pytest.raises(ValueError, match=r": optimizer\.matrices must be adamw, as in the checkpoint, got muon$"):
         train(tmp_path / "again", *resume, "optimizer.matrices=muon")
     assert train(tmp_path / "once more", *resume, "optimizer.matrices=adamw")
+
+
+def test_a_field_without_networks_resumes_with_either_update(tmp_path):
+    options = ("model=sh", "trainer=smoke", "model.resolutions=[8,16]")
+    train(tmp_path, *options, "optimizer.matrices=adamw")
+    assert train(tmp_path / "again", *options, f"resume={tmp_path}", "trainer.steps=3", "optimizer.matrices=muon")

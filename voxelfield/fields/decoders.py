@@ -225,8 +225,8 @@ class ColorMLPDecoder(_DensityFirstDecoder):
 class LayerWeights(nn.ParameterList):
     """The matrices (out, in) between the layers of a network without biases, as :func:`voxelfield.ops.mlp` takes them.
 
-    Initialised as in Glorot and Bengio 2010. A session updates them like the weights of ``nn.Linear``, as
-    ``optimizer.matrices`` says, which it cannot know of matrices in other containers.
+    Initialised as in Glorot and Bengio 2010. A session updates them as ``optimizer.matrices`` says, like the weights of
+    ``nn.Linear``; it does not recognise matrices in other containers.
 
     Args:
         widths: Number of values before the first layer, and of those after each.

@@ -27,8 +27,9 @@ _STEP = 0.4
 def network_matrices(module: nn.Module) -> list[nn.Parameter]:
     """Returns the parameters of a module that Muon suits: weights of ``nn.Linear`` and of :class:`LayerWeights`.
 
-    Those with fewer than 8 rows or columns are left out. So are tables, such as embeddings of images, whose rows are
-    not a linear map, and weights that a module computes from other parameters, as weight normalisation does.
+    Those that are not float32, or have fewer than 8 rows or columns, are left out. So are tables, such as embeddings of
+    images, whose rows are not a linear map, and weights that a module computes from other parameters, as weight
+    normalisation does.
     """
     found: dict[int, nn.Parameter] = {}
     for each in module.modules():
@@ -39,14 +40,14 @@ def network_matrices(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _is_wide(weight: nn.Parameter) -> bool:
-    return not is_lazy(weight) and min(weight.shape) >= _FEWEST
+    return not is_lazy(weight) and weight.dtype == torch.float32 and min(weight.shape) >= _FEWEST
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
     """Returns matrices with nearly the same singular vectors, all of whose singular values are near 1.
 
     For a matrix U S V^T of full rank this is near U V^T, computed by the quintic Newton-Schulz iteration of Jordan et
-    al. 2024: products of matrices alone, which need no synchronisation with a GPU. Rows and columns of zeros remain.
+    al. 2024: products of matrices alone, which need no synchronisation with a GPU. Rows and columns of zeros stay zero.
 
     Args:
         matrices: (L, M, N) float32. On CUDA they are multiplied in float16, with sums in float32.
@@ -75,8 +76,9 @@ class Muon(torch.optim.Optimizer):
     rate for matrices of every shape (Liu et al. 2025, "Muon is scalable for LLM training", eq. 4, with 0.2); with 0.4,
     rates that suit AdamW suit Muon too.
 
-    A matrix stays as it is in a step in which its gradient is zero, as in one that ``trainer.not_finite=skip`` skips:
-    the length of a step does not depend on that of the momentum, so without this it would go on in the last direction.
+    Apart from weight decay, a matrix stays as it is in a step in which its gradient is zero, such as one that
+    ``trainer.not_finite=skip`` skips. Orthogonalised momentum does not shrink from step to step, so the matrix would
+    otherwise keep moving in its last direction.
 
     A step does not synchronise with the device, so it can be captured in a CUDA graph. ``torch.optim.Muon`` cannot,
     because its learning rate is a number on the host.
@@ -105,8 +107,17 @@ class Muon(torch.optim.Optimizer):
                 raise ValueError(
                     f"matrices must be float32 of two dimensions, got {matrix.dtype} of shape {tuple(matrix.shape)}"
                 )
-            # Here, because memory that a captured step allocated would be cleared in each replay.
-            self.state[matrix]["momentum"] = torch.zeros_like(matrix)
+        self._complete_state()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._complete_state()
+
+    def _complete_state(self) -> None:
+        """Allocates momentum where there is none; a captured step would set it to zero again in each replay."""
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

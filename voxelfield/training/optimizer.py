@@ -190,7 +190,7 @@ class Optimizers:
             name: adamw(list(parameters), lr, 0.0)
             for (name, (parameters, _)), lr in zip(groups.items(), self._lrs[2:], strict=True)
         }
-        # The many small kernels of everything but the grids run on a stream beside the grids' few large ones.
+        # The other optimizers' small kernels run on a stream of their own, beside the grids' few large ones.
         self._side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def attach(self) -> None:

@@ -11,6 +11,7 @@ from voxelfield.models.model import Model
 from voxelfield.models.part import Part
 from voxelfield.models.settings import reached_resolution
 from voxelfield.training.config import RunConfig
+from voxelfield.training.muon import network_matrices
 from voxelfield.training.state.checkpoint import ADDED, check_state
 from voxelfield.training.state.finished import changed_settings
 
@@ -78,10 +79,13 @@ def check_resumable(
     behind = checkpoint["config"]["model"].get("environment", "none")
     if behind != present.model.environment:
         raise ValueError(f"model.environment must be {behind}, as in the checkpoint, got {present.model.environment}")
-    for group, name in (("optimizer", "matrices"), *(("trainer", n) for n in ("exposure", "vignetting", "response"))):
-        before, now = (str(getattr(getattr(config, group), name)).lower() for config in (saved, present))
+    for name in ("exposure", "vignetting", "response"):
+        before, now = (str(getattr(config.trainer, name)).lower() for config in (saved, present))
         if before != now:
-            raise ValueError(f"{group}.{name} must be {before}, as in the checkpoint, got {now}")
+            raise ValueError(f"trainer.{name} must be {before}, as in the checkpoint, got {now}")
+    update, own_update = saved.optimizer.matrices, present.optimizer.matrices
+    if update != own_update and network_matrices(model.field):
+        raise ValueError(f"optimizer.matrices must be {update}, as in the checkpoint, got {own_update}")
     _check_parts(checkpoint, model, parts)
     steps = checkpoint["step"]
     reached, wanted = (reached_resolution(config.trainer.stages, steps) for config in (saved, present))

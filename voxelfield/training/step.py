@@ -94,7 +94,7 @@ class TrainingStep:
         share_of_error: What this process contributes to that of the pixels of all processes.
         totals: Sums over the steps since the last read: the loss terms by name, ``rays``, ``samples``, ``steps`` and,
             if they are counted, ``candidates``. With ``config.not_finite="skip"`` also ``skipped``, the number of steps
-            that changed nothing but Adam's moments; their losses count as zero.
+            that changed nothing but the optimizers' moments; their losses count as zero.
     """
 
     def __init__(

@@ -159,7 +159,7 @@ class TrainerConfig:
         chunk: Number of rays per chunk where views are rendered by :func:`voxelfield.rendering.render.render_view`.
         precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`FusedMLPDecoder` (which is
             float16 on CUDA, float32 on the CPU); on CUDA, with a 16-bit precision grids are read from float16 copies.
-        loss_scale: Factor on gradients against underflow in float16; it does not affect Adam.
+        loss_scale: Factor on gradients against underflow in float16; it does not affect the updates.
         finest_resolution: Resolution of the finest level; only an interpolation target for ``stages`` and
             ``model.resolutions``.
         sparse_resolutions: Resolutions of levels that are allocated only where images show something; likewise only an
