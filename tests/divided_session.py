@@ -45,7 +45,9 @@ from voxelfield.training.structure import VarianceWeightedError
 FIXTURE = Path(__file__).resolve().parent / "fixtures" / "lego"
 
 # Without thresholds that a rounding error decides. Adam divides gradients by their own size: a small epsilon would let
-# a gradient that is nothing but rounding errors move a feature as far as any other.
+# a gradient that is nothing but rounding errors move a feature as far as any other. Muon has no such limit: it
+# magnifies the rounding errors of directions with little gradient, so only one kind uses it, with a tolerance of its
+# own.
 BASE = (
     "trainer=smoke",
     "trainer.visible_samples=2048",
@@ -60,6 +62,7 @@ BASE = (
     "trainer.render.min_weight=0",
     "trainer.render.min_transmittance=0",
     "optimizer.eps=1e-4",
+    "optimizer.matrices=adamw",
 )
 PYRAMID = ("model=pyramid", "model.resolutions=[4,8,16]", "model.width=16")
 
@@ -101,6 +104,7 @@ KINDS = {
         "model.sparse_resolutions=[16]",
         "model.width=16",
         "trainer.not_finite=skip",  # of one step
+        "optimizer.matrices=muon",
         "trainer.steps=16",
     ),
     "refined": (*PYRAMID, "camera=refine", "trainer.steps=16"),
