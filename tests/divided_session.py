@@ -104,9 +104,9 @@ KINDS = {
         "model.sparse_resolutions=[16]",
         "model.width=16",
         "trainer.not_finite=skip",  # of one step
-        "optimizer.matrices=muon",
         "trainer.steps=16",
     ),
+    "orthogonal": (*PYRAMID, "optimizer.matrices=muon", "trainer.steps=16"),
     "refined": (*PYRAMID, "camera=refine", "trainer.steps=16"),
     "deferred": (*PYRAMID, "model.shading=deferred", "trainer.loss.sample_rgb=0.05", "trainer.steps=16"),
     "environment": (*PYRAMID, "model.environment=map", "trainer.exposure=bilateral", "trainer.steps=16"),

@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).resolve().parents[1] / "divided_session.py"
 SEVERAL = (2, 3)
 # Rounding errors of directions are 256 times as large in columns of a panorama. With exposures, those of rendered
 # colours are in the colours towards which samples move.
-_TOLERANCES = {"halves": 5e-2, "environment": 1e-4, "pyramid": 1e-4, "sparse": 1e-3}
+_TOLERANCES = {"halves": 5e-2, "environment": 1e-4, "pyramid": 1e-4, "orthogonal": 1e-3}
 
 
 def run_processes(folder: Path, numbers: Sequence[int], device: str) -> dict[int, dict[str, Any]]:

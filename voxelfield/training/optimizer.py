@@ -165,11 +165,10 @@ class Optimizers:
                 mark_unwrapped(level)
         self._sparse = [module for module in model.grid.modules() if isinstance(module, SparseGrid)]
         elsewhere = {id(parameter) for parameter in (*grids, *(p for group, _ in groups.values() for p in group))}
+        suited = network_matrices(field) if config.matrices == "muon" else []
+        matrices = [matrix for matrix in suited if id(matrix) not in elsewhere]
+        elsewhere |= {id(matrix) for matrix in matrices}
         network = [parameter for parameter in field.parameters() if id(parameter) not in elsewhere]
-        matrices: list[nn.Parameter] = []
-        if config.matrices == "muon":
-            matrices = [matrix for matrix in network_matrices(field) if id(matrix) not in elsewhere]
-            network = [parameter for parameter in network if all(parameter is not matrix for matrix in matrices)]
 
         def adamw(parameters: list[torch.nn.Parameter], lr: Tensor, decay: float) -> EagerAdamW:
             return EagerAdamW(
@@ -319,7 +318,7 @@ class Optimizers:
         if arrive is not None:
             arrive()
         side = self._side_stream
-        small = [optimizer for optimizer in (self.matrices, self.network, *self.others.values()) if optimizer]
+        small = [optimizer for name, optimizer, _ in self._all() if name != "grid"]
         if side is not None:
             side.wait_stream(torch.cuda.current_stream(side.device))
         # torch.cuda.stream(None) would initialise CUDA on a CPU.
@@ -338,9 +337,10 @@ class Optimizers:
 
     def _all(self) -> list[tuple[str, torch.optim.Optimizer, Tensor]]:
         """Returns the existing optimizers with their names and learning rates."""
-        named = (("grid", self.grid), ("matrices", self.matrices), ("network", self.network), *self.others.items())
-        rated = zip(named, (self._lrs[0], *self._lrs[1:2], *self._lrs[1:]), strict=True)
-        return [(name, optimizer, lr) for (name, optimizer), lr in rated if optimizer is not None]
+        grid, network, *others = self._lrs
+        own = (("grid", self.grid, grid), ("matrices", self.matrices, network), ("network", self.network, network))
+        all_named = (*own, *zip(self.others, self.others.values(), others, strict=True))
+        return [(name, optimizer, lr) for name, optimizer, lr in all_named if optimizer is not None]
 
     def _is_sparse(self, parameter: torch.nn.Parameter) -> bool:
         return any(parameter is grid.features for grid in self._sparse)
