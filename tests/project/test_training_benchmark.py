@@ -107,7 +107,7 @@ def test_a_sweep_trains_judges_and_writes(sweep, training, capsys):
 
 
 def test_a_training_that_fails_is_a_row_and_the_sweep_goes_on(sweep, capsys):
-    rows = sweep("trainer.occupancy.threshold=0.999", "--finest-resolution", "8", "12", "--samples")
+    rows = sweep("model.density.initial=1e-9", "--finest-resolution", "8", "12", "--samples")
     assert [row["finest_resolution"] for row in rows] == [12, 8]
     for row in rows:
         assert "the field has become empty everywhere" in row["error"]

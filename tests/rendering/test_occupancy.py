@@ -187,6 +187,46 @@ def test_update_moves_the_box(device):
     assert torch.equal(grid.aabb.cpu(), BOX / 2)
 
 
+@pytest.mark.parametrize("seen", ["vertices", "samples"])
+def test_a_thin_mist_loses_the_cells_from_which_it_has_gone(device, seen):
+    def occupied(mist, denser, share):
+        """Updates 4^3 cells of a mist, of which the first layer is denser and the last one is nearly empty."""
+        grid = OccupancyGrid(4, BOX).to(device)
+        layers = DENSITY_AT_THRESHOLD * torch.tensor([denser, mist, mist, 0.1 * mist], device=device)
+        if seen == "vertices":
+            # Two vertices for each cell: no cell of the field overlaps two layers' cells of the same density.
+            density = layers.repeat_interleave(2)[:, None, None].expand(8, 8, 8).contiguous()
+            grid.update_from_vertices(density, grid.aabb, STEP, THRESHOLD, share)
+        else:
+            grid.update_from_samples(
+                lambda points: layers[cells_of(points, (4, 4, 4))[:, 0]], STEP, THRESHOLD, share_of_mean=share
+            )
+        return grid.occupied.flatten(1).all(dim=1).tolist()
+
+    assert occupied(0.3, 0.3, None) == [False, False, False, False]
+    # A cell's vertices include one of its neighbour, so the last layer keeps the cells that touch the mist.
+    assert occupied(0.3, 0.3, 0.5)[:3] == [True, True, True]
+    assert occupied(0.3, 0.9, 0.5)[0]
+    # Matter raises the mean, so that the threshold counts again.
+    assert occupied(0.3, 1000.0, 0.5)[2:] == [False, False] == occupied(0.3, 1000.0, None)[2:]
+    assert occupied(0.005, 0.005, 0.5) == [False, False, False, False]
+
+
+def test_the_mean_is_that_of_the_cells_that_were_occupied(device):
+    densities = DENSITY_AT_THRESHOLD * torch.tensor([0.9, 0.4, 0.1, 0.1], device=device)
+
+    def layers(points):
+        return densities[cells_of(points, (4, 1, 1))[:, 0]]
+
+    grid = OccupancyGrid((4, 1, 1), BOX).to(device)
+    found = []
+    for _ in range(3):
+        grid.update_from_samples(layers, STEP, THRESHOLD, share_of_mean=0.7)
+        found.append(grid.occupied.flatten().tolist())
+    # Limits of 0.26, 0.46 and 0.63 of the threshold.
+    assert found == [[True, True, False, False], [True, False, False, False], [True, False, False, False]]
+
+
 def test_update_refuses_wrong_arguments():
     grid = OccupancyGrid(2, BOX)
     with pytest.raises(ValueError, match=r"density must have shape \(X, Y, Z\), got \(3, 3, 3, 1\)"):
@@ -194,6 +234,11 @@ def test_update_refuses_wrong_arguments():
     for threshold in (0.0, 1.0, -1.0, math.nan):
         with pytest.raises(ValueError, match=r"threshold must lie in \(0, 1\)"):
             grid.update_from_vertices(torch.zeros(3, 3, 3), BOX, STEP, threshold)
+    for share in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="share_of_mean must be positive or None, got"):
+            grid.update_from_vertices(torch.zeros(3, 3, 3), BOX, STEP, THRESHOLD, share)
+        with pytest.raises(ValueError, match="share_of_mean must be positive or None, got"):
+            grid.update_from_samples(torch.zeros_like, STEP, THRESHOLD, share_of_mean=share)
 
 
 # --- observe

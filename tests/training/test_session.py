@@ -709,6 +709,16 @@ def test_an_empty_field_is_an_error(make_session, device):
 
 
 @pytest.mark.parametrize("model", [MLP, PYRAMID], ids=["dense", "pyramid"])
+def test_a_field_that_is_still_a_mist_keeps_its_cells(make_session, model, device):
+    session = make_session(
+        *model, "trainer.occupancy.start=0", "trainer.occupancy.threshold=0.9", "trainer.steps=2", device=device
+    )
+    allowed = session.model.occupancy.allowed.clone()
+    session.fit()
+    assert session.model.occupancy.fraction() > 0.9 * float(allowed.float().mean())
+
+
+@pytest.mark.parametrize("model", [MLP, PYRAMID], ids=["dense", "pyramid"])
 def test_an_empty_field_cannot_be_cropped(make_session, model):
     stages = "trainer.stages=[{step: 0, resolution: 12}, {step: 4, resolution: 12, crop: true}]"
     session = make_session(*model, stages, "trainer.occupancy.start=1", "trainer.log_every=9")

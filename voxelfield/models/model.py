@@ -45,6 +45,10 @@ _MAX_SAMPLES = 32768
 _MIN_WEIGHT_WITH_DETAIL = 0.02
 _PIXELS_LOOKED_AT = 160
 
+# A field starts as a mist of equal density, which may be below the threshold of occupied cells everywhere. Where steps
+# are small, or an environment explains much of the photographs, few cells have got above it before the first update.
+_SHARE_OF_MEAN = 0.5
+
 # Bytes of a float, and of a packed sample: position, t, dt and ray index.
 _FLOAT = 4
 _PACKED_SAMPLE = 12 + 4 + 4 + 8
@@ -356,9 +360,10 @@ class Model(Part):
             bounds = getattr(self.field, "vertex_density", None)  # which a field without a grid need not have
             density = None if bounds is None else bounds()
             if density is None:
-                self.occupancy.update_from_samples(self.setup.divide(density_at_samples(self.field)), step, threshold)
+                sampled = self.setup.divide(density_at_samples(self.field))
+                self.occupancy.update_from_samples(sampled, step, threshold, share_of_mean=_SHARE_OF_MEAN)
             else:
-                self.occupancy.update_from_vertices(density, self.grid.aabb, step, threshold)
+                self.occupancy.update_from_vertices(density, self.grid.aabb, step, threshold, _SHARE_OF_MEAN)
 
     def occupied_fraction(self, step: int) -> float:
         """Returns the fraction of cells that are occupied; synchronises with the device.

@@ -36,7 +36,8 @@ class OccupancyConfig:
         resolution: Number of cells along each axis.
         start: Step of the first update; until then all cells count as occupied.
         every: Number of steps between updates.
-        threshold: Opacity of a single sample above which a cell counts as occupied.
+        threshold: Opacity of a single sample above which a cell counts as occupied; lower while the field is a mist
+            whose mean is not twice as opaque (:meth:`voxelfield.OccupancyGrid.update_from_vertices`).
     """
 
     resolution: Count = 128

@@ -17,6 +17,9 @@ from voxelfield.ops._checks import check_dtype, check_result, check_same_device,
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.empty_distance import empty_distance
 
+# Share of the threshold below which cells are empty even in a thin mist.
+_LOWEST_SHARE = 0.01
+
 
 class OccupancyGrid(nn.Module):
     """A box of cells, each occupied or empty; initially all are occupied.
@@ -112,7 +115,9 @@ class OccupancyGrid(nn.Module):
         self._occupy(allowed, aabb)
 
     @torch.no_grad()
-    def update_from_vertices(self, density: Tensor, aabb: Tensor, step: float, threshold: float) -> None:
+    def update_from_vertices(
+        self, density: Tensor, aabb: Tensor, step: float, threshold: float, share_of_mean: float | None = None
+    ) -> None:
         """Marks the cells in which a sample could reach an opacity, based on a field's densities at its vertices.
 
         A trilinear field has its extrema at vertices, so a cell is marked empty only if all vertices of all field cells
@@ -123,18 +128,23 @@ class OccupancyGrid(nn.Module):
             aabb: (2, 3) the field's box, world units; after :meth:`restrict`, it must be the same box.
             step: Distance between samples, world units.
             threshold: Opacity :math:`1 - e^{-density * step}` of one sample, above which a cell counts as occupied.
+            share_of_mean: If not None, the threshold is at most this multiple of the mean opacity of the cells that
+                are occupied before the call, but at least a hundredth of ``threshold``. A young field is a thin mist:
+                it then loses only the cells from which the mist has gone, instead of all that have not reached the
+                threshold yet. nerfacc does so with 1, over all cells.
 
         Raises:
-            ValueError: ``density`` has another shape, or ``threshold`` is outside (0, 1).
+            ValueError: ``density`` has another shape, ``threshold`` is outside (0, 1), or ``share_of_mean`` is not
+                positive.
         """
         if density.dim() != 3:
             raise ValueError(f"density must have shape (X, Y, Z), got {tuple(density.shape)}")
-        _check_threshold(threshold)
+        _check_thresholds(threshold, share_of_mean)
         # Maximum over the vertices of each field cell, then over the field cells that each cell of this grid overlaps.
         kernel = [min(2, size) for size in density.shape]
         cells = F.max_pool3d(density[None, None], kernel, stride=1)
         maximum = F.adaptive_max_pool3d(cells, tuple(self.occupied.shape))[0, 0]
-        self._occupy(_reaches(maximum, step, threshold) & self.allowed, aabb)
+        self._occupy(self._reaches(maximum, step, threshold, share_of_mean) & self.allowed, aabb)
 
     @torch.no_grad()
     def update_from_samples(
@@ -145,6 +155,7 @@ class OccupancyGrid(nn.Module):
         decay: float = 0.95,
         chunk: int = 1 << 20,
         cells: int | None = None,
+        share_of_mean: float | None = None,
     ) -> None:
         """Marks the cells in which a field of any kind was observed to reach an opacity.
 
@@ -163,13 +174,14 @@ class OccupancyGrid(nn.Module):
             chunk: Number of cells per evaluation, to bound memory.
             cells: Number of allowed cells to draw, with replacement: the first half of them, rounded up, uniformly,
                 and the others from the occupied ones, if there are any. None evaluates each allowed cell once.
+            share_of_mean: As in :meth:`update_from_vertices`.
 
         Raises:
             TypeError: ``density`` does not return a tensor of such a dtype.
-            ValueError: ``threshold`` is outside (0, 1), ``decay`` outside [0, 1], or ``chunk`` or ``cells`` below 1, or
-                ``density`` returns a tensor of another shape or device.
+            ValueError: ``threshold`` is outside (0, 1), ``decay`` outside [0, 1], ``chunk`` or ``cells`` below 1, or
+                ``share_of_mean`` not positive, or ``density`` returns a tensor of another shape or device.
         """
-        _check_threshold(threshold)
+        _check_thresholds(threshold, share_of_mean)
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must lie in [0, 1], got {decay}")
         for name, count in (("chunk", chunk), ("cells", cells)):
@@ -193,7 +205,15 @@ class OccupancyGrid(nn.Module):
                 highest[index] = torch.maximum(highest[index], seen.float())
             else:  # a cell may have been drawn more than once
                 highest.scatter_reduce_(0, index, seen.float(), "amax")
-        self._occupy(_reaches(self.density_ema_max, step, threshold), self.aabb)
+        self._occupy(self._reaches(self.density_ema_max, step, threshold, share_of_mean), self.aabb)
+
+    def _reaches(self, density: Tensor, step: float, threshold: float, share_of_mean: float | None) -> Tensor:
+        """Returns where one sample may exceed the threshold's opacity, which includes all non-finite densities."""
+        opacity = -torch.expm1(-density * step)
+        if share_of_mean is None:
+            return ~(opacity <= threshold)
+        mean = torch.where(self.occupied, opacity.nan_to_num(1.0), 0).sum() / self.occupied.sum().clamp(min=1)
+        return ~(opacity <= (share_of_mean * mean).clamp(_LOWEST_SHARE * threshold, threshold))
 
     def _draw(self, count: int, allowed: Tensor) -> Tensor:
         """Draws allowed cells, half of them from the occupied ones; returns their indices (count, 3)."""
@@ -321,11 +341,8 @@ class _Derived:
         return self._value
 
 
-def _check_threshold(threshold: float) -> None:
+def _check_thresholds(threshold: float, share_of_mean: float | None) -> None:
     if not 0 < threshold < 1:
         raise ValueError(f"threshold must lie in (0, 1), got {threshold}")
-
-
-def _reaches(density: Tensor, step: float, threshold: float) -> Tensor:
-    """Returns where one sample may exceed the threshold's opacity, which includes all non-finite densities."""
-    return ~(-torch.expm1(-density * step) <= threshold)
+    if share_of_mean is not None and not share_of_mean > 0:
+        raise ValueError(f"share_of_mean must be positive or None, got {share_of_mean}")
