@@ -313,16 +313,20 @@ class Optimizers:
         Args:
             arrive: Called before any gradient is read, except for those of divided grids.
         """
-        if self.division is not None:
-            self.division.step()
-        if arrive is not None:
+        if self.division is None and arrive is not None:
             arrive()
+            arrive = None
         side = self._side_stream
         small = [optimizer for name, optimizer, _ in self._all() if name != "grid"]
         if side is not None:
             side.wait_stream(torch.cuda.current_stream(side.device))
+        # Before the small steps, so that without a side stream the sums arrive while divided grids are updated.
+        if self.division is not None:
+            self.division.step()
         # torch.cuda.stream(None) would initialise CUDA on a CPU.
         with nullcontext() if side is None else torch.cuda.stream(side):
+            if arrive is not None:
+                arrive()
             for optimizer in small:
                 optimizer.step()
         if self.division is None and self.grid is not None:
