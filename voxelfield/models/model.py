@@ -47,7 +47,8 @@ _PIXELS_LOOKED_AT = 160
 
 # A field starts as a mist of equal density, which may be below the threshold of occupied cells everywhere. Where steps
 # are small, or an environment explains much of the photographs, few cells have got above it before the first update.
-_SHARE_OF_MEAN = 0.5
+# With much less than 1, the mist may never become matter. Rounding must not empty a uniform field, as it could with 1.
+_SHARE_OF_MEAN = 0.99
 
 # Bytes of a float, and of a packed sample: position, t, dt and ray index.
 _FLOAT = 4

@@ -37,7 +37,7 @@ class OccupancyConfig:
         start: Step of the first update; until then all cells count as occupied.
         every: Number of steps between updates.
         threshold: Opacity of a single sample above which a cell counts as occupied; lower while the field is a mist
-            whose mean is not twice as opaque (:meth:`voxelfield.OccupancyGrid.update_from_vertices`).
+            that is less opaque on average (:meth:`voxelfield.OccupancyGrid.update_from_vertices`).
     """
 
     resolution: Count = 128
