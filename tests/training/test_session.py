@@ -472,6 +472,34 @@ def test_what_every_image_shows_as_transparent_is_never_occupied(make_session, f
     assert fractions[:2] == pytest.approx([float(possible.float().mean())] * 2)
 
 
+@pytest.mark.parametrize("model", [MLP, PYRAMID], ids=["dense", "pyramid"])
+def test_what_no_image_shows_is_removed_and_the_images_stay_as_they_are(make_session, scene, model, device):
+    options = ("trainer.steps=2", "trainer.occupancy.hidden=[1]", "model.density.initial=1000")
+    session = make_session(*model, *options, device=device)
+    kept = []
+    excluded = session.model.exclude_hidden
+
+    def spy() -> None:
+        rays = scene.train.cameras[:2].to(session.device).image_rays(0, session.model.field.aabb)
+        renderings, cells = [], []
+        for change in (lambda: None, excluded):
+            change()
+            rendering = session.model.render(rays, session.model.settings)
+            renderings.append(torch.cat((rendering.rgb, rendering.opacity[:, None]), dim=1))
+            cells.append(session.occupancy.occupied.clone())
+        assert torch.allclose(*renderings, atol=1e-5)
+        assert renderings[0][:, 3].max() > 0.5
+        assert 0 < cells[1].sum() < cells[0].sum()
+        assert not (cells[1] & ~cells[0]).any()
+        kept.append(session.occupancy.allowed.clone())
+
+    session.model.exclude_hidden = spy
+    session.fit()
+    assert len(kept) == 1
+    assert torch.equal(session.occupancy.allowed, kept[0])
+    assert not (session.occupancy.occupied & ~kept[0]).any()
+
+
 # ---------------------------------------------------------------------------------- stopping and going on again
 
 

@@ -40,10 +40,8 @@ logger = logging.getLogger(__name__)
 # presets' distance between samples have 866.
 _MAX_SAMPLES = 32768
 
-# Fine levels get blocks where a sample has at least this compositing weight in one of the examined pixels. There are
-# this many of them along the shorter side of the training images.
-_MIN_WEIGHT_WITH_DETAIL = 0.02
-_PIXELS_LOOKED_AT = 160
+# About how many pixels along the shorter side of each training image show which cells are hidden.
+_PIXELS_ACROSS = 400
 
 # A field starts as a mist of equal density, which may be below the threshold of occupied cells everywhere. Where steps
 # are small, or an environment explains much of the photographs, few cells have got above it before the first update.
@@ -256,8 +254,13 @@ class Model(Part):
         begins = stage.step == step
         if begins:
             self.enter_stage(stage)
-        if step >= config.start and (begins or (step - config.start) % config.every == 0):
+        hides = step in config.hidden
+        updates = step >= config.start and (begins or (step - config.start) % config.every == 0)
+        if hides:
+            self.exclude_hidden()
+        if updates:
             self.refresh_occupancy()
+        if hides or updates:
             setup.optimizer.restrict()
         loss = setup.loss
         if loss.tv_features > 0 and step < loss.tv_until and step % loss.tv_every == 0:
@@ -307,18 +310,20 @@ class Model(Part):
             resolution: Resolution of the stage that begins, the cube root of the number of voxels.
         """
 
-    def count_shown(self, shape: Sequence[int]) -> Tensor:
+    def count_shown(self, shape: Sequence[int], pixels: int, min_weight: float) -> Tensor:
         """Counts the visible samples of the training images in each cell; expensive, and a collective call.
 
         Args:
             shape: Number of cells X, Y, Z of the occupancy grid's box.
+            pixels: About how many pixels are examined along the shorter side of each image.
+            min_weight: Compositing weight below which samples do not count, if it is above ``settings.min_weight``.
 
         Returns:
             (X, Y, Z) int32.
         """
         cameras, settings = self.setup.cameras, self.settings
-        settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
-        every = max(1, min(cameras.width, cameras.height) // _PIXELS_LOOKED_AT)
+        settings = replace(settings, min_weight=max(settings.min_weight, min_weight))
+        every = max(1, min(cameras.width, cameras.height) // pixels)
         with self.autocast():
             own = cameras[processes.rank() :: processes.count()]
             return processes.sum_of(
@@ -348,6 +353,15 @@ class Model(Part):
                 f"the training images show nothing inside {aabb.tolist()}: check scene.aabb and that the poses are "
                 "camera to world in OpenGL axes"
             )
+
+    def exclude_hidden(self) -> None:
+        """Excludes the cells of the present box that no training image shows, until it changes; a collective call.
+
+        Does nothing if the poses are not reliable.
+        """
+        if self.setup.reliable_poses:
+            shown = self.count_shown(self.occupancy.occupied.shape, _PIXELS_ACROSS, 0.0)
+            self.occupancy.exclude(shown == 0)
 
     @torch.no_grad()
     def refresh_occupancy(self) -> None:

@@ -106,13 +106,28 @@ class OccupancyGrid(nn.Module):
             TypeError: ``allowed`` is not bool.
             ValueError: ``allowed`` has another shape or device.
         """
-        check_tensor("allowed", allowed, tuple(self.occupied.shape), " as occupied")
-        check_dtype("allowed", allowed, (torch.bool,))
-        check_same_device("allowed", allowed, "occupied", self.occupied)
+        self._check_cells("allowed", allowed)
         self.allowed.copy_(allowed)
         self.density_ema_max.zero_()
         self._cells = None
         self._occupy(allowed, aabb)
+
+    @torch.no_grad()
+    def exclude(self, cells: Tensor) -> None:
+        """Excludes some more cells until the next :meth:`restrict`, and leaves the others as they are.
+
+        Args:
+            cells: (X, Y, Z) bool of this grid's resolution.
+
+        Raises:
+            TypeError: ``cells`` is not bool.
+            ValueError: ``cells`` has another shape or device.
+        """
+        self._check_cells("cells", cells)
+        self.allowed &= ~cells
+        self.density_ema_max.masked_fill_(cells, 0)
+        self._cells = None
+        self._occupy(self.occupied & ~cells, self.aabb)
 
     @torch.no_grad()
     def update_from_vertices(
@@ -214,6 +229,11 @@ class OccupancyGrid(nn.Module):
             return ~(opacity <= threshold)
         mean = torch.where(self.occupied, opacity.nan_to_num(1.0), 0).sum() / self.occupied.sum().clamp(min=1)
         return ~(opacity <= (share_of_mean * mean).clamp(_LOWEST_SHARE * threshold, threshold))
+
+    def _check_cells(self, name: str, cells: Tensor) -> None:
+        check_tensor(name, cells, tuple(self.occupied.shape), " as occupied")
+        check_dtype(name, cells, (torch.bool,))
+        check_same_device(name, cells, "occupied", self.occupied)
 
     def _draw(self, count: int, allowed: Tensor) -> Tensor:
         """Draws allowed cells, half of them from the occupied ones; returns their indices (count, 3)."""
