@@ -24,7 +24,7 @@ def test_detail_beyond_the_limit_is_left_out_and_the_log_says_so(caplog, monkeyp
     model = config.build_model(field, OccupancyGrid(4, BOX), Sampling())
     asked = []
 
-    def shown(shape: Sequence[int], pixels: int, min_weight: float) -> Tensor:
+    def shown(shape: Sequence[int]) -> Tensor:
         asked.append(tuple(shape))
         cells = torch.zeros(shape, dtype=torch.int32)
         cells[0, 0] = 1 + torch.arange(shape[2])  # a column of blocks, most at its end

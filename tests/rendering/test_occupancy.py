@@ -194,22 +194,31 @@ def test_a_thin_mist_loses_the_cells_from_which_it_has_gone(device, seen):
         grid = OccupancyGrid(4, BOX).to(device)
         layers = DENSITY_AT_THRESHOLD * torch.tensor([denser, mist, mist, 0.1 * mist], device=device)
         if seen == "vertices":
-            # Two vertices for each cell: no cell of the field overlaps two layers' cells of the same density.
-            density = layers.repeat_interleave(2)[:, None, None].expand(8, 8, 8).contiguous()
-            grid.update_from_vertices(density, grid.aabb, STEP, THRESHOLD, share)
+            # A layer of cells also overlaps field cells between its vertices and those of its neighbours.
+            density = layers.repeat_interleave(3)[:, None, None].expand(12, 12, 12).contiguous()
+            grid.update_from_vertices(density, grid.aabb, STEP, THRESHOLD, share_of_mean=share)
         else:
             grid.update_from_samples(
                 lambda points: layers[cells_of(points, (4, 4, 4))[:, 0]], STEP, THRESHOLD, share_of_mean=share
             )
         return grid.occupied.flatten(1).all(dim=1).tolist()
 
+    last = seen == "vertices"  # whose cells touch the mist
     assert occupied(0.3, 0.3, None) == [False, False, False, False]
-    # A cell's vertices include one of its neighbour, so the last layer keeps the cells that touch the mist.
-    assert occupied(0.3, 0.3, 0.5)[:3] == [True, True, True]
-    assert occupied(0.3, 0.9, 0.5)[0]
+    assert occupied(0.3, 0.3, 0.5) == [True, True, True, last]
+    assert occupied(0.3, 0.9, 0.5) == [True, True, True, last]
     # Matter raises the mean, so that the threshold counts again.
     assert occupied(0.3, 1000.0, 0.5)[2:] == [False, False] == occupied(0.3, 1000.0, None)[2:]
     assert occupied(0.005, 0.005, 0.5) == [False, False, False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_densities_that_are_not_finite_do_not_count_in_the_mean(device, dtype):
+    grid = OccupancyGrid(64, BOX).to(device)
+    density = torch.full((65, 65, 65), 0.3 * DENSITY_AT_THRESHOLD, dtype=dtype, device=device)
+    density[:8] = math.nan
+    grid.update_from_vertices(density, BOX.to(device), STEP, THRESHOLD, share_of_mean=0.99)
+    assert grid.fraction() == 1
 
 
 def test_the_mean_is_that_of_the_cells_that_were_occupied(device):
@@ -227,34 +236,6 @@ def test_the_mean_is_that_of_the_cells_that_were_occupied(device):
     assert found == [[True, True, False, False], [True, False, False, False], [True, False, False, False]]
 
 
-@pytest.mark.parametrize("drawn", [None, 64])
-def test_excluded_cells_stay_empty_until_the_grid_is_restricted_again(device, drawn):
-    grid = OccupancyGrid(4, BOX).to(device)
-    grid.update_from_samples(constant(DENSITY_AT_THRESHOLD * 2), STEP, THRESHOLD)
-    excluded = torch.rand(4, 4, 4, device=device) < 0.5
-    bits = grid.bits.words.clone()
-    grid.exclude(excluded)
-    assert torch.equal(grid.occupied, ~excluded)
-    assert not torch.equal(grid.bits.words, bits)
-    grid.update_from_samples(constant(DENSITY_AT_THRESHOLD * 2), STEP, THRESHOLD, decay=1.0, cells=drawn)
-    assert torch.equal(grid.occupied, ~excluded)
-    grid.update_from_vertices(torch.full((5, 5, 5), 1e9, device=device), BOX.to(device), STEP, THRESHOLD)
-    assert torch.equal(grid.occupied, ~excluded)
-    more = torch.rand(4, 4, 4, device=device) < 0.5
-    grid.exclude(more)
-    assert torch.equal(grid.allowed, ~(excluded | more))
-    grid.restrict(torch.ones_like(more), BOX.to(device))
-    assert grid.fraction() == 1
-
-
-def test_exclusion_refuses_what_are_not_its_cells():
-    grid = OccupancyGrid(4, BOX)
-    with pytest.raises(TypeError, match="cells must be bool, got int32"):
-        grid.exclude(torch.zeros(4, 4, 4, dtype=torch.int32))
-    with pytest.raises(ValueError, match=r"cells must have shape \(4, 4, 4\).*, got \(4, 4, 5\)"):
-        grid.exclude(torch.zeros(4, 4, 5, dtype=torch.bool))
-
-
 def test_update_refuses_wrong_arguments():
     grid = OccupancyGrid(2, BOX)
     with pytest.raises(ValueError, match=r"density must have shape \(X, Y, Z\), got \(3, 3, 3, 1\)"):
@@ -262,10 +243,10 @@ def test_update_refuses_wrong_arguments():
     for threshold in (0.0, 1.0, -1.0, math.nan):
         with pytest.raises(ValueError, match=r"threshold must lie in \(0, 1\)"):
             grid.update_from_vertices(torch.zeros(3, 3, 3), BOX, STEP, threshold)
-    for share in (0.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match="share_of_mean must be positive or None, got"):
-            grid.update_from_vertices(torch.zeros(3, 3, 3), BOX, STEP, THRESHOLD, share)
-        with pytest.raises(ValueError, match="share_of_mean must be positive or None, got"):
+    for share in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="share_of_mean must be positive and finite, or None, got"):
+            grid.update_from_vertices(torch.zeros(3, 3, 3), BOX, STEP, THRESHOLD, share_of_mean=share)
+        with pytest.raises(ValueError, match="share_of_mean must be positive and finite, or None, got"):
             grid.update_from_samples(torch.zeros_like, STEP, THRESHOLD, share_of_mean=share)
 
 

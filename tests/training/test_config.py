@@ -431,14 +431,8 @@ def test_rays_that_miss_the_scene_do_not_count():
     assert trainer.with_rays_that_miss(0.0) == dataclasses.replace(trainer, max_rays=4000)
 
 
-def test_hidden_cells_are_not_excluded_before_a_crop():
-    stated = "trainer.occupancy.hidden must not lie before step 150, at which a stage crops to a box that has all its "
-    assert stated + "cells again, got [900, 100]" in refusal("trainer=cpu", "trainer.occupancy.hidden=[900,100]")
-    assert preset("trainer=cpu", "trainer.occupancy.hidden=[150]").trainer.occupancy.hidden == [150]
-
-
 def test_several_devices_share_a_batch_or_scale_it():
-    trainer = preset("trainer=many_photographs", "trainer.average_steps=100", "trainer.occupancy.hidden=[6000]").trainer
+    trainer = preset("trainer=many_photographs", "trainer.average_steps=100").trainer
     assert trainer.scaled(4) is trainer
     assert dataclasses.replace(trainer, scaling="steps").scaled(1) == dataclasses.replace(trainer, scaling="steps")
     larger = dataclasses.replace(trainer, scaling="batch").scaled(4)
@@ -448,6 +442,6 @@ def test_several_devices_share_a_batch_or_scale_it():
     fewer = dataclasses.replace(trainer, scaling="steps").scaled(4)
     assert (fewer.steps, fewer.average_steps, fewer.visible_samples) == (2300, 25, larger.visible_samples)
     assert [stage.step for stage in fewer.stages] == [stage.step // 4 for stage in trainer.stages]
-    assert (fewer.occupancy.every, fewer.occupancy.hidden) == (trainer.occupancy.every // 4, [1500])
+    assert fewer.occupancy.every == trainer.occupancy.every // 4
     assert fewer.rates.grid == pytest.approx(2 * trainer.rates.grid)
     assert fewer.scaled(4) == fewer, "scaled once"

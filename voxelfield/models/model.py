@@ -40,12 +40,15 @@ logger = logging.getLogger(__name__)
 # presets' distance between samples have 866.
 _MAX_SAMPLES = 32768
 
-# About how many pixels along the shorter side of each training image show which cells are hidden.
-_PIXELS_ACROSS = 400
+# Fine levels get blocks where a sample has at least this compositing weight in one of the examined pixels. There are
+# this many of them along the shorter side of the training images.
+_MIN_WEIGHT_WITH_DETAIL = 0.02
+_PIXELS_LOOKED_AT = 160
 
-# A field starts as a mist of equal density, which may be below the threshold of occupied cells everywhere. Where steps
-# are small, or an environment explains much of the photographs, few cells have got above it before the first update.
-# With much less than 1, the mist may never become matter. Rounding must not empty a uniform field, as it could with 1.
+# A field starts as a mist of equal density, which may be below the threshold of occupied cells everywhere. Where
+# samples are close together, or an environment explains much of the photographs, few cells exceed it at the first
+# update. With much less than 1, the mist may never become matter. Rounding must not empty a uniform field, as it could
+# with 1.
 _SHARE_OF_MEAN = 0.99
 
 # Bytes of a float, and of a packed sample: position, t, dt and ray index.
@@ -254,13 +257,8 @@ class Model(Part):
         begins = stage.step == step
         if begins:
             self.enter_stage(stage)
-        hides = step in config.hidden
-        updates = step >= config.start and (begins or (step - config.start) % config.every == 0)
-        if hides:
-            self.exclude_hidden()
-        if updates:
+        if step >= config.start and (begins or (step - config.start) % config.every == 0):
             self.refresh_occupancy()
-        if hides or updates:
             setup.optimizer.restrict()
         loss = setup.loss
         if loss.tv_features > 0 and step < loss.tv_until and step % loss.tv_every == 0:
@@ -310,20 +308,18 @@ class Model(Part):
             resolution: Resolution of the stage that begins, the cube root of the number of voxels.
         """
 
-    def count_shown(self, shape: Sequence[int], pixels: int, min_weight: float) -> Tensor:
+    def count_shown(self, shape: Sequence[int]) -> Tensor:
         """Counts the visible samples of the training images in each cell; expensive, and a collective call.
 
         Args:
             shape: Number of cells X, Y, Z of the occupancy grid's box.
-            pixels: About how many pixels are examined along the shorter side of each image.
-            min_weight: Compositing weight below which samples do not count, if it is above ``settings.min_weight``.
 
         Returns:
             (X, Y, Z) int32.
         """
         cameras, settings = self.setup.cameras, self.settings
-        settings = replace(settings, min_weight=max(settings.min_weight, min_weight))
-        every = max(1, min(cameras.width, cameras.height) // pixels)
+        settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
+        every = max(1, min(cameras.width, cameras.height) // _PIXELS_LOOKED_AT)
         with self.autocast():
             own = cameras[processes.rank() :: processes.count()]
             return processes.sum_of(
@@ -354,15 +350,6 @@ class Model(Part):
                 "camera to world in OpenGL axes"
             )
 
-    def exclude_hidden(self) -> None:
-        """Excludes the cells of the present box that no training image shows, until it changes; a collective call.
-
-        Does nothing if the poses are not reliable.
-        """
-        if self.setup.reliable_poses:
-            shown = self.count_shown(self.occupancy.occupied.shape, _PIXELS_ACROSS, 0.0)
-            self.occupancy.exclude(shown == 0)
-
     @torch.no_grad()
     def refresh_occupancy(self) -> None:
         """Updates the occupied cells from the field.
@@ -378,7 +365,9 @@ class Model(Part):
                 sampled = self.setup.divide(density_at_samples(self.field))
                 self.occupancy.update_from_samples(sampled, step, threshold, share_of_mean=_SHARE_OF_MEAN)
             else:
-                self.occupancy.update_from_vertices(density, self.grid.aabb, step, threshold, _SHARE_OF_MEAN)
+                self.occupancy.update_from_vertices(
+                    density, self.grid.aabb, step, threshold, share_of_mean=_SHARE_OF_MEAN
+                )
 
     def occupied_fraction(self, step: int) -> float:
         """Returns the fraction of cells that are occupied; synchronises with the device.

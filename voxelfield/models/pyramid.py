@@ -35,11 +35,6 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 
 logger = logging.getLogger(__name__)
 
-# Fine levels get blocks where a sample has at least this compositing weight in one of the examined pixels. There are
-# about this many of them along the shorter side of each training image.
-_MIN_WEIGHT = 0.02
-_PIXELS_ACROSS = 160
-
 
 @dataclass
 class ExponentialDensityConfig:
@@ -188,8 +183,7 @@ class PyramidModel(Model):
         if not levels:
             return
         # The cells are those of the finest blocks, so that of these none is allocated for what its neighbour shows.
-        shape = grid.sparse_grids[len(levels) - 1].exists.shape
-        cells = self.count_shown(shape, _PIXELS_ACROSS, _MIN_WEIGHT)
+        cells = self.count_shown(grid.sparse_grids[len(levels) - 1].exists.shape)
         wanted = grid.allocate(resolution, cells, self.occupancy.aabb, self.setup.optimizer.grid, max_blocks=limit)
         limits = grid.block_limits(limit)
         for level, count in wanted.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -38,16 +38,12 @@ class OccupancyConfig:
         every: Number of steps between updates.
         threshold: Opacity of a single sample above which a cell counts as occupied; lower while the field is a mist
             that is less opaque on average (:meth:`voxelfield.OccupancyGrid.update_from_vertices`).
-        hidden: Steps at which the cells are marked empty, permanently, that no training image shows: the field has
-            matter behind surfaces, and beyond their edges, that nothing has taught it. None in poses that are learned
-            from coarse to fine.
     """
 
     resolution: Count = 128
     start: Natural = 100
     every: Count = 50
     threshold: Annotated[float, Range(0, 1, low_open=True, high_open=True)] = 0.01
-    hidden: list[Natural] = field(default_factory=list)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from voxelfield.ops._internal.empty_distance import empty_distance
 
 # Share of the threshold below which cells are empty even in a thin mist.
 _LOWEST_SHARE = 0.01
+
+# Opacities are added up in units of the reciprocal of this, for their mean.
+_UNITS = 1 << 24
 
 
 class OccupancyGrid(nn.Module):
@@ -106,32 +110,17 @@ class OccupancyGrid(nn.Module):
             TypeError: ``allowed`` is not bool.
             ValueError: ``allowed`` has another shape or device.
         """
-        self._check_cells("allowed", allowed)
+        check_tensor("allowed", allowed, tuple(self.occupied.shape), " as occupied")
+        check_dtype("allowed", allowed, (torch.bool,))
+        check_same_device("allowed", allowed, "occupied", self.occupied)
         self.allowed.copy_(allowed)
         self.density_ema_max.zero_()
         self._cells = None
         self._occupy(allowed, aabb)
 
     @torch.no_grad()
-    def exclude(self, cells: Tensor) -> None:
-        """Excludes some more cells until the next :meth:`restrict`, and leaves the others as they are.
-
-        Args:
-            cells: (X, Y, Z) bool of this grid's resolution.
-
-        Raises:
-            TypeError: ``cells`` is not bool.
-            ValueError: ``cells`` has another shape or device.
-        """
-        self._check_cells("cells", cells)
-        self.allowed &= ~cells
-        self.density_ema_max.masked_fill_(cells, 0)
-        self._cells = None
-        self._occupy(self.occupied & ~cells, self.aabb)
-
-    @torch.no_grad()
     def update_from_vertices(
-        self, density: Tensor, aabb: Tensor, step: float, threshold: float, share_of_mean: float | None = None
+        self, density: Tensor, aabb: Tensor, step: float, threshold: float, *, share_of_mean: float | None = None
     ) -> None:
         """Marks the cells in which a sample could reach an opacity, based on a field's densities at its vertices.
 
@@ -144,13 +133,13 @@ class OccupancyGrid(nn.Module):
             step: Distance between samples, world units.
             threshold: Opacity :math:`1 - e^{-density * step}` of one sample, above which a cell counts as occupied.
             share_of_mean: If not None, the threshold is at most this multiple of the mean opacity of the cells that
-                are occupied before the call, but at least a hundredth of ``threshold``. A young field is a thin mist:
-                it then loses only the cells from which the mist has gone, instead of all that have not reached the
-                threshold yet. nerfacc does so with 1, over all cells.
+                are occupied before the call, but at least a hundredth of ``threshold``. A young field is a thin mist,
+                all of which may be below the threshold. With a share near 1, each call then empties about half of the
+                cells, and matter appears in the others. (nerfacc uses 1, and the mean over all cells.)
 
         Raises:
             ValueError: ``density`` has another shape, ``threshold`` is outside (0, 1), or ``share_of_mean`` is not
-                positive.
+                positive and finite.
         """
         if density.dim() != 3:
             raise ValueError(f"density must have shape (X, Y, Z), got {tuple(density.shape)}")
@@ -170,6 +159,7 @@ class OccupancyGrid(nn.Module):
         decay: float = 0.95,
         chunk: int = 1 << 20,
         cells: int | None = None,
+        *,
         share_of_mean: float | None = None,
     ) -> None:
         """Marks the cells in which a field of any kind was observed to reach an opacity.
@@ -194,7 +184,7 @@ class OccupancyGrid(nn.Module):
         Raises:
             TypeError: ``density`` does not return a tensor of such a dtype.
             ValueError: ``threshold`` is outside (0, 1), ``decay`` outside [0, 1], ``chunk`` or ``cells`` below 1, or
-                ``share_of_mean`` not positive, or ``density`` returns a tensor of another shape or device.
+                ``share_of_mean`` not positive and finite, or ``density`` returns a tensor of another shape or device.
         """
         _check_thresholds(threshold, share_of_mean)
         if not 0 <= decay <= 1:
@@ -224,16 +214,13 @@ class OccupancyGrid(nn.Module):
 
     def _reaches(self, density: Tensor, step: float, threshold: float, share_of_mean: float | None) -> Tensor:
         """Returns where one sample may exceed the threshold's opacity, which includes all non-finite densities."""
-        opacity = -torch.expm1(-density * step)
+        opacity = -torch.expm1(-density.float() * step)
         if share_of_mean is None:
             return ~(opacity <= threshold)
-        mean = torch.where(self.occupied, opacity.nan_to_num(1.0), 0).sum() / self.occupied.sum().clamp(min=1)
+        # A sum of integers does not depend on the order of its terms, so all processes find the same mean.
+        units = (torch.where(self.occupied, opacity.nan_to_num(0.0), 0).clamp(0, 1) * _UNITS).long().sum()
+        mean = (units.double() / (_UNITS * self.occupied.sum().clamp(min=1))).float()
         return ~(opacity <= (share_of_mean * mean).clamp(_LOWEST_SHARE * threshold, threshold))
-
-    def _check_cells(self, name: str, cells: Tensor) -> None:
-        check_tensor(name, cells, tuple(self.occupied.shape), " as occupied")
-        check_dtype(name, cells, (torch.bool,))
-        check_same_device(name, cells, "occupied", self.occupied)
 
     def _draw(self, count: int, allowed: Tensor) -> Tensor:
         """Draws allowed cells, half of them from the occupied ones; returns their indices (count, 3)."""
@@ -364,5 +351,5 @@ class _Derived:
 def _check_thresholds(threshold: float, share_of_mean: float | None) -> None:
     if not 0 < threshold < 1:
         raise ValueError(f"threshold must lie in (0, 1), got {threshold}")
-    if share_of_mean is not None and not share_of_mean > 0:
-        raise ValueError(f"share_of_mean must be positive or None, got {share_of_mean}")
+    if share_of_mean is not None and not 0 < share_of_mean < math.inf:
+        raise ValueError(f"share_of_mean must be positive and finite, or None, got {share_of_mean}")

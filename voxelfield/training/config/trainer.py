@@ -290,12 +290,7 @@ class TrainerConfig:
                 network=self.rates.network * math.sqrt(devices),
             ),
             stages=[replace(stage, step=fewer(stage.step)) for stage in self.stages],
-            occupancy=replace(
-                self.occupancy,
-                start=fewer(self.occupancy.start),
-                every=fewer(self.occupancy.every),
-                hidden=[fewer(step) for step in self.occupancy.hidden],
-            ),
+            occupancy=replace(self.occupancy, start=fewer(self.occupancy.start), every=fewer(self.occupancy.every)),
             loss=replace(
                 self.loss,
                 tv_every=fewer(self.loss.tv_every),
@@ -354,10 +349,4 @@ class TrainerConfig:
             raise ValueError(
                 f"{name}.stages must not become coarser without a crop (the last is {name}.finest_resolution in the "
                 f"presets), got resolutions {self.resolutions}"
-            )
-        cropped, hidden = max((stage.step for stage in self.stages if stage.crop), default=-1), self.occupancy.hidden
-        if any(step < cropped for step in hidden):
-            raise ValueError(
-                f"{name}.occupancy.hidden must not lie before step {cropped}, at which a stage crops to a box that has "
-                f"all its cells again, got {hidden}"
             )
