@@ -610,6 +610,24 @@ def test_choosing_a_device(monkeypatch):
         choose_device("gpu")
 
 
+def test_training_and_evaluation_state_what_stored_values_cost(tmp_path):
+    shape = ("model=pyramid", "model.resolutions=[4,8,12]", "model.width=16", "model.shading=deferred")
+    result = train(*shape, f"hydra.run.dir={tmp_path}")
+    assert result.returncode == 0, result.stdout
+    metrics = read_metrics(tmp_path)
+    assert metrics["drawn_by"] == "render_baked_image"
+    stated = f"stored values, which costs {metrics['baking_cost']:.2f} dB"
+    assert stated in result.stdout
+    figures = tmp_path / "figures.json"
+    evaluated = warm_python.run("-m", "voxelfield", "eval", str(tmp_path), "--json", str(figures), merged=True)
+    assert stated in evaluated.stdout
+    assert json.loads(figures.read_text())["baking_cost"] == pytest.approx(metrics["baking_cost"], abs=1e-3)
+    unbaked = ("--backend", "render_view", "--json", str(figures))
+    evaluated = warm_python.run("-m", "voxelfield", "eval", str(tmp_path), *unbaked, merged=True)
+    assert "stored values" not in evaluated.stdout
+    assert "baking_cost" not in json.loads(figures.read_text())
+
+
 # ------------------------------------------------------------------------------------------------------------ GPU
 
 

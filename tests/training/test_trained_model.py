@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.export import save_model
 from voxelfield.models.dense import DenseConfig
+from voxelfield.training import trained_model
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import CheckpointError, check_state, load_checkpoint, save_checkpoint
 from voxelfield.training.trained_model import load_trained_model
@@ -152,6 +154,25 @@ def test_a_run_judges_itself_as_the_session_did(train, scene, device):
     folder = session.output / "views"
     loaded.evaluate(scene.test, views=1, images=str(folder), progress=False)
     assert len(list(folder.iterdir())) == 1
+
+
+def test_a_run_says_what_drawing_from_stored_values_costs(train, scene, device, monkeypatch, caplog):
+    assert train("render_view", device).result().baking_cost(scene.test) is None
+    session = train("render_pyramid_image", device, "model.shading=deferred")
+    loaded = voxelfield.load(session.output, device)
+    stored, exact = (
+        loaded.evaluate(scene.test, views=2, progress=False, backend=backend).psnr
+        for backend in ("render_baked_image", "render_view")
+    )
+    assert stored != exact
+    for least, level in ((exact - stored + 0.01, logging.INFO), (exact - stored - 0.01, logging.WARNING)):
+        monkeypatch.setattr(trained_model, "_LARGE_COST", least)
+        with caplog.at_level(logging.INFO, logger=trained_model.__name__):
+            caplog.clear()
+            assert loaded.baking_cost(scene.test, views=2) == pytest.approx(exact - stored, abs=1e-6)
+        (record,) = caplog.records
+        assert record.levelno == level
+        assert f"costs {exact - stored:.2f} dB: PSNR {stored:.2f} instead of {exact:.2f} dB over 2" in record.message
 
 
 def test_a_run_draws_a_path_and_goes_on_as_a_model_file(train, scene, device, tmp_path):

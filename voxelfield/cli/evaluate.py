@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> None:
         devices=options.devices,
         backend=options.backend,
     )
+    cost = None if options.backend is not None else trained.baking_cost(split)
     if options.csv is not None:
         write_table(options.csv, evaluation)
     if options.json is not None:
@@ -56,6 +57,7 @@ def run(options: argparse.Namespace) -> None:
             "split": options.split,
             "views": len(evaluation.names),
             "drawn_by": options.backend or trained.backend,
+            **({} if cost is None else {"baking_cost": cost}),
             "per_view": evaluation.per_view(),
         }
         with atomic_write(options.json) as file:

@@ -119,6 +119,7 @@ def _evaluate_and_write(
                 save(*view)
 
     evaluation = trained.evaluate(split, views=options.views, on_view=on_view)
+    baking_cost = trained.baking_cost(split)
     if options.report:
         thumbnails.gather()
     timing.end("evaluate")
@@ -126,6 +127,7 @@ def _evaluate_and_write(
     metrics = {
         **quality(trained, name, split, evaluation),
         **_measured(session),
+        **({} if baking_cost is None else {"baking_cost": baking_cost}),
         **({} if peak is None else {"peak_gpu_gib": peak / 2**30}),
         **({} if trained.cameras is None else {"cameras": trained.cameras.changes()}),
         "settings": recorded_settings(settings),

@@ -34,6 +34,7 @@ from voxelfield.models.model import Model
 from voxelfield.models.settings import reached_resolution
 from voxelfield.ops._checks import check_at_least_one
 from voxelfield.ops._errors import shown
+from voxelfield.rendering.backends.backend import GenericBackend
 from voxelfield.rendering.cameras import Cameras, overview, reference_camera
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
@@ -48,6 +49,9 @@ from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.state.checkpoint import check_state, contents_of, load_resolved
 
 logger = logging.getLogger(__name__)
+
+# Loss of PSNR from which on it is a warning that images are drawn from stored values, dB.
+_LARGE_COST = 0.5
 
 # Entries of checkpoints that rendering does not need.
 _OF_TRAINING_ONLY = ("optimizer", "average", "data", "rng", "cuda_rng")
@@ -257,6 +261,39 @@ class TrainedModel:
             raise ValueError("split must have views to evaluate, got none")
         parts = processes.gather_results(evaluate_own)
         return Evaluation.joined(parts, (split.names[index] for index in chosen))
+
+    def baking_cost(self, split: Split, views: int = 3) -> float | None:
+        """Returns how much PSNR it costs that images are drawn from stored values, and logs it.
+
+        These are the values of :func:`voxelfield.rendering.bricks.bake`. A collective call in processes that train
+        together.
+
+        Args:
+            split: As for :meth:`evaluate`.
+            views: Number of views to draw from stored values and by ``render_view``, spread evenly.
+
+        Returns:
+            The difference between the mean PSNRs, dB; None if images are not drawn from stored values.
+
+        Raises:
+            TypeError: As for :meth:`evaluate`.
+            ValueError: As for :meth:`evaluate`.
+        """
+        baking = {kind.name for part in self.parts for kind in part.model.image_backends if kind.bakes}
+        if not any(name in self.backend for name in baking):
+            return None
+        stored, exact = (
+            self.evaluate(split, views=views, lpips=False, progress=False, backend=backend)
+            for backend in (None, GenericBackend.name)
+        )
+        cost = exact.psnr - stored.psnr
+        if processes.is_first():
+            logger.log(
+                logging.WARNING if cost > _LARGE_COST else logging.INFO,
+                "images are drawn from stored values, which costs %.2f dB: PSNR %.2f instead of %.2f dB over %d views",
+                *(cost, stored.psnr, exact.psnr, len(stored.names)),
+            )
+        return cost
 
     def copies(self, devices: int | Literal["all"]) -> list[TrainedModel]:
         """Returns this model and copies of it for work that several devices share; on the CPU, they are the same.
