@@ -215,10 +215,13 @@ def test_a_thin_mist_loses_the_cells_from_which_it_has_gone(device, seen):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_densities_that_are_not_finite_do_not_count_in_the_mean(device, dtype):
     grid = OccupancyGrid(64, BOX).to(device)
-    density = torch.full((65, 65, 65), 0.3 * DENSITY_AT_THRESHOLD, dtype=dtype, device=device)
-    density[:8] = math.nan
+    density = torch.full((65, 65, 65), 0.4 * DENSITY_AT_THRESHOLD, dtype=dtype, device=device)
+    density[:33] = math.nan
+    density[60:] = 0.3 * DENSITY_AT_THRESHOLD
     grid.update_from_vertices(density, BOX.to(device), STEP, THRESHOLD, share_of_mean=0.99)
-    assert grid.fraction() == 1
+    occupied = grid.occupied.flatten(1)
+    assert occupied[:60].all()
+    assert not occupied[60:].any(), "as they would be if the mean were 0.2 of the threshold"
 
 
 def test_the_mean_is_that_of_the_cells_that_were_occupied(device):

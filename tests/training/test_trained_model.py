@@ -157,22 +157,27 @@ def test_a_run_judges_itself_as_the_session_did(train, scene, device):
 
 
 def test_a_run_says_what_drawing_from_stored_values_costs(train, scene, device, monkeypatch, caplog):
-    assert train("render_view", device).result().baking_cost(scene.test) is None
-    session = train("render_pyramid_image", device, "model.shading=deferred")
-    loaded = voxelfield.load(session.output, device)
-    stored, exact = (
-        loaded.evaluate(scene.test, views=2, progress=False, backend=backend).psnr
-        for backend in ("render_baked_image", "render_view")
-    )
+    general = train("render_view", device).result()
+    assert general.baking_cost(scene.test, general.evaluate(scene.test, views=1, progress=False)) is None
+    loaded = voxelfield.load(train("render_pyramid_image", device, "model.shading=deferred").output, device)
+    evaluation = loaded.evaluate(scene.test, views=2, progress=False)
+    stored, exact = evaluation.psnr, loaded.evaluate(scene.test, views=2, progress=False, backend="render_view").psnr
     assert stored != exact
     for least, level in ((exact - stored + 0.01, logging.INFO), (exact - stored - 0.01, logging.WARNING)):
         monkeypatch.setattr(trained_model, "_LARGE_COST", least)
         with caplog.at_level(logging.INFO, logger=trained_model.__name__):
             caplog.clear()
-            assert loaded.baking_cost(scene.test, views=2) == pytest.approx(exact - stored, abs=1e-6)
+            assert loaded.baking_cost(scene.test, evaluation) == pytest.approx(exact - stored, abs=1e-6)
         (record,) = caplog.records
         assert record.levelno == level
-        assert f"costs {exact - stored:.2f} dB: PSNR {stored:.2f} instead of {exact:.2f} dB over 2" in record.message
+        assert f"2 views have a mean PSNR of {stored:.2f} dB, and drawn without them {exact:.2f}" in record.message
+
+    def exhausted(*args, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(trained_model, "evaluate_views", exhausted)
+    assert loaded.baking_cost(scene.test, evaluation) is None
+    assert "not enough memory to measure what drawing from stored values costs" in caplog.text
 
 
 def test_a_run_draws_a_path_and_goes_on_as_a_model_file(train, scene, device, tmp_path):

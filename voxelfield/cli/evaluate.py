@@ -48,7 +48,9 @@ def run(options: argparse.Namespace) -> None:
         devices=options.devices,
         backend=options.backend,
     )
-    cost = None if options.backend is not None else trained.baking_cost(split)
+    logger.info("%s over %d %s views of %s", evaluation, len(evaluation.names), options.split, split.size_in_words)
+    stored = options.backend in (None, trained.backend)
+    cost = trained.baking_cost(split, evaluation) if stored else None
     if options.csv is not None:
         write_table(options.csv, evaluation)
     if options.json is not None:
@@ -62,4 +64,3 @@ def run(options: argparse.Namespace) -> None:
         }
         with atomic_write(options.json) as file:
             file.write((json.dumps(figures, indent=1) + "\n").encode())
-    logger.info("%s over %d %s views of %s", evaluation, len(evaluation.names), options.split, split.size_in_words)

@@ -21,7 +21,7 @@ from voxelfield.ops._internal.empty_distance import empty_distance
 # Share of the threshold below which cells are empty even in a thin mist.
 _LOWEST_SHARE = 0.01
 
-# Opacities are added up in units of the reciprocal of this, for their mean.
+# For their mean, opacities are rounded down to multiples of the reciprocal of this.
 _UNITS = 1 << 24
 
 
@@ -135,7 +135,7 @@ class OccupancyGrid(nn.Module):
             share_of_mean: If not None, the threshold is at most this multiple of the mean opacity of the cells that
                 are occupied before the call, but at least a hundredth of ``threshold``. A young field is a thin mist,
                 all of which may be below the threshold. With a share near 1, each call then empties about half of the
-                cells, and matter appears in the others. (nerfacc uses 1, and the mean over all cells.)
+                cells, and matter appears in the others.
 
         Raises:
             ValueError: ``density`` has another shape, ``threshold`` is outside (0, 1), or ``share_of_mean`` is not
@@ -217,9 +217,10 @@ class OccupancyGrid(nn.Module):
         opacity = -torch.expm1(-density.float() * step)
         if share_of_mean is None:
             return ~(opacity <= threshold)
-        # A sum of integers does not depend on the order of its terms, so all processes find the same mean.
-        units = (torch.where(self.occupied, opacity.nan_to_num(0.0), 0).clamp(0, 1) * _UNITS).long().sum()
-        mean = (units.double() / (_UNITS * self.occupied.sum().clamp(min=1))).float()
+        counted = self.occupied & opacity.isfinite()
+        # A sum of integers does not depend on their order, so all processes find the same mean of the same opacities.
+        units = (torch.where(counted, opacity, 0) * _UNITS).int().sum()
+        mean = (units.double() / (_UNITS * counted.sum().clamp(min=1))).float()
         return ~(opacity <= (share_of_mean * mean).clamp(_LOWEST_SHARE * threshold, threshold))
 
     def _draw(self, count: int, allowed: Tensor) -> Tensor:

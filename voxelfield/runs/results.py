@@ -119,15 +119,15 @@ def _evaluate_and_write(
                 save(*view)
 
     evaluation = trained.evaluate(split, views=options.views, on_view=on_view)
-    baking_cost = trained.baking_cost(split)
     if options.report:
         thumbnails.gather()
-    timing.end("evaluate")
     logger.info("%s over %d %s views", evaluation, len(evaluation.names), name)
+    measured = _measured(session)
+    reached = quality(trained, name, split, evaluation)
+    timing.end("evaluate")
     metrics = {
-        **quality(trained, name, split, evaluation),
-        **_measured(session),
-        **({} if baking_cost is None else {"baking_cost": baking_cost}),
+        **reached,
+        **measured,
         **({} if peak is None else {"peak_gpu_gib": peak / 2**30}),
         **({} if trained.cameras is None else {"cameras": trained.cameras.changes()}),
         "settings": recorded_settings(settings),
@@ -238,10 +238,15 @@ class _Results:
 
 
 def quality(trained: TrainedModel, split_name: str, split: Split, evaluation: Evaluation) -> dict[str, Any]:
-    """Returns the part of ``metrics.json`` that says how good a trained model is, and on which views and machine."""
+    """Returns the part of ``metrics.json`` that says how good a trained model is, and on which views and machine.
+
+    A collective call in processes that train together.
+    """
     device = trained.model.device
+    cost = trained.baking_cost(split, evaluation)
     return {
         **evaluation.means(),
+        **({} if cost is None else {"baking_cost": cost}),
         "views": len(evaluation.names),
         "split": split_name,
         "image_size": [split.cameras.width, split.cameras.height],

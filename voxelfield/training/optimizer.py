@@ -311,8 +311,8 @@ class Optimizers:
         """Updates the grids and clears their gradients; updates everything else and drops its gradients.
 
         Args:
-            arrive: Called before any gradient is read, except for those of divided grids. It may be called on another
-                stream than the present one, and must let no other wait.
+            arrive: Called before any gradient is read, except for those of divided grids. It may be called within
+                another CUDA stream, and must make that stream alone wait.
         """
         if self.division is None and arrive is not None:
             arrive()

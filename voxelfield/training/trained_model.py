@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from voxelfield.messages import clipped
 from voxelfield.models.model import Model
 from voxelfield.models.settings import reached_resolution
 from voxelfield.ops._checks import check_at_least_one
-from voxelfield.ops._errors import shown
+from voxelfield.ops._errors import is_out_of_memory, shown
 from voxelfield.rendering.backends.backend import GenericBackend
 from voxelfield.rendering.cameras import Cameras, overview, reference_camera
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -50,7 +50,7 @@ from voxelfield.training.state.checkpoint import check_state, contents_of, load_
 
 logger = logging.getLogger(__name__)
 
-# Loss of PSNR from which on it is a warning that images are drawn from stored values, dB.
+# A loss of PSNR by drawing from stored values, in dB, above which the message about it is a warning.
 _LARGE_COST = 0.5
 
 # Entries of checkpoints that rendering does not need.
@@ -216,14 +216,11 @@ class TrainedModel:
             raise TypeError(f"split must be a Split, such as scene.test, got {shown(split)}")
         if views is not None:
             check_at_least_one("views", views)
-        # Cameras are recognised by their intrinsics, which refinement changes.
-        tones = None if self.tones is None else CameraTones.restored(self.tones, split.cameras)
-        if self.cameras is not None:
-            split = self._refined(self.cameras.follow_split(split), tones)
         if processes.count() > 1 and devices != 1:
             raise ValueError(
                 f"devices must be 1 in processes that train together, which share the views already, got {devices!r}"
             )
+        split, tones = self._as_photographed(split)
         chosen = evenly_spaced(len(split) if views is None else views, len(split))
         if tones is not None:
             others = [split.names[index] for index in chosen if tones.camera[index] == len(tones.known)]
@@ -233,20 +230,55 @@ class TrainedModel:
                     "%d of the views are compared: %s",
                     *(len(others), clipped(", ".join(others))),
                 )
-        wanted = self.trainer.evaluation.lpips if lpips is None else lpips
-        callbacks = [] if on_view is None else [on_view]
+        if not chosen:
+            raise ValueError("split must have views to evaluate, got none")
+        return self._compare(
+            split,
+            tones,
+            chosen,
+            images=None if images is None else Path(images),
+            lpips=self.trainer.evaluation.lpips if lpips is None else lpips,
+            callbacks=[] if on_view is None else [on_view],
+            progress=progress,
+            devices=devices,
+            backend=backend,
+        )
+
+    def _as_photographed(self, split: Split) -> tuple[Split, CameraTones | None]:
+        """Returns views in the poses in which they are evaluated, and the vignetting and response of their cameras."""
+        # Cameras are recognised by their intrinsics, which refinement changes.
+        tones = None if self.tones is None else CameraTones.restored(self.tones, split.cameras)
+        if self.cameras is not None:
+            split = self._refined(self.cameras.follow_split(split), tones)
+        return split, tones
+
+    def _compare(
+        self,
+        split: Split,
+        tones: CameraTones | None,
+        chosen: Sequence[int],
+        *,
+        images: Path | None = None,
+        lpips: bool = False,
+        callbacks: Sequence[OnView] = (),
+        progress: bool = False,
+        devices: int | Literal["all"] = 1,
+        backend: str | None = None,
+    ) -> Evaluation:
+        """Compares the chosen views of :meth:`_as_photographed`, see :meth:`evaluate`; a collective call."""
 
         def evaluate_own() -> Evaluation:
+            called = list(callbacks)
             with contextlib.ExitStack() as stack:
                 if images is not None:
-                    check_pictures("images", Path(images), (split.names[index] for index in chosen))
-                    callbacks.append(save_images(Path(images), stack.enter_context(PngWriter())))
+                    check_pictures("images", images, (split.names[index] for index in chosen))
+                    called.append(save_images(images, stack.enter_context(PngWriter())))
                 comparisons = [
                     Comparison(
                         run._photographing(run._default_renderer if backend is None else run.renderer(backend), tones),
                         split,
                         run.model.background,
-                        lpips=Lpips(run.model.device) if wanted else None,
+                        lpips=Lpips(run.model.device) if lpips else None,
                         fit_exposure=self.trainer.exposure != "none" or tones is not None,
                         environment=any(part.model.environment is not None for part in run.parts),
                     )
@@ -255,43 +287,50 @@ class TrainedModel:
                 own = chosen[processes.rank() :: processes.count()]
                 if split.share is not None:
                     own = [index for index in chosen if index in split.held]
-                return evaluate_views(comparisons, own, on_view=callbacks, progress=progress and processes.is_first())
+                return evaluate_views(comparisons, own, on_view=called, progress=progress and processes.is_first())
 
-        if not chosen:
-            raise ValueError("split must have views to evaluate, got none")
         parts = processes.gather_results(evaluate_own)
         return Evaluation.joined(parts, (split.names[index] for index in chosen))
 
-    def baking_cost(self, split: Split, views: int = 3) -> float | None:
+    def baking_cost(self, split: Split, evaluation: Evaluation, views: int = 3) -> float | None:
         """Returns how much PSNR it costs that images are drawn from stored values, and logs it.
 
-        These are the values of :func:`voxelfield.rendering.bricks.bake`. A collective call in processes that train
-        together.
+        These are the values of :func:`voxelfield.rendering.bricks.bake`. With fitted exposures, the PSNR is that of the
+        fitted images. A collective call in processes that train together.
 
         Args:
-            split: As for :meth:`evaluate`.
-            views: Number of views to draw from stored values and by ``render_view``, spread evenly.
+            split: The views that :meth:`evaluate` was given.
+            evaluation: What it has returned, with the default backend.
+            views: Largest number of evaluated views that are drawn again, by ``render_view``; spread evenly.
 
         Returns:
-            The difference between the mean PSNRs, dB; None if images are not drawn from stored values.
-
-        Raises:
-            TypeError: As for :meth:`evaluate`.
-            ValueError: As for :meth:`evaluate`.
+            The difference between the mean PSNRs, dB. None if images are not drawn from stored values, or if there is
+            not enough memory to draw them without, which is logged.
         """
         baking = {kind.name for part in self.parts for kind in part.model.image_backends if kind.bakes}
-        if not any(name in self.backend for name in baking):
+        # Other cameras' images are drawn by render_view.
+        if not split.cameras.known_to_ops or not any(name in self.backend for name in baking):
             return None
-        stored, exact = (
-            self.evaluate(split, views=views, lpips=False, progress=False, backend=backend)
-            for backend in (None, GenericBackend.name)
-        )
-        cost = exact.psnr - stored.psnr
+        total = len(evaluation.names)
+        names = [evaluation.names[index] for index in evenly_spaced(min(views, total), total)]
+        split, tones = self._as_photographed(split)
+        chosen = [split.names.index(name) for name in names]
+        try:
+            exact = self._compare(split, tones, chosen, backend=GenericBackend.name).means()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.warning("not enough memory to measure what drawing from stored values costs: %s", error)
+            return None
+        metric = "psnr_fitted" if "psnr_fitted" in exact else "psnr"
+        scores = dict(zip(evaluation.names, evaluation.scores[metric], strict=True))
+        stored = sum(scores[name] for name in names) / len(names)
+        cost = exact[metric] - stored
         if processes.is_first():
             logger.log(
                 logging.WARNING if cost > _LARGE_COST else logging.INFO,
-                "images are drawn from stored values, which costs %.2f dB: PSNR %.2f instead of %.2f dB over %d views",
-                *(cost, stored.psnr, exact.psnr, len(stored.names)),
+                "drawn from stored values, %d views have a mean PSNR of %.2f dB, and drawn without them %.2f dB",
+                *(len(names), stored, exact[metric]),
             )
         return cost
 
