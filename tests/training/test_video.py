@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import sys
 import threading
 import time
@@ -120,6 +121,15 @@ def test_frames_that_wait_are_dropped_if_rendering_fails(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises KeyboardInterrupt, also in tests that run in the background of a shell, which ignores it."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_the_encoder_is_waited_for_ends_it(tmp_path, monkeypatch):
     encoded = slow_down(monkeypatch, 0.05, _thread.interrupt_main)
     with pytest.raises(KeyboardInterrupt):
