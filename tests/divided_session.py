@@ -106,7 +106,7 @@ KINDS = {
         "trainer.not_finite=skip",  # of one step
         "trainer.steps=16",
     ),
-    "orthogonal": (*PYRAMID, "optimizer.matrices=muon", "trainer.steps=16"),
+    "orthogonal": (*PYRAMID, "optimizer.matrices=muon", "trainer.occupancy.hidden_at=0.6", "trainer.steps=16"),
     "refined": (*PYRAMID, "camera=refine", "trainer.steps=16"),
     "deferred": (*PYRAMID, "model.shading=deferred", "trainer.loss.sample_rgb=0.05", "trainer.steps=16"),
     "environment": (*PYRAMID, "model.environment=map", "trainer.exposure=bilateral", "trainer.steps=16"),

@@ -239,6 +239,35 @@ def test_the_mean_is_that_of_the_cells_that_were_occupied(device):
     assert found == [[True, True, False, False], [True, False, False, False], [True, False, False, False]]
 
 
+@pytest.mark.parametrize("drawn", [None, 64])
+def test_excluded_cells_stay_empty_until_the_grid_is_restricted_again(device, drawn):
+    grid = OccupancyGrid(4, BOX).to(device)
+    grid.update_from_samples(constant(DENSITY_AT_THRESHOLD * 2), STEP, THRESHOLD)
+    excluded = torch.rand(4, 4, 4, device=device) < 0.5
+    bits, highest = grid.bits.words.clone(), grid.density_ema_max.clone()
+    grid.exclude(excluded)
+    assert torch.equal(grid.occupied, ~excluded)
+    assert not torch.equal(grid.bits.words, bits)
+    assert torch.equal(grid.density_ema_max, torch.where(excluded, 0, highest)), "other cells keep what was seen there"
+    grid.update_from_samples(constant(DENSITY_AT_THRESHOLD * 2), STEP, THRESHOLD, decay=1.0, cells=drawn)
+    assert torch.equal(grid.occupied, ~excluded)
+    grid.update_from_vertices(torch.full((5, 5, 5), 1e9, device=device), BOX.to(device), STEP, THRESHOLD)
+    assert torch.equal(grid.occupied, ~excluded)
+    more = torch.rand(4, 4, 4, device=device) < 0.5
+    grid.exclude(more)
+    assert torch.equal(grid.allowed, ~(excluded | more))
+    grid.restrict(torch.ones_like(more), BOX.to(device))
+    assert grid.fraction() == 1
+
+
+def test_exclusion_refuses_what_are_not_its_cells():
+    grid = OccupancyGrid(4, BOX)
+    with pytest.raises(TypeError, match="cells must be bool, got int32"):
+        grid.exclude(torch.zeros(4, 4, 4, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"cells must have shape \(4, 4, 4\).*, got \(4, 4, 5\)"):
+        grid.exclude(torch.zeros(4, 4, 5, dtype=torch.bool))
+
+
 def test_update_refuses_wrong_arguments():
     grid = OccupancyGrid(2, BOX)
     with pytest.raises(ValueError, match=r"density must have shape \(X, Y, Z\), got \(3, 3, 3, 1\)"):

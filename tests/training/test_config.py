@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from voxelfield.models import levels as limits
 from voxelfield.models.dense import DenseConfig
 from voxelfield.models.pyramid import PyramidConfig
+from voxelfield.models.settings import OccupancyConfig
 from voxelfield.models.sh import SHConfig
 from voxelfield.ops import _constants
 from voxelfield.training.config import (
@@ -336,6 +337,8 @@ def test_settings_that_earlier_versions_did_not_save_are_what_they_were():
     assert RunConfig.of_checkpoint({"optimizer": {"eps": 1e-8}}).optimizer == OptimizerConfig(
         matrices="adamw", eps=1e-8
     )
+    trainer = RunConfig.of_checkpoint({"trainer": {"steps": 9, "occupancy": {"every": 7}}}).trainer
+    assert (trainer.steps, trainer.occupancy) == (9, OccupancyConfig(every=7, hidden_at=0.0))
     assert RunConfig.of_checkpoint(RunConfig()) == RunConfig.of_checkpoint({}) == RunConfig()
 
 
@@ -429,6 +432,25 @@ def test_rays_that_miss_the_scene_do_not_count():
     assert trainer.with_rays_that_miss(0.5) is trainer
     assert trainer.with_rays_that_miss(0.3) == dataclasses.replace(trainer, max_rays=3334)
     assert trainer.with_rays_that_miss(0.0) == dataclasses.replace(trainer, max_rays=4000)
+
+
+@pytest.mark.parametrize(
+    ("share", "steps", "step"), [(0.0, 900, None), (0.5, 900, 450), (0.1, 15, 100), (0.2, 501, 101), (0.99, 50, 100)]
+)
+def test_the_step_at_which_hidden_cells_are_emptied(share, steps, step):
+    assert OccupancyConfig(start=100, hidden_at=share).hidden_step(steps) == step
+
+
+def test_hidden_cells_are_not_emptied_before_a_crop():
+    stated = "trainer.occupancy.hidden_at must be 0 or at least 0.25, because trainer.stages crop the box at step 300, "
+    stages = "trainer.stages=[{step: 0, resolution: 8}, {step: 300, resolution: 8, crop: true}]"
+    settings = ("trainer=default", "trainer.steps=1200", stages)
+    assert stated + "which restores its cells, got 0.2 of 1200 steps" in refusal(
+        *settings, "trainer.occupancy.hidden_at=0.2"
+    )
+    for share in ("0", "0.25"):
+        preset(*settings, f"trainer.occupancy.hidden_at={share}")
+    preset(*settings, "trainer.steps=300", "trainer.occupancy.hidden_at=0.2")  # without that crop
 
 
 def test_several_devices_share_a_batch_or_scale_it():

@@ -472,6 +472,69 @@ def test_what_every_image_shows_as_transparent_is_never_occupied(make_session, f
     assert fractions[:2] == pytest.approx([float(possible.float().mean())] * 2)
 
 
+def shown_by_images(session: Session, split: Split) -> Tensor:
+    """The cells in which a pixel of some image has a sample of enough weight, drawn one image at a time."""
+    occupancy, settings = session.occupancy, replace(session.model.settings, min_weight=1e-3)
+    shown, (low, high) = torch.zeros_like(occupancy.occupied), occupancy.aabb
+    cells = torch.tensor(shown.shape, device=low.device)
+    cameras = split.cameras.to(session.device)
+    with torch.no_grad():
+        for image in range(len(cameras)):
+            rays = cameras.image_rays(image, session.field.aabb)
+            positions = session.model.render(rays, settings).samples.positions
+            x, y, z = ((positions - low) / (high - low) * cells).long().clamp(cells * 0, cells - 1).unbind(-1)
+            shown[x, y, z] = True
+    return shown
+
+
+@pytest.mark.parametrize("model", [MLP, PYRAMID], ids=["dense", "pyramid"])
+def test_what_no_image_shows_is_emptied_and_the_images_stay_as_they_are(make_session, scene, model, device):
+    options = ("trainer.steps=6", "trainer.occupancy.hidden_at=0.4", "trainer.occupancy.start=1")
+    session = make_session(*model, *options, "model.density.initial=1000", "trainer.occupancy.every=9", device=device)
+    exclude, kept = session.model.exclude_hidden, []
+
+    def spy(step: int) -> None:
+        expected = shown_by_images(session, scene.train)
+        before = session.occupancy.occupied.clone()
+        rays = scene.train.cameras[:2].to(session.device).image_rays(0, session.field.aabb)
+        renderings = []
+        for change in (lambda: None, lambda: exclude(step)):
+            change()
+            rendering = session.model.render(rays, session.model.settings)
+            renderings.append(torch.cat((rendering.rgb, rendering.opacity[:, None]), dim=1))
+        torch.testing.assert_close(*renderings, atol=1e-4, rtol=0)
+        assert renderings[0][:, 3].max() > 0.5
+        after = session.occupancy.occupied
+        assert torch.equal(after, before & after)
+        # These pixels are wider than cells, so neighbours of cells that are shown are kept as well.
+        assert not (expected & ~after).any()
+        assert 0 < after.sum() < before.sum()
+        kept.append((step, session.occupancy.allowed.clone()))
+
+    session.model.exclude_hidden = spy
+    session.fit()
+    [(step, allowed)] = kept
+    assert step == 3
+    assert torch.equal(session.occupancy.allowed, allowed)
+    assert not (session.occupancy.occupied & ~allowed).any()
+
+
+def test_training_ends_where_images_show_nothing(make_session):
+    session = make_session("trainer.occupancy.hidden_at=0.5", "trainer.occupancy.start=5", "model.density.initial=1e-9")
+    with pytest.raises(EmptyFieldError, match="step 5: the field has become empty everywhere"):
+        session.fit()
+
+
+def test_hidden_cells_stay_where_poses_are_learned_from_coarse_to_fine(make_session):
+    stages = ("camera=refine", "camera.stages=[{start: 0.0, resolution: 8}]")
+    for options in ((), stages):
+        session = make_session(
+            *("trainer.occupancy.hidden_at=0.5", "trainer.occupancy.start=1", "model.density.initial=1000", *options)
+        )
+        session.fit()
+        assert bool(session.occupancy.allowed.all()) == (options == stages)
+
+
 # ---------------------------------------------------------------------------------- stopping and going on again
 
 

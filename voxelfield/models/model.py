@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from voxelfield import processes
 from voxelfield.fields.environment import Environment, environment_of
@@ -31,7 +32,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering, render
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.visible_cells import count_visible_samples
+from voxelfield.rendering.visible_cells import count_visible_samples, visible_cells
 from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,9 @@ _MAX_SAMPLES = 32768
 # this many of them along the shorter side of the training images.
 _MIN_WEIGHT_WITH_DETAIL = 0.02
 _PIXELS_LOOKED_AT = 160
+
+# A cell counts as shown by a training image where a sample has at least this compositing weight.
+_MIN_WEIGHT_SHOWN = 1e-3
 
 # A field starts as a mist of equal density, which may be below the threshold of occupied cells everywhere. Where
 # samples are close together, or an environment explains much of the photographs, few cells exceed it at the first
@@ -255,9 +259,12 @@ class Model(Part):
         setup = self.setup
         config, stage = setup.occupancy, setup.stages[stage_at(setup.stages, step)]
         begins = stage.step == step
+        hides = step == config.hidden_step(setup.steps) and setup.reliable_poses
         if begins:
             self.enter_stage(stage)
-        if step >= config.start and (begins or (step - config.start) % config.every == 0):
+        if hides:
+            self.exclude_hidden(step)
+        if hides or (step >= config.start and (begins or (step - config.start) % config.every == 0)):
             self.refresh_occupancy()
             setup.optimizer.restrict()
         loss = setup.loss
@@ -349,6 +356,24 @@ class Model(Part):
                 f"the training images show nothing inside {aabb.tolist()}: check scene.aabb and that the poses are "
                 "camera to world in OpenGL axes"
             )
+
+    def exclude_hidden(self, step: int) -> None:
+        """Excludes the cells that no training image shows, until the next crop of the box; a collective call.
+
+        Args:
+            step: Number of steps done, for the message.
+
+        Raises:
+            EmptyFieldError: The images show nothing in the box.
+        """
+        settings = replace(self.settings, min_weight=max(self.settings.min_weight, _MIN_WEIGHT_SHOWN))
+        own = self.setup.cameras[processes.rank() :: processes.count()]
+        with self.autocast():
+            parts = visible_cells(self.field, self.occupancy, settings, own)
+        sizes = [finer // cells for finer, cells in zip(parts.shape, self.occupancy.occupied.shape, strict=True)]
+        shown = processes.sum_of(F.max_pool3d(parts[None].float(), sizes)[0])
+        self.occupancy.exclude(shown == 0)
+        logger.info("step %d: %.1f %% of the cells are shown by images", step, 100 * self.occupied_fraction(step))
 
     @torch.no_grad()
     def refresh_occupancy(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
@@ -38,12 +39,23 @@ class OccupancyConfig:
         every: Number of steps between updates.
         threshold: Opacity of a single sample above which a cell counts as occupied; lower while the field is a mist
             that is less opaque on average (:meth:`voxelfield.OccupancyGrid.update_from_vertices`).
+        hidden_at: Share of the steps after which the cells that no training image shows are emptied, once and
+            permanently, but not before ``start``. A field has matter there that nothing has taught it, which views from
+            other sides may show. 0 keeps these cells, as do poses that are learned from coarse to fine.
+        unsaved: Values for runs of earlier versions, which had no such settings.
     """
+
+    unsaved: ClassVar[Mapping[str, Any]] = {"hidden_at": 0.0}
 
     resolution: Count = 128
     start: Natural = 100
     every: Count = 50
     threshold: Annotated[float, Range(0, 1, low_open=True, high_open=True)] = 0.01
+    hidden_at: BelowOne = 0.5
+
+    def hidden_step(self, steps: int) -> int | None:
+        """Returns the step of ``hidden_at`` in a training of a number of steps; None if it is 0."""
+        return None if self.hidden_at == 0 else max(self.start, math.ceil(self.hidden_at * steps))
 
 
 @dataclass

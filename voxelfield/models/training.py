@@ -61,6 +61,7 @@ class TrainingSetup:
     """Input of a model's training.
 
     Attributes:
+        steps: Number of steps of the training.
         stages: Coarse-to-fine schedule.
         occupancy: Schedule of the occupancy grid's updates.
         loss: Weights of the loss terms.
@@ -74,6 +75,7 @@ class TrainingSetup:
         reliable_poses: Whether the poses are accurate enough to exclude space that cameras cannot see.
     """
 
+    steps: int
     stages: Sequence[StageConfig]
     occupancy: OccupancyConfig
     loss: LossConfig

@@ -83,8 +83,8 @@ class OccupancyGrid(nn.Module):
         """The occupied cells as a bit mask for :func:`voxelfield.ops.march_rays`.
 
         Recomputed on access if ``occupied`` has changed, and immediately by :meth:`update_from_vertices`,
-        :meth:`update_from_samples` and :meth:`restrict`. The memory is reused as long as shape and device stay the
-        same, so a captured CUDA graph that reads it sees the changes.
+        :meth:`update_from_samples`, :meth:`restrict` and :meth:`exclude`. The memory is reused as long as shape and
+        device stay the same, so a captured CUDA graph that reads it sees the changes.
         """
         x, y, z = self.occupied.shape
         return ops.OccupancyBits(self._bits.of(self.occupied), (x, y, z))
@@ -110,13 +110,28 @@ class OccupancyGrid(nn.Module):
             TypeError: ``allowed`` is not bool.
             ValueError: ``allowed`` has another shape or device.
         """
-        check_tensor("allowed", allowed, tuple(self.occupied.shape), " as occupied")
-        check_dtype("allowed", allowed, (torch.bool,))
-        check_same_device("allowed", allowed, "occupied", self.occupied)
+        self._check_cells("allowed", allowed)
         self.allowed.copy_(allowed)
         self.density_ema_max.zero_()
         self._cells = None
         self._occupy(allowed, aabb)
+
+    @torch.no_grad()
+    def exclude(self, cells: Tensor) -> None:
+        """Excludes more cells until the next :meth:`restrict`; the others keep their state.
+
+        Args:
+            cells: (X, Y, Z) bool of this grid's resolution.
+
+        Raises:
+            TypeError: ``cells`` is not bool.
+            ValueError: ``cells`` has another shape or device.
+        """
+        self._check_cells("cells", cells)
+        self.allowed &= ~cells
+        self.density_ema_max.masked_fill_(cells, 0)
+        self._cells = None
+        self._occupy(self.occupied & ~cells, self.aabb)
 
     @torch.no_grad()
     def update_from_vertices(
@@ -211,6 +226,11 @@ class OccupancyGrid(nn.Module):
             else:  # a cell may have been drawn more than once
                 highest.scatter_reduce_(0, index, seen.float(), "amax")
         self._occupy(self._reaches(self.density_ema_max, step, threshold, share_of_mean), self.aabb)
+
+    def _check_cells(self, name: str, cells: Tensor) -> None:
+        check_tensor(name, cells, tuple(self.occupied.shape), " as occupied")
+        check_dtype(name, cells, (torch.bool,))
+        check_same_device(name, cells, "occupied", self.occupied)
 
     def _reaches(self, density: Tensor, step: float, threshold: float, share_of_mean: float | None) -> Tensor:
         """Returns where one sample may exceed the threshold's opacity, which includes all non-finite densities."""

@@ -235,6 +235,7 @@ class Session:
         )
         refines, coarse = config.camera.refines, bool(config.camera.stages)
         setup = TrainingSetup(
+            trainer.steps,
             trainer.stages,
             trainer.occupancy,
             trainer.loss,

@@ -13,6 +13,7 @@ from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.grids.boxes import parse_box
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pyramid import PyramidConfig
+from voxelfield.models.settings import OccupancyConfig
 from voxelfield.training.config.camera import CameraConfig
 from voxelfield.training.config.trainer import OptimizerConfig, TrainerConfig
 from voxelfield.warps.choice import WarpConfig
@@ -189,6 +190,10 @@ class RunConfig:
                 saved = {**saved, "model": {**ModelConfig.choose(model, "model").unsaved, **model}}
             if isinstance(optimizer, Mapping):
                 saved = {**saved, "optimizer": {**OptimizerConfig.unsaved, **optimizer}}
+            trainer = saved.get("trainer")
+            if isinstance(trainer, Mapping) and isinstance(trainer.get("occupancy"), Mapping):
+                occupancy = {**OccupancyConfig.unsaved, **trainer["occupancy"]}
+                saved = {**saved, "trainer": {**trainer, "occupancy": occupancy}}
         return parse(cls, saved, name)
 
     @property
