@@ -21,6 +21,7 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.export import save_model
 from voxelfield.models.dense import DenseConfig
+from voxelfield.rendering.lens import Lens
 from voxelfield.training import trained_model
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import CheckpointError, check_state, load_checkpoint, save_checkpoint
@@ -135,7 +136,10 @@ def test_a_loaded_run_draws_what_the_trainer_draws(train, scene, device, backend
 def test_a_run_judges_itself_as_the_session_did(train, scene, device):
     session = train("render_grid_image", device)
     loaded = voxelfield.load(session.output, device)
-    assert loaded.backend == "render_grid_image"
+    cameras = scene.test.cameras
+    assert loaded.backend_for(cameras) == "render_grid_image"
+    panoramas = replace(cameras, lens=Lens(["equirectangular"] * len(cameras), torch.zeros(len(cameras), 0)))
+    assert loaded.backend_for(panoramas) == "render_view"
     found = loaded.evaluate(scene.test, views=3, progress=False)
     assert len(found.names) == 3
     assert found.psnr == pytest.approx(session.evaluate(views=3, progress=False).psnr, abs=1e-3)
@@ -178,6 +182,13 @@ def test_a_run_says_what_drawing_from_stored_values_costs(train, scene, device, 
     monkeypatch.setattr(trained_model, "evaluate_views", exhausted)
     assert loaded.baking_cost(scene.test, evaluation) is None
     assert "not enough memory to measure what drawing from stored values costs" in caplog.text
+
+    def endless(*args, **options):
+        raise FloatingPointError("rendered view 'a' has 3 pixels that are NaN or infinite")
+
+    monkeypatch.setattr(trained_model, "evaluate_views", endless)
+    assert loaded.baking_cost(scene.test, evaluation) is None
+    assert "drawn without stored values: rendered view 'a' has 3 pixels that are NaN or infinite" in caplog.text
 
 
 def test_a_run_draws_a_path_and_goes_on_as_a_model_file(train, scene, device, tmp_path):

@@ -49,7 +49,8 @@ def run(options: argparse.Namespace) -> None:
         backend=options.backend,
     )
     logger.info("%s over %d %s views of %s", evaluation, len(evaluation.names), options.split, split.size_in_words)
-    stored = options.backend in (None, trained.backend)
+    drawn_by = options.backend or trained.backend_for(split.cameras)
+    stored = drawn_by == trained.backend_for(split.cameras)
     cost = trained.baking_cost(split, evaluation) if stored else None
     if options.csv is not None:
         write_table(options.csv, evaluation)
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
             **evaluation.means(),
             "split": options.split,
             "views": len(evaluation.names),
-            "drawn_by": options.backend or trained.backend,
+            "drawn_by": drawn_by,
             **({} if cost is None else {"baking_cost": cost}),
             "per_view": evaluation.per_view(),
         }

@@ -107,7 +107,7 @@ def _evaluate_and_write(
             for view in split.names:
                 (directory / name / picture_name(view)).unlink(missing_ok=True)
     processes.wait()
-    logger.info("evaluating views rendered by %s", trained.backend)
+    logger.info("evaluating views rendered by %s", trained.backend_for(split.cameras))
     thumbnails = Thumbnails(len(split) if options.views is None else min(options.views, len(split)))
     save = save_images(directory / name, images)
 
@@ -250,7 +250,7 @@ def quality(trained: TrainedModel, split_name: str, split: Split, evaluation: Ev
         "views": len(evaluation.names),
         "split": split_name,
         "image_size": [split.cameras.width, split.cameras.height],
-        "drawn_by": trained.backend,
+        "drawn_by": trained.backend_for(split.cameras),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "resolution": list(trained.model.grid.resolution),
         "psnr_per_view": dict(zip(evaluation.names, evaluation.scores["psnr"], strict=True)),

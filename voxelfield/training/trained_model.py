@@ -165,10 +165,9 @@ class TrainedModel:
             raise ValueError(f"points must have shape (..., 3), got {tuple(points.shape)}")
         return occupied_density(self.field, self.occupancy, points.reshape(-1, 3)).view(points.shape[:-1])
 
-    @property
-    def backend(self) -> str:
-        """Name of the function that renders views by default."""
-        return self._default_renderer.backend
+    def backend_for(self, cameras: Cameras) -> str:
+        """Returns the name of the function that renders views of these cameras by default."""
+        return self._default_renderer.backend if cameras.known_to_ops else GenericBackend.name
 
     def evaluate(
         self,
@@ -304,12 +303,11 @@ class TrainedModel:
             views: Largest number of evaluated views that are drawn again, by ``render_view``; spread evenly.
 
         Returns:
-            The difference between the mean PSNRs, dB. None if images are not drawn from stored values, or if there is
-            not enough memory to draw them without, which is logged.
+            The difference between the mean PSNRs, dB. None if images are not drawn from stored values, or if without
+            these there is not enough memory or an image is not finite, which is logged.
         """
         baking = {kind.name for part in self.parts for kind in part.model.image_backends if kind.bakes}
-        # Other cameras' images are drawn by render_view.
-        if not split.cameras.known_to_ops or not any(name in self.backend for name in baking):
+        if not any(name in self.backend_for(split.cameras) for name in baking):
             return None
         total = len(evaluation.names)
         names = [evaluation.names[index] for index in evenly_spaced(min(views, total), total)]
@@ -321,6 +319,9 @@ class TrainedModel:
             if not is_out_of_memory(error):
                 raise
             logger.warning("not enough memory to measure what drawing from stored values costs: %s", error)
+            return None
+        except FloatingPointError as error:
+            logger.warning("drawn without stored values: %s", error)
             return None
         metric = "psnr_fitted" if "psnr_fitted" in exact else "psnr"
         scores = dict(zip(evaluation.names, evaluation.scores[metric], strict=True))

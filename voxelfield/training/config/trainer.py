@@ -184,7 +184,7 @@ class TrainerConfig:
             ``continue`` or ``stop`` training. Earlier checkpoints remain in either case.
     """
 
-    steps: Count = 7600
+    steps: Count = 7400
     rates: RatesConfig = field(default_factory=RatesConfig)
     average_steps: Natural = 0
     image_size: Count | None = None
