@@ -106,7 +106,15 @@ KINDS = {
         "trainer.not_finite=skip",  # of one step
         "trainer.steps=16",
     ),
-    "orthogonal": (*PYRAMID, "optimizer.matrices=muon", "trainer.occupancy.hidden_at=0.6", "trainer.steps=16"),
+    "orthogonal": (*PYRAMID, "optimizer.matrices=muon", "trainer.steps=16"),
+    # Of opaque matter, in which no weight is near the threshold.
+    "hidden": (
+        *PYRAMID,
+        "model.density.initial=1000",
+        "trainer.render.min_weight=1e-4",
+        "trainer.occupancy.hidden_at=0.3",
+        "trainer.steps=12",
+    ),
     "refined": (*PYRAMID, "camera=refine", "trainer.steps=16"),
     "deferred": (*PYRAMID, "model.shading=deferred", "trainer.loss.sample_rgb=0.05", "trainer.steps=16"),
     "environment": (*PYRAMID, "model.environment=map", "trainer.exposure=bilateral", "trainer.steps=16"),
@@ -283,6 +291,8 @@ def begin(kind: str, output: Path | None = None, device: str = "cpu") -> tuple[S
             session.result()  # grids are whole for a moment, which must change nothing
         if kind == "sparse":
             poison(session, at=session.step == 10)
+        if kind == "hidden" and session.step > 4:
+            assert 0.1 < session.occupancy.allowed.float().mean() < 0.8
 
     settings = preset(*BASE, *(KINDS if device == "cpu" else ON_GPUS)[kind], "trainer.log_every=4", device=device)
     optimizer.Optimizers.gather = gather_all if kind == "gathered" else GATHER

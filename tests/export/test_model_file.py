@@ -26,9 +26,10 @@ from voxelfield.export.model_file import (
 )
 from voxelfield.loading import load as load_model
 from voxelfield.ops import sample_trilinear
+from voxelfield.rendering import visible_cells as visible_cells_module
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
-from voxelfield.rendering.visible_cells import visible_cells
+from voxelfield.rendering.visible_cells import ray_spacing, visible_cells
 from voxelfield.training.trained_model import TrainedModel, restore_trained_model
 
 BOX = ((-1.0, -1.5, -1.0), (1.0, 0.5, 2.0))
@@ -254,6 +255,30 @@ def test_visible_cells_are_those_of_samples_with_weight(run, device):
     # Where a sample lies on a face between cells, or at a threshold, rounding decides.
     assert (seen != expected).sum() <= 0.02 * expected.sum()
     assert expected.sum() > 50
+
+
+def test_pixels_much_finer_than_the_parts_of_cells_are_left_out(run, device, monkeypatch):
+    settings, close = RenderSettings(step=0.05, min_weight=0.01), camera(device).enlarged(8)
+    monkeypatch.setattr(visible_cells_module, "MAX_CELLS_PER_AXIS", 24)
+    strides, counted = [], []
+    count = visible_cells_module.count_visible_samples
+
+    def spy(*arguments, every, chunk):
+        strides.append(every)
+        counted.append(count(*arguments, every=1) > 0)
+        return count(*arguments, every=every, chunk=chunk)
+
+    monkeypatch.setattr(visible_cells_module, "count_visible_samples", spy)
+    seen = visible_cells(run.field, run.occupancy, settings, close)
+    ([every], [by_all]) = strides, counted
+    spacing = ray_spacing(run.field, run.occupancy.aabb, close)
+    low, high = run.occupancy.aabb
+    part = float(((high - low) / torch.tensor(seen.shape, device=device)).min())
+    assert every > 1
+    assert every * spacing * math.sqrt(2) <= part * (1 + 1e-4) < (every + 1) * spacing * math.sqrt(2)
+    assert not (seen & ~by_all).any()
+    # In this noise, many parts are visible in a few pixels only.
+    assert seen.sum() > 0.3 * by_all.sum()
 
 
 def test_coarse_images_leave_no_holes(run, device):

@@ -435,22 +435,15 @@ def test_rays_that_miss_the_scene_do_not_count():
 
 
 @pytest.mark.parametrize(
-    ("share", "steps", "step"), [(0.0, 900, None), (0.5, 900, 450), (0.1, 15, 100), (0.2, 501, 101), (0.99, 50, 100)]
+    ("share", "steps", "step"),
+    [(0.0, 900, None), (0.5, 900, 450), (0.1, 150, 100), (0.2, 501, 100), (0.3, 501, 150), (0.999, 200, 199)],
 )
 def test_the_step_at_which_hidden_cells_are_emptied(share, steps, step):
-    assert OccupancyConfig(start=100, hidden_at=share).hidden_step(steps) == step
-
-
-def test_hidden_cells_are_not_emptied_before_a_crop():
-    stated = "trainer.occupancy.hidden_at must be 0 or at least 0.25, because trainer.stages crop the box at step 300, "
-    stages = "trainer.stages=[{step: 0, resolution: 8}, {step: 300, resolution: 8, crop: true}]"
-    settings = ("trainer=default", "trainer.steps=1200", stages)
-    assert stated + "which restores its cells, got 0.2 of 1200 steps" in refusal(
-        *settings, "trainer.occupancy.hidden_at=0.2"
-    )
-    for share in ("0", "0.25"):
-        preset(*settings, f"trainer.occupancy.hidden_at={share}")
-    preset(*settings, "trainer.steps=300", "trainer.occupancy.hidden_at=0.2")  # without that crop
+    config, stages = OccupancyConfig(start=100, hidden_at=share), [StageConfig(0, 8, crop=True), StageConfig(70, 9)]
+    assert config.hidden_step(steps, stages) == step
+    # A crop, unless training ends before it, makes all cells occupied again.
+    cropping = [*stages, StageConfig(700, 9, crop=True)]
+    assert config.hidden_step(steps, cropping) == (700 if steps == 900 and step is not None else step)
 
 
 def test_several_devices_share_a_batch_or_scale_it():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -28,6 +29,8 @@ from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.session import Hook, Session
 from voxelfield.training.state import saving
 from voxelfield.training.state.checkpoint import load_checkpoint, resolve_checkpoint
+from voxelfield.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.warp import Warp
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -95,11 +98,12 @@ def make_session(scene, tmp_path):
         folder: str = "run",
         seed: int = 0,
         split: Split = scene.train,
+        warp: Warp | None = None,
         **hooks: Hook,
     ) -> Session:
         settings = preset("model=dense", "trainer=cpu", *TINY, *overrides, f"device={device}", f"seed={seed}")
         split_scene = Scene("lego", scene.aabb, {"train": split})
-        return Session(split_scene, settings, output=tmp_path / folder, logger=Recorder(), **hooks)
+        return Session(split_scene, settings, output=tmp_path / folder, logger=Recorder(), warp=warp, **hooks)
 
     return make
 
@@ -473,8 +477,8 @@ def test_what_every_image_shows_as_transparent_is_never_occupied(make_session, f
 
 
 def shown_by_images(session: Session, split: Split) -> Tensor:
-    """The cells in which a pixel of some image has a sample of enough weight, drawn one image at a time."""
-    occupancy, settings = session.occupancy, replace(session.model.settings, min_weight=1e-3)
+    """The cells in which a pixel of some image has a visible sample, drawn one image at a time."""
+    occupancy, settings = session.occupancy, session.model.settings
     shown, (low, high) = torch.zeros_like(occupancy.occupied), occupancy.aabb
     cells = torch.tensor(shown.shape, device=low.device)
     cameras = split.cameras.to(session.device)
@@ -514,25 +518,51 @@ def test_what_no_image_shows_is_emptied_and_the_images_stay_as_they_are(make_ses
     session.model.exclude_hidden = spy
     session.fit()
     [(step, allowed)] = kept
-    assert step == 3
+    assert step == 2
     assert torch.equal(session.occupancy.allowed, allowed)
     assert not (session.occupancy.occupied & ~allowed).any()
 
 
-def test_training_ends_where_images_show_nothing(make_session):
-    session = make_session("trainer.occupancy.hidden_at=0.5", "trainer.occupancy.start=5", "model.density.initial=1e-9")
-    with pytest.raises(EmptyFieldError, match="step 5: the field has become empty everywhere"):
-        session.fit()
+LEARNED = ("camera=refine", "camera.stages=[]")
+NOTHING = ("model.density.initial=1e-9",)
 
 
-def test_hidden_cells_stay_where_poses_are_learned_from_coarse_to_fine(make_session):
-    stages = ("camera=refine", "camera.stages=[{start: 0.0, resolution: 8}]")
-    for options in ((), stages):
-        session = make_session(
-            *("trainer.occupancy.hidden_at=0.5", "trainer.occupancy.start=1", "model.density.initial=1000", *options)
-        )
-        session.fit()
-        assert bool(session.occupancy.allowed.all()) == (options == stages)
+@pytest.mark.parametrize(
+    ("options", "warp", "inputs", "reason"),
+    [
+        ((), None, (), None),
+        (LEARNED, None, (), None),
+        (NOTHING, None, (), "they show no matter yet"),
+        ((), NestedBoxes(((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0)), 3, near=0.2), (), "the field has a warp"),
+        ((), None, ("time",), "the density depends on values of rays"),
+    ],
+    ids=["none", "cameras", "nothing", "warp", "values"],
+)
+def test_hidden_cells_are_kept_for_a_reason(make_session, caplog, options, warp, inputs, reason):
+    settings = ("model.density.initial=1000", "trainer.occupancy.hidden_at=0.5", "trainer.occupancy.start=5")
+    session = make_session(*settings, *options, warp=warp)
+    exclude, allowed = session.model.exclude_hidden, []
+
+    def spy(step: int) -> None:
+        session.field.density_inputs = inputs
+        allowed.append(session.occupancy.allowed.clone())
+        exclude(step)
+        allowed.append(session.occupancy.allowed.clone())
+        session.field.density_inputs = ()
+
+    session.model.exclude_hidden = spy
+    with caplog.at_level(logging.INFO):
+        if options == NOTHING:
+            with pytest.raises(EmptyFieldError):
+                session.fit()
+        else:
+            session.fit()
+    assert len(allowed) == (0 if options == LEARNED else 2)
+    if reason is not None:
+        assert torch.equal(*allowed)
+        assert f"step 5: cells that the training images do not show are kept, because {reason}" in caplog.text
+    elif allowed:
+        assert allowed[1].sum() < allowed[0].sum()
 
 
 # ---------------------------------------------------------------------------------- stopping and going on again

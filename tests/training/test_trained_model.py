@@ -188,7 +188,7 @@ def test_a_run_says_what_drawing_from_stored_values_costs(train, scene, device, 
 
     monkeypatch.setattr(trained_model, "evaluate_views", endless)
     assert loaded.baking_cost(scene.test, evaluation) is None
-    assert "drawn without stored values: rendered view 'a' has 3 pixels that are NaN or infinite" in caplog.text
+    assert "is not known: without them, rendered view 'a' has 3 pixels that are NaN or infinite" in caplog.text
 
 
 def test_a_run_draws_a_path_and_goes_on_as_a_model_file(train, scene, device, tmp_path):

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
         backend=options.backend,
     )
     logger.info("%s over %d %s views of %s", evaluation, len(evaluation.names), options.split, split.size_in_words)
-    drawn_by = options.backend or trained.backend_for(split.cameras)
+    drawn_by = trained.backend_for(split.cameras, options.backend)
     stored = drawn_by == trained.backend_for(split.cameras)
     cost = trained.baking_cost(split, evaluation) if stored else None
     if options.csv is not None:

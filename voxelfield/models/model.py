@@ -32,7 +32,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering, render
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.visible_cells import count_visible_samples, visible_cells
+from voxelfield.rendering.visible_cells import count_visible_samples, ray_spacing, visible_cells
 from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)
@@ -45,9 +45,6 @@ _MAX_SAMPLES = 32768
 # this many of them along the shorter side of the training images.
 _MIN_WEIGHT_WITH_DETAIL = 0.02
 _PIXELS_LOOKED_AT = 160
-
-# A cell counts as shown by a training image where a sample has at least this compositing weight.
-_MIN_WEIGHT_SHOWN = 1e-3
 
 # A field starts as a mist of equal density, which may be below the threshold of occupied cells everywhere. Where
 # samples are close together, or an environment explains much of the photographs, few cells exceed it at the first
@@ -251,7 +248,7 @@ class Model(Part):
         return self._setup
 
     def before_step(self, step: int) -> None:
-        """Enters the stage that begins at a step, updates the occupied cells, and applies total variation.
+        """Enters the stage that begins at a step, updates and excludes cells, and applies total variation.
 
         Args:
             step: Number of steps done.
@@ -259,7 +256,7 @@ class Model(Part):
         setup = self.setup
         config, stage = setup.occupancy, setup.stages[stage_at(setup.stages, step)]
         begins = stage.step == step
-        hides = step == config.hidden_step(setup.steps) and setup.reliable_poses
+        hides = step == setup.hidden_step
         if begins:
             self.enter_stage(stage)
         if hides:
@@ -358,22 +355,35 @@ class Model(Part):
             )
 
     def exclude_hidden(self, step: int) -> None:
-        """Excludes the cells that no training image shows, until the next crop of the box; a collective call.
+        """Excludes the cells in which no pixel of a training image has a visible sample; a collective call.
+
+        All cells are kept, which is logged, if the field has a warp, because photographs of surroundings do not gain;
+        if its density depends on values of rays, with which other cells may be visible; and if nothing is visible yet.
 
         Args:
-            step: Number of steps done, for the message.
-
-        Raises:
-            EmptyFieldError: The images show nothing in the box.
+            step: Number of steps done, for the log.
         """
-        settings = replace(self.settings, min_weight=max(self.settings.min_weight, _MIN_WEIGHT_SHOWN))
-        own = self.setup.cameras[processes.rank() :: processes.count()]
+        shown = None
+        if self.warp is not None:
+            reason = "the field has a warp"
+        elif getattr(self.field, "density_inputs", ()):
+            reason = "the density depends on values of rays"
+        else:
+            shown, reason = self._shown_cells(), "they show no matter yet"
+        if shown is None or not bool(shown.any()):
+            logger.info("step %d: cells that the training images do not show are kept, because %s", step, reason)
+            return
+        self.occupancy.exclude(~shown)
+        logger.info("step %d: the training images show %.1f %% of the cells", step, 100 * float(shown.float().mean()))
+
+    def _shown_cells(self) -> Tensor:
+        """Returns (X, Y, Z) bool: the cells in which a training image has a visible sample; a collective call."""
+        cameras, occupancy = self.setup.cameras, self.occupancy
+        own, spacing = cameras[processes.rank() :: processes.count()], ray_spacing(self.field, occupancy.aabb, cameras)
         with self.autocast():
-            parts = visible_cells(self.field, self.occupancy, settings, own)
-        sizes = [finer // cells for finer, cells in zip(parts.shape, self.occupancy.occupied.shape, strict=True)]
-        shown = processes.sum_of(F.max_pool3d(parts[None].float(), sizes)[0])
-        self.occupancy.exclude(shown == 0)
-        logger.info("step %d: %.1f %% of the cells are shown by images", step, 100 * self.occupied_fraction(step))
+            parts = visible_cells(self.field, occupancy, self.settings, own, spacing=spacing)
+        sizes = [finer // cells for finer, cells in zip(parts.shape, occupancy.occupied.shape, strict=True)]
+        return processes.sum_of(F.max_pool3d(parts[None].float(), sizes)[0]) > 0
 
     @torch.no_grad()
     def refresh_occupancy(self) -> None:

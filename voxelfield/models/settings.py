@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -39,9 +38,10 @@ class OccupancyConfig:
         every: Number of steps between updates.
         threshold: Opacity of a single sample above which a cell counts as occupied; lower while the field is a mist
             that is less opaque on average (:meth:`voxelfield.OccupancyGrid.update_from_vertices`).
-        hidden_at: Share of the steps after which the cells that no training image shows are emptied, once and
-            permanently, but not before ``start``. A field has matter there that nothing has taught it, which views from
-            other sides may show. 0 keeps these cells, as do poses that are learned from coarse to fine.
+        hidden_at: Share of the steps after which the cells that no training image shows are emptied permanently, but
+            not before ``start`` and the last crop. A field has matter there that nothing has taught it, which views
+            from other sides may show. 0 keeps these cells. They are also kept where cameras are learned, where the
+            field has a warp, and where its density depends on values of rays.
         unsaved: Values for runs of earlier versions, which had no such settings.
     """
 
@@ -53,9 +53,15 @@ class OccupancyConfig:
     threshold: Annotated[float, Range(0, 1, low_open=True, high_open=True)] = 0.01
     hidden_at: BelowOne = 0.5
 
-    def hidden_step(self, steps: int) -> int | None:
-        """Returns the step of ``hidden_at`` in a training of a number of steps; None if it is 0."""
-        return None if self.hidden_at == 0 else max(self.start, math.ceil(self.hidden_at * steps))
+    def hidden_step(self, steps: int, stages: Sequence[StageConfig]) -> int | None:
+        """Returns the step of ``hidden_at`` in a training of a number of steps; None if it is 0.
+
+        A crop makes all cells of the smaller box occupied again.
+        """
+        if self.hidden_at == 0:
+            return None
+        crops = [stage.step for stage in stages if stage.crop and stage.step < steps]
+        return max(self.start, *crops, min(round(self.hidden_at * steps), steps - 1))
 
 
 @dataclass

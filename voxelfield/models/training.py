@@ -61,7 +61,6 @@ class TrainingSetup:
     """Input of a model's training.
 
     Attributes:
-        steps: Number of steps of the training.
         stages: Coarse-to-fine schedule.
         occupancy: Schedule of the occupancy grid's updates.
         loss: Weights of the loss terms.
@@ -73,9 +72,9 @@ class TrainingSetup:
         divide: Divides the evaluation of densities over processes: given a function of positions (M, 3), returns one of
             the same values (M,).
         reliable_poses: Whether the poses are accurate enough to exclude space that cameras cannot see.
+        hidden_step: Step before which cells that the training images do not show are emptied; None to keep them.
     """
 
-    steps: int
     stages: Sequence[StageConfig]
     occupancy: OccupancyConfig
     loss: LossConfig
@@ -85,6 +84,7 @@ class TrainingSetup:
     visual_hull: Callable[[Tensor, tuple[int, int, int]], Tensor] | None
     reliable_poses: bool = True
     divide: Callable[[PositionDensity], PositionDensity] = lambda density: density
+    hidden_step: int | None = None
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class OccupancyGrid(nn.Module):
 
     Attributes:
         occupied: Buffer (X, Y, Z) bool. May be changed in place: :attr:`bits` detects changes.
-        allowed: Buffer (X, Y, Z) bool, the cells that may become occupied; see :meth:`restrict`.
+        allowed: Buffer (X, Y, Z) bool, the cells that may become occupied; see :meth:`restrict` and :meth:`exclude`.
         density_ema_max: Buffer (X, Y, Z) float32, the decayed maximum densities of :meth:`update_from_samples`, per
             world unit.
         aabb: Buffer (2, 3) float32.
@@ -100,7 +100,7 @@ class OccupancyGrid(nn.Module):
 
     @torch.no_grad()
     def restrict(self, allowed: Tensor, aabb: Tensor) -> None:
-        """Excludes cells permanently and resets the others: all of them count as occupied until the next update.
+        """Excludes all other cells and resets the allowed ones, which count as occupied until the next update.
 
         Args:
             allowed: (X, Y, Z) bool of this grid's resolution: the cells to allow, such as a visual hull.
@@ -181,7 +181,7 @@ class OccupancyGrid(nn.Module):
 
         The field is evaluated at one random point of each allowed cell, or of some of them; a cell's density is the
         highest value observed there, decayed at each call (Mueller et al. 2022, appendix E.2). Does not synchronise
-        with the device, except in the first call after :meth:`restrict`.
+        with the device, except in the first call after :meth:`restrict` or :meth:`exclude`.
 
         That appendix evaluates every cell in the first 256 steps of training. Later, it draws half of ``cells`` from
         all cells and half from the occupied ones, as nerfacc does with half as many as there are cells.

@@ -18,45 +18,69 @@ MAX_CELLS_PER_AXIS = 256
 """Largest number of cells along each axis to which the occupied cells are subdivided."""
 
 
+def ray_spacing(field: Field, aabb: Tensor, cameras: Cameras) -> float:
+    """Returns the largest distance between the rays of neighbouring pixels, near the middle of a box.
+
+    Args:
+        field: The field.
+        aabb: (2, 3) the box, in the coordinates of the field's samples.
+        cameras: At least one camera.
+
+    Returns:
+        The distance in these coordinates; synchronises with the device.
+    """
+    # The largest angle between the rays of neighbouring pixels of each camera, radians.
+    flat = cameras.lens is None and cameras.rolling is None
+    angles = 1 / cameras.intrinsics[:, :2].amin(dim=-1) if flat else cameras.pixel_angles()[:, 1]
+    origins, angles = cameras.c2w[:, :3, 3].to(aabb.device), angles.to(aabb.device)
+    warp = warp_of(field)
+    if warp is not None:
+        return warp.ray_spacing(origins, angles)
+    return float(((origins - aabb.mean(dim=0)).norm(dim=-1) * angles).max())
+
+
 @torch.no_grad()
 def visible_cells(
-    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, chunk: int = 1 << 17
+    field: Field,
+    occupancy: OccupancyGrid,
+    settings: RenderSettings,
+    cameras: Cameras,
+    *,
+    spacing: float | None = None,
+    chunk: int = 1 << 17,
 ) -> Tensor:
     """Marks the occupied cells, or parts of them, in which a pixel of some camera has a visible sample.
 
     Cells are split into parts as small as the spacing of the pixels allows: the rays through the centres of pixels must
-    not miss a part that is visible between them. Where pixels are wider than cells, cells up to two pixels from such a
-    sample are marked as well.
+    not miss a part that is visible between them. Where pixels are closer together than the smallest parts, some are
+    left out. Where pixels are wider than cells, cells up to two pixels from such a sample are marked as well.
 
     Args:
         field: The field.
         occupancy: The occupied cells, on the field's device.
         settings: Sampling settings, including the visibility thresholds.
-        cameras: One ray is cast through the centre of each of their pixels.
+        cameras: Rays are cast through the centres of their pixels.
+        spacing: The spacing of the pixels if these are only some of the cameras, see :func:`ray_spacing`.
         chunk: Number of rays per chunk, to bound memory.
 
     Returns:
         (X, Y, Z) bool, on the field's device: a subdivision of the occupancy's box. The number of cells along each axis
         is a multiple of the occupancy's.
     """
-    seen = occupancy.occupied
+    seen, aabb = occupancy.occupied, occupancy.aabb
     if len(cameras) == 0:
         return torch.zeros_like(seen)
-    aabb, warp = occupancy.aabb, warp_of(field)
-    # The largest angle between the rays of neighbouring pixels of each camera, radians.
-    flat = cameras.lens is None and cameras.rolling is None
-    angles = 1 / cameras.intrinsics[:, :2].amin(dim=-1) if flat else cameras.pixel_angles()[:, 1]
-    origins, angles = cameras.c2w[:, :3, 3].to(aabb.device), angles.to(aabb.device)
-    if warp is None:
-        spacing = float(((origins - aabb.mean(dim=0)).norm(dim=-1) * angles).max())
-    else:
-        spacing = warp.ray_spacing(origins, angles)
+    if spacing is None:
+        spacing = ray_spacing(field, aabb, cameras)
     # A square with a side of one pixel diagonal contains the centre of a pixel in any orientation.
     sizes = (aabb[1] - aabb[0]).tolist()
     fits = [size / cells / (math.sqrt(2) * spacing) for size, cells in zip(sizes, seen.shape, strict=True)]
-    for axis, fit in enumerate(fits):
-        seen = seen.repeat_interleave(int(max(1, min(fit, MAX_CELLS_PER_AXIS // seen.shape[axis]))), axis)
-    shown = (count_visible_samples(field, occupancy, settings, cameras, seen.shape, chunk=chunk) > 0)[None].float()
+    parts = [int(max(1, min(fit, MAX_CELLS_PER_AXIS // cells))) for fit, cells in zip(fits, seen.shape, strict=True)]
+    for axis, count in enumerate(parts):
+        seen = seen.repeat_interleave(count, axis)
+    every = max(1, int(min(fit / count for fit, count in zip(fits, parts, strict=True))))
+    counts = count_visible_samples(field, occupancy, settings, cameras, seen.shape, every=every, chunk=chunk)
+    shown = (counts > 0)[None].float()
     if min(fits) < 1:
         # The visible part of a cell may be narrower than a pixel and missed, while the rays beside it are not.
         for axis, (fit, cells) in enumerate(zip(fits, seen.shape, strict=True)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from voxelfield.messages import clipped
@@ -96,7 +97,7 @@ def check_resumable(
         )
     check_state("field", model.field, checkpoint["field"], model.grid.levels)
     check_state("occupancy", model.occupancy, checkpoint["occupancy"])
-    changed = changed_settings(checkpoint["config"], present)
+    changed = changed_settings(asdict(saved), present)
     warned = [f"{key} is {now} instead of {old}" for key, (old, now) in changed.items() if key.startswith(_CHANGEABLE)]
     if warned:
         logger.warning("settings differ from those of the checkpoint: %s", clipped("; ".join(warned), 500))

@@ -235,7 +235,6 @@ class Session:
         )
         refines, coarse = config.camera.refines, bool(config.camera.stages)
         setup = TrainingSetup(
-            trainer.steps,
             trainer.stages,
             trainer.occupancy,
             trainer.loss,
@@ -247,6 +246,7 @@ class Session:
             visual_hull=None if refines else pixels.visual_hull,
             reliable_poses=not (refines and coarse),
             divide=divided_density,
+            hidden_step=None if refines else trainer.occupancy.hidden_step(trainer.steps, trainer.stages),
         )
         self.model.begin_training(setup)
         self._average = WeightAverage(self.model, self.optimizers, trainer.steps, trainer.average_steps)

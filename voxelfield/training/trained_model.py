@@ -165,9 +165,9 @@ class TrainedModel:
             raise ValueError(f"points must have shape (..., 3), got {tuple(points.shape)}")
         return occupied_density(self.field, self.occupancy, points.reshape(-1, 3)).view(points.shape[:-1])
 
-    def backend_for(self, cameras: Cameras) -> str:
-        """Returns the name of the function that renders views of these cameras by default."""
-        return self._default_renderer.backend if cameras.known_to_ops else GenericBackend.name
+    def backend_for(self, cameras: Cameras, backend: str | None = None) -> str:
+        """Returns the name of the function that renders views of these cameras where ``backend`` is asked for."""
+        return (backend or self._default_renderer.backend) if cameras.known_to_ops else GenericBackend.name
 
     def evaluate(
         self,
@@ -303,8 +303,8 @@ class TrainedModel:
             views: Largest number of evaluated views that are drawn again, by ``render_view``; spread evenly.
 
         Returns:
-            The difference between the mean PSNRs, dB. None if images are not drawn from stored values, or if without
-            these there is not enough memory or an image is not finite, which is logged.
+            The difference between the mean PSNRs, dB. None if images are not drawn from stored values. None as well,
+            with a warning, if drawing without them takes too much memory or gives an image that is not finite.
         """
         baking = {kind.name for part in self.parts for kind in part.model.image_backends if kind.bakes}
         if not any(name in self.backend_for(split.cameras) for name in baking):
@@ -321,7 +321,7 @@ class TrainedModel:
             logger.warning("not enough memory to measure what drawing from stored values costs: %s", error)
             return None
         except FloatingPointError as error:
-            logger.warning("drawn without stored values: %s", error)
+            logger.warning("the cost of drawing from stored values is not known: without them, %s", error)
             return None
         metric = "psnr_fitted" if "psnr_fitted" in exact else "psnr"
         scores = dict(zip(evaluation.names, evaluation.scores[metric], strict=True))

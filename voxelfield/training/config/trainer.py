@@ -350,11 +350,3 @@ class TrainerConfig:
                 f"{name}.stages must not become coarser without a crop (the last is {name}.finest_resolution in the "
                 f"presets), got resolutions {self.resolutions}"
             )
-        cropped = max((stage.step for stage in self.stages if stage.crop and stage.step < self.steps), default=0)
-        hidden = self.occupancy.hidden_step(self.steps)
-        if hidden is not None and hidden < cropped:
-            raise ValueError(
-                f"{name}.occupancy.hidden_at must be 0 or at least {cropped / self.steps:.3g}, because {name}.stages "
-                f"crop the box at step {cropped}, which restores its cells, got {self.occupancy.hidden_at:g} of "
-                f"{self.steps} steps"
-            )
