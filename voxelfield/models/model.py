@@ -256,13 +256,15 @@ class Model(Part):
         setup = self.setup
         config, stage = setup.occupancy, setup.stages[stage_at(setup.stages, step)]
         begins = stage.step == step
+        updates = step >= config.start and (begins or (step - config.start) % config.every == 0)
         hides = step == setup.hidden_step
         if begins:
             self.enter_stage(stage)
         if hides:
             self.exclude_hidden(step)
-        if hides or (step >= config.start and (begins or (step - config.start) % config.every == 0)):
+        if updates:
             self.refresh_occupancy()
+        if hides or updates:
             setup.optimizer.restrict()
         loss = setup.loss
         if loss.tv_features > 0 and step < loss.tv_until and step % loss.tv_every == 0:
