@@ -26,10 +26,9 @@ from voxelfield.export.model_file import (
 )
 from voxelfield.loading import load as load_model
 from voxelfield.ops import sample_trilinear
-from voxelfield.rendering import visible_cells as visible_cells_module
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
-from voxelfield.rendering.visible_cells import ray_spacing, visible_cells
+from voxelfield.rendering.visible_cells import pixel_stride, ray_spacing, visible_cells
 from voxelfield.training.trained_model import TrainedModel, restore_trained_model
 
 BOX = ((-1.0, -1.5, -1.0), (1.0, 0.5, 2.0))
@@ -257,28 +256,22 @@ def test_visible_cells_are_those_of_samples_with_weight(run, device):
     assert expected.sum() > 50
 
 
-def test_pixels_much_finer_than_the_parts_of_cells_are_left_out(run, device, monkeypatch):
-    settings, close = RenderSettings(step=0.05, min_weight=0.01), camera(device).enlarged(8)
-    monkeypatch.setattr(visible_cells_module, "MAX_CELLS_PER_AXIS", 24)
-    strides, counted = [], []
-    count = visible_cells_module.count_visible_samples
-
-    def spy(*arguments, every, chunk):
-        strides.append(every)
-        counted.append(count(*arguments, every=1) > 0)
-        return count(*arguments, every=every, chunk=chunk)
-
-    monkeypatch.setattr(visible_cells_module, "count_visible_samples", spy)
-    seen = visible_cells(run.field, run.occupancy, settings, close)
-    ([every], [by_all]) = strides, counted
-    spacing = ray_spacing(run.field, run.occupancy.aabb, close)
+def test_so_many_rays_cross_each_cell(run, device):
     low, high = run.occupancy.aabb
-    part = float(((high - low) / torch.tensor(seen.shape, device=device)).min())
-    assert every > 1
-    assert every * spacing * math.sqrt(2) <= part * (1 + 1e-4) < (every + 1) * spacing * math.sqrt(2)
-    assert not (seen & ~by_all).any()
-    # In this noise, many parts are visible in a few pixels only.
-    assert seen.sum() > 0.3 * by_all.sum()
+    cells = run.occupancy.occupied.shape
+    cell = float(((high - low) / torch.tensor(cells, device=device)).min())
+    middle = (low + high) / 2
+    for distance, size in ((5.0, 400), (5.0, 50), (0.3, 200), (0.0, 200)):
+        c2w = torch.eye(4, device=device)
+        c2w[:3, 3] = middle + distance * torch.tensor([0.0, 0.6, 0.8], device=device)
+        cameras = Cameras(c2w[None], torch.tensor([[size, size, size / 2, size / 2]], device=device), size, size)
+        stride = pixel_stride(run.field, run.occupancy, cameras, across=2)
+        farthest = distance + float((high - low).norm()) / 2
+        widest = math.sqrt(2) * farthest / size  # between the rays of neighbouring pixels, along the diagonal
+        assert stride == 1 or 2 * stride * widest <= cell * (1 + 1e-4)
+        assert 2 * (stride + 1) * widest > cell
+        assert ray_spacing(run.field, run.occupancy.aabb, cameras) > 0
+    assert visible_cells(run.field, run.occupancy, RenderSettings(step=0.05), cameras, every=1000).any()
 
 
 def test_coarse_images_leave_no_holes(run, device):

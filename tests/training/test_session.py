@@ -531,12 +531,13 @@ NOTHING = ("model.density.initial=1e-9",)
     ("options", "warp", "inputs", "reason"),
     [
         ((), None, (), None),
+        (("trainer.render.min_weight=0",), None, (), None),
         (LEARNED, None, (), None),
         (NOTHING, None, (), "they show no matter yet"),
         ((), NestedBoxes(((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0)), 3, near=0.2), (), "the field has a warp"),
         ((), None, ("time",), "the density depends on values of rays"),
     ],
-    ids=["none", "cameras", "nothing", "warp", "values"],
+    ids=["none", "all samples", "cameras", "nothing", "warp", "values"],
 )
 def test_hidden_cells_are_kept_for_a_reason(make_session, caplog, options, warp, inputs, reason):
     settings = ("model.density.initial=1000", "trainer.occupancy.hidden_at=0.5", "trainer.occupancy.start=5")

@@ -32,7 +32,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering, render
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.visible_cells import count_visible_samples, ray_spacing, visible_cells
+from voxelfield.rendering.visible_cells import count_visible_samples, pixel_stride, ray_spacing, visible_cells
 from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,11 @@ _MAX_SAMPLES = 32768
 # this many of them along the shorter side of the training images.
 _MIN_WEIGHT_WITH_DETAIL = 0.02
 _PIXELS_LOOKED_AT = 160
+
+# A cell counts as shown by an image where a sample has at least this compositing weight; without a limit, samples
+# behind opaque surfaces would count too. This many rays of an image cross each cell side by side, if its pixels allow.
+_MIN_WEIGHT_SHOWN = 1e-4
+_RAYS_ACROSS_CELL = 2
 
 # A field starts as a mist of equal density, which may be below the threshold of occupied cells everywhere. Where
 # samples are close together, or an environment explains much of the photographs, few cells exceed it at the first
@@ -359,6 +364,8 @@ class Model(Part):
     def exclude_hidden(self, step: int) -> None:
         """Excludes the cells in which no pixel of a training image has a visible sample; a collective call.
 
+        Where pixels are much finer than cells, some of them are examined, two along each side of a cell.
+
         All cells are kept, which is logged, if the field has a warp, because photographs of surroundings do not gain;
         if its density depends on values of rays, with which other cells may be visible; and if nothing is visible yet.
 
@@ -380,10 +387,20 @@ class Model(Part):
 
     def _shown_cells(self) -> Tensor:
         """Returns (X, Y, Z) bool: the cells in which a training image has a visible sample; a collective call."""
-        cameras, occupancy = self.setup.cameras, self.occupancy
-        own, spacing = cameras[processes.rank() :: processes.count()], ray_spacing(self.field, occupancy.aabb, cameras)
+        field, occupancy, cameras = self.field, self.occupancy, self.setup.cameras
+        settings = replace(self.settings, min_weight=max(self.settings.min_weight, _MIN_WEIGHT_SHOWN))
+        # A pyramid is marched by one kernel, which needs less memory for each ray.
+        marched = getattr(field, "pyramid_density", lambda: None)() is not None
         with self.autocast():
-            parts = visible_cells(self.field, occupancy, self.settings, own, spacing=spacing)
+            parts = visible_cells(
+                field,
+                occupancy,
+                settings,
+                cameras[processes.rank() :: processes.count()],
+                spacing=ray_spacing(field, occupancy.aabb, cameras),
+                every=pixel_stride(field, occupancy, cameras, _RAYS_ACROSS_CELL),
+                chunk=max(1 << 17, self.sampling.chunk) if marched else self.sampling.chunk,
+            )
         sizes = [finer // cells for finer, cells in zip(parts.shape, occupancy.occupied.shape, strict=True)]
         return processes.sum_of(F.max_pool3d(parts[None].float(), sizes)[0]) > 0
 

@@ -18,16 +18,18 @@ MAX_CELLS_PER_AXIS = 256
 """Largest number of cells along each axis to which the occupied cells are subdivided."""
 
 
-def ray_spacing(field: Field, aabb: Tensor, cameras: Cameras) -> float:
-    """Returns the largest distance between the rays of neighbouring pixels, near the middle of a box.
+def ray_spacing(field: Field, aabb: Tensor, cameras: Cameras, *, farthest: bool = False) -> float:
+    """Returns the largest distance between the rays of neighbouring pixels in a box.
 
     Args:
         field: The field.
         aabb: (2, 3) the box, in the coordinates of the field's samples.
         cameras: At least one camera.
+        farthest: Where the distance is measured if the field has no warp: in the corner of the box that is farthest
+            from a camera, or in the middle of the box.
 
     Returns:
-        The distance in these coordinates; synchronises with the device.
+        The distance in these coordinates, positive; synchronises with the device.
     """
     # The largest angle between the rays of neighbouring pixels of each camera, radians.
     flat = cameras.lens is None and cameras.rolling is None
@@ -36,7 +38,28 @@ def ray_spacing(field: Field, aabb: Tensor, cameras: Cameras) -> float:
     warp = warp_of(field)
     if warp is not None:
         return warp.ray_spacing(origins, angles)
-    return float(((origins - aabb.mean(dim=0)).norm(dim=-1) * angles).max())
+    distances = (origins - aabb.mean(dim=0)).norm(dim=-1)
+    if farthest:
+        distances = distances + (aabb[1] - aabb[0]).norm() / 2
+    return float((distances * angles).max().clamp_min(torch.finfo(torch.float32).tiny))
+
+
+def pixel_stride(field: Field, occupancy: OccupancyGrid, cameras: Cameras, across: int) -> int:
+    """Returns the largest stride between pixels with which rays of an image still cross each cell side by side.
+
+    Args:
+        field: The field.
+        occupancy: The cells.
+        cameras: At least one camera.
+        across: Number of rays along each side of a cell, wherever it is in the box and however it is turned.
+
+    Returns:
+        At least 1, with which pixels may be too far apart for so many rays; synchronises with the device.
+    """
+    aabb = occupancy.aabb
+    cell = min(size / cells for size, cells in zip((aabb[1] - aabb[0]).tolist(), occupancy.occupied.shape, strict=True))
+    # A square with a side of one pixel diagonal contains the centre of a pixel in any orientation.
+    return max(1, int(cell / (across * math.sqrt(2) * ray_spacing(field, aabb, cameras, farthest=True))))
 
 
 @torch.no_grad()
@@ -47,20 +70,22 @@ def visible_cells(
     cameras: Cameras,
     *,
     spacing: float | None = None,
+    every: int = 1,
     chunk: int = 1 << 17,
 ) -> Tensor:
     """Marks the occupied cells, or parts of them, in which a pixel of some camera has a visible sample.
 
     Cells are split into parts as small as the spacing of the pixels allows: the rays through the centres of pixels must
-    not miss a part that is visible between them. Where pixels are closer together than the smallest parts, some are
-    left out. Where pixels are wider than cells, cells up to two pixels from such a sample are marked as well.
+    not miss a part that is visible between them. Where pixels are wider than cells, cells up to two pixels from such a
+    sample are marked as well.
 
     Args:
         field: The field.
         occupancy: The occupied cells, on the field's device.
         settings: Sampling settings, including the visibility thresholds.
-        cameras: Rays are cast through the centres of their pixels.
-        spacing: The spacing of the pixels if these are only some of the cameras, see :func:`ray_spacing`.
+        cameras: One ray is cast through the centre of each of their pixels that is used.
+        spacing: :func:`ray_spacing` of all cameras if these are only some of them.
+        every: Stride between the pixels that are used, along each side of an image; does not affect the parts.
         chunk: Number of rays per chunk, to bound memory.
 
     Returns:
@@ -75,10 +100,8 @@ def visible_cells(
     # A square with a side of one pixel diagonal contains the centre of a pixel in any orientation.
     sizes = (aabb[1] - aabb[0]).tolist()
     fits = [size / cells / (math.sqrt(2) * spacing) for size, cells in zip(sizes, seen.shape, strict=True)]
-    parts = [int(max(1, min(fit, MAX_CELLS_PER_AXIS // cells))) for fit, cells in zip(fits, seen.shape, strict=True)]
-    for axis, count in enumerate(parts):
-        seen = seen.repeat_interleave(count, axis)
-    every = max(1, int(min(fit / count for fit, count in zip(fits, parts, strict=True))))
+    for axis, fit in enumerate(fits):
+        seen = seen.repeat_interleave(int(max(1, min(fit, MAX_CELLS_PER_AXIS // seen.shape[axis]))), axis)
     counts = count_visible_samples(field, occupancy, settings, cameras, seen.shape, every=every, chunk=chunk)
     shown = (counts > 0)[None].float()
     if min(fits) < 1:
@@ -121,8 +144,8 @@ def count_visible_samples(
     cells = torch.tensor(list(shape), device=device)
     for camera in range(len(cameras)):
         width, height = cameras.size(camera)
-        rows = torch.arange(every // 2, height, every, device=device)
-        columns = torch.arange(every // 2, width, every, device=device)
+        rows = torch.arange(min(every, height) // 2, height, every, device=device)
+        columns = torch.arange(min(every, width) // 2, width, every, device=device)
         grid = torch.meshgrid(rows + 0.5, columns + 0.5, indexing="ij")
         for pixels in torch.stack(grid[::-1], dim=-1).view(-1, 2).split(chunk):
             rays = cameras.rays(torch.full((len(pixels),), camera, device=device), pixels, field.aabb)
