@@ -112,6 +112,7 @@ KINDS = {
         *PYRAMID,
         "model.density.initial=1000",
         "trainer.render.min_weight=1e-4",
+        "trainer.stages=[{step: 0, resolution: 16}]",
         "trainer.occupancy.hidden_at=0.3",
         "trainer.steps=12",
     ),

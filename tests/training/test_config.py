@@ -435,15 +435,21 @@ def test_rays_that_miss_the_scene_do_not_count():
 
 
 @pytest.mark.parametrize(
-    ("share", "steps", "step"),
-    [(0.0, 900, None), (0.5, 900, 450), (0.1, 150, 100), (0.2, 501, 100), (0.3, 501, 150), (0.999, 200, 199)],
+    ("share", "steps", "last", "step"),
+    [
+        (0.0, 900, 70, None),
+        (0.5, 900, 70, 450),
+        (0.1, 150, 20, 100),
+        (0.2, 501, 70, 140),
+        (0.999, 200, 70, 199),
+        (0.5, 900, 460, None),
+        (0.5, 900, 900, 450),
+        (0.5, 90, 0, None),
+    ],
 )
-def test_the_step_at_which_hidden_cells_are_emptied(share, steps, step):
-    config, stages = OccupancyConfig(start=100, hidden_at=share), [StageConfig(0, 8, crop=True), StageConfig(70, 9)]
-    assert config.hidden_step(steps, stages) == step
-    # A crop, unless training ends before it, makes all cells occupied again.
-    cropping = [*stages, StageConfig(700, 9, crop=True)]
-    assert config.hidden_step(steps, cropping) == (700 if steps == 900 and step is not None else step)
+def test_the_step_at_which_hidden_cells_are_emptied(share, steps, last, step):
+    stages = [StageConfig(0, 8, crop=True), *([StageConfig(last, 9)] if last > 0 else [])]
+    assert OccupancyConfig(start=100, hidden_at=share).hidden_step(steps, stages) == step
 
 
 def test_several_devices_share_a_batch_or_scale_it():

@@ -39,9 +39,9 @@ class OccupancyConfig:
         threshold: Opacity of a single sample above which a cell counts as occupied; lower while the field is a mist
             that is less opaque on average (:meth:`voxelfield.OccupancyGrid.update_from_vertices`).
         hidden_at: Share of the steps after which the cells that no training image shows are emptied permanently, but
-            not before ``start`` and the last crop. A field has matter there that nothing has taught it, which views
-            from other sides may show. 0 keeps these cells. They are also kept where cameras are learned, where the
-            field has a warp, and where its density depends on values of rays.
+            not before ``start``, nor before the last stage has lasted as long as all earlier ones. A field has matter
+            there that nothing has taught it, which views from other sides may show. 0 keeps these cells. They are also
+            kept where cameras are learned, where the field has a warp, and where its density depends on values of rays.
         unsaved: Values for runs of earlier versions, which had no such settings.
     """
 
@@ -54,14 +54,13 @@ class OccupancyConfig:
     hidden_at: BelowOne = 0.5
 
     def hidden_step(self, steps: int, stages: Sequence[StageConfig]) -> int | None:
-        """Returns the step of ``hidden_at`` in a training of a number of steps; None if it is 0.
-
-        A crop makes all cells of the smaller box occupied again.
-        """
+        """Returns the step of ``hidden_at`` in a training of a number of steps; None if it is not reached."""
         if self.hidden_at == 0:
             return None
-        crops = [stage.step for stage in stages if stage.crop and stage.step < steps]
-        return max(self.start, *crops, min(round(self.hidden_at * steps), steps - 1))
+        # A young level moves matter into cells that are still hidden. A crop, too, makes cells occupied again.
+        last = max(stage.step for stage in stages if stage.step < steps)
+        step = max(self.start, 2 * last, min(round(self.hidden_at * steps), steps - 1))
+        return step if step < steps else None
 
 
 @dataclass
