@@ -361,6 +361,11 @@ class Model(Part):
                 "camera to world in OpenGL axes"
             )
 
+    @property
+    def _is_marched_at_once(self) -> bool:
+        """Whether one kernel can march the field and evaluate its density, which needs less memory for each ray."""
+        return getattr(self.field, "pyramid_density", lambda: None)() is not None
+
     def exclude_hidden(self, step: int) -> None:
         """Excludes the cells in which no pixel of a training image has a visible sample; a collective call.
 
@@ -389,8 +394,6 @@ class Model(Part):
         """Returns (X, Y, Z) bool: the cells in which a training image has a visible sample; a collective call."""
         field, occupancy, cameras = self.field, self.occupancy, self.setup.cameras
         settings = replace(self.settings, min_weight=max(self.settings.min_weight, _MIN_WEIGHT_SHOWN))
-        # A pyramid is marched by one kernel, which needs less memory for each ray.
-        marched = getattr(field, "pyramid_density", lambda: None)() is not None
         with self.autocast():
             parts = visible_cells(
                 field,
@@ -399,7 +402,7 @@ class Model(Part):
                 cameras[processes.rank() :: processes.count()],
                 spacing=ray_spacing(field, occupancy.aabb, cameras),
                 every=pixel_stride(field, occupancy, cameras, _RAYS_ACROSS_CELL),
-                chunk=max(1 << 17, self.sampling.chunk) if marched else self.sampling.chunk,
+                chunk=max(1 << 17, self.sampling.chunk) if self._is_marched_at_once else self.sampling.chunk,
             )
         sizes = [finer // cells for finer, cells in zip(parts.shape, occupancy.occupied.shape, strict=True)]
         return processes.sum_of(F.max_pool3d(parts[None].float(), sizes)[0]) > 0
@@ -488,7 +491,7 @@ class Model(Part):
             averaged: Whether the weights are averaged.
         """
         values, width, channels = self.count_features(finest), copies.itemsize, self.grid.channels
-        if copies == torch.float16 and getattr(self.field, "pyramid_density", lambda: None)() is not None:
+        if copies == torch.float16 and self._is_marched_at_once:
             marched = rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible stores per ray
         else:
             marched = candidates * (_PACKED_SAMPLE + width * (channels + 16))

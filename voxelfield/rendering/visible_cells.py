@@ -56,10 +56,17 @@ def pixel_stride(field: Field, occupancy: OccupancyGrid, cameras: Cameras, acros
     Returns:
         At least 1, with which pixels may be too far apart for so many rays; synchronises with the device.
     """
-    aabb = occupancy.aabb
-    cell = min(size / cells for size, cells in zip((aabb[1] - aabb[0]).tolist(), occupancy.occupied.shape, strict=True))
+    fits = _rays_across_cells(occupancy, ray_spacing(field, occupancy.aabb, cameras, farthest=True))
+    return max(1, int(min(fits) / across))
+
+
+def _rays_across_cells(occupancy: OccupancyGrid, spacing: float) -> list[float]:
+    """Returns how many rays of a spacing cross a cell side by side, at least, along x, y and z."""
+    sizes = (occupancy.aabb[1] - occupancy.aabb[0]).tolist()
     # A square with a side of one pixel diagonal contains the centre of a pixel in any orientation.
-    return max(1, int(cell / (across * math.sqrt(2) * ray_spacing(field, aabb, cameras, farthest=True))))
+    return [
+        size / cells / (math.sqrt(2) * spacing) for size, cells in zip(sizes, occupancy.occupied.shape, strict=True)
+    ]
 
 
 @torch.no_grad()
@@ -92,14 +99,12 @@ def visible_cells(
         (X, Y, Z) bool, on the field's device: a subdivision of the occupancy's box. The number of cells along each axis
         is a multiple of the occupancy's.
     """
-    seen, aabb = occupancy.occupied, occupancy.aabb
+    seen = occupancy.occupied
     if len(cameras) == 0:
         return torch.zeros_like(seen)
     if spacing is None:
-        spacing = ray_spacing(field, aabb, cameras)
-    # A square with a side of one pixel diagonal contains the centre of a pixel in any orientation.
-    sizes = (aabb[1] - aabb[0]).tolist()
-    fits = [size / cells / (math.sqrt(2) * spacing) for size, cells in zip(sizes, seen.shape, strict=True)]
+        spacing = ray_spacing(field, occupancy.aabb, cameras)
+    fits = _rays_across_cells(occupancy, spacing)
     for axis, fit in enumerate(fits):
         seen = seen.repeat_interleave(int(max(1, min(fit, MAX_CELLS_PER_AXIS // seen.shape[axis]))), axis)
     counts = count_visible_samples(field, occupancy, settings, cameras, seen.shape, every=every, chunk=chunk)
