@@ -220,10 +220,11 @@ def _begin(
         check_pictures("hydra.run.dir", run_directory / evaluated, split.names)
     timing.end("load")
     on_step = None if watcher is None else watcher.after_step
-    session = Session(scene, settings, warp=warp, output=run_directory, on_step=on_step)
+    chosen = settings if resumed is None else resumed[2]
+    session = Session(scene, chosen, warp=warp, output=run_directory, on_step=on_step)
     first_step = 0
     if resumed is not None:
-        path, checkpoint = resumed
+        path, checkpoint, _ = resumed
         first_step = checkpoint["step"]
         # Checkpoints of later steps are damaged, or the user chose to go back: training now takes another course.
         older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= first_step]
@@ -249,7 +250,9 @@ def _how_to_go_on(session: Session) -> str:
     return "there is no checkpoint to continue from" if path is None else f"continue with resume={path}"
 
 
-def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tuple[Path, dict[str, Any]] | None:
+def load_to_resume(
+    settings: RunConfig, run_directory: Path, root: Path
+) -> tuple[Path, dict[str, Any], RunConfig] | None:
     """Loads the checkpoint from which training is to resume.
 
     Args:
@@ -258,7 +261,8 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
         root: Base folder of relative paths.
 
     Returns:
-        The file and its content, or None for a run that starts from the beginning.
+        The file, its content, and the settings with the environment that the run has chosen where they leave it to the
+        photographs; or None for a run that starts from the beginning.
 
     Raises:
         ValueError: The checkpoint belongs to another model or scene, is damaged, or belongs to a run in progress.
@@ -278,6 +282,8 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
     path, state = found
     with contents_of(path):
         saved = RunConfig.of_checkpoint(state["config"])
+    if settings.model.environment == AUTO:
+        settings = replace(settings, model=replace(settings.model, environment=saved.model.environment))
     if saved.model != settings.model:
         raise ValueError(
             f"resume must name a checkpoint of the configured model {asdict(settings.model)}, got one of "
@@ -293,7 +299,7 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
         )
     with contents_of(path):
         check_progress(state)
-    return found
+    return path, state, settings
 
 
 def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str] = ("train", "test")) -> Scene:
