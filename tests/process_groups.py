@@ -28,7 +28,9 @@ class Group:
     def __init__(
         self, directory: Path, *overrides: str, command: Sequence[str] = (*TRAIN, *TINY), **environment: str
     ) -> None:
-        alone = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        # Beside the repository there may be a folder of packages.
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        alone = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         self.launcher = subprocess.Popen(
             [*command, f"hydra.run.dir={directory}", "device=cpu", *overrides],
             cwd=ROOT,
