@@ -26,6 +26,7 @@ from voxelfield.export.model_file import (
 )
 from voxelfield.loading import load as load_model
 from voxelfield.ops import sample_trilinear
+from voxelfield.rendering.bricks import can_bake, lattice_spacing
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.visible_cells import pixel_stride, ray_spacing, visible_cells
@@ -40,23 +41,33 @@ MODELS = {
 }
 
 
-@pytest.fixture(params=MODELS)
-def run(request, device) -> TrainedModel:
+def noise(model: str, device: torch.device, cells: int = 12, radius: float = 0.6) -> TrainedModel:
     """A field of noise, of which a ball is occupied."""
     stages = "trainer.stages=[{step: 0, resolution: 16}]"
     box = f"scene.aabb={[list(corner) for corner in BOX]}"
     settings = preset(
-        "scene=lego", box, "trainer=smoke", stages, "trainer.occupancy.resolution=12", *MODELS[request.param]
+        "scene=lego", box, "trainer=smoke", stages, f"trainer.occupancy.resolution={cells}", *MODELS[model]
     )
     field = settings.model.build(torch.tensor(BOX), settings.trainer.resolutions, "cpu")
     with torch.no_grad():
         for level in field.grid.levels:
             level.copy_(torch.randn_like(level).half())
-    axes = torch.meshgrid(*[torch.linspace(-1, 1, 12)] * 3, indexing="ij")
-    ball = torch.stack(axes).norm(dim=0) < 0.6
-    empty = torch.zeros(12, 12, 12)
+    axes = torch.meshgrid(*[torch.linspace(-1, 1, cells)] * 3, indexing="ij")
+    ball = torch.stack(axes).norm(dim=0) < radius
+    empty = torch.zeros(cells, cells, cells)
     occupancy = {"occupied": ball, "allowed": ball, "density_ema_max": empty, "aabb": torch.tensor(BOX)}
     return restore_trained_model(settings, field.state_dict(), occupancy, 7, device)
+
+
+@pytest.fixture(params=MODELS)
+def run(request, device) -> TrainedModel:
+    return noise(request.param, device)
+
+
+def vertices_in_file(run: TrainedModel, level: torch.Tensor) -> torch.Tensor:
+    """(X, Y, Z) bool, the vertices whose features a model file holds."""
+    margin = lattice_spacing(run.field) if can_bake(run.field) else 0.0
+    return reached_vertices(run.occupancy.occupied, run.occupancy.aabb, level.shape[:3], run.field.grid.aabb, margin)
 
 
 def camera(device: torch.device) -> Cameras:
@@ -73,6 +84,17 @@ def test_an_exact_model_that_is_loaded_draws_the_same(run, tmp_path, device):
     assert torch.equal(loaded.occupancy.occupied, run.occupancy.occupied)
     view, expected = (each.renderer().view(camera(device), 0) for each in (loaded, run))
     assert expected.rgb.std() > 0.01
+    assert torch.equal(view.rgb, expected.rgb)
+    assert torch.equal(view.depth, expected.depth)
+
+
+@pytest.mark.parametrize("cells", [11, 17])
+def test_stored_values_around_cells_are_those_of_an_exact_model(tmp_path, device, cells):
+    # Faces of occupied cells lie between vertices of the lattice of stored values, and between those of the levels.
+    run = noise("deferred shading", device, cells, radius=0.85)
+    save_model(tmp_path / "model.safetensors", run, quality="exact")
+    loaded = load_model(tmp_path / "model.safetensors", device)
+    view, expected = (each.renderer().view(camera(device).enlarged(12), 0) for each in (loaded, run))
     assert torch.equal(view.rgb, expected.rgb)
     assert torch.equal(view.depth, expected.depth)
 
@@ -145,13 +167,15 @@ def test_sparse_levels_are_stored_with_their_blocks(quality, tmp_path, device):
 
 @pytest.mark.parametrize("resolution", [(2, 3, 40), (17, 9, 33), (1, 12, 13)])
 @pytest.mark.parametrize("cells_box", [BOX, ((-1.2, -1.0, 0.0), (0.3, 0.2, 2.5))], ids=["same box", "other box"])
-def test_vertices_are_reached_just_where_a_position_reads_them(resolution, cells_box, device):
+@pytest.mark.parametrize("margin", [0.0, 0.15])
+def test_vertices_are_reached_just_where_a_position_reads_them(resolution, cells_box, margin, device):
     occupied = torch.rand(6, 5, 7, device=device) < 0.1
     box, cells = (torch.tensor(x, device=device) for x in (BOX, cells_box))
-    reached = reached_vertices(occupied, cells, resolution, box)
+    reached = reached_vertices(occupied, cells, resolution, box, margin)
     at = occupied.nonzero()
-    inside = (at[:, None] + torch.rand(len(at), 3000, 3, device=device)) / torch.tensor([6, 5, 7], device=device)
-    positions = cells[0] + inside.view(-1, 3) * (cells[1] - cells[0])
+    inside = torch.rand(len(at), 3000, 3, device=device)
+    size = (cells[1] - cells[0]) / torch.tensor([6, 5, 7], device=device)
+    positions = (cells[0] + (at[:, None] + inside) * size + margin * (2 * inside - 1)).view(-1, 3)
     unit = (positions - box[0]) / (box[1] - box[0])
     grid = torch.zeros(*resolution, 1, device=device, dtype=torch.float64, requires_grad=True)
     sample_trilinear(grid, unit.double(), padding="border").sum().backward()
@@ -168,7 +192,7 @@ def test_features_are_off_by_half_a_step_at_most(run, tmp_path, device, quality,
     loaded = load_model(path, device)
     features = 0
     for level, original in zip(loaded.field.grid.levels, run.field.grid.levels, strict=True):
-        kept = reached_vertices(run.occupancy.occupied, run.occupancy.aabb, level.shape[:3], run.field.grid.aabb)
+        kept = vertices_in_file(run, level)
         values = original[kept].float()
         step = torch.maximum(share * values.std(dim=0), values.abs().amax(dim=0) / 127)
         off = (level[kept].float() - values).abs()
@@ -214,7 +238,7 @@ def test_features_that_no_image_depends_on_have_no_importance(run, device):
     for importance, level in zip(found, run.field.grid.levels, strict=True):
         assert importance.shape == level.shape
         assert importance.max() > 0
-        reached = reached_vertices(run.occupancy.occupied, run.occupancy.aabb, level.shape[:3], run.field.aabb)
+        reached = vertices_in_file(run, level)
         assert not importance[~reached].any()
     away = camera(device)
     away.c2w[:, 2, 3] = -50.0
@@ -518,7 +542,7 @@ def test_a_file_of_the_previous_format_is_refused_in_one_line(tmp_path):
     path = tmp_path / "model.safetensors"
     text = json.dumps({"format": 4, "steps": 7, "checksums": {"x": 1}, "config": {"model": {"kind": "mlp"}}})
     save_file({"x": torch.ones(2)}, path, {"voxelfield model": f"{zlib.crc32(text.encode()):08x}{text}"})
-    with pytest.raises(ModelFileError, match=r"has format 4; this version reads format 5: export the run again"):
+    with pytest.raises(ModelFileError, match=r"has format 4; this version reads format 6: export the run again"):
         load_model(path, "cpu")
 
 

@@ -85,14 +85,17 @@ def feature_importance(
     return [torch.zeros_like(x) if x.grad is None else x.grad / max(3 * len(numbers), 1) for x in sums]
 
 
-def reached_vertices(occupied: Tensor, occupied_box: Tensor, resolution: Sequence[int], aabb: Tensor) -> Tensor:
-    """Marks the vertices whose values contribute at some position in an occupied cell.
+def reached_vertices(
+    occupied: Tensor, occupied_box: Tensor, resolution: Sequence[int], aabb: Tensor, margin: float = 0.0
+) -> Tensor:
+    """Marks the vertices whose values contribute at some position in an occupied cell, or near one.
 
     Args:
         occupied: (X', Y', Z') bool, the cells in which rays are sampled.
         occupied_box: (2, 3) the box of these cells, world units.
         resolution: Vertices of the grid along x, y and z.
         aabb: (2, 3) the grid's box, world units.
+        margin: How far from an occupied cell positions may be, along each axis, world units.
 
     Returns:
         (X, Y, Z) bool on the device of ``occupied``, the same on every device. Positions that rounding puts a little
@@ -107,9 +110,9 @@ def reached_vertices(occupied: Tensor, occupied_box: Tensor, resolution: Sequenc
         spacing = (end[axis] - begin[axis]) / max(vertices - 1, 1)
         at = begin[axis] + spacing * torch.arange(vertices, dtype=torch.float64)
         # A vertex contributes up to its neighbours. Beyond the faces, positions read the outermost vertices.
-        to_cells = cells / (high[axis] - low[axis])
-        first = ((at - spacing - low[axis]) * to_cells - 1e-3).floor().long()
-        stop = ((at + spacing - low[axis]) * to_cells + 1e-3).floor().long() + 1
+        to_cells, reach = cells / (high[axis] - low[axis]), spacing + margin
+        first = ((at - reach - low[axis]) * to_cells - 1e-3).floor().long()
+        stop = ((at + reach - low[axis]) * to_cells + 1e-3).floor().long() + 1
         first[0], stop[-1] = 0, cells
         reached = _any_between(reached, axis, first.clamp(0, cells), stop.clamp(0, cells))
     return reached

@@ -1,11 +1,11 @@
 """The model file: the part of a trained model that rendering needs, in the safetensors format.
 
-Features that no occupied cell can read are left out; a compressed bit per cell stores which cells are occupied. The
-other features are quantised to 8 bits and compressed (:mod:`voxelfield.export.quantized`), or stored as float16. The
-decoder's weights are stored as they are. Metadata contain the configuration and a checksum of everything, so the file
-describes itself, and damage is detected. Loading executes nothing from the file, its settings are plain data, and the
-sizes that it declares are compared with its own before memory is allocated. A file is read once, and the bytes that
-were verified are those that are used.
+Features that rendering cannot read are left out, because they are too far from all occupied cells; a compressed bit per
+cell stores which cells are occupied. The other features are quantised to 8 bits and compressed
+(:mod:`voxelfield.export.quantized`), or stored as float16. The decoder's weights are stored as they are. Metadata
+contain the configuration and a checksum of everything, so the file describes itself, and damage is detected. Loading
+executes nothing from the file, its settings are plain data, and the sizes that it declares are compared with its own
+before memory is allocated. A file is read once, and the bytes that were verified are those that are used.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from voxelfield.export.quantized import pack, quantize, steps_by_importance, ste
 from voxelfield.files import atomic_write, read_regular
 from voxelfield.grids.boxes import check_box
 from voxelfield.ops._checks import check_choice
+from voxelfield.rendering.bricks import can_bake, lattice_spacing
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.visible_cells import visible_cells
 from voxelfield.training.state.checkpoint import contents_of
 from voxelfield.training.trained_model import TrainedModel
 
-FORMAT = 5
+FORMAT = 6
 """Layout version of the files. Raise it when an older voxelfield could not read them."""
 
 Quality = Literal["exact", "standard", "small"]
@@ -106,12 +107,15 @@ def save_model(
     check_choice("quality", quality, tuple(_ROUNDING))
     field, occupancy, grid, rays = run.field, run.occupancy, run.model.grid, run.model.settings
     occupied = occupancy.occupied if cameras is None else visible_cells(field, occupancy, rays, cameras)
+    # Stored values, from which a field with deferred shading is drawn, are interpolated between vertices of a lattice,
+    # and those around an occupied cell may lie outside of it.
+    margin = lattice_spacing(field) if can_bake(field) else 0.0
     # Blocks of sparse levels exist only where something is visible.
     sparse = [blocks is not None for blocks in getattr(grid, "blocks", [None] * len(grid.levels))]
     masks = [
         torch.ones(level.shape[:3], dtype=torch.bool, device=level.device)
         if whole
-        else reached_vertices(occupied, occupancy.aabb, level.shape[:3], grid.aabb)
+        else reached_vertices(occupied, occupancy.aabb, level.shape[:3], grid.aabb, margin)
         for level, whole in zip(grid.levels, sparse, strict=True)
     ]
     stored = [level.detach()[mask] for level, mask in zip(grid.levels, masks, strict=True)]
@@ -146,6 +150,7 @@ def save_model(
         # Extra states of modules.
         "settings": {name: value for name, value in field.state_dict().items() if name not in state},
         "occupancy": list(occupied.shape),
+        "margin": margin,
         "config": asdict(run.config),
     }
     on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
@@ -223,7 +228,7 @@ def _unpack(
         if name in description["whole"]:
             reached = torch.ones(shape[:3], dtype=torch.bool, device=device)
         else:
-            reached = reached_vertices(occupied, aabb, shape[:3], box)
+            reached = reached_vertices(occupied, aabb, shape[:3], box, float(description["margin"]))
         values, step, stored = field[name], tensors.get(f"step.{name}"), [int(reached.sum()), shape[3]]
         if step is not None:
             if step.dtype != torch.float32 or step.shape != (shape[3],):

@@ -117,6 +117,11 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
     return Bricks(log_density, values, lowest, extent, lattice.blocks, box)
 
 
+def lattice_spacing(field: RadianceField, per_voxel: int = PER_VOXEL) -> float:
+    """Returns the largest distance between neighbouring vertices that :func:`bake` stores, in warped coordinates."""
+    return float(_lattice(field, per_voxel)[1].max())
+
+
 def stored_bytes(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VOXEL) -> int:
     """Returns the bytes of the blocks that :func:`bake` would store, without evaluating the field; synchronises."""
     decoder = field.decoder
