@@ -128,7 +128,7 @@ def test_a_run_goes_on_after_ctrl_c(tmp_path, captures, overrides, chosen):
 )
 def test_a_run_on_a_gpu_goes_on_after_ctrl_c(tmp_path, captures, overrides, chosen):
     filled = (text.format_map(captures) for text in overrides)
-    assert check_ctrl_c(tmp_path, on_gpu, *filled).model.environment == chosen
+    assert check_ctrl_c(tmp_path, on_gpu, *filled, "devices=1").model.environment == chosen
 
 
 def check_processes(directory: Path, *overrides: str, **environment: str) -> None:
