@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _marks_left_out(config: pytest.Config) -> list[str]:
     """Returns the marks of tests that do not run unless they are asked for."""
     without_gpu = [] if REQUIRE_CUDA or torch.cuda.is_available() else ["cuda"]
-    return [mark for mark in ("sweep", "slow", "long") if not config.getoption(f"--{mark}")] + without_gpu
+    return without_gpu + [mark for mark in ("sweep", "slow", "long") if not config.getoption(f"--{mark}")]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1029,7 +1029,6 @@ def test_captured_in_a_cuda_graph():
 
 
 @pytest.mark.cuda
-@pytest.mark.slow
 def test_compiles_to_cuda_graphs():
     torch.compiler.reset()
 

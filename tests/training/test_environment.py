@@ -141,6 +141,7 @@ def trained(scene, tmp_path_factory) -> Session:
     return session
 
 
+@pytest.mark.slow
 def test_a_sky_is_drawn_better_by_a_map_of_directions(scene, trained):
     without = Session(scene, settings(f"trainer.steps={2 * STEPS}", NONE))
     without.fit()
