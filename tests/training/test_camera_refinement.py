@@ -456,6 +456,7 @@ def test_small_images_are_means_of_what_shows():
     assert shrunk(Split(images, cameras, ("one",), masks), 3).masks.any()
 
 
+@pytest.mark.slow
 def test_a_network_moves_cameras_towards_the_truth(scene):
     given = perturbed(scene, 0.05)
     session = session_of(given, None, "model=dense", "model.width=16", "model.hidden=1", "trainer.steps=150")

@@ -199,6 +199,12 @@ def test_a_run_and_its_model_file_show_the_same(scene, trained, tmp_path, warp):
     assert torch.equal(run.density(points), trained.result().density(points))
     assert run.density(points)[0] > 0
     assert run.density(points)[1:].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_a_small_model_file_shows_nearly_the_same(scene, trained, tmp_path):
+    expected = trained.result().render(scene.test.cameras, 1)
+    run = voxelfield.load(trained.output, "cpu")
     save_model(tmp_path / "small.safetensors", run, quality="standard", cameras=scene.train.cameras)
     smaller = voxelfield.load(tmp_path / "small.safetensors", "cpu")
     assert (smaller.render(scene.test.cameras, 1).rgb - expected.rgb).abs().mean() < 0.01

@@ -53,6 +53,7 @@ def test_cells_move_if_they_and_their_neighbours_are_unlike_the_field():
     assert not moving_cells(drawn / 80, unlike / 80).any(), "hardly any pixel was drawn"
 
 
+@pytest.mark.slow
 def test_passers_by_are_found_and_leave_no_ghosts(clean, device):
     crowded, people = with_passers_by(clean, every=2)
     psnr = {}
