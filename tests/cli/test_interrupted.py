@@ -106,7 +106,9 @@ def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
 @pytest.mark.parametrize(
     ("number", "owner", "name", "message"),
     [
-        ("SIGHUP", "configured", "load_configured_scene", "stopped before training began"),
+        pytest.param(
+            *("SIGHUP", "configured", "load_configured_scene", "stopped before training began"), marks=pytest.mark.slow
+        ),
         ("SIGINT", "configured", "load_configured_scene", "stopped before training began"),
         ("SIGTERM", "TrainedModel", "evaluate", "stopped while evaluating; continue with resume={checkpoint}"),
     ],

@@ -125,6 +125,7 @@ def test_sparse_levels_add_detail_in_these_coordinates(scene, tmp_path):
     torch.testing.assert_close(voxelfield.load(tmp_path, "cpu").render(scene.test.cameras, 0).rgb, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("camera", ["camera=none", pytest.param("camera=refine", marks=pytest.mark.sweep)])
 def test_the_preset_for_these_captures_learns_them(scene, camera):
     loss = preset("model=pyramid", "trainer=forward_facing", device="cpu", name="train").trainer.loss

@@ -73,6 +73,7 @@ def test_passers_by_are_found_and_leave_no_ghosts(clean, device):
     assert robust.scalars()["robust/ignored"] == float(robust.moves.float().mean())
 
 
+@pytest.mark.slow
 def test_photographs_without_passers_by_are_kept(clean):
     session = Session(clean, settings(*ROBUST))
     session.fit()
