@@ -20,6 +20,7 @@ import torch
 from composed_run import settings_of_run
 from omegaconf import OmegaConf
 from PIL import Image
+from quick_presets import preset
 from warm_python import warm_python
 
 import voxelfield
@@ -30,7 +31,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.runs import configured
-from voxelfield.training.config import RunConfig, parse, preset
+from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
