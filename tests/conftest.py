@@ -6,6 +6,7 @@ import gc
 import os
 import zlib
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import covering
 import pytest
@@ -42,11 +43,18 @@ def _share(text: str) -> tuple[int, int]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
     parser.addoption("--sweep", action="store_true", help="run the tests marked sweep as well")
     parser.addoption(
-        "--share", type=_share, metavar="K/N", help="run only the K-th of N shares of the tests, from 1 to N"
+        "--share", type=_share, metavar="K/N", help="of the tests marked sweep, run only the K-th of N shares"
     )
     parser.addoption("--long", action="store_true", help="run the tests marked long as well")
+
+
+def _marks_left_out(config: pytest.Config) -> list[str]:
+    """Returns the marks of tests that do not run unless they are asked for."""
+    without_gpu = [] if REQUIRE_CUDA or torch.cuda.is_available() else ["cuda"]
+    return without_gpu + [mark for mark in ("sweep", "slow", "long") if not config.getoption(f"--{mark}")]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -77,22 +85,36 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, object, object]:
+    """Makes no tests of cases that would be left out, which are most, unless the command line names their file."""
+    result = yield
+    covering.mark_sweeps(metafunc)
+    named = {Path(argument.partition("::")[0]).absolute() for argument in metafunc.config.args}
+    if metafunc.definition.path not in named:
+        left_out = set(_marks_left_out(metafunc.config))
+        kept = [call for call in metafunc._calls if left_out.isdisjoint(mark.name for mark in call.marks)]
+        # Without any case, pytest would call the test without its parameters.
+        metafunc._calls = kept or metafunc._calls
+    return result
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    covering.mark_sweeps(items)
+    def deselect(left_out: list[pytest.Item]) -> None:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+
     if share := config.getoption("--share"):
         number, count = share
-        shares = {item: zlib.crc32(item.nodeid.encode()) % count + 1 for item in items}
-        config.hook.pytest_deselected(items=[item for item in items if shares[item] != number])
-        items[:] = [item for item in items if shares[item] == number]
-    for mark in ("sweep", "long"):
-        if config.getoption(f"--{mark}"):
-            continue
+        sweeps = [item for item in items if item.get_closest_marker("sweep")]
+        deselect([item for item in sweeps if zlib.crc32(item.nodeid.encode()) % count + 1 != number])
+    for mark in _marks_left_out(config):
         left_out = [item for item in items if item.get_closest_marker(mark)]
         # Tests requested by name run: a file, a test or a marked case.
-        if 0 < len(left_out) < len(items):
-            config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if not item.get_closest_marker(mark)]
+        if len(left_out) < len(items):
+            deselect(left_out)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -11,44 +11,61 @@ case's parameters that its own name. All other cases are marked ``sweep``. Each 
 
 from __future__ import annotations
 
+import functools
+import heapq
 import inspect
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 import pytest
 
 
-def shows(case: pytest.Item, mark: pytest.Mark) -> set[Hashable]:
-    """What a case shows, as the mark has it."""
-    values = {name: repr(value) for name, value in case.callspec.params.items() if name != "device"}
+@functools.cache
+def parameters_of(function: Callable[..., Hashable]) -> tuple[str, ...]:
+    """Returns the names of a function's parameters, which take a while to find."""
+    return tuple(inspect.signature(function).parameters)
+
+
+def shows(params: Mapping[str, object], mark: pytest.Mark) -> set[Hashable]:
+    """What a case with these parameters shows, as the mark has it."""
+    values = {name: repr(value) for name, value in params.items() if name != "device"}
     groups = [(name,) for name in values]
     groups += itertools.combinations(values, 2)
     groups += (tuple(names.split()) for names in mark.args)
     shown: set[Hashable] = {(group, tuple(values[name] for name in group)) for group in groups}
     if by := mark.kwargs.get("by"):
-        shown.add(by(*(case.callspec.params[name] for name in inspect.signature(by).parameters)))
+        shown.add(by(*(params[name] for name in parameters_of(by))))
     return shown
 
 
 def choose(sets: list[set[Hashable]]) -> set[int]:
     """Returns the indices of few sets whose union is that of all: one after another, that which adds most."""
     missing, chosen = set().union(*sets), set()
+    # How much each set may add at the most: what it added when it was last looked at, as that only decreases.
+    bounds = [(-len(shown), i) for i, shown in enumerate(sets)]
+    heapq.heapify(bounds)
     while missing:
-        best = max(range(len(sets)), key=lambda i: len(sets[i] & missing))
+        _, best = heapq.heappop(bounds)
+        adds = (-len(sets[best] & missing), best)
+        if bounds and adds > bounds[0]:
+            heapq.heappush(bounds, adds)
+            continue
         chosen.add(best)
         missing -= sets[best]
     return chosen
 
 
-def mark_sweeps(items: list[pytest.Item]) -> None:
-    """Marks the cases of tests marked ``covering`` that are not among the chosen ones."""
-    tests = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("covering") is not None:
-            tests[item.nodeid.partition("[")[0], item.callspec.params.get("device")].append(item)
-    for cases in tests.values():
-        chosen = choose([shows(case, case.get_closest_marker("covering")) for case in cases])
-        for i, case in enumerate(cases):
+def mark_sweeps(metafunc: pytest.Metafunc) -> None:
+    """Marks the cases of a test marked ``covering`` that are not among the chosen ones."""
+    mark = metafunc.definition.get_closest_marker("covering")
+    if mark is None:
+        return
+    cases = defaultdict(list)
+    for call in metafunc._calls:
+        cases[call.params.get("device")].append(call)
+    for calls in cases.values():
+        chosen = choose([shows(call.params, mark) for call in calls])
+        for i, call in enumerate(calls):
             if i not in chosen:
-                case.add_marker("sweep")
+                call.marks.append(pytest.mark.sweep.mark)

@@ -43,7 +43,6 @@ def names(directory: Path) -> set[str]:
 
 
 @pytest.mark.sweep
-@pytest.mark.slow
 def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     directory = tmp_path / "run"
@@ -104,11 +103,12 @@ def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
     assert [event.step for event in events.Scalars("final/psnr")][-1] == step + 12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "owner", "name", "message"),
     [
-        ("SIGHUP", "configured", "load_configured_scene", "stopped before training began"),
+        pytest.param(
+            *("SIGHUP", "configured", "load_configured_scene", "stopped before training began"), marks=pytest.mark.slow
+        ),
         ("SIGINT", "configured", "load_configured_scene", "stopped before training began"),
         ("SIGTERM", "TrainedModel", "evaluate", "stopped while evaluating; continue with resume={checkpoint}"),
     ],
@@ -124,7 +124,6 @@ def test_a_signal_ends_loading_and_evaluating_at_once_with_a_message(tmp_path, n
     assert (owner != "TrainedModel") or load_checkpoint(checkpoint)["step"] == 20
 
 
-@pytest.mark.slow
 def test_a_rerun_in_an_occupied_directory_warns(tmp_path):
     checkpoint_path(tmp_path, 7).write_bytes(b"of an earlier run")
     code, output, _ = finish(start(f"hydra.run.dir={tmp_path}", "trainer.steps=2"))
@@ -146,7 +145,6 @@ def test_a_disk_that_is_full_for_large_files_loses_these_and_nothing_else(tmp_pa
     assert [name for name in names(tmp_path) if "tmp" in name.split(".") or name.endswith(".pt")] == []
 
 
-@pytest.mark.slow
 def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     code, _, complaints = finish(start(f"hydra.run.dir={tmp_path / 'file' / 'run'}"))
@@ -155,7 +153,6 @@ def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path):
     assert str(tmp_path / "file") in complaints
 
 
-@pytest.mark.slow
 def test_training_that_has_diverged_is_a_failure(tmp_path):
     options = ("trainer.rates.grid=1e6", f"hydra.run.dir={tmp_path}", "resume=auto")
     for _ in range(2):  # the second time it is finished already

@@ -45,7 +45,6 @@ def check_stopped(directory: Path, out: str) -> int:
     return int(stopped)
 
 
-@pytest.mark.slow
 def test_two_processes_write_one_run(start, tmp_path):
     directory = tmp_path / "runs" / "one"
     code, out, err = start(directory, "devices=2").finish()
@@ -110,7 +109,6 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.sweep
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "line"),
     [("MemoryError('no room')", "not enough memory on cpu: .*"), ("IndexError('far off')", "IndexError: far off")],
@@ -123,7 +121,6 @@ def test_an_error_in_one_process_is_one_line_that_names_it(start, tmp_path, erro
 
 
 @pytest.mark.sweep
-@pytest.mark.slow
 def test_a_process_that_does_not_answer_is_named(start, tmp_path):
     running = start(tmp_path, "devices=2", ENDLESS, "process_timeout=3")
     running.wait_for_checkpoint(tmp_path)
@@ -138,7 +135,6 @@ def test_a_process_that_does_not_answer_is_named(start, tmp_path):
 
 
 @pytest.mark.sweep
-@pytest.mark.slow
 def test_torchrun_restarts_a_run_whose_process_was_killed(start, tmp_path):
     command = (*TORCHRUN, "--max-restarts=1", "-m", "voxelfield", "train", *TINY)
     running = start(tmp_path, ENDLESS, "resume=auto", command=command)
@@ -153,7 +149,6 @@ def test_torchrun_restarts_a_run_whose_process_was_killed(start, tmp_path):
 
 
 @pytest.mark.sweep
-@pytest.mark.slow
 def test_tasks_of_slurm_are_one_run(start, tmp_path):
     slurm = {
         "SLURM_STEP_NUM_TASKS": "2",
@@ -244,12 +239,14 @@ def test_processes_on_gpus_use_expandable_segments_unless_told_otherwise(monkeyp
     assert os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == chosen[given]
 
 
+@pytest.mark.slow
 def test_a_sweep_with_several_processes_is_refused(start, tmp_path):
     code, _, err = start(tmp_path, f"hydra.sweep.dir={tmp_path}", "devices=2", command=(*TRAIN, "-m", *TINY)).finish()
     assert code == 2
     assert "devices must be auto or 1 in a sweep, got 2" in err
 
 
+@pytest.mark.slow
 def test_one_process_starts_nothing_distributed(start, tmp_path):
     program = """
 import sys

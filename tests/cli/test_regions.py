@@ -134,7 +134,6 @@ def test_a_session_trains_one_field():
 
 
 @pytest.mark.sweep
-@pytest.mark.slow
 def test_regions_are_trained_evaluated_and_rendered_as_one_run(start, tmp_path):
     run = tmp_path / "run"
     code, out, err = start(run, "regions=2", "trainer.evaluation.report=true").finish()
@@ -161,7 +160,6 @@ def test_regions_are_trained_evaluated_and_rendered_as_one_run(start, tmp_path):
 
 
 @pytest.mark.sweep
-@pytest.mark.slow
 def test_a_run_that_was_stopped_in_its_second_region_carries_on_there(start, tmp_path):
     running = start(tmp_path, "regions=2", "trainer.steps=200")
     first, second = (tmp_path / "regions" / number for number in "01")
@@ -200,7 +198,6 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.sweep
-@pytest.mark.slow
 def test_a_region_that_fails_is_named_and_the_others_are_trained(start, capture, tmp_path):
     command = (sys.executable, "-c", FAILING, f"scene={capture}", *OVERRIDES)
     code, _, err = start(tmp_path, "regions=2", "devices=2", command=command).finish()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from composed_run import settings_of_run
 from PIL import Image
+from quick_presets import preset
 
 import voxelfield
 from voxelfield.datasets.poses import turned_about
@@ -22,7 +23,6 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.paths import axes_looking
 from voxelfield.rendering.projection import sees_box
-from voxelfield.training.config import preset
 from voxelfield.warps.choice import WarpConfig, choose_warp
 
 CENTRE, RADIUS = torch.tensor([0.3, -0.2, 0.4]), 0.5

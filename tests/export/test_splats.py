@@ -229,7 +229,7 @@ def test_fog_is_as_opaque_as_in_the_field():
         fog = math.log(math.expm1(0.08 / field.decoder.activation.scale)) - field.decoder.activation.shift
         field.grid.features[..., 0] = torch.where(distance < RADIUS, fog, -20.0)
     cameras = cameras_around(8, 48)
-    splats = splats_of(field, occupancy, settings_of(field), cameras, SplatOptions(20_000, 0))
+    splats = splats_of(field, occupancy, settings_of(field), cameras, SplatOptions(8_000, 0))
     shown, truth = opacities(splats, cameras, field, occupancy)
     assert 0.7 < float(truth.max()) < 0.95
     assert float((shown - truth)[truth > 0.3].abs().mean()) < 0.03

@@ -508,6 +508,7 @@ def test_a_captured_step_keeps_copies_up_to_date():
     assert_reads_its_features(model, points)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     program = Path(two_ranks.__file__)
     running = [warm_python.start(str(program), str(rank), str(tmp_path / "store"), merged=True) for rank in range(2)]

@@ -764,7 +764,10 @@ def check_compiled(model: Rendering, device: torch.device, backend: str) -> None
         torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ALL_DTYPES)
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each in (torch.float64, torch.bfloat16))) for each in ALL_DTYPES],
+)
 def test_compiles_without_graph_breaks(device, dtype):
     check_compiled(Rendering(make_grid(dtype=torch.float32, device=device).to(dtype)), device, "aot_eager")
 

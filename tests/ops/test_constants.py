@@ -18,11 +18,13 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_importing_reads_none_of_them():
     code = "import voxelfield.ops._constants; from voxelfield import _library; print(_library.loaded_modules())"
     assert run(code) == "{}"
 
 
+@pytest.mark.slow
 def test_the_first_use_may_be_under_fake_tensors():
     code = (
         "from torch._subclasses.fake_tensor import FakeTensorMode\n"

@@ -77,6 +77,7 @@ def test_subnormal_grids_follow_float64(device, channels, padding):
     torch.testing.assert_close(gradients[1].double(), exact_gradients[1], rtol=1e-3, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_other_forms_of_the_code_agree(capability):
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}

@@ -428,7 +428,9 @@ def test_opcheck(device, options, levels, differentiable):
         last = name == "point_gradient_trilinear" and (arguments[3] is not None or options[-1])
         if differentiable and not last:
             arguments = torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: leaves(x)[0], arguments)
-        torch.library.opcheck(getattr(torch.ops.voxelfield, name).default, arguments)
+        # The other two checks, of which one compiles, are about gradients.
+        checks = {} if differentiable else {"test_utils": ("test_schema", "test_faketensor")}
+        torch.library.opcheck(getattr(torch.ops.voxelfield, name).default, arguments, **checks)
 
 
 @pytest.mark.parametrize("differentiable", [False, True])
@@ -1029,7 +1031,6 @@ def test_captured_in_a_cuda_graph():
 
 
 @pytest.mark.cuda
-@pytest.mark.slow
 def test_compiles_to_cuda_graphs():
     torch.compiler.reset()
 

@@ -9,7 +9,7 @@ from tolerances import assert_matches
 
 from voxelfield.ops import sample_pyramid, sample_trilinear, trilinear_interpolate
 
-pytestmark = [pytest.mark.cuda, pytest.mark.slow]
+pytestmark = [pytest.mark.cuda]
 
 GIB = 2**30
 RESOLUTION = (1026, 1024, 1024)

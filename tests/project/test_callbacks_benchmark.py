@@ -17,6 +17,7 @@ def callbacks_benchmark(monkeypatch):
     return importlib.import_module("callbacks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ["waited for", "fixed"])
 def test_it_compares_and_times_the_ways(callbacks_benchmark, room, tmp_path, capsys):
     path = tmp_path / "figures.json"
@@ -31,6 +32,7 @@ def test_it_compares_and_times_the_ways(callbacks_benchmark, room, tmp_path, cap
     assert table[2].startswith(f"dense, {room}")
 
 
+@pytest.mark.slow
 def test_another_picture_ends_the_run(callbacks_benchmark, monkeypatch):
     def darker(self, samples, directions):
         density, rgb = self._field.sample(samples, directions)

@@ -341,12 +341,14 @@ def without_packages_for_training() -> dict[str, tuple[int, str]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["bench", "doctor"])
 def test_verbs_that_train_nothing_need_no_package_for_training(without_packages_for_training, verb: str) -> None:
     status, complaints = without_packages_for_training[verb]
     assert status == 0, complaints
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["train", "eval", "render", "export", "process", "inspect"])
 def test_what_training_needs_is_told_in_one_line_where_it_is_not_installed(
     without_packages_for_training, verb: str

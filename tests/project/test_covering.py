@@ -1,4 +1,4 @@
-"""The choice of the cases that always run."""
+"""The choice of the tests and cases that run."""
 
 from __future__ import annotations
 
@@ -29,12 +29,21 @@ def test_one(request):
 @pytest.mark.sweep
 def test_long(request):
     request.config.cases.append("long")
+
+@pytest.mark.slow
+def test_slow(request):
+    request.config.cases.append("slow")
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_device(request, device):
+    request.config.cases.append(device)
 """
 
 
 @pytest.fixture
 def cases(pytester, request, monkeypatch):
-    """Runs a module with the project's conftest and returns what its cases note."""
+    """Runs a module with the project's conftest and returns what its cases note; ``.made`` are the cases collected."""
+    made: list[str] = []
 
     def run(groups: str, *options: str, name: str = "test_module.py") -> list[tuple]:
         monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
@@ -42,8 +51,13 @@ def cases(pytester, request, monkeypatch):
         conftest = (request.config.rootpath / "tests" / "conftest.py").read_text()
         pytester.syspathinsert(request.config.rootpath / "tests")
         noted: list[tuple] = []
+        made.clear()
 
         class Notes:
+            @staticmethod
+            def pytest_itemcollected(item: pytest.Item) -> None:
+                made.append(item.name)
+
             @staticmethod
             def pytest_configure(config: pytest.Config) -> None:
                 config.cases = noted
@@ -54,6 +68,7 @@ def cases(pytester, request, monkeypatch):
         assert result.ret == 0
         return noted
 
+    run.made = made
     return run
 
 
@@ -71,8 +86,48 @@ def test_every_pair_and_every_group_of_values_is_there_on_each_device(cases, gro
 
 def test_sweeps_run_when_asked_for(cases):
     assert "long" not in cases("")
-    everything = cases("", "--sweep")
+    everything = cases("", "--sweep", "-k", "many or long")
     assert len(everything) == 2 * 4 * 3 * 2 + 1
     assert "long" in everything
     assert cases("", name="test_module.py::test_long") == ["long"]
     assert len(cases("", "--sweep", "-m", "sweep")) == 2 * (24 - 12) + 1
+
+
+def test_slow_tests_run_when_asked_for(cases):
+    assert "slow" not in cases("")
+    assert cases("", "--slow", "-m", "slow") == ["slow"]
+    assert cases("", name="test_module.py::test_slow") == ["slow"]
+
+
+def test_a_share_is_one_of_the_sweeps_alone(cases):
+    shares = [cases("", "--slow", "--sweep", "--share", f"{number}/3") for number in (1, 2, 3)]
+    always = cases("", "--slow")
+    sweeps = cases("", "--sweep", "-m", "sweep")
+    assert "slow" in always
+    assert all(set(always) <= set(share) for share in shares)
+    assert sorted(map(str, itertools.chain(*shares))) == sorted(map(str, 3 * always + sweeps))
+    assert max(map(len, shares)) < len(always) + len(sweeps)
+
+
+def test_cases_that_are_left_out_are_made_only_where_they_may_be_named(cases, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    few = cases("", name=".")
+    assert len([name for name in cases.made if "test_many" in name]) == 2 * 12
+    assert "test_device[cuda]" not in cases.made
+    assert cases("") == few
+    assert len([name for name in cases.made if "test_many" in name]) == 2 * 24
+    assert "test_device[cuda]" in cases.made
+    left_out = ("cpu", 1, "a", False), ("cpu", 1, "a", True)
+    for device, size, kind, flag in set(left_out) - set(few):
+        name = f"test_module.py::test_many[{device}-{size}-{kind}-{flag}]"
+        assert cases("", name=name) == [(device, size, kind, flag)]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert "cuda" in cases("", name=".")
+
+
+def test_a_machine_that_must_have_a_gpu_fails_without_one(cases, monkeypatch, pytester):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("VOXELFIELD_REQUIRE_CUDA", "1")
+    with pytest.raises(AssertionError):
+        cases("", name=".")
+    assert "test_device[cuda]" in cases.made

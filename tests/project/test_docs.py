@@ -59,6 +59,7 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
         exec(compile("\n" * lines_before + block[1], str(path), "exec", dont_inherit=True), guide.__dict__)
 
 
+@pytest.mark.slow
 def test_the_training_loop_on_several_gpus_runs_on_two_processes_as_on_one(tmp_path: Path) -> None:
     program = dict(FILE.findall((ROOT / "docs" / "several_gpus.md").read_text(encoding="utf-8")))["fit_field.py"]
     path = tmp_path / "fit_field.py"

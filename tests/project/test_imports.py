@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 SLOW = ("torch._dynamo", "torchmetrics", "sympy", "av", "tensorboard", "matplotlib", "pooch", "numpy", "PIL", "viser")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "needed"), [("voxelfield", ("numpy",)), ("voxelfield.runs.configured", ("numpy", "PIL"))]
 )
@@ -69,6 +70,7 @@ def test_no_package_imports_one_that_imports_it(graph):
     graphlib.TopologicalSorter(packages).prepare()
 
 
+@pytest.mark.slow
 def test_a_session_whose_settings_are_all_given_needs_no_hydra():
     program = """
 import sys
@@ -90,6 +92,7 @@ assert not {"torch._dynamo", "sympy"} & sys.modules.keys(), "training has import
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_training_does_not_import_the_compiler(tmp_path):
     """It takes seconds, and torch's optimizers would do it at their first call."""
     program = """

@@ -101,6 +101,7 @@ def test_one_and_several_devices_take_turns_and_are_compared(scaling, monkeypatc
     ]
 
 
+@pytest.mark.slow
 def test_the_figures_of_a_training_are_those_of_its_run(scaling):
     figures = scaling.trained([*TINY, "device=cpu", *scaling.WITHOUT_FILES])
     assert set(figures) == {"rays_per_second", "seconds", "psnr", "gib"}
@@ -110,6 +111,7 @@ def test_the_figures_of_a_training_are_those_of_its_run(scaling):
     assert 0.1 < figures["gib"] < 10
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_ends_the_measurement_with_its_message(scaling):
     with pytest.raises(
         RuntimeError, match=r"train trainer\.steps=0 .*ended with status 2: .*trainer\.steps must be at least 1"

@@ -40,6 +40,7 @@ def test_every_trouble_is_trained_without_and_with_its_remedy(symptoms, tmp_path
     assert printed.count("trainer.vignetting=true") == 4  # as it is trained, and in the table
 
 
+@pytest.mark.slow
 def test_troubles_are_chosen_and_seeds_are_trained_each(symptoms, capsys):
     symptoms.main([*TINY, "trainer.steps=3", "--only", "blur", "--seeds", "2", "--device", "cpu"])
     lines = capsys.readouterr().out.splitlines()

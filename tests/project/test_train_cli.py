@@ -20,6 +20,7 @@ import torch
 from composed_run import settings_of_run
 from omegaconf import OmegaConf
 from PIL import Image
+from quick_presets import preset
 from warm_python import warm_python
 
 import voxelfield
@@ -30,7 +31,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.runs import configured
-from voxelfield.training.config import RunConfig, parse, preset
+from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -256,7 +257,6 @@ def test_the_log_names_the_choices_and_the_result(finished):
     assert (directory / "train.log").read_text().splitlines()[-1] in output
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_resumed_with_more_steps(finished, tmp_path):
     directory, _ = finished
     result = train(
@@ -284,7 +284,6 @@ def wait_for_checkpoint(process: subprocess.Popen, directory: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path):
     directory = tmp_path / "first"
     options = ("trainer.evaluation.save_images=false", "trainer.preview_every=0", "logger=none")
@@ -322,7 +321,6 @@ def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path):
 # --------------------------------------------------------------------------------------------------------- sweeps
 
 
-@pytest.mark.slow
 def test_a_sweep_makes_a_run_directory_for_each_choice(tmp_path):
     result = train("-m", "model=dense,sh", "logger=none", "trainer.steps=8", f"hydra.sweep.dir={tmp_path}")
     assert result.returncode == 0, result.stdout
@@ -359,7 +357,6 @@ def errors(output: str) -> list[str]:
     return [line for line in output.splitlines() if "[ERROR]" in line]
 
 
-@pytest.mark.slow
 def test_a_missing_scene_is_one_clear_message(tmp_path):
     result = train(f"data.root={tmp_path / 'nowhere'}", f"hydra.run.dir={tmp_path / 'run'}")
     assert result.returncode == 2, result.stdout
@@ -377,7 +374,6 @@ def train_apart(*overrides: str) -> subprocess.CompletedProcess:
     return warm_python.run("train.py", *overrides)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -400,7 +396,6 @@ def test_a_mistake_is_all_that_is_written_to_stderr(override, message, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "told"), [((), True), (("trainer=smoke",), False), (("model=sh",), False)])
 def test_the_defaults_without_a_gpu_are_told_where_they_run(overrides, told, tmp_path):
     missing = (f"data.root={tmp_path / 'nowhere'}", f"hydra.run.dir={tmp_path / 'run'}")
@@ -409,7 +404,6 @@ def test_the_defaults_without_a_gpu_are_told_where_they_run(overrides, told, tmp
     assert ("on a CPU, model=dense and trainer=cpu are the defaults" in result.stdout) == told
 
 
-@pytest.mark.slow
 def test_a_folder_is_a_scene_without_any_settings(tmp_path):
     folder = tmp_path / "somebody's scenes" / "my, capture"
     folder.mkdir(parents=True)
@@ -554,7 +548,6 @@ def test_a_scene_that_ends_at_its_box_is_not_loaded_to_choose_the_trainer(tmp_pa
     assert sys.argv == before, "the command line of this process is not that of the run"
 
 
-@pytest.mark.slow
 def test_a_capture_of_which_nothing_is_held_out_is_judged_by_its_training_views(tmp_path):
     folder = tmp_path / "capture"
     shutil.copytree(FIXTURE / "train", folder / "train")
@@ -632,7 +625,6 @@ def test_training_and_evaluation_state_what_stored_values_cost(tmp_path):
 
 
 @pytest.mark.cuda
-@pytest.mark.slow
 def test_a_run_on_a_gpu(tmp_path):
     result = train(
         "device=cuda",

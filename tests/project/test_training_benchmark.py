@@ -83,6 +83,7 @@ def test_levels_and_stages_follow_the_finest(training, finest, levels, stages):
 # ------------------------------------------------------------------------------------------------- what is measured
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_judges_and_writes(sweep, training, capsys):
     rows = sweep("--finest-resolution", "8", "--samples", "1024")
     found = [(row["finest_resolution"], row["samples"], row["sweeps"]) for row in rows]
@@ -106,6 +107,7 @@ def test_a_sweep_trains_judges_and_writes(sweep, training, capsys):
     assert re.search(r"^finest resolution 8, samples 2048: [0-9.]+ s, [0-9.]+ dB$", output, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_is_a_row_and_the_sweep_goes_on(sweep, capsys):
     rows = sweep("model.density.initial=1e-9", "--finest-resolution", "8", "12", "--samples")
     assert [row["finest_resolution"] for row in rows] == [12, 8]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,9 @@ def test_commands_name_what_there_is(path):
     commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
     named = re.findall(r"(?<![\w/$\"])((?:\.ci|packaging|tests)/[\w./]+)", "\n".join(commands))
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_ci_runs_what_readmes_command_leaves_out():
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (left_out,) = re.findall(r"^python -m pytest (.*)$", script, re.MULTILINE)
+    assert shlex.split(left_out) == ["-q", "-n", "2", "-m", "slow or sweep", "--slow", "--sweep", "--share", "$share"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from composed_run import settings_of_run
 from PIL import Image
+from quick_presets import preset
 
 import voxelfield
 from voxelfield.datasets.llff import points_of_frusta
@@ -19,7 +20,7 @@ from voxelfield.grids.boxes import parse_box
 from voxelfield.models.dense import DenseConfig
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import exp_se3
-from voxelfield.training.config import RunConfig, SceneConfig, parse, preset
+from voxelfield.training.config import RunConfig, SceneConfig, parse
 from voxelfield.warps.bounds import stray_cameras
 from voxelfield.warps.choice import WarpConfig, choose_warp, nested_boxes_of_cameras
 from voxelfield.warps.forward import NotForwardError, ndc_box_of_cameras

@@ -314,7 +314,7 @@ def search(session: Session, split, starts: int = 48, exposure=None):
     return found
 
 
-@pytest.mark.parametrize("side", [64, 13])
+@pytest.mark.parametrize("side", [pytest.param(64, marks=pytest.mark.slow), 13])
 def test_a_lost_camera_is_found_again(astray, scene, monkeypatch, side):
     monkeypatch.setattr(lost_cameras, "_SIDE", side)
     before = astray.refinement.refined().c2w
@@ -456,6 +456,7 @@ def test_small_images_are_means_of_what_shows():
     assert shrunk(Split(images, cameras, ("one",), masks), 3).masks.any()
 
 
+@pytest.mark.slow
 def test_a_network_moves_cameras_towards_the_truth(scene):
     given = perturbed(scene, 0.05)
     session = session_of(given, None, "model=dense", "model.width=16", "model.hidden=1", "trainer.steps=150")
@@ -465,6 +466,7 @@ def test_a_network_moves_cameras_towards_the_truth(scene):
     assert float(after.mean()) < 0.8 * float(before.mean())
 
 
+@pytest.mark.slow
 def test_a_wrong_focal_length_is_found(scene):
     split = scene.train
     intrinsics = split.cameras.intrinsics * torch.tensor([1.1, 1.1, 1.0, 1.0])

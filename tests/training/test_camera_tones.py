@@ -177,6 +177,7 @@ def trained(scene, tmp_path_factory) -> Session:
     return session
 
 
+@pytest.mark.slow
 def test_views_held_out_gain_from_the_tones_of_their_cameras(scene, trained):
     plain = session_of(scene)
     plain.fit()

@@ -158,6 +158,7 @@ def with_depth(scene: Scene, **extras: torch.Tensor) -> Scene:
     return replace(scene, splits=scene.splits | {"train": replace(scene.train, extras=extras)})
 
 
+@pytest.mark.slow
 def test_few_depths_tell_a_field_where_walls_are(one_thread):
     scene = corner(5)
     depth = scene.train.extras["depth"]

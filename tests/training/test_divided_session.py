@@ -44,6 +44,7 @@ def check_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], 
         assert error <= tolerance, f"{name} differs by {error:.1e} of its norm"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", SEVERAL)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("capture", CAPTURES)
@@ -58,12 +59,14 @@ def test_processes_draw_what_one_draws_from_shares_of_the_images(results, captur
             assert torch.equal(found[name], values), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", SEVERAL)
 def test_all_processes_refuse_what_one_of_them_reads(results, processes):
     assert "images/6.png: " in results[1][REFUSED][0]
     assert results[processes][REFUSED] == processes * results[1][REFUSED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "processes"),
     [(kind, processes) for processes in SEVERAL for kind in kinds_of(processes) if kind not in OTHERWISE],
@@ -82,6 +85,7 @@ def test_processes_train_what_one_trains(results, kind, processes):
                 assert records[step][tag] == pytest.approx(value, rel=1e-4, abs=1e-7), f"{tag} at step {step}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", SEVERAL)
 @pytest.mark.parametrize("otherwise", OTHERWISE)
 def test_how_processes_exchange_changes_nothing(results, processes, otherwise):
@@ -90,6 +94,7 @@ def test_how_processes_exchange_changes_nothing(results, processes, otherwise):
     check_same(results[processes][otherwise][0], results[processes]["halves"][0], tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", SEVERAL)
 @pytest.mark.parametrize("stop", STOPS)
 def test_a_resumed_run_continues_bit_by_bit_on_as_many_processes(results, processes, stop):
@@ -100,6 +105,7 @@ def test_a_resumed_run_continues_bit_by_bit_on_as_many_processes(results, proces
         assert torch.equal(weights[name], tensor), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", SEVERAL)
 @pytest.mark.parametrize("stop", STOPS)
 def test_a_run_of_one_process_resumes_on_several(results, processes, stop):

@@ -136,17 +136,25 @@ def scene():
 
 @pytest.fixture(scope="module")
 def trained(scene, tmp_path_factory) -> Session:
-    session = Session(scene, settings(f"trainer.steps={2 * STEPS}", MAP), output=tmp_path_factory.mktemp("run"))
+    session = Session(scene, settings(f"trainer.steps={STEPS}", MAP), output=tmp_path_factory.mktemp("run"))
     session.fit()
     return session
 
 
-def test_a_sky_is_drawn_better_by_a_map_of_directions(scene, trained):
+@pytest.fixture(scope="module")
+def well_trained(scene) -> Session:
+    session = Session(scene, settings(f"trainer.steps={2 * STEPS}", MAP))
+    session.fit()
+    return session
+
+
+@pytest.mark.slow
+def test_a_sky_is_drawn_better_by_a_map_of_directions(scene, well_trained):
     without = Session(scene, settings(f"trainer.steps={2 * STEPS}", NONE))
     without.fit()
-    found, before = trained.evaluate(progress=False).psnr, without.evaluate(progress=False).psnr
+    found, before = well_trained.evaluate(progress=False).psnr, without.evaluate(progress=False).psnr
     assert found > before + 2, (found, before)  # dB
-    assert trained.model.renderer().view(scene.test.cameras, 0).opacity.min() < 0.2
+    assert well_trained.model.renderer().view(scene.test.cameras, 0).opacity.min() < 0.2
 
 
 def test_a_map_is_chosen_where_photographs_agree_on_directions(scene, trained, caplog):
@@ -191,13 +199,14 @@ def test_the_map_is_saved_resumed_and_loaded(scene, trained, tmp_path):
         plain.restore(load_checkpoint(trained.output))
 
 
-def test_poses_of_views_are_refined_before_the_map(scene, trained):
+@pytest.mark.slow
+def test_poses_of_views_are_refined_before_the_map(scene, well_trained):
     moved = scene.test.cameras.c2w.clone()
     moved[:, :3, 3] += 0.02
     split = replace(scene.test, cameras=replace(scene.test.cameras, c2w=moved))
-    before = [each.detach().clone() for each in trained.model.environment.maps]
-    refined = refine_views(trained.model, trained.config.trainer, split, steps=30, rate=3e-3)
-    for maps in zip(before, trained.model.environment.maps, strict=True):
+    before = [each.detach().clone() for each in well_trained.model.environment.maps]
+    refined = refine_views(well_trained.model, well_trained.config.trainer, split, steps=30, rate=3e-3)
+    for maps in zip(before, well_trained.model.environment.maps, strict=True):
         assert torch.equal(*maps)
     given, found = ((views.cameras.c2w - scene.test.cameras.c2w)[:, :3, 3].norm(dim=1) for views in (split, refined))
     assert found.mean() < given.mean()

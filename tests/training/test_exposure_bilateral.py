@@ -131,6 +131,7 @@ FITTED = (
 )
 
 
+@pytest.mark.slow
 def test_gains_that_vary_within_photographs_are_found(scene):
     views = {}
     for kind in ("none", "bilateral"):

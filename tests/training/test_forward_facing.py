@@ -125,6 +125,7 @@ def test_sparse_levels_add_detail_in_these_coordinates(scene, tmp_path):
     torch.testing.assert_close(voxelfield.load(tmp_path, "cpu").render(scene.test.cameras, 0).rgb, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("camera", ["camera=none", pytest.param("camera=refine", marks=pytest.mark.sweep)])
 def test_the_preset_for_these_captures_learns_them(scene, camera):
     loss = preset("model=pyramid", "trainer=forward_facing", device="cpu", name="train").trainer.loss
@@ -199,6 +200,12 @@ def test_a_run_and_its_model_file_show_the_same(scene, trained, tmp_path, warp):
     assert torch.equal(run.density(points), trained.result().density(points))
     assert run.density(points)[0] > 0
     assert run.density(points)[1:].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_a_small_model_file_shows_nearly_the_same(scene, trained, tmp_path):
+    expected = trained.result().render(scene.test.cameras, 1)
+    run = voxelfield.load(trained.output, "cpu")
     save_model(tmp_path / "small.safetensors", run, quality="standard", cameras=scene.train.cameras)
     smaller = voxelfield.load(tmp_path / "small.safetensors", "cpu")
     assert (smaller.render(scene.test.cameras, 1).rgb - expected.rgb).abs().mean() < 0.01

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from quick_presets import preset
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.training.config import preset
 from voxelfield.training.logs.logging import NullLogger
 from voxelfield.training.session import Session
 

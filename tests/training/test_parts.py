@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from quick_presets import preset
 from torch import nn
 
 from voxelfield import Scene, Session
@@ -16,7 +17,6 @@ from voxelfield.models.dense import DenseConfig, DenseModel
 from voxelfield.models.part import Part
 from voxelfield.rendering.march import visible_samples
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.config import preset
 from voxelfield.training.state.checkpoint import load_checkpoint
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "lego"

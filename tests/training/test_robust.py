@@ -53,6 +53,7 @@ def test_cells_move_if_they_and_their_neighbours_are_unlike_the_field():
     assert not moving_cells(drawn / 80, unlike / 80).any(), "hardly any pixel was drawn"
 
 
+@pytest.mark.slow
 def test_passers_by_are_found_and_leave_no_ghosts(clean, device):
     crowded, people = with_passers_by(clean, every=2)
     psnr = {}
@@ -72,6 +73,7 @@ def test_passers_by_are_found_and_leave_no_ghosts(clean, device):
     assert robust.scalars()["robust/ignored"] == float(robust.moves.float().mean())
 
 
+@pytest.mark.slow
 def test_photographs_without_passers_by_are_kept(clean):
     session = Session(clean, settings(*ROBUST))
     session.fit()

@@ -61,6 +61,7 @@ def frames(video: Path) -> torch.Tensor:
         ).float()
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_results_of_one(folder, run, tmp_path):
     program = Path(two_evaluators.__file__)
     both = [warm_python.start(str(program), str(rank), str(tmp_path / "store"), str(folder)) for rank in range(2)]

@@ -229,6 +229,7 @@ def incomplete(tmp_path):
     return folder.parent
 
 
+@pytest.mark.slow
 @backends
 def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplete, device, backend, tmp_path, capsys):
     overrides = (f"data.root={incomplete}", "data.missing_images=skip", "trainer.image_size=25")
@@ -266,6 +267,7 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
     assert (f"{backend}, a frame" in output) == bool(rows[0]["profile"])
 
 
+@pytest.mark.slow
 def test_frames_are_timed_with_the_settings_that_are_stated(train, render_benchmark, incomplete, tmp_path):
     overrides = (f"data.root={incomplete}", "data.missing_images=skip", "trainer.image_size=25")
     run, result = train("render_pyramid_image", torch.device("cpu"), *overrides).output, tmp_path / "render.json"

@@ -234,6 +234,7 @@ def test_cells_are_told_how_many_visible_samples_they_hold(device):
     assert int((shown == 0).sum()) > 10
 
 
+@pytest.mark.slow
 def test_cameras_are_refined_in_nested_boxes_too(scene):
     generator = torch.Generator().manual_seed(5)
     split = scene.train

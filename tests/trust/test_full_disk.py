@@ -123,7 +123,6 @@ def pages(directory: Path) -> int:
     return sum(-(-path.stat().st_size // PAGE) + 1 for path in directory.rglob("*")) * PAGE
 
 
-@pytest.mark.slow
 def test_a_full_disk_breaks_nothing(tmp_path, whole):
     size = pages(whole)
     assert fill_up(tmp_path, [size // 2], whole)["runs"] == 1

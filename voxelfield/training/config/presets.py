@@ -70,13 +70,14 @@ def offer_defaults() -> None:
     settings = asdict(RunConfig())
     del settings["model"]  # its keys depend on its kind
     store.store(name="settings", node=settings, provider="voxelfield")
+    announced = announced_models()
     for name in model_names():
         try:
             defaults = asdict(ModelConfig.choose({"kind": name}, "model")(kind=name))
         except (Exception, SystemExit) as error:  # third-party code may raise anything
             logger.warning("model=%s is not available, because its model cannot be used: %s", name, error)
             continue
-        for group in ("model_config", "model") if name in announced_models() else ("model_config",):
+        for group in ("model_config", "model") if name in announced else ("model_config",):
             store.store(group=group, name=name, node=defaults, provider="voxelfield.models")
 
 
