@@ -571,7 +571,7 @@ def calls_of_every_op(device):
         "active_tiles_": (torch.ones(3, 3, 3, dtype=torch.bool, device=device), [5, 6, 9], *found),
         "grid_adam_": (
             *([x] for x in moments),
-            *([None], [one], [one], [None], [None], [None], [None], None, None),
+            *([grid.half()], [one], [one], [None], [None], [None], [None], None, None),
             *(0.9, 0.99, 1e-8, 0.0, 0.0, False, False),
         ),
         "grid_total_variation_grad_": (moments[0], grid, torch.ones(3, device=device), 1.0, None, None),
