@@ -65,6 +65,20 @@ class OpFunction(Function):
         return cls.record(*inputs)
 
 
+def raw_ops() -> list[str]:
+    """Returns the names of all raw ops, once the library is loaded."""
+    names = torch._C._dispatch_get_all_op_names()
+    return [name.removeprefix("voxelfield::") for name in names if name.startswith("voxelfield::")]
+
+
+def is_mapped(x: Tensor) -> bool:
+    """Tells whether ``torch.vmap`` maps over a tensor, which may also be outside of ``torch.func.grad``."""
+    wrappers = torch._C._functorch
+    while wrappers.is_gradtrackingtensor(x):
+        x = wrappers.get_unwrapped(x)
+    return bool(wrappers.is_batchedtensor(x))
+
+
 def register_autograd(op: str, apply: Callable[..., Any]) -> None:
     """Makes ``apply``, which takes the arguments of a raw op and applies a Function to them, its autograd kernel."""
 
@@ -131,7 +145,5 @@ def _raise_versions(name: str) -> None:
 
 @_library.when_loaded
 def _register() -> None:
-    for name in torch._C._dispatch_get_all_op_names():
-        namespace, _, op = name.partition("::")
-        if namespace == "voxelfield":
-            _raise_versions(op)
+    for op in raw_ops():
+        _raise_versions(op)

@@ -99,7 +99,7 @@ def ray_index_from_offsets(ray_offsets: Tensor, samples: int) -> Tensor:
     ray_offsets = check_ray_offsets(ray_offsets, samples, "samples", ray_offsets)
     rows = torch.arange(samples, device=ray_offsets.device)
     index = torch.searchsorted(ray_offsets[1:].contiguous(), rows, right=True)
-    return index.clamp_(max=max(ray_offsets.shape[0] - 2, 0))
+    return index.clamp(max=max(ray_offsets.shape[0] - 2, 0))
 
 
 def pack_equal_rays(name: str, values: Tensor, **others: Any) -> tuple[Any, ...]:
