@@ -17,7 +17,7 @@ class PackedSamples(NamedTuple):
 
     The samples of ray r are ``ray_offsets[r]:ray_offsets[r + 1]``, near to far. With a fixed capacity there may be rows
     past ``ray_offsets[-1]``, which belong to no ray: their position is NaN, where grids have neither value nor
-    gradient, ``t`` and ``dt`` are 0, and ``ray_index`` is R - 1.
+    gradient, ``t`` and ``dt`` are 0, and ``ray_index`` is R - 1, or 0 without rays.
 
     Attributes:
         positions: (M, 3) float32, world frame.
