@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from pyramid_scene import OCCUPANCY_BOX, STEP, make_rays, on
+from test_derivatives import CALLS
 from test_march_visible import BOXES
 from test_march_visible import make_scene as make_pyramid_scene
 from test_march_visible import settings as pyramid_settings
@@ -16,7 +17,6 @@ from test_render_grid import settings as grid_settings
 import voxelfield.compat.nerfacc as nerfacc
 from voxelfield import ops
 from voxelfield.ops import _internal
-from voxelfield.rendering.cameras import Cameras
 
 RAYS, BROKEN = 60, 8
 NOT_FINITE = [math.nan, math.inf, -math.inf]
@@ -261,25 +261,13 @@ def test_render_grid_renders_all_other_rays_alike(device, name, value):
 
 @every_value
 @pytest.mark.parametrize("place", [(0, 3), (2, 3), (0, 0), (1, 2)], ids=str)
-def test_a_camera_that_is_not_finite_sees_the_background(device, place, value):
-    scene = on(device, make_grid_scene(1))
-    camera = Cameras(torch.eye(4)[None].clone(), torch.tensor([[8.0, 8.0, 4.0, 4.0]]), 8, 8)
-    c2w = camera.c2w[0].to(device)
-    c2w[place] = value
-    background = torch.tensor([0.1, 0.2, 0.3], device=device)
-    field = _internal.PackedSHGrid.pack(scene["grid"], scene["aabb_grid"], 2, torch.float32)
-    numbers = {key: number for key, number in grid_settings().items() if key != "degree"}
-    image, opacity, depth = _internal.render_grid_image(
-        c2w,
-        camera.intrinsics[0].to(device),
-        8,
-        8,
-        background,
-        scene["occupied"],
-        scene["aabb_occupancy"],
-        field=field,
-        **numbers,
-    )
-    assert torch.equal(image, background.expand(8, 8, 3))
+@pytest.mark.parametrize("op", ["render_grid_image", "render_pyramid_image", "render_baked_image"])
+def test_a_camera_that_is_not_finite_sees_nothing(op, place, value):
+    make_inputs, render = CALLS[op]
+    inputs = make_inputs()
+    assert render(**inputs)[1].any()
+    inputs["c2w"][place] = value
+    image, opacity, depth, *_ = render(**inputs)
+    assert (image == inputs.get("background", torch.zeros(3))[0]).all()
     assert not opacity.any()
     assert not depth.any()
