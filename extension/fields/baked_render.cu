@@ -11,10 +11,12 @@ constexpr int kWarps = 4;              // of a block, below each other
 
 template <bool Pieces, int Values>
 __global__ void __launch_bounds__(kWarp* kWarps)
-    render_kernel(const __grid_constant__ BakedScene scene, const __grid_constant__ BakedPixels<Values> pixels) {
+    render_kernel(const __grid_constant__ BakedScene scene, const __grid_constant__ BakedPixels<Values> pixels,
+                  unsigned blocks_across) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int64_t x = static_cast<int64_t>(blockIdx.x) * kAcross + lane % kAcross;
-  const int64_t y = static_cast<int64_t>(blockIdx.y) * kDown * kWarps + warp * kDown + lane / kAcross;
+  const unsigned row = blockIdx.x / blocks_across, column = blockIdx.x - row * blocks_across;
+  const int64_t x = static_cast<int64_t>(column) * kAcross + lane % kAcross;
+  const int64_t y = static_cast<int64_t>(row) * kDown * kWarps + warp * kDown + lane / kAcross;
   if (x >= pixels.camera.width || y >= pixels.camera.height) return;
   pixels.template render<Pieces>(scene, x, y);
 }
@@ -22,8 +24,9 @@ __global__ void __launch_bounds__(kWarp* kWarps)
 struct Cuda : CudaBackend {
   template <bool Pieces, int Values>
   static void render(const BakedScene& scene, const BakedPixels<Values>& pixels) {
-    const dim3 grid(blocks(pixels.camera.width, kAcross), blocks(pixels.camera.height, kDown * kWarps));
-    launch(render_kernel<Pieces, Values>, grid, kWarp * kWarps, 0, scene, pixels);
+    // In one dimension, because a grid may have only 65535 blocks along its others.
+    const unsigned across = blocks(pixels.camera.width, kAcross), down = blocks(pixels.camera.height, kDown * kWarps);
+    launch(render_kernel<Pieces, Values>, blocks(int64_t{across} * down, 1), kWarp * kWarps, 0, scene, pixels, across);
   }
 };
 

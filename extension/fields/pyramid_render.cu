@@ -260,7 +260,8 @@ struct CudaImage : CudaBackend {
       using Image = PyramidImage<decltype(in_pieces)::value, decltype(sparse)::value>;
       const Image image{camera, {out.rgb, out.background}, out.opacity, out.depth, across, across * down};
       const auto launch_image = [&](const auto& kernel, const uint4* packed) {
-        launch_march(kernel, plan, image.count(), image.kBatch, like, scene, color_network, packed, image, degree);
+        launch_march(kernel, plan, int64_t{across} * down * image.kBatch, image.kBatch, like, scene, color_network,
+                     packed, image, degree);
       };
       if (plan.staged) return launch_image(render_pyramid_kernel<kWidth, StagedField<kWidth>, Image>, nullptr);
       static std::once_flag warned;

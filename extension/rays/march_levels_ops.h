@@ -26,16 +26,14 @@ struct LevelRay {
   float origin[3], direction[3], inverse[3];
   bool finite;
 
-  VOXELFIELD_HOST_DEVICE LevelRay(const float* from, const float* along) {
-    float zero = 0.0f;
+  VOXELFIELD_HOST_DEVICE LevelRay(const float* from, const float* along)
+      : finite(all_finite(from) && all_finite(along)) {
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
       origin[axis] = from[axis];
       direction[axis] = along[axis];
       inverse[axis] = 1.0f / along[axis];
-      zero += 0.0f * from[axis] + 0.0f * along[axis];
     }
-    finite = zero == 0.0f;
   }
 
   // Whether the ray crosses no faces of this axis at a finite distance.
@@ -71,7 +69,7 @@ struct MarchLevels {
     const LevelRay ray(origins + 3 * row, directions + 3 * row);
     float t = near[row];
     int64_t room = max_count;
-    if (!ray.finite) return t;
+    if (!ray.finite || !(t > -INFINITY)) return t;
     for (float begin = t; begin < far[row] && room > 0;) {
       int64_t level = 0;
       float end = far[row], next = INFINITY;  // the beginning of the nearest box ahead that precedes `level`

@@ -48,7 +48,7 @@ class RayPieces {
     for (int axis = 0; axis < 3; ++axis) point[axis] = fmaf(t_, ray.direction[axis], origin_[axis]);
     while (box_ > 0 && boxes.contains(box_ - 1, point)) --box_;
     // fmaxf and fminf ignore NaN, which would then count as having no limit.
-    if (!(ray.near < ray.far)) far_ = t_;
+    if (!ray.view(0.0f, 0.0f).may_hit()) far_ = t_;
   }
 
   // Sets `piece`, which is the whole ray or the previous piece, to the next piece that has samples, in warped

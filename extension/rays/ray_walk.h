@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/constants.h"
+#include "common/finite.h"
 #include "common/whole_numbers.h"
 
 namespace voxelfield {
@@ -103,6 +104,12 @@ struct RayView {
   float step;
   float steps_per_length;
 
+  // Whether a ray may have samples: it ends behind its beginning, and only its end may be infinitely far.
+  VOXELFIELD_HOST_DEVICE bool may_hit() const {
+    const float begin[3] = {near, offset, 0.0f};
+    return near < far && all_finite(origin) && all_finite(direction) && all_finite(begin);
+  }
+
   VOXELFIELD_HOST_DEVICE float t(float k) const { return fmaf(k + offset, step, near); }
 
   // Returns the number of lattice positions before distance `limit`, or zero if `limit` is infinitely far.
@@ -168,7 +175,7 @@ class RayWalk {
       leave_[axis] = (last - ray.near - kRounding * distances) * ray.steps_per_length - ray.offset;
     }
     range_ = {0, 0};
-    if (outside || !(enter < leave)) return;
+    if (outside || !(enter < leave) || !ray.may_hit() || !all_finite(start_)) return;
     const float first = fmaf(-kRounding, distances, enter), last = fmaf(kRounding, distances, leave);
     if (ray.near < first) range_.begin = ray.steps_before(first);
     range_.end = ray.steps_before(fminf(ray.far, last));

@@ -168,7 +168,9 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
       const int32_t index = entries[task.entries.start + begin + own];
       const auto s = level.locator(points, index);
       const Weights weights_of(directions, index);
-      int low[3], inside = 0xff;  // one bit per corner
+      // One bit per corner. Nearest lookup has no upper vertex. A weight of zero is not enough, because zero times an
+      // infinite value is NaN.
+      int low[3], inside = level.locator.nearest ? 1 : 0xff;
 #pragma unroll
       for (int axis = 0; axis < 3; ++axis) {
         const int upper = axis == 0 ? 0xf0 : axis == 1 ? 0xcc : 0xaa;

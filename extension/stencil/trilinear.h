@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "common/constants.h"
+#include "common/finite.h"
 #include "common/platform.h"
 
 namespace voxelfield {
@@ -116,13 +117,6 @@ struct DirectionalWeights {
            direction[2] * s.mixed_partial(corner, axis, 2);
   }
 };
-
-template <typename T>
-VOXELFIELD_HOST_DEVICE bool all_finite(const T* point) {
-  // A sum of products with zero is zero unless a term is infinite or NaN.
-  const T zero = point[0] * T(0) + point[1] * T(0) + point[2] * T(0);
-  return zero == T(0);
-}
 
 // Rounds once on the device: kernels that read the same point must agree on its cell, and the compiler may otherwise
 // fuse the two operations in one kernel and not in another.

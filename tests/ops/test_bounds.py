@@ -439,6 +439,9 @@ WITHOUT_LENGTHS = {
     *("places_in_atlas", "share_copies_"),
 }
 
+# Ops that run on the device of their only tensor, whichever that is.
+OF_ONE_TENSOR = {"pack_occupancy", "empty_distance"}
+
 WRONG = {
     "dimensions": lambda x: x[None],
     "length": lambda x: torch.cat([x, x]),
@@ -475,10 +478,16 @@ def test_raw_ops_refuse_what_does_not_fit(device, name, kind):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("name", OPS[1:])
+@pytest.mark.parametrize("name", [name for name in OPS if name not in OF_ONE_TENSOR])
 def test_raw_ops_refuse_another_device(name):
     _library.ensure_loaded("cuda")
     assert_refused(torch.device("cuda"), name, "device")
+
+
+def test_only_ops_of_one_tensor_have_no_other_device_to_refuse():
+    _library.ensure_loaded("cpu")
+    tensors = {name: tensors_in(arguments) for name, arguments in calls(torch.device("cpu")).items()}
+    assert {name for name in OPS if len(tensors[name]) == 1} == OF_ONE_TENSOR
 
 
 def test_a_message_says_what_was_expected_and_what_came(device, kernels):
@@ -571,7 +580,7 @@ def calls_of_every_op(device):
         "active_tiles_": (torch.ones(3, 3, 3, dtype=torch.bool, device=device), [5, 6, 9], *found),
         "grid_adam_": (
             *([x] for x in moments),
-            *([None], [one], [one], [None], [None], [None], [None], None, None),
+            *([grid.half()], [one], [one], [None], [None], [None], [None], None, None),
             *(0.9, 0.99, 1e-8, 0.0, 0.0, False, False),
         ),
         "grid_total_variation_grad_": (moments[0], grid, torch.ones(3, device=device), 1.0, None, None),

@@ -490,6 +490,25 @@ def test_opcheck(device, count):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_torch_func_and_the_compiler_return_autograds_gradient(device, dtype):
+    scene = on(device, make_scene(count=20, dtype=dtype))
+    grid = scene.pop("grid")
+
+    def loss(grid):
+        rendered = ops.render_grid(**scene, grid=grid, **settings())
+        return rendered.rgb.square().sum() + rendered.opacity.sum() + rendered.depth_sum.sum()
+
+    (expected,) = torch.autograd.grad(loss(leaf := grid.clone().requires_grad_()), leaf)
+    assert expected.any()
+    value, pull = torch.func.vjp(loss, grid)
+    compiled = grid.clone().requires_grad_()
+    torch.compile(loss, fullgraph=True, backend="aot_eager")(compiled).backward()
+    for actual in (torch.func.grad(loss)(grid), *pull(torch.ones_like(value)), compiled.grad):
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
 @pytest.mark.cuda
 def test_a_gradient_without_a_fixed_order_is_refused_where_that_is_asked_for():
     device = torch.device("cuda")

@@ -253,6 +253,23 @@ def test_points_that_are_not_finite_add_nothing(device, method):
 
 
 @every_method
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("channels", [1, 4, 7])
+def test_values_that_are_not_finite_reach_only_the_nearest_vertex(device, method, channels, value):
+    _library.ensure_loaded(device.type)
+    size, vertex = torch.tensor([9, 10, 19]), torch.tensor([2, 5, 11])
+    points = torch.rand(1, 300, 3)
+    points[0, 7] = (vertex + 0.2) / (size - 1)
+    values = torch.randn(1, 300, channels)
+    values[0, 7] = value
+    options = (PADDINGS["border"], True, True, False, False, METHODS[method])
+    sizes = [*size.tolist(), channels]
+    (sums,) = torch.ops.voxelfield.splat_trilinear(values.to(device), points.to(device), None, sizes, *options)
+    reached = ~sums[0].isfinite()
+    assert reached.nonzero().tolist() == [[*vertex.tolist(), channel] for channel in range(channels)]
+
+
+@every_method
 @pytest.mark.parametrize(("count", "channels"), [(0, 3), (4, 0), (0, 0)])
 def test_empty_input(device, count, channels, method):
     sizes = [(3, 4, 5, channels), (2, 2, 2, channels)]

@@ -173,6 +173,24 @@ def test_bricks_of_another_form_are_refused(device, change, message):
         )
 
 
+def test_images_may_have_more_rows_than_a_launch_has_blocks_along_y(device):
+    field = make_field(device, None)
+    occupancy = half_empty(field)
+    bricks = bake(field, occupancy)
+    c2w = look_at(device).c2w[0]
+    stored = {"log_density": bricks.log_density, "values": bricks.values, "blocks": bricks.blocks}
+    stored |= {"aabb": bricks.aabb, "clip": field.grid.aabb}
+
+    def render(height):
+        intrinsics = torch.tensor([30.0, 30.0, 1.0, height - 8.0], device=device)
+        return render_baked_image(c2w, intrinsics, 2, height, occupancy.bits, occupancy.aabb, step=0.1, **stored)
+
+    expected = render(16)
+    assert expected[1].any()
+    for tall, low in zip(render(16 * 65_535 + 32), expected, strict=True):
+        assert torch.equal(tall[-16:], low)
+
+
 def test_the_walk_stops_where_no_light_is_left(device):
     field = make_field(device, None)
     occupancy, black = half_empty(field), torch.zeros(3, device=device)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from voxelfield import peer_memory, processes
+from voxelfield.grids.exchange import DirectExchange
 
 GPU = torch.device("cuda", 1)
 
@@ -117,3 +118,32 @@ def test_memory_counts_while_it_lasts(tmp_path):
         assert peer_memory._bytes["now"] == 0
     finally:
         dist.destroy_process_group()
+
+
+def test_what_a_side_stream_sends_stays_allocated_until_it_has_arrived(two_gpus):
+    """The allocator may reuse memory of freed tensors on the main stream, which waits for the side stream in arrive."""
+    sent, arrived = [], []
+
+    class Beside(Tried):
+        def __init__(self, size):
+            self.tensors = [torch.zeros(size), torch.zeros(size)]
+
+        def run_beside(self, send):
+            send()
+            return lambda: arrived.append([own() is not None for own in sent])
+
+    two_gpus.setattr(processes, "row_counts", lambda own: [len(own)] * 2)
+    exchange = DirectExchange.__new__(DirectExchange)
+    memory = Beside(1000)
+    vars(exchange).update(_copies=memory, _received={torch.float32: memory}, _most=7, _in_use=False)
+    rows = [torch.rand(7, 4), torch.rand(7, 3)]
+    expected = torch.cat([own.flatten() for own in rows])
+    sent += map(weakref.ref, rows)
+    received = exchange.receive(rows)
+    del rows
+    next(received)
+    assert len(next(received)) == 2
+    assert arrived == [[True, True]]
+    assert torch.equal(memory.tensors[1][:28], expected[:28])
+    assert list(received) == []
+    assert [own() for own in sent] == [None, None]

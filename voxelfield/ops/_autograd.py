@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from voxelfield import _library
+
 MaybeTensor = Tensor | None
 
 # PyTorch's manual for custom operators calls the kernels below autograd in this way. The second of the two dispatch
@@ -63,6 +65,20 @@ class OpFunction(Function):
         return cls.record(*inputs)
 
 
+def raw_ops() -> list[str]:
+    """Returns the names of all raw ops, once the library is loaded."""
+    names = torch._C._dispatch_get_all_op_names()
+    return [name.removeprefix("voxelfield::") for name in names if name.startswith("voxelfield::")]
+
+
+def is_mapped(x: Tensor) -> bool:
+    """Tells whether ``torch.vmap`` maps over a tensor, which may also be outside of ``torch.func.grad``."""
+    wrappers = torch._C._functorch
+    while wrappers.is_gradtrackingtensor(x):
+        x = wrappers.get_unwrapped(x)
+    return bool(wrappers.is_batchedtensor(x))
+
+
 def register_autograd(op: str, apply: Callable[..., Any]) -> None:
     """Makes ``apply``, which takes the arguments of a raw op and applies a Function to them, its autograd kernel."""
 
@@ -104,3 +120,30 @@ def last_derivative(op: str, refusal: str) -> type[Function]:
             raise NotImplementedError(f"{op} cannot be mapped by torch.vmap")
 
     return LastDerivative
+
+
+def _raise_versions(name: str) -> None:
+    """Makes a raw op raise the version counters of the tensors that it writes according to its schema, if any.
+
+    Torch does so for its own ops only. Without it, autograd would compute wrong gradients in silence from saved tensors
+    that the op has overwritten.
+    """
+    op = getattr(torch.ops.voxelfield, name).default
+    arguments = enumerate(op._schema.arguments)
+    places = [place for place, argument in arguments if argument.alias_info and argument.alias_info.is_write]
+
+    def kernel(*args: Any) -> Any:
+        with below_autograd():
+            result = op(*args)
+        written = [x for place in places for x in (args[place] if isinstance(args[place], list) else [args[place]])]
+        torch.autograd.graph.increment_version([x for x in written if x is not None])
+        return result
+
+    if places:
+        _fragment.impl(name, kernel, "ADInplaceOrView")
+
+
+@_library.when_loaded
+def _register() -> None:
+    for op in raw_ops():
+        _raise_versions(op)

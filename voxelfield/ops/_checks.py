@@ -9,7 +9,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from voxelfield.ops._autograd import functorch_active
+from voxelfield.ops._autograd import functorch_active, is_mapped
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, shown
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -243,12 +243,7 @@ def is_readable(x: Tensor) -> bool:
     # Tracers use tensor subclasses that have no values, and torch.func has wrappers without any.
     if torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cpu:
         return False
-    if not functorch_active():
-        return True
-    wrappers = torch._C._functorch
-    while wrappers.is_gradtrackingtensor(x):  # also of tensors mapped outside of torch.func.grad
-        x = wrappers.get_unwrapped(x)
-    return not wrappers.is_batchedtensor(x)
+    return not (functorch_active() and is_mapped(x))
 
 
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:

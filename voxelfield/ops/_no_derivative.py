@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from voxelfield.ops._autograd import functorch_active
+from voxelfield.ops._autograd import functorch_active, is_mapped
 
 
 def hold_constant(op: str, **inputs: Tensor | None) -> tuple[Any, ...]:
@@ -18,7 +17,7 @@ def hold_constant(op: str, **inputs: Tensor | None) -> tuple[Any, ...]:
         NotImplementedError: An input carries a tangent of forward-mode differentiation, or is mapped by ``torch.vmap``.
     """
     tensors = {name: x for name, x in inputs.items() if x is not None}
-    if functorch_active() and any(map(torch._C._functorch.is_batchedtensor, tensors.values())):
+    if functorch_active() and any(map(is_mapped, tensors.values())):
         raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: call it once with the inputs of all calls")
     # This covers torch.func too: its forward mode enters a level of torch.autograd.forward_ad.
     if forward_ad._current_level >= 0:

@@ -17,7 +17,7 @@ class PackedSamples(NamedTuple):
 
     The samples of ray r are ``ray_offsets[r]:ray_offsets[r + 1]``, near to far. With a fixed capacity there may be rows
     past ``ray_offsets[-1]``, which belong to no ray: their position is NaN, where grids have neither value nor
-    gradient, ``t`` and ``dt`` are 0, and ``ray_index`` is R - 1.
+    gradient, ``t`` and ``dt`` are 0, and ``ray_index`` is R - 1, or 0 without rays.
 
     Attributes:
         positions: (M, 3) float32, world frame.
@@ -99,7 +99,7 @@ def ray_index_from_offsets(ray_offsets: Tensor, samples: int) -> Tensor:
     ray_offsets = check_ray_offsets(ray_offsets, samples, "samples", ray_offsets)
     rows = torch.arange(samples, device=ray_offsets.device)
     index = torch.searchsorted(ray_offsets[1:].contiguous(), rows, right=True)
-    return index.clamp_(max=max(ray_offsets.shape[0] - 2, 0))
+    return index.clamp(max=max(ray_offsets.shape[0] - 2, 0))
 
 
 def pack_equal_rays(name: str, values: Tensor, **others: Any) -> tuple[Any, ...]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from voxelfield.ops._autograd import MaybeTensor
+from voxelfield import _library
+from voxelfield.ops._autograd import MaybeTensor, raw_ops
 from voxelfield.ops._stencil import Stencil
 
 _fragment = torch.library.Library("voxelfield", "FRAGMENT")
@@ -81,6 +83,8 @@ class Mapping:
 
 Rule = Callable[..., tuple[Any, Any]]
 
+_rules: dict[str, Rule] = {}
+
 
 def register_batching(op: str, rule: Rule) -> None:
     """Registers a raw op's batching rule for ``torch.vmap`` and for autograd's own batches of gradients.
@@ -114,7 +118,7 @@ def register_batching(op: str, rule: Rule) -> None:
             return torch._add_batch_dim(result, result_dims, level)
         return [torch._add_batch_dim(x, dim, level) for x, dim in zip(result, result_dims, strict=True)]
 
-    torch.library.register_vmap(f"voxelfield::{op}", rule, lib=_fragment)
+    _rules[op] = rule
     _fragment.impl(op, batch_gradients, "Batched")
 
 
@@ -125,3 +129,16 @@ def _mapped_size(x: Any, level: int) -> int | None:
     # torch expands a tensor that is not mapped to the size passed in; a mapped tensor keeps its own length.
     one, two = (int(torch._remove_batch_dim(x, level, size, 0).shape[0]) for size in (1, 2))
     return one if one == two else None
+
+
+def _map(op: str, info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    """Applies the batching rule of a raw op. Without one, torch would run the op once for each call."""
+    if op not in _rules:
+        raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: call it once with the inputs of all calls")
+    return _rules[op](info, dims, *args)
+
+
+@_library.when_loaded
+def _register() -> None:
+    for op in raw_ops():
+        torch.library.register_vmap(f"voxelfield::{op}", partial(_map, op), lib=_fragment)

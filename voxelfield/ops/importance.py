@@ -37,7 +37,8 @@ def importance_sample(
         t_starts: (M,) float32 or float64, distances at which the intervals of all rays begin, packed by ray, near to
             far, without overlap; (R, S) without ``ray_offsets``. Of samples ``t - dt / 2``, of (R, S + 1) edges
             ``edges[:, :-1]``.
-        t_ends: The shape and dtype of ``t_starts``, distances at which the intervals end.
+        t_ends: The shape and dtype of ``t_starts``, distances at which the intervals end. Those that are not finite
+            change no other ray.
         weights: The shape of ``t_starts``, float32, float64, float16 or bfloat16; need not sum to 1. A weight that is
             not positive and finite counts as zero.
         count: Number N of distances to draw on each ray, at least 0.
@@ -93,7 +94,8 @@ def importance_sample(
     masses = torch.where(total > 0, masses, lengths)
     sums, total = distribution(masses)
     rows = torch.arange(samples, device=t_starts.device)
-    positions = ray_index + sums / total
+    # A ray that is not finite must not put the positions of others out of order.
+    positions = ray_index + (sums / total).nan_to_num(1.0)
     positions = torch.where(rows < ray_offsets[0], -1, torch.where(rows < ray_offsets[-1], positions, rays + 1))
     shares = torch.arange(count, device=t_starts.device) + offset.double().view(rays, -1)
     # Below 1 also after the ray's number is added, so that no ray takes its last distance from the next one.

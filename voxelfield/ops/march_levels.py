@@ -97,7 +97,7 @@ def march_levels(
     start, heading = (F.pad(x.detach(), (0, 0, 0, 1), value=torch.nan) for x in (origins, directions))
     along = ray_index.masked_fill(spare, rays)
     positions = torch.addcmul(start[along], heading[along], t[:, None])
-    return PackedSamples(positions, t, dt, along.clamp(max=rays - 1), ray_offsets, kept)
+    return PackedSamples(positions, t, dt, along.clamp(max=max(rays - 1, 0)), ray_offsets, kept)
 
 
 def level_intervals(

@@ -73,7 +73,7 @@ def march_rays(
     rounding moves a position out of it. Not differentiable.
 
     Args:
-        origins: (R, 3) float32, world units.
+        origins: (R, 3) float32, world units. A ray that is not finite has no samples.
         directions: (R, 3) float32, unit length.
         near: (R,) float32, distance at which the ray starts.
         far: (R,) float32, distance at which it ends. ``far <= near`` yields no samples; with an infinite ``far`` the

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch._functorch.utils import unwrap_dead_wrappers
 
 from voxelfield import _library
 from voxelfield.ops import _constants
+from voxelfield.ops._autograd import OpFunction, below_autograd, last_derivative, register_autograd, traces_ops
 from voxelfield.ops._checks import (
     check_dtype,
     check_float32,
@@ -22,7 +23,7 @@ from voxelfield.ops._checks import (
     lies_within,
 )
 from voxelfield.ops._errors import shown
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._no_derivative import hold_constant, refuse_jvp, refuse_vmap
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits, check_bits, pack_occupancy
 
@@ -121,33 +122,15 @@ def render_grid(
         raise ValueError("density must be None where grid requires a gradient: it would receive none")
     rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
     origins, directions, near, far, offset = hold_constant("render_grid", **rays)
-    aabb_occupancy, aabb_grid = hold_constant("render_grid", aabb_occupancy=aabb_occupancy, aabb_grid=aabb_grid)
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(grid).tangent is not None:
-        raise NotImplementedError(
-            "render_grid has no forward-mode derivative in grid, which must carry no tangent: differentiate in reverse "
-            "mode, or use march_rays, sample_trilinear and composite"
-        )
+    fixed = {"aabb_occupancy": aabb_occupancy, "aabb_grid": aabb_grid, "density": density}
+    aabb_occupancy, aabb_grid, density = hold_constant("render_grid", **fixed)
     _library.ensure_loaded(origins.device.type)
-    return RenderedRays(
-        *torch.ops.voxelfield.render_grid(
-            origins,
-            directions,
-            near,
-            far,
-            offset,
-            *cells,
-            aabb_occupancy,
-            grid,
-            density,
-            aabb_grid,
-            step,
-            degree,
-            density_scale,
-            density_shift,
-            min_transmittance,
-            min_weight,
-        )
-    )
+    walk = (origins, directions, near, far, offset, *cells, aabb_occupancy)
+    numbers = (step, degree, density_scale, density_shift, min_transmittance, min_weight)
+    arguments = (*walk, grid, density, aabb_grid, *numbers)
+    if traces_ops():
+        return RenderedRays(*torch.ops.voxelfield.render_grid.default(*arguments))
+    return RenderedRays(*_RenderGrid.apply(*unwrap_dead_wrappers(arguments)))
 
 
 def cells_to_walk(
@@ -224,6 +207,43 @@ def _alert_not_deterministic(device: torch.device) -> None:
     warnings.warn(message, stacklevel=2)
 
 
+class _RenderGrid(OpFunction):
+    """The op as an autograd Function, applied to the arguments of the raw op."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        with below_autograd():
+            rendered: tuple[Tensor, ...] = torch.ops.voxelfield.render_grid.default(*inputs)
+        return rendered
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *rays, occupied, ctx.resolution, aabb_occupancy, grid, density, aabb_grid = inputs[:11]
+        ctx.settings = inputs[11:]
+        ctx.own_density = density is not None
+        ctx.save_for_backward(*output, *rays, occupied, aabb_occupancy, grid, aabb_grid)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.own_density:
+            raise NotImplementedError("rendering with a density of its own has no derivative; leave density out")
+        d_grid = None
+        if ctx.needs_input_grad[8]:
+            _alert_not_deterministic(grads[0].device)
+            *saved, aabb_occupancy, grid, aabb_grid = ctx.saved_tensors
+            scene = (ctx.resolution, aabb_occupancy, grid, aabb_grid, *ctx.settings)
+            d_grid = _RenderGridBackward.apply(*grads, *saved, *scene)
+        return *(None,) * 8, d_grid, *(None,) * 8
+
+    jvp = refuse_jvp("render_grid")
+    vmap = refuse_vmap("render_grid", "call it once with the rays of all calls")
+
+
+_RenderGridBackward = last_derivative(
+    "render_grid_backward", "render_grid is differentiable once; a second derivative was asked for"
+)
+
+
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::render_grid")
@@ -236,26 +256,5 @@ def _register() -> None:
         grid: Tensor = arguments[14]
         return grid.new_empty(grid.shape, dtype=torch.float32)
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *rays, occupied, ctx.resolution, aabb_occupancy, grid, density, aabb_grid = inputs[:11]
-        ctx.settings = inputs[11:]
-        ctx.own_density = density is not None
-        ctx.save_for_backward(*output, *rays, occupied, aabb_occupancy, grid, aabb_grid)
-
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.own_density:
-            raise NotImplementedError("rendering with a density of its own has no derivative; leave density out")
-        d_grid = None
-        if ctx.needs_input_grad[8]:
-            _alert_not_deterministic(grads[0].device)
-            *saved, aabb_occupancy, grid, aabb_grid = ctx.saved_tensors
-            d_grid = torch.ops.voxelfield.render_grid_backward(
-                *grads, *saved, ctx.resolution, aabb_occupancy, grid, aabb_grid, *ctx.settings
-            )
-        return *(None,) * 8, d_grid, *(None,) * 8
-
-    def refuse(ctx: Any, *grads: Tensor) -> None:
-        raise NotImplementedError("render_grid is differentiable once; a second derivative was asked for")
-
-    torch.library.register_autograd("voxelfield::render_grid", backward, setup_context=save)
-    torch.library.register_autograd("voxelfield::render_grid_backward", refuse)
+    register_autograd("render_grid", _RenderGrid.apply)
+    register_autograd("render_grid_backward", _RenderGridBackward.apply)

@@ -86,7 +86,6 @@ def grid_adam_(
     if count == 0:
         return
     none: list[Tensor | None] = [None] * count
-    copies = none if working is None else list(working)
     device = params[0].device
     _library.ensure_loaded(device.type)
     torch.ops.voxelfield.grid_adam_(
@@ -94,7 +93,7 @@ def grid_adam_(
         list(exp_avgs),
         list(exp_avg_sqs),
         list(grads),
-        copies,
+        none if working is None else list(working),
         [_on_device(value, device) for value in lrs],
         [_on_device(value, device) for value in steps],
         none if tiles is None else list(tiles),
@@ -110,8 +109,6 @@ def grid_adam_(
         skip_untouched,
         clear_grad,
     )
-    # Torch does so only for single tensors that an op writes, not for lists.
-    torch.autograd.graph.increment_version([*params, *(copy for copy in copies if copy is not None)])
 
 
 def check_rule(betas: tuple[float, float], eps: float, weight_decay: float, l2_penalty: float) -> None:
