@@ -342,6 +342,14 @@ def test_settings_that_earlier_versions_did_not_save_are_what_they_were():
     assert RunConfig.of_checkpoint(RunConfig()) == RunConfig.of_checkpoint({}) == RunConfig()
 
 
+def test_settings_that_were_removed_are_read_where_they_had_no_effect():
+    without = {"regions": 1, "region_overlap": 0.25, "scene": {"name": "bricks", "region": None}}
+    assert RunConfig.of_checkpoint(without) == RunConfig.of_checkpoint({"scene": {"name": "bricks"}})
+    for saved in ({"regions": 4}, {"scene": {"region": [[0, 0, 0], [1, 1, 1]]}}):
+        with pytest.raises(ValueError, match=r"^configuration has no key (scene\.region|regions); "):
+            RunConfig.of_checkpoint(saved)
+
+
 def test_an_interpolation_that_leads_nowhere_is_named():
     config = composed()
     config.trainer.steps = "${trainer.stepz}"

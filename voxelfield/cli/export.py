@@ -197,6 +197,6 @@ def _export_web_page(options: argparse.Namespace, trained: TrainedModel) -> None
     check_drawable(trained.field)  # before the scene is loaded
     save_web_page(
         *(options.web, trained.field, trained.occupancy, model.settings, model.background),
-        *(_training_cameras(options, trained), trained.centre, trained.config.scene.name),
+        *(_training_cameras(options, trained), trained.model.centre, trained.config.scene.name),
     )
     logger.info("wrote %s", options.web / "index.html")

@@ -50,8 +50,6 @@ _TIMED_OUT = re.compile("Timed out waiting|timeout caused pair closure")
 def count_processes(settings: RunConfig, expected: Callable[[], RunConfig]) -> int:
     """Returns how many processes a run has: those that have been started, or else those that ``devices`` asks for.
 
-    A run with regions has one, which starts those of the regions.
-
     Args:
         settings: The settings of the run.
         expected: Returns the settings by which ``devices=auto`` is decided; only called with several GPUs.
@@ -60,10 +58,6 @@ def count_processes(settings: RunConfig, expected: Callable[[], RunConfig]) -> i
         ValueError: ``devices`` contradicts the processes that have been started, the GPUs there are, or ``device``.
     """
     started, given = _started(), settings.devices
-    if settings.regions > 1:
-        if started > 1:
-            raise ValueError(f"regions must be 1 for {started} processes of one training, got {settings.regions}")
-        return 1
     on_cpu = settings.device == "cpu" or not torch.cuda.is_available()
     if started > 1:
         count = started

@@ -25,7 +25,7 @@ from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import at_size, interpolate, spiral
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
 from voxelfield.rendering.render import View
-from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, ViewRenderer
+from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, FieldRenderer
 from voxelfield.rendering.view_pictures import PICTURES, depth_range, picture
 from voxelfield.training.state.fingerprint import fingerprint_of_weights
 from voxelfield.training.state.run_directory import VIDEO
@@ -175,7 +175,7 @@ def run(options: argparse.Namespace) -> None:
         _write_frames(trained, renderers, cameras, out, options)
 
 
-def _renderer_of(trained: TrainedModel, options: argparse.Namespace) -> ViewRenderer:
+def _renderer_of(trained: TrainedModel, options: argparse.Namespace) -> FieldRenderer:
     background = options.background
     if background is not None:
         background = torch.tensor(background, device=trained.model.device)
@@ -208,7 +208,7 @@ def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras
         if options.path is None:
             cameras = usual_path(trained, around, frames)
         elif options.path == "orbit":
-            cameras = orbit(around, trained.centre, frames)
+            cameras = orbit(around, trained.model.centre, frames)
         elif options.path == "spiral":
             target = seen_point(trained, around)
             if target is None:
@@ -224,20 +224,18 @@ def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras
 
 
 def _write_frames(
-    trained: TrainedModel, renderers: Sequence[ViewRenderer], cameras: Cameras, out: Path, options: argparse.Namespace
+    trained: TrainedModel, renderers: Sequence[FieldRenderer], cameras: Cameras, out: Path, options: argparse.Namespace
 ) -> None:
     first, end = options.range or (0, len(cameras))
     if end > len(cameras):
         raise ValueError(f"--range must end at or below {len(cameras)}, the number of frames, got {first}:{end}")
     kind: Literal["png", "exr"] = options.format or "png"
     source = {"run": options.run.resolve().name, "steps": trained.steps}
-    weights = [fingerprint_of_weights(part.field, part.occupancy) for part in trained.parts]
-    source |= {"weights": " ".join(weights)}
-    shows = any(part.model.environment is not None for part in trained.parts)
-    usual = "environment" if shows else trained.model.background.tolist()
+    source |= {"weights": fingerprint_of_weights(trained.field, trained.occupancy)}
+    usual = trained.model.background.tolist() if trained.model.environment is None else "environment"
     source |= {"background": options.background or usual}
     source |= {"supersampling": options.supersampling or trained.trainer.evaluation.supersampling}
-    far = max(farthest(cameras, depth_bounds(part.field)) for part in trained.parts)
+    far = farthest(cameras, depth_bounds(trained.field))
     with FrameFolder(out, cameras, kind, options.depth, far, source, overwrite=options.overwrite) as folder:
         missing = [index for index in range(first, end) if not folder.has(index)]
         views = trained.render_path(cameras[missing], *renderers)

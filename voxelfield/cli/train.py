@@ -26,7 +26,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from voxelfield import processes
 from voxelfield.cli import launching
 from voxelfield.cli.command import INTERRUPTED
-from voxelfield.cli.regions import devices_of, train_regions
 from voxelfield.cli.running import exit_status, hydra_quoted, one_line_records
 from voxelfield.cli.sweep import own_device
 from voxelfield.config.parsing import parse
@@ -38,7 +37,6 @@ from voxelfield.installed import config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.runs.configured import Watcher, train_as_configured
-from voxelfield.runs.divided import train_divided
 from voxelfield.training.config import LoggerConfig, RunConfig, config_name, trainer_for
 from voxelfield.training.config.presets import composition_error, offer_defaults
 from voxelfield.training.config.run import AUTO
@@ -291,8 +289,6 @@ def train(config: DictConfig) -> float | None:
                 raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
             if sweeps and settings.devices not in (AUTO, "1"):
                 raise ValueError(f"devices must be auto or 1 in a sweep, got {settings.devices}")
-            if sweeps and settings.regions > 1:
-                raise ValueError(f"regions must be 1 in a sweep, got {settings.regions}")
             output, root = Path(job.runtime.output_dir), Path(get_original_cwd())
             depends_on_scene = choices["trainer"] == "auto" and not settings.ends_at_box
             for_scene = functools.partial(settings_for, settings) if depends_on_scene else None
@@ -300,12 +296,8 @@ def train(config: DictConfig) -> float | None:
                 if sweeps:
                     # In place, for settings_for to see.
                     settings.device = stack.enter_context(own_device(settings.device, Path(job.sweep.dir)))
-                if settings.regions > 1:
-                    train_all = functools.partial(train_regions, output, devices_of(settings))
-                    metrics = train_divided(settings, output, root, train_all)
-                else:
-                    viewer = configured_viewer(settings.logger)
-                    metrics = train_as_configured(settings, output, root, viewer, for_scene)
+                viewer = configured_viewer(settings.logger)
+                metrics = train_as_configured(settings, output, root, viewer, for_scene)
     except Exception as error:
         status = 1 if isinstance(error, EmptyFieldError) else exit_status(error)
         if status is None and processes.count() == 1:

@@ -39,7 +39,7 @@ from voxelfield.rendering.cameras import Cameras, overview, reference_camera
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
-from voxelfield.rendering.renderer import ViewRenderer
+from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.cameras.camera_tones import CameraTones
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.cameras.view_refinement import refine_views
@@ -94,28 +94,6 @@ class TrainedModel:
         """Settings of the training loop, which include those of the evaluation."""
         return self.config.trainer
 
-    @property
-    def parts(self) -> tuple[TrainedModel, ...]:
-        """The models of which this one consists, each with one field: itself, or those of its regions."""
-        return (self,)
-
-    @property
-    def centre(self) -> Tensor:
-        """Centre (3,) of the part of space that matters most, world units, on the CPU; synchronises with the device."""
-        return self.model.centre
-
-    def part_at(self, position: Tensor) -> TrainedModel:
-        """Returns the part that contributes most to the image of a camera at a position (3,), world units."""
-        return self
-
-    def with_parts(self, change: Callable[[TrainedModel], TrainedModel]) -> TrainedModel:
-        """Returns this model with other parts.
-
-        Args:
-            change: Returns what takes the place of a part.
-        """
-        return change(self)
-
     def __repr__(self) -> str:
         """Returns one line that says what was trained."""
         kind, name = self.config.model.kind, self.config.scene.name
@@ -137,7 +115,7 @@ class TrainedModel:
 
     def renderer(
         self, backend: str | None = None, *, supersampling: int | None = None, background: Tensor | None = None
-    ) -> ViewRenderer:
+    ) -> FieldRenderer:
         """Returns a renderer, by default with the settings of the run's own evaluation.
 
         Args:
@@ -279,7 +257,7 @@ class TrainedModel:
                         run.model.background,
                         lpips=Lpips(run.model.device) if lpips else None,
                         fit_exposure=self.trainer.exposure != "none" or tones is not None,
-                        environment=any(part.model.environment is not None for part in run.parts),
+                        environment=run.model.environment is not None,
                     )
                     for run in self.copies(devices)
                 ]
@@ -306,7 +284,7 @@ class TrainedModel:
             The difference between the mean PSNRs, dB. None if images are not drawn from stored values. None as well,
             with a warning, if drawing without them takes too much memory or gives an image that is not finite.
         """
-        baking = {kind.name for part in self.parts for kind in part.model.image_backends if kind.bakes}
+        baking = {kind.name for kind in self.model.image_backends if kind.bakes}
         if not any(name in self.backend_for(split.cameras) for name in baking):
             return None
         total = len(evaluation.names)
@@ -345,7 +323,7 @@ class TrainedModel:
             ValueError: There are fewer devices.
         """
         _, *others = several_devices(self.model.device, devices)
-        return [self, *(self.with_parts(partial(TrainedModel._on, device=device)) for device in others)]
+        return [self, *map(self._on, others)]
 
     def _on(self, device: torch.device) -> TrainedModel:
         """Returns a copy on another device; this model on its own."""
@@ -355,7 +333,7 @@ class TrainedModel:
         other = restore_trained_model(self.config, state["field"], state["occupancy"], self.steps, device, state)
         return replace(other, cameras=self.cameras, tones=self.tones)
 
-    def _photographing(self, renderer: ViewRenderer, tones: CameraTones | None) -> Callable[[Cameras, int], View]:
+    def _photographing(self, renderer: FieldRenderer, tones: CameraTones | None) -> Callable[[Cameras, int], View]:
         """Returns a function that renders a view as its camera shows it."""
         if tones is None:
             return renderer.view
@@ -380,7 +358,7 @@ class TrainedModel:
         return self._default_renderer.view(cameras, index)
 
     def render_path(
-        self, cameras: Cameras, renderer: ViewRenderer | None = None, *others: ViewRenderer
+        self, cameras: Cameras, renderer: FieldRenderer | None = None, *others: FieldRenderer
     ) -> Iterator[View]:
         """Renders the images of successive cameras lazily.
 
@@ -396,7 +374,7 @@ class TrainedModel:
         yield from in_order(draws, range(len(cameras)))
 
     @cached_property
-    def _default_renderer(self) -> ViewRenderer:
+    def _default_renderer(self) -> FieldRenderer:
         return self.renderer()
 
 
