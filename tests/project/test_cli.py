@@ -391,6 +391,29 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"voxelfield {__version__}\n"
 
 
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+    ],
+    ids=["torchrun", "srun"],
+)
+def test_verbs_other_than_train_and_build_are_run_by_one_process(launcher, monkeypatch, caplog, capsys) -> None:
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    for verb, *arguments in (("eval", "nowhere"), ("render", "nowhere"), ("export", "nowhere"), ("doctor",)):
+        caplog.clear()
+        assert main([verb, *arguments]) == 2
+        assert caplog.messages == [f"{verb} must be run by one process, got 2 that torchrun or srun has started"]
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        assert "by one process; several of torchrun or srun are refused" in " ".join(capsys.readouterr().out.split())
+    caplog.clear()
+    assert main(["build", "--only", "nothing"]) == 2
+    assert "one process" not in caplog.text
+
+
 def test_usage_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     told = capsys.readouterr().out

@@ -23,11 +23,11 @@ AUTO = "auto"
 """Value of ``resume`` that means the run's own directory."""
 
 # Settings of earlier versions, with the values for which their runs can still be loaded.
-_REMOVED = (("regions", 1), ("region_overlap", 0.25))
+_REMOVED = (("regions", 1), ("region_overlap", 0.25), ("devices", AUTO))
 
 Corner: TypeAlias = tuple[float, float, float]
 Device: TypeAlias = Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)]
-Devices: TypeAlias = Annotated[str, Form(r"auto|all|[1-9]\d{0,3}", "auto, all or the number of processes")]
+Devices: TypeAlias = Annotated[str, Form(r"auto|all|[1-9]\d{0,3}", "a number or all")]
 
 
 @dataclass
@@ -101,8 +101,9 @@ class RunConfig:
         deterministic: Whether runs on the same machine are bit-for-bit reproducible, which is slower on a GPU. A
             :class:`voxelfield.Session` leaves this to ``torch.use_deterministic_algorithms``.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
-        devices: Number of processes that ``voxelfield train`` starts on this machine, one a GPU; ``all`` for all GPUs,
-            ``auto`` for as many as pay. A :class:`voxelfield.Session` trains with the process group that there is.
+        devices: Number of processes that ``voxelfield train`` starts on this machine, one a GPU; ``all`` for all GPUs;
+            None for one, or for those that torchrun or srun has started. A :class:`voxelfield.Session` trains with the
+            process group that there is.
         process_timeout: Time within which each process must answer the others, seconds.
         resume: A checkpoint or a run directory to resume from; ``auto`` for the newest valid checkpoint in the run's
             own directory, if there is one; or None.
@@ -119,7 +120,7 @@ class RunConfig:
     seed: Annotated[int, Range(-(2**63), 2**64 - 1)] = 0
     deterministic: bool = False
     device: Device = "auto"
-    devices: Devices = "auto"
+    devices: Devices | None = None
     process_timeout: Positive = 600.0
     resume: str | None = None
 
@@ -130,6 +131,8 @@ class RunConfig:
             _ = self.recorded_warp if self.warp.camera is not None else None
         except ValueError as error:
             raise ValueError(f"{prefix}warp: {error}") from error
+        if self.devices == AUTO:
+            raise ValueError(f"{prefix}devices must be a number or all, got auto: leave it out for one process")
         if self.model.environment == "map" and self.trainer.background != "random":
             raise ValueError(
                 f"{prefix}trainer.background must be random with {prefix}model.environment=map, which takes its "
