@@ -191,10 +191,6 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         ),
         (("export", "run", "--mesh", "a.stl"), "--mesh must be a file *.ply, *.obj, *.glb, got a.stl"),
         (("export", "run", "--points", "a.ply", "--count", "0"), "--count must be at least 1, got 0"),
-        (
-            ("export", "run", "--splats", "a.ply", "--devices", "2"),
-            "--devices must come with --mesh, --points or --volume, got 2 without them",
-        ),
         (("export", "run", "--mesh", "a.ply", "--max-faces", "0"), "max_faces must be at least 1, got 0"),
         (
             ("export", "run", "--mesh", "a.ply", "--texture", "64"),

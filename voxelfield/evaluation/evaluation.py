@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from tqdm import tqdm
 
-from voxelfield.devices import in_order
 from voxelfield.evaluation.exposure_fit import cross_fitted
 from voxelfield.evaluation.metrics import psnr, ssim
 from voxelfield.files import atomic_write, is_replaceable
@@ -115,7 +113,7 @@ class ComparedView:
 
 
 class Comparison:
-    """Renders the views of a split on one device, and compares them with the ground truth.
+    """Renders the views of a split, and compares them with the ground truth.
 
     The arguments are as for :func:`evaluate_split`; with ``environment``, views show it and not ``background``, so that
     a fitted exposure applies to all of their pixels.
@@ -209,18 +207,18 @@ def evaluate_split(
     if len(indices) == 0:
         raise ValueError("views must name at least one view, got none")
     comparison = Comparison(render_view, split, background, lpips=lpips, fit_exposure=fit_exposure)
-    return evaluate_views([comparison], indices, on_view=on_view, progress=progress)
+    return evaluate_views(comparison, indices, on_view=on_view, progress=progress)
 
 
 def evaluate_views(
-    comparisons: Sequence[Comparison], indices: Sequence[int], *, on_view: Sequence[OnView] = (), progress: bool = True
+    comparison: Comparison, indices: Sequence[int], *, on_view: Sequence[OnView] = (), progress: bool = True
 ) -> Evaluation:
-    """Evaluates views of a split, which one or several devices share.
+    """Evaluates views of a split.
 
     Args:
-        comparisons: One per device, all of the same split.
+        comparison: Renders and compares a view.
         indices: Indices of the views to evaluate, in [0, N); none gives an evaluation without scores.
-        on_view: As for :func:`evaluate_split`; called in the calling thread, in the order of ``indices``.
+        on_view: As for :func:`evaluate_split`.
         progress: As for :func:`evaluate_split`.
 
     Raises:
@@ -231,15 +229,15 @@ def evaluate_views(
     scores: list[torch.Tensor] = []
     figures: Mapping[str, torch.Tensor] = {}
     # tqdm takes None as "only on a terminal"
-    bar = {"total": len(indices), "desc": "evaluate", "unit": "view", "leave": False, "disable": not progress or None}
-    with contextlib.closing(in_order(comparisons, indices)) as compared:
-        for each in tqdm(compared, **bar):
-            # Left on the device: reading each number immediately would delay the launch of the next view.
-            figures = each.figures
-            scores.append(torch.stack(list(figures.values())))
-            names.append(each.name)
-            for call in on_view:
-                call(each.name, each.view, each.truth, each.mask)
+    bar = {"desc": "evaluate", "unit": "view", "leave": False, "disable": not progress or None}
+    for index in tqdm(indices, **bar):
+        each = comparison(index)
+        # Left on the device: reading each number immediately would delay the launch of the next view.
+        figures = each.figures
+        scores.append(torch.stack(list(figures.values())))
+        names.append(each.name)
+        for call in on_view:
+            call(each.name, each.view, each.truth, each.mask)
     rows = [row.cpu().to(torch.float64).tolist() for row in scores]
     measured = dict(zip(figures, zip(*rows, strict=True), strict=True)) if rows else {}
     for name, count in zip(names, measured.pop("bad", ()), strict=True):
