@@ -93,25 +93,6 @@ def evenly_spaced(count: int, total: int) -> list[int]:
     return [index * total // count for index in range(count)] if count < total else list(range(total))
 
 
-@dataclass(frozen=True, eq=False)
-class ComparedView:
-    """A rendered view beside its ground truth.
-
-    Attributes:
-        name: Name of the view.
-        view: As rendered, which may have colours outside [0, 1].
-        truth: (H, W, 3) in [0, 1], on the view's device.
-        mask: (H, W) bool, on that device: the pixels that count; None for all.
-        figures: Scalars on that device: ``bad``, the number of pixels that are not finite, and the metrics by name.
-    """
-
-    name: str
-    view: View
-    truth: torch.Tensor
-    mask: torch.Tensor | None
-    figures: Mapping[str, torch.Tensor]
-
-
 class Comparison:
     """Renders the views of a split, and compares them with the ground truth.
 
@@ -137,8 +118,13 @@ class Comparison:
         self._uploads = Uploads()
 
     @torch.no_grad()
-    def __call__(self, index: int) -> ComparedView:
+    def __call__(self, index: int) -> tuple[View, torch.Tensor, torch.Tensor | None, Mapping[str, torch.Tensor]]:
         """Compares one view, without waiting for the device.
+
+        Returns:
+            The view as rendered, which may have colours outside [0, 1]; the ground truth (H, W, 3) in [0, 1] and the
+            mask (H, W) of pixels that count, None for all, on the view's device; and scalars there: ``bad``, the number
+            of pixels that are not finite, and the metrics by name.
 
         Raises:
             ValueError: The rendered image has another size than its ground truth.
@@ -163,7 +149,7 @@ class Comparison:
             fitted = cross_fitted(rgb, captured, truth, background, mask)
             shown = fitted if mask is None else torch.where(mask[..., None], fitted, truth)
             figures |= {"psnr_fitted": psnr(fitted, truth, mask), "ssim_fitted": ssim(shown, truth)}
-        return ComparedView(name, view, truth, mask, figures)
+        return view, truth, mask, figures
 
 
 def evaluate_split(
@@ -231,13 +217,12 @@ def evaluate_views(
     # tqdm takes None as "only on a terminal"
     bar = {"desc": "evaluate", "unit": "view", "leave": False, "disable": not progress or None}
     for index in tqdm(indices, **bar):
-        each = comparison(index)
+        view, truth, mask, figures = comparison(index)
         # Left on the device: reading each number immediately would delay the launch of the next view.
-        figures = each.figures
         scores.append(torch.stack(list(figures.values())))
-        names.append(each.name)
+        names.append(comparison.split.names[index])
         for call in on_view:
-            call(each.name, each.view, each.truth, each.mask)
+            call(names[-1], view, truth, mask)
     rows = [row.cpu().to(torch.float64).tolist() for row in scores]
     measured = dict(zip(figures, zip(*rows, strict=True), strict=True)) if rows else {}
     for name, count in zip(names, measured.pop("bad", ()), strict=True):

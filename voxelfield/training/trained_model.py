@@ -271,8 +271,7 @@ class TrainedModel:
             The difference between the mean PSNRs, dB. None if images are not drawn from stored values. None as well,
             with a warning, if drawing without them takes too much memory or gives an image that is not finite.
         """
-        baking = {kind.name for kind in self.model.image_backends if kind.bakes}
-        if not any(name in self.backend_for(split.cameras) for name in baking):
+        if self.backend_for(split.cameras) not in (kind.name for kind in self.model.image_backends if kind.bakes):
             return None
         total = len(evaluation.names)
         names = [evaluation.names[index] for index in evenly_spaced(min(views, total), total)]
