@@ -41,7 +41,7 @@ from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.evaluation.metrics import psnr, ssim
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import composite_background
-from voxelfield.rendering.renderer import ViewRenderer, fastest_backend
+from voxelfield.rendering.renderer import FieldRenderer, fastest_backend
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.trained_model import TrainedModel, load_trained_model
 
@@ -51,7 +51,7 @@ PRINTED_STEPS = 12
 
 
 def draw(
-    renderer: ViewRenderer, cameras: Cameras, views: Sequence[int], device: torch.device
+    renderer: FieldRenderer, cameras: Cameras, views: Sequence[int], device: torch.device
 ) -> tuple[list[float], list[Tensor]]:
     """Renders frames; returns their times in seconds, and their colours (H, W, 3) on the host."""
     seconds, frames = [], []
@@ -80,7 +80,7 @@ def judge(
 
 
 def profile_steps(
-    renderer: ViewRenderer, cameras: Cameras, views: Sequence[int], device: torch.device
+    renderer: FieldRenderer, cameras: Cameras, views: Sequence[int], device: torch.device
 ) -> list[dict[str, Any]]:
     """Returns the time that frames spend by kernel (on a CPU: by operator), in descending order."""
     on_gpu = device.type == "cuda"
@@ -100,7 +100,7 @@ def profile_steps(
 
 
 def measure(
-    renderer: ViewRenderer, cameras: Cameras, split: Split, views: Sequence[int], background: Tensor
+    renderer: FieldRenderer, cameras: Cameras, split: Split, views: Sequence[int], background: Tensor
 ) -> tuple[dict[str, Any], list[Tensor]]:
     """Times and profiles one backend; returns its row without quality metrics, and its frames."""
     device = background.device

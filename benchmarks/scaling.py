@@ -1,13 +1,8 @@
-"""Time of a training step against the number of devices: predicted, measured, and as a timeline of one step.
+"""Time of a training step against the number of devices: measured, and as a timeline of one step.
 
-    python benchmarks/scaling.py --predict [NAME=VALUE ...] [--link GIGABYTES MICROSECONDS]
     python benchmarks/scaling.py --measure [OVERRIDE ...] [--count N] [--rounds R] [--device cpu|cuda] [--json PATH]
     torchrun --nproc-per-node=N benchmarks/scaling.py --timeline [OVERRIDE ...] [--device cpu|cuda] [--out PATH.svg]
 
-- ``--predict`` prints tables from the parts of a step on one device: those of two presets as measured on an H200, or
-  those of another step, the fields of ``StepWork`` in ``voxelfield/training/scaling.py`` as ``NAME=VALUE`` (numbers,
-  seconds). "Together" are the rays that all devices process in a second, relative to one device, if each has the batch
-  of one. Over NVLink, GPUs write into each other's memory; over a link that is given, they do not.
 - ``--measure`` trains with ``devices=1`` and ``devices=N`` in turn, with another seed in each round, and prints medians
   and ratios. There are two kinds of rows for N devices: those with the same batch in all as one device, and those with
   the same batch for each device, whose sizes are N times the preset's. Seconds, PSNR and peak memory are those of
@@ -21,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import dataclasses
 import json
 import os
 import statistics
@@ -44,24 +38,9 @@ from voxelfield.models.part import Part
 from voxelfield.report.history import read_history
 from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.config import preset
-from voxelfield.training.scaling import NVLINK, Link, StepWork
 from voxelfield.training.session import Session
 from voxelfield.training.state.run_directory import METRICS
 
-WORKS = {
-    # 2.20 ms, of which Adam takes 0.314, which is the time of 31 million features, and launches 0.38. 0.15 of the rest
-    # is not divided.
-    "lego, trainer=default": StepWork(2**19, 24, 6, 31_400_000, 1.28e-3, 0.314e-3, 0.606e-3),
-    # 6.15 ms: 1.65 in Adam and 0.90 in the sums of vertices that several blocks have. 134,000 and 36,000 blocks of 512
-    # vertices, and a tenth of the dense levels.
-    "bonsai, trainer=many_photographs": StepWork(2**20, 28, 7, 355_800_000, 2.74e-3, 2.55e-3, 0.86e-3),
-}
-LINKS = {
-    "NVLink, 300 GB/s": NVLINK,
-    "400 Gbit/s": Link(50e9, 40e-6),
-    "100 Gbit/s": Link(12.5e9, 40e-6),
-}
-COUNTS = (1, 2, 4, 8, 16, 64)
 # The files of a run that no figure needs.
 WITHOUT_FILES = (
     "trainer.evaluation.save_images=false",
@@ -72,54 +51,6 @@ WITHOUT_FILES = (
 )
 SAME_BATCH, SAME_BATCH_EACH = "in all", "for each"
 LONGEST_KERNELS = 24
-
-# --- what is predicted ----------------------------------------------------------------------------------------------
-
-
-def predicted(work: StepWork, link: Link) -> str:
-    """Formats a line for each number of devices."""
-    alone = work.on(1, link).total
-    lines = []
-    for count in COUNTS:
-        step = work.on(count, link)
-        larger = dataclasses.replace(work, samples=count * work.samples, rays=count * work.rays).on(count, link)
-        lines.append(
-            [
-                str(count),
-                *(f"{1e3 * part:.2f}" for part in dataclasses.astuple(step)),
-                f"{1e3 * step.total:.2f}",
-                f"{alone / step.total:.2f}x",
-                f"{count * alone / larger.total:.2f}x",
-            ]
-        )
-    header = ["devices, ms", *(field.name for field in dataclasses.fields(step)), "step", "speed-up", "together"]
-    return harness.table(header, lines)
-
-
-def work_from(values: Sequence[str]) -> StepWork:
-    """Returns the work that ``NAME=VALUE`` describe.
-
-    Raises:
-        ValueError: A name is missing or unknown, or a value is not a number.
-    """
-    given = dict(value.partition("=")[::2] for value in values)
-    names = [field.name for field in dataclasses.fields(StepWork)]
-    if sorted(given) != sorted(names):
-        raise ValueError(f"NAME=VALUE must be given for each of {', '.join(names)}, got {' '.join(values)}")
-    numbers = {name: float(value) for name, value in given.items()}
-    counts = {name: int(numbers[name]) for name in ("samples", "channels", "levels", "features")}
-    return StepWork(**{**numbers, **counts})  # type: ignore[arg-type]
-
-
-def predict(values: Sequence[str], link: Sequence[float] | None) -> None:
-    """Prints a table for each step and link."""
-    works = {"the given step": work_from(values)} if values else WORKS
-    links = LINKS if link is None else {f"{link[0]:g} GB/s": Link(1e9 * link[0], 1e-6 * link[1])}
-    for name, work in works.items():
-        print(f"{name}: {work.sample_bytes / 1e6:.0f} MB of samples, {work.copy_bytes / 1e6:.0f} MB of copies")
-        for link_name, connection in links.items():
-            print(f"\n{name}, {link_name}\n{predicted(work, connection)}\n")
-
 
 # --- what is measured -----------------------------------------------------------------------------------------------
 
@@ -203,14 +134,14 @@ def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 
     return elapsed
 
 
-def measured_link(device: torch.device) -> Link:
-    """Measures what connects the processes; each of them must call this."""
+def measured_link(device: torch.device) -> tuple[float, float]:
+    """Returns bytes per second between processes and seconds of a small exchange; each process must call this."""
     count = processes.count()
     part = torch.zeros((64 if device.type == "cuda" else 1) << 20, dtype=torch.uint8, device=device)
     whole, small = part.new_empty(count * len(part)), part[:4].float()
     large = seconds_of(lambda: processes.gather_into(whole, part), device)
     least = seconds_of(lambda: processes.sum_of(small), device)
-    return Link((count - 1) * len(part) / max(large - least, 1e-9), least)
+    return (count - 1) * len(part) / max(large - least, 1e-9), least
 
 
 class KeptRays(Part):
@@ -262,7 +193,8 @@ def timeline(overrides: Sequence[str], kind: str, steps: int, out: Path | None) 
     session.result()  # drops the captured step, without which the process group would not end
     if processes.is_first():
         if link is not None:
-            print(f"link: {link.bandwidth / 1e9:.1f} GB/s, {1e6 * link.latency:.0f} microseconds for a small exchange")
+            bandwidth, latency = link
+            print(f"link: {bandwidth / 1e9:.1f} GB/s, {1e6 * latency:.0f} microseconds for a small exchange")
         summaries = [_timeline.summary(work, steps) for work in recorded]
         lines = [[str(rank), *(f"{value:.2f}" for value in parts.values())] for rank, parts in enumerate(summaries)]
         print(harness.table(["process, ms per step", *summaries[0]], lines))
@@ -284,10 +216,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Parses the command line and does what it asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tasks = parser.add_mutually_exclusive_group(required=True)
-    for task in ("predict", "measure", "timeline"):
+    for task in ("measure", "timeline"):
         tasks.add_argument(f"--{task}", dest="task", action="store_const", const=task)
-    parser.add_argument("values", nargs="*", metavar="NAME=VALUE", help="parts of a step, or overrides of train.py's")
-    parser.add_argument("--link", type=float, nargs=2, metavar=("GB/S", "MICROSECONDS"), help="only this link")
+    parser.add_argument("values", nargs="*", metavar="OVERRIDE", help="overrides of train.py's")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds it")
     parser.add_argument("--count", type=int, default=2, metavar="N", help="devices to compare with one (default: 2)")
     parser.add_argument("--rounds", type=int, default=3, metavar="R", help="trainings of each kind (default: 3)")
@@ -296,12 +227,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="SVG file for the timeline")
     options = parser.parse_intermixed_args(arguments)
     kind = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if options.task == "predict":
-        try:
-            predict(options.values, options.link)
-        except ValueError as error:
-            parser.error(str(error))
-    elif options.task == "timeline":
+    if options.task == "timeline":
         timeline(options.values, kind, options.steps, options.out)
     else:
         rows = measure(options.values, kind, options.count, options.rounds)

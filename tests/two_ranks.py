@@ -139,10 +139,13 @@ def resized_grids(rank):
         parallel = DistributedDataParallel(model)
         assert_reduced(rank, parallel, model, twin, points)
         for change in changes:
+            unused, other = DistributedDataParallel(nn.Sequential(model)), DistributedDataParallel(copy.deepcopy(model))
             for grid in (model, twin):
                 change(grid)
-            with pytest.raises(RuntimeError, match=OUTDATED):
-                parallel(points[rank])
+            for outdated in (parallel, unused):
+                with pytest.raises(RuntimeError, match=OUTDATED):
+                    outdated(points[rank])
+            other(points[rank])
             parallel = DistributedDataParallel(model)
             assert_reduced(rank, parallel, model, twin, points)
 

@@ -1,21 +1,12 @@
-"""Selection of devices, and work that several of them share."""
+"""Selection of devices."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, TypeVar
 
 import torch
 
 from voxelfield import processes
-from voxelfield.transfers import AHEAD
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 DEVICES = r"auto|cpu|cuda(:\d{1,2})?"
 """Regular expression of the values that :func:`choose_device` accepts."""
@@ -47,58 +38,3 @@ def choose_device(requested: str) -> torch.device:
     if requested == "cuda" and processes.count() > 1:
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def several_devices(first: torch.device, count: int | Literal["all"]) -> list[torch.device]:
-    """Returns the devices for work that ``count`` of them share.
-
-    Args:
-        first: The first of them.
-        count: Their number; ``all`` for every GPU, or for one on the CPU, where each stands for a thread. The GPUs
-            after ``first`` are taken before those in front of it.
-
-    Raises:
-        ValueError: ``count`` is neither ``all`` nor an int of at least 1, or there are fewer GPUs.
-    """
-    gpus = torch.cuda.device_count() if first.type == "cuda" else None
-    if count == "all":
-        count = gpus or 1
-    if not isinstance(count, int) or count < 1 or (gpus is not None and count > gpus):
-        allowed = "an int of at least 1" if gpus is None else f"an int from 1 to {gpus}, the number of CUDA devices,"
-        raise ValueError(f"devices must be {allowed} or 'all', got {count!r}")
-    if gpus is None:
-        return [first] * count
-    start = torch.cuda.current_device() if first.index is None else first.index
-    return [torch.device("cuda", (start + offset) % gpus) for offset in range(count)]
-
-
-def in_order(workers: Sequence[Callable[[Item], Result]], items: Iterable[Item]) -> Generator[Result, None, None]:
-    """Yields what workers make of items, in the order of the items, of which each worker takes every n-th.
-
-    Each of several workers runs in a thread of its own, up to a few items ahead of the result that was asked for last.
-    Threads suffice to keep several GPUs busy, because launches and copies hold Python's interpreter lock only briefly,
-    and they share the images and the files of one process. A single worker runs in the calling thread.
-
-    Args:
-        workers: Functions of an item, for example one per device. Contexts of the calling thread, such as
-            ``torch.no_grad``, do not hold in others.
-        items: The items.
-
-    Raises:
-        Exception: The error of the first item for which a worker failed; later items are given up.
-    """
-    if len(workers) == 1:
-        yield from map(workers[0], items)
-        return
-    with contextlib.ExitStack() as stack:
-        pools = [ThreadPoolExecutor(1, thread_name_prefix="device") for _ in workers]
-        for pool in pools:
-            stack.callback(pool.shutdown, cancel_futures=True)
-        pending: deque[Future[Result]] = deque()
-        for number, item in enumerate(items):
-            if len(pending) == AHEAD * len(workers):
-                yield pending.popleft().result()
-            turn = number % len(workers)
-            pending.append(pools[turn].submit(workers[turn], item))
-        while pending:
-            yield pending.popleft().result()

@@ -9,8 +9,6 @@ import torch
 
 from voxelfield.devices import choose_device
 from voxelfield.export.model_file import ModelFileError, read_model
-from voxelfield.regions.divided_model import DividedModel
-from voxelfield.regions.division import FILE, REGIONS, Division
 from voxelfield.training.state.checkpoint import checkpoints, contents_of
 from voxelfield.training.state.run_directory import MODEL_FILE
 from voxelfield.training.trained_model import TrainedModel, load_trained_model, restore_trained_model
@@ -21,12 +19,12 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
 
     Args:
         path: A model file (``*.safetensors``), a checkpoint, or a run directory, from which the newest checkpoint is
-            loaded, or the model file if there is no checkpoint. That of a run with regions stands for all of them.
+            loaded, or the model file if there is no checkpoint.
         device: Device to load to, such as ``"cuda:1"``; ``"auto"`` is the GPU if there is one.
 
     Returns:
-        The run, for regions a :class:`voxelfield.regions.divided_model.DividedModel`. A model file renders as before,
-        but features that were left out are zero, and empty cells are not distinguished.
+        The run. A model file renders as before, but features that were left out are zero, and empty cells are not
+        distinguished.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -35,9 +33,8 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
     """
     path = Path(path)
     device = choose_device(str(device))
-    if (path / FILE).is_file():
-        division = Division.read(path)
-        return DividedModel.of(division, [load(path / REGIONS / str(i), device) for i in range(len(division.boxes))])
+    if (path / "regions.json").is_file():
+        raise ValueError(f"RUN must have one field, got one of several regions, which are no longer read: {path}")
     if path.is_dir() and not checkpoints(path) and (path / MODEL_FILE).is_file():
         path = path / MODEL_FILE
     if path.suffix != ".safetensors":

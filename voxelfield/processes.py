@@ -7,6 +7,7 @@ own has made. Without a group there is one process, and nothing here communicate
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -16,6 +17,15 @@ from torch import Tensor, distributed
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def started() -> int:
+    """Returns the number of processes that torchrun or SLURM's srun has started with this one, by their variables."""
+    group = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if all(name in os.environ for name in group):
+        return int(os.environ["WORLD_SIZE"])
+    # Those of the step, because a batch script, which srun has not started, has those of its job.
+    return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) if "SLURM_PROCID" in os.environ else 1
 
 
 def count() -> int:

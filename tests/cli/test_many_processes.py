@@ -33,10 +33,6 @@ def start():
         yield lambda *arguments, **options: started.enter_context(Group(*arguments, **options))
 
 
-def count(settings: RunConfig) -> int:
-    return launching.count_processes(settings, lambda: pytest.fail("there is no choice of several GPUs"))
-
-
 def check_stopped(directory: Path, out: str) -> int:
     """Checks that a run has stopped with one checkpoint, and has said so once; returns the step."""
     (stopped,) = re.findall(r"stopped after step (\d+); continue with resume=\S+", out)
@@ -67,7 +63,7 @@ def test_a_signal_to_any_process_stops_all_with_one_checkpoint(start, tmp_path, 
     assert (code, err) == (130, "")
     step = check_stopped(tmp_path, out)
 
-    code, out, err = start(tmp_path, "devices=auto", f"trainer.steps={step + 2}", "resume=auto").finish()
+    code, out, err = start(tmp_path, f"trainer.steps={step + 2}", "resume=auto").finish()
     assert (code, err) == (0, "")
     assert f"resumed at step {step}" in out
 
@@ -189,7 +185,8 @@ def test_the_first_task_of_slurm_has_the_address_and_the_job_the_port(monkeypatc
             1,
             r"^device must be auto, cpu or cuda for 2 processes, got 'cuda:0'$",
         ),
-        ({"devices": "3"}, 2, 2, r"^devices must be auto or 2, the number of processes that were started, got 3$"),
+        ({"devices": "3"}, 2, 2, r"^devices must be left out or 2, the number of processes that were started, got 3$"),
+        ({"devices": "1"}, 2, 2, r"^devices must be left out or 2, the number of processes that were started, got 1$"),
         ({"device": "cuda:1"}, 2, 2, r"^device must be auto, cpu or cuda for 2 processes, got 'cuda:1'$"),
     ],
 )
@@ -200,16 +197,21 @@ def test_devices_that_contradict_the_machine_are_refused(monkeypatch, settings, 
         for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             monkeypatch.setenv(name, str(started))
     with pytest.raises(ValueError, match=message):
-        count(RunConfig(**settings))
+        launching.count_processes(RunConfig(**settings))
 
 
 def test_devices_are_counted(monkeypatch):
+    count = launching.count_processes
     assert count(RunConfig(device="cpu")) == 1
     assert count(RunConfig(device="cpu", devices="all")) == 1
     assert count(RunConfig(device="cpu", devices="3")) == 3
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert count(RunConfig()) == 1
     assert count(RunConfig(devices="all")) == 4
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "2")
+    assert [count(RunConfig(devices=devices)) for devices in (None, "all", "2")] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("given", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
@@ -243,7 +245,7 @@ def test_processes_on_gpus_use_expandable_segments_unless_told_otherwise(monkeyp
 def test_a_sweep_with_several_processes_is_refused(start, tmp_path):
     code, _, err = start(tmp_path, f"hydra.sweep.dir={tmp_path}", "devices=2", command=(*TRAIN, "-m", *TINY)).finish()
     assert code == 2
-    assert "devices must be auto or 1 in a sweep, got 2" in err
+    assert "devices must be 1 in a sweep, got 2" in err
 
 
 @pytest.mark.slow

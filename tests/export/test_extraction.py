@@ -104,12 +104,6 @@ def test_seams_between_slabs_do_not_show(density):
         assert mesh_of(*parts).is_watertight, slab
 
 
-def test_devices_that_share_the_slabs_find_the_same_surface():
-    found = extract_surface(surface_of(maze)[0], LATTICE, surface_of(maze)[0], surface_of(maze)[0], slab=7, chunk=999)
-    for part, expected in zip(found, extract_surface(surface_of(maze)[0], LATTICE, slab=7), strict=True):
-        assert torch.equal(part, expected)
-
-
 def test_a_field_that_fills_its_box_is_closed_at_the_faces():
     vertices, faces = extract_surface(surface_of(lambda points: 5 + points[:, 0])[0], LATTICE)
     assert mesh_of(vertices, faces).is_watertight

@@ -202,13 +202,6 @@ def test_lenses_are_left_out_of_depth_maps():
     assert torch.equal(found.vertices, straight.vertices)
 
 
-def test_devices_share_depth_maps_and_slabs():
-    field, occupancy = ball_field()
-    options, cameras = SurfaceOptions(kind="tsdf"), cameras_around(8, 32)
-    shared = FieldSurface(field, occupancy, SETTINGS, options, cameras, others=[ball_field()])
-    assert torch.equal(shared.vertices, surface_of(options, cameras).vertices)
-
-
 @pytest.mark.parametrize("suffix", [".obj", ".glb"])
 def test_a_texture_shows_the_fields_colors(tmp_path, suffix):
     pytest.importorskip("xatlas")

@@ -32,9 +32,7 @@ def test_a_volume_has_the_fields_values(tmp_path, boxes, chunk):
     field, occupancy = ball_field(boxes)
     occupancy.occupied[:, :, :8] = False
     save_volume(tmp_path / "ball.npz", field, occupancy, resolution=10, chunk=chunk)
-    save_volume(tmp_path / "shared.npz", field, occupancy, (field, occupancy), resolution=10, chunk=chunk)
-    with np.load(tmp_path / "ball.npz", allow_pickle=False) as volume, np.load(tmp_path / "shared.npz") as shared:
-        assert all(np.array_equal(shared[name], volume[name]) for name in ("density", "rgb", "aabb"))
+    with np.load(tmp_path / "ball.npz", allow_pickle=False) as volume:
         assert np.array_equal(volume["aabb"], np.array(BOX, np.float32))
         assert volume["density"].shape == (9, 11, 9)
         points = places(volume)

@@ -191,10 +191,6 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         ),
         (("export", "run", "--mesh", "a.stl"), "--mesh must be a file *.ply, *.obj, *.glb, got a.stl"),
         (("export", "run", "--points", "a.ply", "--count", "0"), "--count must be at least 1, got 0"),
-        (
-            ("export", "run", "--splats", "a.ply", "--devices", "2"),
-            "--devices must come with --mesh, --points or --volume, got 2 without them",
-        ),
         (("export", "run", "--mesh", "a.ply", "--max-faces", "0"), "max_faces must be at least 1, got 0"),
         (
             ("export", "run", "--mesh", "a.ply", "--texture", "64"),
@@ -391,6 +387,29 @@ def test_packages_for_training_are_those_of_the_extra() -> None:
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"voxelfield {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+    ],
+    ids=["torchrun", "srun"],
+)
+def test_verbs_other_than_train_and_build_are_run_by_one_process(launcher, monkeypatch, caplog, capsys) -> None:
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    for verb, *arguments in (("eval", "nowhere"), ("render", "nowhere"), ("export", "nowhere"), ("doctor",)):
+        caplog.clear()
+        assert main([verb, *arguments]) == 2
+        assert caplog.messages == [f"{verb} must be run by one process, got 2 that torchrun or srun has started"]
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        assert "by one process; several of torchrun or srun are refused" in " ".join(capsys.readouterr().out.split())
+    caplog.clear()
+    assert main(["build", "--only", "nothing"]) == 2
+    assert "one process" not in caplog.text
 
 
 def test_usage_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""benchmarks/scaling.py: predictions by hand, the order of its trainings, and a timeline of two processes."""
+"""benchmarks/scaling.py: the order of its trainings, and a timeline of two processes."""
 
 from __future__ import annotations
 
@@ -28,43 +28,10 @@ def timeline(monkeypatch):
     return importlib.import_module("_timeline")
 
 
-# ------------------------------------------------------------------------------------------------- predictions
-
-# 12 + 2 * 4 bytes for each of 50,000 samples, and 2 for three in ten features, which are listed in microseconds.
-GIVEN = ("samples=50000", "channels=4", "levels=1", "features=3333333", "rays=4e-3", "update=2e-3", "undivided=1e-3")
-
-
 def rows_of(text: str) -> dict[str, list[float]]:
     """Returns the numbers of a table by the first cell of their row."""
     rows = (line.split() for line in text.splitlines() if re.match(r"\d+ ", line))
     return {first: [float(cell.rstrip("x")) for cell in others] for first, *others in rows}
-
-
-def test_a_given_step_is_predicted(scaling, capsys):
-    scaling.main(["--predict", *GIVEN, "--link", "1", "0"])
-    output = capsys.readouterr().out
-    assert "the given step: 1 MB of samples, 2 MB of copies" in output
-    rows = rows_of(output)
-    assert list(rows) == ["1", "2", "4", "8", "16", "64"]
-    # Rays, update, undivided, samples, copies, latency; the step; its speed relative to one device; and that of steps
-    # with the batch of one device in each of them, of which 1.5 ms are its samples.
-    assert rows["1"] == [4, 2, 1, 0, 0, 0, 7, 1, 1]
-    assert rows["2"] == pytest.approx([2, 1, 1, 0.5, 1, 0, 5.5, 1.27, 1.75], abs=0.02)
-    assert rows["4"] == pytest.approx([1, 0.5, 1, 0.75, 1.5, 0, 4.75, 1.47, 2.8], abs=0.02)
-
-
-def test_presets_are_predicted_for_every_link(scaling, capsys):
-    scaling.main(["--predict"])
-    output = capsys.readouterr().out
-    for name in scaling.WORKS:
-        for link in scaling.LINKS:
-            assert f"{name}, {link}\n" in output
-
-
-def test_a_part_that_is_missing_is_refused(scaling, capsys):
-    with pytest.raises(SystemExit):
-        scaling.main(["--predict", *GIVEN[1:]])
-    assert "NAME=VALUE must be given for each of samples, channels, levels," in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------- measurements

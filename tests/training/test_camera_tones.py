@@ -249,8 +249,6 @@ def test_what_could_not_be_learned_or_found_again_is_refused(bricks, scene, trai
         session_of(bricks, "trainer.response=true")
     with pytest.raises(ValueError, match=r"^camera.search_poses must be 0 with trainer.vignetting=true, .* got 128$"):
         session_of(scene, "trainer.vignetting=true", "camera=refine")
-    with pytest.raises(ValueError, match=r"^trainer.response must be false with regions=2, .* got True$"):
-        preset("trainer.response=true", "regions=2", "scene.aabb=null")
     cameras = scene.train.cameras
     other = replace(scene.train, cameras=replace(cameras, intrinsics=cameras.intrinsics * 1.01))
     session = session_of(replace(scene, splits={"train": other}), *BOTH)

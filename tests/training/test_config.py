@@ -249,6 +249,7 @@ def test_keys_that_there_are_not(override, message):
         ("scene.aabb=[[0,0,0]]", "scene.aabb must be a list of 2 lists of 3 numbers, or null, got [[0, 0, 0]]"),
         ("data.download=perhaps", "data.download must be true or false, got 'perhaps'"),
         ("data.root=[]", "data.root must be text, got []"),
+        ("devices=[]", "devices must be text, or null, got []"),
     ],
 )
 def test_values_of_the_wrong_type(override, message):
@@ -303,6 +304,8 @@ def test_values_of_the_wrong_type(override, message):
         ("logger.name=wandb", "logger.name must be one of tensorboard, none, got 'wandb'"),
         ("data.missing_images=maybe", "data.missing_images must be one of error, skip, or null, got 'maybe'"),
         ("device=banana", "device must be auto, cpu, cuda or cuda:<index>, got 'banana'"),
+        ("devices=two", "devices must be a number or all, or null, got 'two'"),
+        ("devices=auto", "devices must be a number or all, got auto: leave it out for one process"),
         (
             "scene.aabb=[[0,0,0],[1,1,0]]",
             "scene.aabb must be finite with low < high along every axis, got [[0.0, 0.0, 0.0], [1.0, 1.0, 0.0]]",
@@ -345,6 +348,14 @@ def test_settings_that_earlier_versions_did_not_save_are_what_they_were():
     trainer = RunConfig.of_checkpoint({"trainer": {"steps": 9, "occupancy": {"every": 7}}}).trainer
     assert (trainer.steps, trainer.occupancy) == (9, OccupancyConfig(every=7, hidden_at=0.0))
     assert RunConfig.of_checkpoint(RunConfig()) == RunConfig.of_checkpoint({}) == RunConfig()
+
+
+def test_settings_that_were_removed_are_read_where_they_had_no_effect():
+    without = {"regions": 1, "region_overlap": 0.25, "devices": "auto", "scene": {"name": "bricks", "region": None}}
+    assert RunConfig.of_checkpoint(without) == RunConfig.of_checkpoint({"scene": {"name": "bricks"}})
+    for saved in ({"regions": 4}, {"scene": {"region": [[0, 0, 0], [1, 1, 1]]}}):
+        with pytest.raises(ValueError, match=r"^configuration has no key (scene\.region|regions); "):
+            RunConfig.of_checkpoint(saved)
 
 
 def test_an_interpolation_that_leads_nowhere_is_named():

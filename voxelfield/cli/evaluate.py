@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 
 from voxelfield.cli.running import number
-from voxelfield.cli.scenes import add_devices_argument, add_run_arguments, load_run_and_split
+from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
 from voxelfield.evaluation.evaluation import write_table
 from voxelfield.evaluation.lpips import check_lpips
 from voxelfield.files import atomic_write
@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add_run_arguments(parser)
-    add_devices_argument(parser)
     parser.add_argument("--split", default="test", help="split to evaluate: train, val or test (default: test)")
     parser.add_argument("--downscale", type=int, help="shrink images by this factor (default: to the run's image size)")
     parser.add_argument("--holdout", type=int, metavar="N", help="hold out every N-th view (default: as in the run)")
@@ -45,7 +44,6 @@ def run(options: argparse.Namespace) -> None:
         views=options.views,
         images=options.images,
         lpips=options.lpips,
-        devices=options.devices,
         backend=options.backend,
     )
     logger.info("%s over %d %s views of %s", evaluation, len(evaluation.names), options.split, split.size_in_words)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import voxelfield
 from voxelfield.cli.running import number
-from voxelfield.cli.scenes import add_devices_argument, add_run_arguments, load_scene_of, scene_folder
+from voxelfield.cli.scenes import add_run_arguments, load_scene_of, scene_folder
 from voxelfield.export.camera_file import save_cameras
 from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions, surface_of
 from voxelfield.export.mesh_file import MESH_SUFFIXES, save_mesh, save_points
@@ -42,7 +42,6 @@ _SUFFIXES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add_run_arguments(parser)
-    add_devices_argument(parser)
     parser.add_argument("--mesh", type=Path, metavar="FILE", help="triangles with normals and colours: ply, obj or glb")
     parser.add_argument(
         "--points", type=Path, metavar="FILE", help="points of the surface with normals and colours: ply"
@@ -127,8 +126,6 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--texture must be written to an obj or glb, got --mesh {options.mesh}")
     if options.splats is None and options.fit_steps is not None:
         raise ValueError(f"--fit-steps must come with --splats, got {options.fit_steps} without it")
-    if options.devices != 1 and not (options.mesh or options.points or options.volume):
-        raise ValueError(f"--devices must come with --mesh, --points or --volume, got {options.devices} without them")
     wanted = SurfaceOptions(options.surface, options.level, options.resolution, options.box)
     shape = MeshOptions(options.largest_component, options.fill_holes, options.max_faces, options.texture)
     trained = voxelfield.load(options.run, options.device)
@@ -145,8 +142,8 @@ def run(options: argparse.Namespace) -> None:
     if options.volume is not None:
         if is_empty(trained.field, trained.occupancy):
             logger.warning("the field is empty: %s contains no visible density", options.volume)
-        copies = [(copy.field, copy.occupancy) for copy in trained.copies(options.devices)]
-        save_volume(options.volume, *copies[0], *copies[1:], resolution=options.resolution, box=options.box)
+        size = {"resolution": options.resolution, "box": options.box}
+        save_volume(options.volume, trained.field, trained.occupancy, **size)
         logger.info("wrote %s", options.volume)
     if options.cameras is not None:
         scene = load_scene_of(trained, options, None, downscale=1)
@@ -159,7 +156,7 @@ def _export_surface(
 ) -> None:
     fused = wanted.kind == "tsdf"
     cameras = load_scene_of(trained, options, ("train",)).train.cameras if fused else None
-    surface: FieldSurface = surface_of(trained, wanted, cameras, devices=options.devices)
+    surface: FieldSurface = surface_of(trained, wanted, cameras)
     if options.mesh is not None:
         mesh = surface.mesh(shape)
         save_mesh(options.mesh, mesh)
@@ -197,6 +194,6 @@ def _export_web_page(options: argparse.Namespace, trained: TrainedModel) -> None
     check_drawable(trained.field)  # before the scene is loaded
     save_web_page(
         *(options.web, trained.field, trained.occupancy, model.settings, model.background),
-        *(_training_cameras(options, trained), trained.centre, trained.config.scene.name),
+        *(_training_cameras(options, trained), trained.model.centre, trained.config.scene.name),
     )
     logger.info("wrote %s", options.web / "index.html")

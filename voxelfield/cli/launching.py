@@ -29,9 +29,7 @@ from voxelfield.cli.command import INTERRUPTED
 from voxelfield.cli.running import exit_status
 from voxelfield.devices import choose_device
 from voxelfield.training.config import RunConfig
-from voxelfield.training.config.run import AUTO
 from voxelfield.training.interrupt import SIGNALS, Interrupt
-from voxelfield.training.scaling import devices_that_pay
 
 logger = logging.getLogger(__name__)
 
@@ -47,37 +45,24 @@ _POLL_SECONDS = 0.1
 _TIMED_OUT = re.compile("Timed out waiting|timeout caused pair closure")
 
 
-def count_processes(settings: RunConfig, expected: Callable[[], RunConfig]) -> int:
+def count_processes(settings: RunConfig) -> int:
     """Returns how many processes a run has: those that have been started, or else those that ``devices`` asks for.
-
-    A run with regions has one, which starts those of the regions.
-
-    Args:
-        settings: The settings of the run.
-        expected: Returns the settings by which ``devices=auto`` is decided; only called with several GPUs.
 
     Raises:
         ValueError: ``devices`` contradicts the processes that have been started, the GPUs there are, or ``device``.
     """
-    started, given = _started(), settings.devices
-    if settings.regions > 1:
-        if started > 1:
-            raise ValueError(f"regions must be 1 for {started} processes of one training, got {settings.regions}")
-        return 1
+    started, given = processes.started(), settings.devices
     on_cpu = settings.device == "cpu" or not torch.cuda.is_available()
     if started > 1:
         count = started
-        if given.isdecimal() and int(given) != started:
+        if given not in (None, "all", str(started)):
             raise ValueError(
-                f"devices must be auto or {started}, the number of processes that were started, got {given}"
+                f"devices must be left out or {started}, the number of processes that were started, got {given}"
             )
-    elif given == AUTO:
-        available = torch.cuda.device_count() if settings.device in (AUTO, "cuda") else 1
-        count = devices_that_pay(expected(), available) if available > 1 else 1
     elif given == "all":
         count = 1 if on_cpu else torch.cuda.device_count()
     else:
-        count = int(given)
+        count = int(given or 1)
     if count > 1:
         choose_device(settings.device)
         if ":" in settings.device:
@@ -86,21 +71,6 @@ def count_processes(settings: RunConfig, expected: Callable[[], RunConfig]) -> i
             there_are = torch.cuda.device_count()
             raise ValueError(f"devices must be at most {there_are}, the CUDA devices that torch finds, got {count}")
     return count
-
-
-def is_started() -> bool:
-    """Returns whether this process is one of several that a launcher has started."""
-    return _started() > 1
-
-
-def _started() -> int:
-    """Returns the number of processes that a launcher has started with this one, by torch's variables or SLURM's."""
-    # Those of the step, because a batch script, which srun has not started, has those of its job.
-    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in os.environ:
-        for name, value in by_slurm(os.environ["SLURM_STEP_NODELIST"], int(os.environ["SLURM_JOB_ID"])).items():
-            os.environ.setdefault(name, value)
-    group = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in group) else 1
 
 
 def by_slurm(nodes: str, job: int) -> dict[str, str]:
@@ -194,6 +164,9 @@ def join(settings: RunConfig) -> None:
     Raises:
         ConnectionError: They have not found each other within ``process_timeout``.
     """
+    if "SLURM_STEP_NODELIST" in os.environ:
+        for name, value in by_slurm(os.environ["SLURM_STEP_NODELIST"], int(os.environ["SLURM_JOB_ID"])).items():
+            os.environ.setdefault(name, value)
     device = choose_device(settings.device)
     if device.type == "cuda":
         # Divided grids are whole while they are resized. By default, torch keeps the memory that this took in segments

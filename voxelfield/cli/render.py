@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 import voxelfield
 from voxelfield.cli.running import number
-from voxelfield.cli.scenes import add_devices_argument, add_run_arguments, load_scene_of
+from voxelfield.cli.scenes import add_run_arguments, load_scene_of
 from voxelfield.datasets.camera_path import LARGEST_FPS, LARGEST_SIDE, read_camera_path
 from voxelfield.media.frame_folder import FrameFolder, farthest
 from voxelfield.media.video import CODECS, import_av, video_format, write_video
@@ -25,7 +25,7 @@ from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import at_size, interpolate, spiral
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
 from voxelfield.rendering.render import View
-from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, ViewRenderer
+from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, FieldRenderer
 from voxelfield.rendering.view_pictures import PICTURES, depth_range, picture
 from voxelfield.training.state.fingerprint import fingerprint_of_weights
 from voxelfield.training.state.run_directory import VIDEO
@@ -84,7 +84,6 @@ def _path(text: str) -> str | Path:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add_run_arguments(parser)
-    add_devices_argument(parser)
     parser.add_argument(
         "--path",
         type=_path,
@@ -164,22 +163,18 @@ def run(options: argparse.Namespace) -> None:
             raise ValueError("--depth is for PNGs: EXR files contain the depth as channel Z")
     trained = voxelfield.load(options.run, options.device)
     cameras, fps = path_of(trained, options)
-    renderers = [_renderer_of(copy, options) for copy in trained.copies(options.devices)]
-    if is_video:
-        views = _checked(trained.render_path(cameras, *renderers), len(cameras), delay=AHEAD)
-        shown = options.show or "rgb"
-        depths = depth_range(renderers[0], cameras) if shown == "depth" else (0.5, 1.0)
-        write_video(out, (picture(view, shown, depths) for view in views), fps, layout)
-        logger.info("wrote %d frames of %dx%d to %s", len(cameras), cameras.width, cameras.height, out)
-    else:
-        _write_frames(trained, renderers, cameras, out, options)
-
-
-def _renderer_of(trained: TrainedModel, options: argparse.Namespace) -> ViewRenderer:
     background = options.background
     if background is not None:
         background = torch.tensor(background, device=trained.model.device)
-    return trained.renderer(supersampling=options.supersampling, background=background)
+    renderer = trained.renderer(supersampling=options.supersampling, background=background)
+    if is_video:
+        views = _checked(trained.render_path(cameras, renderer), len(cameras), delay=AHEAD)
+        shown = options.show or "rgb"
+        depths = depth_range(renderer, cameras) if shown == "depth" else (0.5, 1.0)
+        write_video(out, (picture(view, shown, depths) for view in views), fps, layout)
+        logger.info("wrote %d frames of %dx%d to %s", len(cameras), cameras.width, cameras.height, out)
+    else:
+        _write_frames(trained, renderer, cameras, out, options)
 
 
 def _exclude(options: argparse.Namespace, names: Sequence[str], reason: str) -> None:
@@ -208,7 +203,7 @@ def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras
         if options.path is None:
             cameras = usual_path(trained, around, frames)
         elif options.path == "orbit":
-            cameras = orbit(around, trained.centre, frames)
+            cameras = orbit(around, trained.model.centre, frames)
         elif options.path == "spiral":
             target = seen_point(trained, around)
             if target is None:
@@ -224,23 +219,21 @@ def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras
 
 
 def _write_frames(
-    trained: TrainedModel, renderers: Sequence[ViewRenderer], cameras: Cameras, out: Path, options: argparse.Namespace
+    trained: TrainedModel, renderer: FieldRenderer, cameras: Cameras, out: Path, options: argparse.Namespace
 ) -> None:
     first, end = options.range or (0, len(cameras))
     if end > len(cameras):
         raise ValueError(f"--range must end at or below {len(cameras)}, the number of frames, got {first}:{end}")
     kind: Literal["png", "exr"] = options.format or "png"
     source = {"run": options.run.resolve().name, "steps": trained.steps}
-    weights = [fingerprint_of_weights(part.field, part.occupancy) for part in trained.parts]
-    source |= {"weights": " ".join(weights)}
-    shows = any(part.model.environment is not None for part in trained.parts)
-    usual = "environment" if shows else trained.model.background.tolist()
+    source |= {"weights": fingerprint_of_weights(trained.field, trained.occupancy)}
+    usual = trained.model.background.tolist() if trained.model.environment is None else "environment"
     source |= {"background": options.background or usual}
     source |= {"supersampling": options.supersampling or trained.trainer.evaluation.supersampling}
-    far = max(farthest(cameras, depth_bounds(part.field)) for part in trained.parts)
+    far = farthest(cameras, depth_bounds(trained.field))
     with FrameFolder(out, cameras, kind, options.depth, far, source, overwrite=options.overwrite) as folder:
         missing = [index for index in range(first, end) if not folder.has(index)]
-        views = trained.render_path(cameras[missing], *renderers)
+        views = trained.render_path(cameras[missing], renderer)
         for index, view in zip(missing, _checked(views, len(missing)), strict=True):
             folder.save(index, view)
     kinds = f", {cameras.kinds}," if cameras.kinds else ""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import NoReturn
 
+from voxelfield import processes
 from voxelfield._library import KernelsUnavailableError
 from voxelfield.installed import MissingPackageError
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
@@ -38,9 +39,19 @@ def run(verb: str, module: ModuleType, arguments: Sequence[str] | None) -> int:
             docstring is the description.
         arguments: The command line after the verb; None takes that of this process.
     """
-    parser = _Parser(prog=f"voxelfield {verb}", description=module.__doc__)
+    alone = verb != "build"
+    only = "This command is run by one process; several of torchrun or srun are refused." if alone else None
+    parser = _Parser(prog=f"voxelfield {verb}", description=module.__doc__, epilog=only)
     module.add_arguments(parser)
-    return in_one_line(lambda: module.run(parser.parse_args(arguments)))
+
+    def act() -> int | None:
+        options = parser.parse_args(arguments)
+        if alone and (count := processes.started()) > 1:
+            raise ValueError(f"{verb} must be run by one process, got {count} that torchrun or srun has started")
+        status: int | None = module.run(options)
+        return status
+
+    return in_one_line(act)
 
 
 def in_one_line(action: Callable[[], int | None]) -> int:

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import voxelfield
-from voxelfield.cli.running import number
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.messages import clipped
 from voxelfield.training.trained_model import TrainedModel
 
 
@@ -24,26 +22,6 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--missing-images", choices=("error", "skip"), help="how to handle missing images (default: as in the run)"
     )
-
-
-def add_devices_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds the number of devices that share the work of a verb."""
-    parser.add_argument(
-        "--devices",
-        type=_count_of_devices,
-        default=1,
-        metavar="N",
-        help="number of GPUs that share the work, or all; with --device cpu, of threads (default: 1)",
-    )
-
-
-def _count_of_devices(text: str) -> int | str:
-    """Parses a number of devices; :func:`voxelfield.devices.several_devices` knows how many there are."""
-    if text == "all":
-        return text
-    if not text.lstrip("-").isdecimal():
-        raise argparse.ArgumentTypeError(f"must be an integer or all, got {clipped(text)}")
-    return int(number(int, 1)(text))
 
 
 def load_run_and_split(

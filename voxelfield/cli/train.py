@@ -26,7 +26,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from voxelfield import processes
 from voxelfield.cli import launching
 from voxelfield.cli.command import INTERRUPTED
-from voxelfield.cli.regions import devices_of, train_regions
 from voxelfield.cli.running import exit_status, hydra_quoted, one_line_records
 from voxelfield.cli.sweep import own_device
 from voxelfield.config.parsing import parse
@@ -38,10 +37,8 @@ from voxelfield.installed import config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.runs.configured import Watcher, train_as_configured
-from voxelfield.runs.divided import train_divided
 from voxelfield.training.config import LoggerConfig, RunConfig, config_name, trainer_for
 from voxelfield.training.config.presets import composition_error, offer_defaults
-from voxelfield.training.config.run import AUTO
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.state.run_directory import RunDirectoryLock, check_results
 from voxelfield.warps.warp import Warp
@@ -102,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _end(f"the run directory cannot be written to: {error}", 1)
     except KeyboardInterrupt:
         # Of several processes, each is told to end when one has failed, which is the one to report.
-        return INTERRUPTED if launching.is_started() else _end("stopped at once", INTERRUPTED)
+        return INTERRUPTED if processes.started() > 1 else _end("stopped at once", INTERRUPTED)
     finally:
         RunDirectoryLock.release_all()
     return 0
@@ -125,8 +122,8 @@ class StartRun(Callback):
         """Starts the other processes, or joins them, and locks the directory."""
         try:
             settings = parse(RunConfig, OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
-            count = launching.count_processes(settings, lambda: _expected(settings, config))
-            if count > 1 and launching.is_started():
+            count = launching.count_processes(settings)
+            if count > 1 and processes.started() > 1:
                 launching.join(settings)
         except (ValueError, ConnectionError) as error:
             sys.exit(_end(str(error), 2 if isinstance(error, ValueError) else 1))
@@ -138,18 +135,6 @@ class StartRun(Callback):
             (directory, *_) = processes.gather_objects(str(Path(config.hydra.run.dir).resolve()))
         if not processes.is_first():
             _follow(config, directory)
-
-
-def _expected(settings: RunConfig, config: DictConfig) -> RunConfig:
-    """Returns the settings that a run is likely to have: ``trainer=auto`` is resolved only once the scene is loaded.
-
-    For photographs of a place these are assumed to be many, because few of them are trained quickly.
-    """
-    choices = config.hydra.runtime.choices
-    if choices["trainer"] != "auto" or choices["model"] != "pyramid" or settings.ends_at_box:
-        return settings
-    overrides = [*config.hydra.overrides.task, "trainer=many_photographs"]
-    return parse(RunConfig, hydra.compose(config.hydra.job.config_name, overrides))
 
 
 def _lock_run_directory(config: DictConfig) -> None:
@@ -213,7 +198,7 @@ def with_scene_folder(overrides: Sequence[str]) -> list[str]:
     if any(map(_is_alone, scenes)) and sum(text in scenes for text in overrides) > 1:
         given = " and ".join(clipped(text) for text in overrides if text in scenes)
         raise ValueError(f"scene must be given once, got {given}")
-    for text in filter(_is_alone, () if launching.is_started() else scenes):
+    for text in filter(_is_alone, () if processes.started() > 1 else scenes):
         print(one_line(f"{clipped(text)} is read as scene={clipped(text)}"), file=sys.stderr)  # noqa: T201
     found = []
     for text in overrides:
@@ -289,10 +274,8 @@ def train(config: DictConfig) -> float | None:
             settings = parse(RunConfig, config)
             if settings.logger.viewer and processes.count() > 1:
                 raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
-            if sweeps and settings.devices not in (AUTO, "1"):
-                raise ValueError(f"devices must be auto or 1 in a sweep, got {settings.devices}")
-            if sweeps and settings.regions > 1:
-                raise ValueError(f"regions must be 1 in a sweep, got {settings.regions}")
+            if sweeps and settings.devices not in (None, "1"):
+                raise ValueError(f"devices must be 1 in a sweep, got {settings.devices}")
             output, root = Path(job.runtime.output_dir), Path(get_original_cwd())
             depends_on_scene = choices["trainer"] == "auto" and not settings.ends_at_box
             for_scene = functools.partial(settings_for, settings) if depends_on_scene else None
@@ -300,12 +283,8 @@ def train(config: DictConfig) -> float | None:
                 if sweeps:
                     # In place, for settings_for to see.
                     settings.device = stack.enter_context(own_device(settings.device, Path(job.sweep.dir)))
-                if settings.regions > 1:
-                    train_all = functools.partial(train_regions, output, devices_of(settings))
-                    metrics = train_divided(settings, output, root, train_all)
-                else:
-                    viewer = configured_viewer(settings.logger)
-                    metrics = train_as_configured(settings, output, root, viewer, for_scene)
+                viewer = configured_viewer(settings.logger)
+                metrics = train_as_configured(settings, output, root, viewer, for_scene)
     except Exception as error:
         status = 1 if isinstance(error, EmptyFieldError) else exit_status(error)
         if status is None and processes.count() == 1:

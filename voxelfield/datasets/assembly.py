@@ -31,9 +31,6 @@ SPLITS = ("train", "val", "test")
 _SILHOUETTES = 128
 _FEWEST_SILHOUETTES = 4
 
-# Number of points whose distances from all cameras are in memory at the same time.
-_POINTS_AT_ONCE = 4096
-
 Silhouettes = Callable[[Split, Sequence[int]], tuple[list[Silhouette], Cameras]]
 """Returns the silhouettes of some images of a split, with their cameras at the size of the silhouettes."""
 
@@ -101,8 +98,7 @@ def choose_splits(
     """Returns the photographs of each split to load.
 
     Without photographs for the test, those of val stand in if the test split is asked for by name. Without either, some
-    are held out of the training split. With ``holdout=0``, none are, and the test split is left out. The same are held
-    out, whichever region of a capture is loaded.
+    are held out of the training split. With ``holdout=0``, none are, and the test split is left out.
 
     Args:
         source: The file that lists the photographs, for messages.
@@ -124,13 +120,6 @@ def choose_splits(
                 f"{source}: there must be at least two photographs if one is held out for the test, got {count}: set "
                 "data.holdout=0, or add photographs"
             )
-    if options.region is not None:
-        splits = {
-            name: [photo for photo, within in zip(photos, _in_region(photos, options.region), strict=True) if within]
-            for name, photos in splits.items()
-        }
-        if not any(splits.values()):
-            raise ValueError(f"{source}: region must contain cameras of photographs, got {options.region} with none")
     there = [name for name, photos in splits.items() if photos]
     if options.splits is None:
         return {name: splits[name] for name in there}
@@ -173,8 +162,6 @@ def scene_of_photos(
         for masks in (folder / "masks", folder / "mask"):
             if masks.is_dir():
                 logger.warning("%s: masks in this folder are not used, because %s names none of them", masks, source)
-    if options.region is not None:
-        photos, points = _of_region(photos, points, options.region)
     by_path = {photo.path: photo for photo in photos}
 
     def silhouettes(split: Split, numbers: Sequence[int]) -> tuple[list[Silhouette], Cameras]:
@@ -196,24 +183,6 @@ def scene_of_photos(
     scene = assemble(name, source, splits, options, poses, silhouettes, points, stated_box)
     # Sizes of images that are not loaded must be read from their files.
     return scene if scene.bounded else replace(scene, all_cameras=cameras_of(photos, options))
-
-
-def _in_region(photos: Sequence[Photo], region: Sequence[Sequence[float]]) -> list[bool]:
-    """Returns whether photographs were taken within a box, border included."""
-    low, high = region
-    return [all(a <= x <= b for a, x, b in zip(low, photo.c2w[:3, 3].tolist(), high, strict=True)) for photo in photos]
-
-
-def _of_region(
-    photos: Sequence[Photo], points: Tensor | None, region: Sequence[Sequence[float]]
-) -> tuple[list[Photo], Tensor | None]:
-    """Returns the photographs that were taken within a box, and the points (M, 3) that are closest to one of them."""
-    inside = torch.tensor(_in_region(photos, region))
-    if points is not None:
-        positions = torch.stack([photo.c2w[:3, 3] for photo in photos])
-        nearest = [torch.cdist(some, positions).argmin(dim=1) for some in points.to(positions).split(_POINTS_AT_ONCE)]
-        points = points[inside[torch.cat(nearest)]]
-    return [photo for photo, within in zip(photos, inside.tolist(), strict=True) if within], points
 
 
 def assemble(

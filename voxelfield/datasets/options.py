@@ -44,8 +44,6 @@ class LoadOptions(ImageOptions):
         aabb: (2, 3) box that contains the whole scene, world units. None: that of ``configs/scene`` if the scene is
             given by a name in it, never for a path; otherwise as :func:`voxelfield.datasets.assembly.assemble` says.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
-        region: (2, 3) low and high corner of a box, world units: only photographs that were taken within it are loaded,
-            and only the points that are closer to them than to all others; None: all.
         divided: Whether each process of a group, all of which must load the scene, reads only its share of the images
             for training (:attr:`voxelfield.datasets.scene.Split.share`).
         depth: Whether to read the depths that a capture has: the files that a ``transforms.json`` names, or the points
@@ -61,7 +59,6 @@ class LoadOptions(ImageOptions):
     aabb: Tensor | Sequence[Sequence[float]] | None = None
     model: int | None = None
     divided: bool = False
-    region: Sequence[Sequence[float]] | None = None
     depth: bool = False
 
     def __post_init__(self) -> None:

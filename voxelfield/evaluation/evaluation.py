@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from tqdm import tqdm
 
-from voxelfield.devices import in_order
 from voxelfield.evaluation.exposure_fit import cross_fitted
 from voxelfield.evaluation.metrics import psnr, ssim
 from voxelfield.files import atomic_write, is_replaceable
@@ -95,27 +93,8 @@ def evenly_spaced(count: int, total: int) -> list[int]:
     return [index * total // count for index in range(count)] if count < total else list(range(total))
 
 
-@dataclass(frozen=True, eq=False)
-class ComparedView:
-    """A rendered view beside its ground truth.
-
-    Attributes:
-        name: Name of the view.
-        view: As rendered, which may have colours outside [0, 1].
-        truth: (H, W, 3) in [0, 1], on the view's device.
-        mask: (H, W) bool, on that device: the pixels that count; None for all.
-        figures: Scalars on that device: ``bad``, the number of pixels that are not finite, and the metrics by name.
-    """
-
-    name: str
-    view: View
-    truth: torch.Tensor
-    mask: torch.Tensor | None
-    figures: Mapping[str, torch.Tensor]
-
-
 class Comparison:
-    """Renders the views of a split on one device, and compares them with the ground truth.
+    """Renders the views of a split, and compares them with the ground truth.
 
     The arguments are as for :func:`evaluate_split`; with ``environment``, views show it and not ``background``, so that
     a fitted exposure applies to all of their pixels.
@@ -139,8 +118,13 @@ class Comparison:
         self._uploads = Uploads()
 
     @torch.no_grad()
-    def __call__(self, index: int) -> ComparedView:
+    def __call__(self, index: int) -> tuple[View, torch.Tensor, torch.Tensor | None, Mapping[str, torch.Tensor]]:
         """Compares one view, without waiting for the device.
+
+        Returns:
+            The view as rendered, which may have colours outside [0, 1]; the ground truth (H, W, 3) in [0, 1] and the
+            mask (H, W) of pixels that count, None for all, on the view's device; and scalars there: ``bad``, the number
+            of pixels that are not finite, and the metrics by name.
 
         Raises:
             ValueError: The rendered image has another size than its ground truth.
@@ -165,7 +149,7 @@ class Comparison:
             fitted = cross_fitted(rgb, captured, truth, background, mask)
             shown = fitted if mask is None else torch.where(mask[..., None], fitted, truth)
             figures |= {"psnr_fitted": psnr(fitted, truth, mask), "ssim_fitted": ssim(shown, truth)}
-        return ComparedView(name, view, truth, mask, figures)
+        return view, truth, mask, figures
 
 
 def evaluate_split(
@@ -209,18 +193,18 @@ def evaluate_split(
     if len(indices) == 0:
         raise ValueError("views must name at least one view, got none")
     comparison = Comparison(render_view, split, background, lpips=lpips, fit_exposure=fit_exposure)
-    return evaluate_views([comparison], indices, on_view=on_view, progress=progress)
+    return evaluate_views(comparison, indices, on_view=on_view, progress=progress)
 
 
 def evaluate_views(
-    comparisons: Sequence[Comparison], indices: Sequence[int], *, on_view: Sequence[OnView] = (), progress: bool = True
+    comparison: Comparison, indices: Sequence[int], *, on_view: Sequence[OnView] = (), progress: bool = True
 ) -> Evaluation:
-    """Evaluates views of a split, which one or several devices share.
+    """Evaluates views of a split.
 
     Args:
-        comparisons: One per device, all of the same split.
+        comparison: Renders and compares a view.
         indices: Indices of the views to evaluate, in [0, N); none gives an evaluation without scores.
-        on_view: As for :func:`evaluate_split`; called in the calling thread, in the order of ``indices``.
+        on_view: As for :func:`evaluate_split`.
         progress: As for :func:`evaluate_split`.
 
     Raises:
@@ -231,15 +215,14 @@ def evaluate_views(
     scores: list[torch.Tensor] = []
     figures: Mapping[str, torch.Tensor] = {}
     # tqdm takes None as "only on a terminal"
-    bar = {"total": len(indices), "desc": "evaluate", "unit": "view", "leave": False, "disable": not progress or None}
-    with contextlib.closing(in_order(comparisons, indices)) as compared:
-        for each in tqdm(compared, **bar):
-            # Left on the device: reading each number immediately would delay the launch of the next view.
-            figures = each.figures
-            scores.append(torch.stack(list(figures.values())))
-            names.append(each.name)
-            for call in on_view:
-                call(each.name, each.view, each.truth, each.mask)
+    bar = {"desc": "evaluate", "unit": "view", "leave": False, "disable": not progress or None}
+    for index in tqdm(indices, **bar):
+        view, truth, mask, figures = comparison(index)
+        # Left on the device: reading each number immediately would delay the launch of the next view.
+        scores.append(torch.stack(list(figures.values())))
+        names.append(comparison.split.names[index])
+        for call in on_view:
+            call(names[-1], view, truth, mask)
     rows = [row.cpu().to(torch.float64).tolist() for row in scores]
     measured = dict(zip(figures, zip(*rows, strict=True), strict=True)) if rows else {}
     for name, count in zip(names, measured.pop("bad", ()), strict=True):

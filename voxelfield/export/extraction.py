@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.devices import in_order
 from voxelfield.export.lattice import CHUNK, SLAB, Lattice, OccupiedVertices
 from voxelfield.export.mesh_file import mesh_package
 from voxelfield.export.surfaces import Surface
@@ -22,7 +19,7 @@ _BISECTIONS = 8
 
 @torch.no_grad()
 def extract_surface(
-    surface: Surface, lattice: Lattice, *others: Surface, slab: int = SLAB, chunk: int = CHUNK
+    surface: Surface, lattice: Lattice, *, slab: int = SLAB, chunk: int = CHUNK
 ) -> tuple[Tensor, Tensor]:
     """Finds the triangles of a surface by marching cubes (Lewiner et al. 2003, by scikit-image).
 
@@ -32,7 +29,6 @@ def extract_surface(
     Args:
         surface: The surface; its function is evaluated at the vertices that it names, on their device.
         lattice: Points whose cells are searched.
-        others: The same surface on other devices, which share the slabs.
         slab: Layers of cells at once.
         chunk: Evaluations at once.
 
@@ -43,25 +39,19 @@ def extract_surface(
     Raises:
         MissingPackageError: scikit-image is not installed.
     """
-    surfaces = (surface, *others)
-    edges, triangles = [], []
-
-    def marched() -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yields the first layer of each slab, its vertices, and whether the function is above 0 below them."""
-        evaluate = [partial(_evaluate, each, lattice, each.vertices(lattice, chunk), chunk) for each in surfaces]
-        bounds = [0, *range(slab + 1, lattice.shape[0], slab), lattice.shape[0]]
-        last, count = torch.zeros(0, *lattice.shape[1:]), 0
-        for layers, start in zip(in_order(evaluate, pairwise(bounds)), bounds, strict=False):
-            first, values = start - len(last), torch.cat((last, layers))
-            last = values[-1:]
-            steps, faces = _march(values)
-            edges.append(_edges(steps, lattice, first))
-            triangles.append(faces + count)
-            count += len(steps)
-            yield first, steps, values[steps.long().unbind(-1)] > 0
-
-    refine = [partial(_refined, each, lattice, chunk) for each in surfaces]
-    vertices = list(in_order(refine, marched()))
+    reached = surface.vertices(lattice, chunk)
+    bounds = [0, *range(slab + 1, lattice.shape[0], slab), lattice.shape[0]]
+    edges, triangles, vertices = [], [], []
+    last, count = torch.zeros(0, *lattice.shape[1:]), 0
+    for layers in pairwise(bounds):
+        first, values = layers[0] - len(last), torch.cat((last, _evaluate(surface, lattice, reached, chunk, layers)))
+        last = values[-1:]
+        steps, faces = _march(values)
+        edges.append(_edges(steps, lattice, first))
+        triangles.append(faces + count)
+        count += len(steps)
+        positive = values[steps.long().unbind(-1)] > 0
+        vertices.append(_refined(surface, lattice, chunk, first, steps, positive))
     # Neighbouring slabs have the vertices on the layer between them in common.
     unique, index = torch.cat(edges).unique(return_inverse=True)
     merged = torch.zeros(len(unique), 3)
@@ -117,14 +107,13 @@ def _edges(steps: Tensor, lattice: Lattice, first: int) -> Tensor:
 
 
 @torch.no_grad()
-def _refined(surface: Surface, lattice: Lattice, chunk: int, slab: tuple[int, Tensor, Tensor]) -> Tensor:
+def _refined(surface: Surface, lattice: Lattice, chunk: int, first: int, steps: Tensor, positive: Tensor) -> Tensor:
     """Moves vertices along their edges to where the function changes its sign; returns world positions on the CPU.
 
-    A slab is its first layer, its vertices (V, 3), in steps from the first point of that layer, and whether the
-    function is above 0 at the lower ends of their edges (V,). Vertices within a cube, of which there are few, stay in
-    place.
+    ``first`` is the first layer of a slab, ``steps`` are its vertices (V, 3), in steps from the first point of that
+    layer, and ``positive`` says whether the function is above 0 at the lower ends of their edges (V,). Vertices within
+    a cube, of which there are few, stay in place.
     """
-    first, steps, positive = slab
     device = surface.device
     shift = torch.tensor([first, 0, 0], device=device)
     moved = [torch.zeros(0, 3)]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.devices import in_order
 from voxelfield.export.appearance import rendered_colors, surface_colors, textured
 from voxelfield.export.extraction import extract_surface
 from voxelfield.export.lattice import CHUNK, SLAB, Region
@@ -111,7 +108,6 @@ class FieldSurface:
         settings: Sampling settings.
         options: Definition of the surface.
         cameras: Cameras whose depth maps are fused, for ``tsdf``, without their lenses.
-        others: Copies of field and occupied cells on other devices, which share the work of finding the surface.
 
     Attributes:
         vertices: (V, 3) float32, world units, on the CPU.
@@ -129,7 +125,6 @@ class FieldSurface:
         settings: RenderSettings,
         options: SurfaceOptions,
         cameras: Cameras | None = None,
-        others: Sequence[tuple[Field, OccupancyGrid]] = (),
     ) -> None:
         # Before the surface is extracted, which may take minutes.
         for package in ("skimage.measure", "trimesh", "scipy.spatial"):
@@ -138,18 +133,13 @@ class FieldSurface:
         region = Region.of(field, occupancy, options.box)
         self._voxel = region.voxel
         level = half_absorbing_density(self._voxel) if options.level is None else options.level
-        copies = [(field, occupancy), *others]
-        surfaces: Sequence[Surface] = [DensitySurface(*each, level) for each in copies]
-        if options.kind == "tsdf":
-            surfaces = self._fused(cameras, copies)
-        self._surface = surfaces[0]
+        tsdf = options.kind == "tsdf"
+        self._surface: Surface = self._fused(cameras) if tsdf else DensitySurface(field, occupancy, level)
         # With one more point on each side, the surface is closed at the field's box.
         lattice = region.lattice(options.resolution).enlarged()
-        self.vertices, self.faces = extract_surface(
-            surfaces[0], lattice, *surfaces[1:], slab=options.slab, chunk=options.chunk
-        )
+        self.vertices, self.faces = extract_surface(self._surface, lattice, slab=options.slab, chunk=options.chunk)
         if not len(self.faces):
-            if options.kind == "tsdf":
+            if tsdf:
                 raise ValueError("cameras must see a surface for surface tsdf, got empty space in all of their pixels")
             wrong = f"level must be a density that the field reaches, got {level:g}"
             if options.level is None:
@@ -217,20 +207,16 @@ class FieldSurface:
         points, outwards = (torch.from_numpy(np.asarray(each)).float() for each in (points, mesh.face_normals[faces]))
         return PointCloud(points, *self._appearance(points, outwards))
 
-    def _fused(self, cameras: Cameras | None, copies: Sequence[tuple[Field, OccupancyGrid]]) -> list[Surface]:
-        """Returns the fused surface of each copy of the field; the copies share the depth maps' rendering."""
+    def _fused(self, cameras: Cameras | None) -> Surface:
+        """Returns the surface that is fused from depth maps of the field."""
         if cameras is None or not len(cameras):
             raise ValueError("cameras must be at least one for surface tsdf, got none")
-        pinholes = cameras.pinholes(all_round=True)
+        field, occupancy, device = self._field, self._occupancy, self._field.aabb.device
+        pinholes = cameras.pinholes(all_round=True).to(device)
         # A ray has many samples.
         chunk = max(self._chunk // 16, 1)
-        render = [partial(depth_map, *each, self._settings, pinholes.to(each[0].aabb.device), chunk) for each in copies]
-        maps = torch.stack([depths.cpu() for depths in in_order(render, range(len(pinholes)))])
-        found: list[Surface] = []
-        for field, occupancy in copies:
-            here = field.aabb.device
-            found.append(FusedDepth(field, occupancy, pinholes.to(here), maps.to(here), TRUNCATION * self._voxel))
-        return found
+        maps = [depth_map(field, occupancy, self._settings, pinholes, chunk, i).cpu() for i in range(len(pinholes))]
+        return FusedDepth(field, occupancy, pinholes, torch.stack(maps).to(device), TRUNCATION * self._voxel)
 
     def _appearance(self, points: Tensor, outwards: Tensor) -> tuple[Tensor, Tensor]:
         """Returns normals and sRGB colours of points of triangles that face ``outwards``; all of them are (M, 3)."""
@@ -243,11 +229,7 @@ class FieldSurface:
 
 
 def surface_of(
-    run: TrainedModel,
-    options: SurfaceOptions | None = None,
-    cameras: Cameras | None = None,
-    *,
-    devices: int | Literal["all"] = 1,
+    run: TrainedModel, options: SurfaceOptions | None = None, cameras: Cameras | None = None
 ) -> FieldSurface:
     """Finds the surface of a run's field, from which meshes and points are made.
 
@@ -255,14 +237,12 @@ def surface_of(
         run: The run, as :func:`voxelfield.load` returns it.
         options: Definition of the surface; None for the level set of the density at its default level.
         cameras: As for :class:`FieldSurface`.
-        devices: Number of devices that share the work of finding it (:meth:`voxelfield.TrainedModel.copies`).
 
     Raises:
         MissingPackageError: A package of the extra ``mesh`` is not installed.
-        ValueError: The field has no such surface or box, there are no cameras to fuse, or there are fewer devices.
+        ValueError: The field has no such surface or box, or there are no cameras to fuse.
     """
-    others = [(copy.field, copy.occupancy) for copy in run.copies(devices)[1:]]
-    return FieldSurface(run.field, run.occupancy, run.model.settings, options or SurfaceOptions(), cameras, others)
+    return FieldSurface(run.field, run.occupancy, run.model.settings, options or SurfaceOptions(), cameras)
 
 
 def _trimesh(vertices: Tensor, faces: Tensor) -> Any:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.devices import in_order
 from voxelfield.export.lattice import CHUNK, Lattice, OccupiedVertices, Region
 from voxelfield.fields.field import Field, colors_at
 from voxelfield.files import atomic_path, check_suffix
@@ -21,7 +20,7 @@ def save_volume(
     path: Path | str,
     field: Field,
     occupancy: OccupancyGrid,
-    *others: tuple[Field, OccupancyGrid],
+    *,
     resolution: int | None = None,
     box: int = 1,
     chunk: int = CHUNK,
@@ -36,7 +35,6 @@ def save_volume(
         path: ``*.npz``.
         field: The field.
         occupancy: The occupied cells, on the field's device.
-        others: Copies of both on other devices, which share the layers.
         resolution: Cells along the longest edge of the box; None: as many as the field has voxels along it.
         box: Number of the nested box to write, with its voxel size; 1 is the smallest.
         chunk: Evaluations of the field at once, to bound memory.
@@ -52,18 +50,17 @@ def save_volume(
             raise ValueError(f"{name} must be at least 1, got {value}")
     region = Region.of(field, occupancy, box)
     lattice = region.lattice(resolution)
-    copies = [_Layers(*each, lattice, chunk) for each in ((field, occupancy), *others)]
-    numbers = range(lattice.shape[0])
+    values = _Layers(field, occupancy, lattice, chunk)
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
-        for name, layers, (kind, shape) in (
-            ("density", in_order([each.density for each in copies], numbers), (np.float32, lattice.shape)),
-            ("rgb", in_order([each.rgb for each in copies], numbers), (np.uint8, (*lattice.shape, 3))),
+        for name, layer, (kind, shape) in (
+            ("density", values.density, (np.float32, lattice.shape)),
+            ("rgb", values.rgb, (np.uint8, (*lattice.shape, 3))),
         ):
             with file.open(f"{name}.npy", "w", force_zip64=True) as array:
                 head = {"descr": np.dtype(kind).str, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(array, head)
-                for layer in layers:
-                    array.write(layer.cpu().numpy().tobytes())
+                for number in range(lattice.shape[0]):
+                    array.write(layer(number).cpu().numpy().tobytes())
         with file.open("aabb.npy", "w") as array:
             np.lib.format.write_array(array, np.array(region.box, np.float32))
 

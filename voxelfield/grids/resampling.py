@@ -6,9 +6,11 @@ import gc
 import sys
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from voxelfield import ops, processes
@@ -19,6 +21,18 @@ from voxelfield.ops._grids import Padding
 SLAB_ELEMENTS = 1 << 24
 """Elements of a temporary tensor (64 MiB of float32): passes over a whole grid work slab by slab, so that their
 temporaries stay this small for any grid."""
+
+# All that exist, because a parameter does not know those that reduce its gradient.
+_wrappers: WeakSet[DistributedDataParallel] = WeakSet()
+
+
+def _remember_wrapper(module: nn.Module, name: str, submodule: nn.Module) -> None:
+    if isinstance(module, DistributedDataParallel):
+        _wrappers.add(module)
+
+
+# Torch calls it when a module gets a submodule, which a wrapper does when it is made.
+register_module_module_registration_hook(_remember_wrapper)
 
 
 def vertex_fractions(size: int, like: Tensor, align_corners: bool = True) -> Tensor:
@@ -94,16 +108,11 @@ def replace_values(parameter: nn.Parameter, values: Tensor) -> None:
     other = torch.float32 if values.dtype != torch.float32 else torch.float64
     parameter.data = torch.empty(0, dtype=other, device=values.device)
     parameter.data = values
-    if processes.count() > 1 and not hasattr(parameter, "unwrapped"):
+    if processes.count() > 1:
         # With the accumulator, DistributedDataParallel has lost its hook: it might never notice that processes differ.
-        for held in gc.get_objects():
-            if issubclass(type(held), DistributedDataParallel) and any(own is parameter for own in held.parameters()):
-                held.register_forward_pre_hook(_refuse_outdated)
-
-
-def mark_unwrapped(parameter: nn.Parameter) -> None:
-    """Says that no ``DistributedDataParallel`` reduces a parameter's gradient, which takes long to find out."""
-    vars(parameter)["unwrapped"] = True
+        for wrapper in _wrappers:
+            if any(own is parameter for own in wrapper.parameters()):
+                wrapper.register_forward_pre_hook(_refuse_outdated)
 
 
 def _refuse_outdated(*_: Any) -> None:

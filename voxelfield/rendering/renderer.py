@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View
 
-__all__ = ["BACKENDS", "FieldRenderer", "ViewRenderer", "fastest_backend"]
+__all__ = ["BACKENDS", "FieldRenderer", "fastest_backend"]
 
 BACKENDS: tuple[type[ImageBackend], ...] = (PyramidImages, GridImages, BakedImages)
 """Backends that are faster than the general one, in the order in which they are tried."""
@@ -40,21 +39,6 @@ def fastest_backend(field: Field, backends: Sequence[type[ImageBackend]] = BACKE
         backends: Backends to try, in this order, before the general one, which renders every field.
     """
     return next((backend for backend in backends if backend.serves(field)), GenericBackend)
-
-
-class ViewRenderer(Protocol):
-    """Renders images: :class:`FieldRenderer`, or a renderer of several fields as one."""
-
-    @property
-    def backend(self) -> str:
-        """Name of what renders."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the images."""
-
-    def view(self, cameras: Cameras, index: int) -> View:
-        """Renders one camera's whole image; see :meth:`FieldRenderer.view`."""
 
 
 class FieldRenderer:

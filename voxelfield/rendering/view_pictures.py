@@ -9,7 +9,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import turbo
 from voxelfield.rendering.paths import at_size
 from voxelfield.rendering.render import View
-from voxelfield.rendering.renderer import ViewRenderer
+from voxelfield.rendering.renderer import FieldRenderer
 
 ERROR_MAXIMUM = 0.25
 """Mean absolute colour error that :func:`comparison_panel` shows in the last colour of its map."""
@@ -42,7 +42,7 @@ def picture(view: View, shown: str, near_far: tuple[float, float]) -> Tensor:
     return depth_colors(view.depth, view.opacity, near_far)
 
 
-def depth_range(renderer: ViewRenderer, cameras: Cameras) -> tuple[float, float]:
+def depth_range(renderer: FieldRenderer, cameras: Cameras) -> tuple[float, float]:
     """Returns a range that contains nearly all depths of a path, so that all frames use the same colour scale.
 
     Args:

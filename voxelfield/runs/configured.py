@@ -24,7 +24,6 @@ from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import check_pictures, evaluate_split
 from voxelfield.evaluation.lpips import check_lpips
 from voxelfield.evaluation.metrics import WINDOW
-from voxelfield.regions.division import FILE
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.report.thumbnails import Thumbnails
@@ -110,8 +109,6 @@ def _train(
     for_scene: Callable[[Scene, Warp | None], RunConfig] | None,
 ) -> dict[str, Any] | None:
     """Implements :func:`train_as_configured` for a directory that this process has locked."""
-    if (run_directory / FILE).exists():
-        raise ValueError(f"hydra.run.dir must not be that of a run with regions, got {run_directory}: choose another")
     timing = Timing()
     session: Session | None = None
     try:

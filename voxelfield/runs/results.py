@@ -123,7 +123,7 @@ def _evaluate_and_write(
         thumbnails.gather()
     logger.info("%s over %d %s views", evaluation, len(evaluation.names), name)
     measured = _measured(session)
-    reached = quality(trained, name, split, evaluation)
+    reached = _quality(trained, name, split, evaluation)
     timing.end("evaluate")
     metrics = {
         **reached,
@@ -237,7 +237,7 @@ class _Results:
             raise OSError(f"{', '.join(self._missing)} could not be written in {self.directory}")
 
 
-def quality(trained: TrainedModel, split_name: str, split: Split, evaluation: Evaluation) -> dict[str, Any]:
+def _quality(trained: TrainedModel, split_name: str, split: Split, evaluation: Evaluation) -> dict[str, Any]:
     """Returns the part of ``metrics.json`` that says how good a trained model is, and on which views and machine.
 
     A collective call in processes that train together.

@@ -20,7 +20,6 @@ from voxelfield import processes
 from voxelfield.grids.adam import MOST_BETA, GridAdam, sum_weights
 from voxelfield.grids.division import DividedGrids
 from voxelfield.grids.pyramid import VoxelPyramid
-from voxelfield.grids.resampling import mark_unwrapped
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.models.model import Model
 from voxelfield.training.config import OptimizerConfig, RatesConfig
@@ -160,9 +159,6 @@ class Optimizers:
                 skip_untouched=config.skip_untouched,
                 bfloat16_moments=moments_dtype(config.moments, copies, rates.betas) == torch.bfloat16,
             )
-        if processes.count() > 1:
-            for level in grids:
-                mark_unwrapped(level)
         self._sparse = [module for module in model.grid.modules() if isinstance(module, SparseGrid)]
         elsewhere = {id(parameter) for parameter in (*grids, *(p for group, _ in groups.values() for p in group))}
         suited = network_matrices(field) if config.matrices == "muon" else []

@@ -165,8 +165,6 @@ class Session:
     ) -> None:
         check_types(scene, model, trainer, optimizer, camera, output, losses, parts, sampler)
         config = run_settings(scene, model, trainer, optimizer, camera, warp, device, seed)
-        if config.regions > 1:
-            raise ValueError(f"regions must be 1 for a session, which trains one field, got {config.regions}")
         self.scene = scene
         self.config = config
         # The steps follow these settings; the run records those that were given.

@@ -7,16 +7,15 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from voxelfield import processes
 from voxelfield.datasets.scene import Split
-from voxelfield.devices import in_order, several_devices
 from voxelfield.evaluation.evaluation import (
     Comparison,
     Evaluation,
@@ -39,7 +38,7 @@ from voxelfield.rendering.cameras import Cameras, overview, reference_camera
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
-from voxelfield.rendering.renderer import ViewRenderer
+from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.cameras.camera_tones import CameraTones
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.cameras.view_refinement import refine_views
@@ -94,28 +93,6 @@ class TrainedModel:
         """Settings of the training loop, which include those of the evaluation."""
         return self.config.trainer
 
-    @property
-    def parts(self) -> tuple[TrainedModel, ...]:
-        """The models of which this one consists, each with one field: itself, or those of its regions."""
-        return (self,)
-
-    @property
-    def centre(self) -> Tensor:
-        """Centre (3,) of the part of space that matters most, world units, on the CPU; synchronises with the device."""
-        return self.model.centre
-
-    def part_at(self, position: Tensor) -> TrainedModel:
-        """Returns the part that contributes most to the image of a camera at a position (3,), world units."""
-        return self
-
-    def with_parts(self, change: Callable[[TrainedModel], TrainedModel]) -> TrainedModel:
-        """Returns this model with other parts.
-
-        Args:
-            change: Returns what takes the place of a part.
-        """
-        return change(self)
-
     def __repr__(self) -> str:
         """Returns one line that says what was trained."""
         kind, name = self.config.model.kind, self.config.scene.name
@@ -137,7 +114,7 @@ class TrainedModel:
 
     def renderer(
         self, backend: str | None = None, *, supersampling: int | None = None, background: Tensor | None = None
-    ) -> ViewRenderer:
+    ) -> FieldRenderer:
         """Returns a renderer, by default with the settings of the run's own evaluation.
 
         Args:
@@ -178,7 +155,6 @@ class TrainedModel:
         lpips: bool | None = None,
         on_view: OnView | None = None,
         progress: bool = True,
-        devices: int | Literal["all"] = 1,
         backend: str | None = None,
     ) -> Evaluation:
         """Compares the field with photographs, as the run's own evaluation does.
@@ -198,14 +174,12 @@ class TrainedModel:
             lpips: Whether to compute LPIPS too; None for the value of ``trainer.evaluation.lpips``.
             on_view: Called with each view (:data:`voxelfield.evaluation.evaluation.OnView`).
             progress: Show a progress bar if the standard error stream is a terminal.
-            devices: Number of devices that share the views, as for :func:`voxelfield.devices.several_devices`; each
-                gets a copy of the model. 1 in processes that train together, which have a device each.
             backend: As for :meth:`renderer`; None for the fastest one.
 
         Raises:
             TypeError: ``split`` is not a :class:`voxelfield.datasets.scene.Split`.
-            ValueError: ``views`` is not an int of at least 1, the split has no views, there are fewer devices, or
-                the backend does not render this field.
+            ValueError: ``views`` is not an int of at least 1, the split has no views, or the backend does not render
+                this field.
             MissingPackageError: LPIPS needs a package that is not installed.
             FileNotFoundError: A file of weights that LPIPS needs does not exist.
             FileExistsError: ``images`` contains an image of a view's name that voxelfield has not written.
@@ -215,10 +189,6 @@ class TrainedModel:
             raise TypeError(f"split must be a Split, such as scene.test, got {shown(split)}")
         if views is not None:
             check_at_least_one("views", views)
-        if processes.count() > 1 and devices != 1:
-            raise ValueError(
-                f"devices must be 1 in processes that train together, which share the views already, got {devices!r}"
-            )
         split, tones = self._as_photographed(split)
         chosen = evenly_spaced(len(split) if views is None else views, len(split))
         if tones is not None:
@@ -239,7 +209,6 @@ class TrainedModel:
             lpips=self.trainer.evaluation.lpips if lpips is None else lpips,
             callbacks=[] if on_view is None else [on_view],
             progress=progress,
-            devices=devices,
             backend=backend,
         )
 
@@ -261,7 +230,6 @@ class TrainedModel:
         lpips: bool = False,
         callbacks: Sequence[OnView] = (),
         progress: bool = False,
-        devices: int | Literal["all"] = 1,
         backend: str | None = None,
     ) -> Evaluation:
         """Compares the chosen views of :meth:`_as_photographed`, see :meth:`evaluate`; a collective call."""
@@ -272,21 +240,18 @@ class TrainedModel:
                 if images is not None:
                     check_pictures("images", images, (split.names[index] for index in chosen))
                     called.append(save_images(images, stack.enter_context(PngWriter())))
-                comparisons = [
-                    Comparison(
-                        run._photographing(run._default_renderer if backend is None else run.renderer(backend), tones),
-                        split,
-                        run.model.background,
-                        lpips=Lpips(run.model.device) if lpips else None,
-                        fit_exposure=self.trainer.exposure != "none" or tones is not None,
-                        environment=any(part.model.environment is not None for part in run.parts),
-                    )
-                    for run in self.copies(devices)
-                ]
+                comparison = Comparison(
+                    self._photographing(self._default_renderer if backend is None else self.renderer(backend), tones),
+                    split,
+                    self.model.background,
+                    lpips=Lpips(self.model.device) if lpips else None,
+                    fit_exposure=self.trainer.exposure != "none" or tones is not None,
+                    environment=self.model.environment is not None,
+                )
                 own = chosen[processes.rank() :: processes.count()]
                 if split.share is not None:
                     own = [index for index in chosen if index in split.held]
-                return evaluate_views(comparisons, own, on_view=called, progress=progress and processes.is_first())
+                return evaluate_views(comparison, own, on_view=called, progress=progress and processes.is_first())
 
         parts = processes.gather_results(evaluate_own)
         return Evaluation.joined(parts, (split.names[index] for index in chosen))
@@ -306,8 +271,7 @@ class TrainedModel:
             The difference between the mean PSNRs, dB. None if images are not drawn from stored values. None as well,
             with a warning, if drawing without them takes too much memory or gives an image that is not finite.
         """
-        baking = {kind.name for part in self.parts for kind in part.model.image_backends if kind.bakes}
-        if not any(name in self.backend_for(split.cameras) for name in baking):
+        if self.backend_for(split.cameras) not in (kind.name for kind in self.model.image_backends if kind.bakes):
             return None
         total = len(evaluation.names)
         names = [evaluation.names[index] for index in evenly_spaced(min(views, total), total)]
@@ -335,27 +299,7 @@ class TrainedModel:
             )
         return cost
 
-    def copies(self, devices: int | Literal["all"]) -> list[TrainedModel]:
-        """Returns this model and copies of it for work that several devices share; on the CPU, they are the same.
-
-        Args:
-            devices: Their number, as for :func:`voxelfield.devices.several_devices`.
-
-        Raises:
-            ValueError: There are fewer devices.
-        """
-        _, *others = several_devices(self.model.device, devices)
-        return [self, *(self.with_parts(partial(TrainedModel._on, device=device)) for device in others)]
-
-    def _on(self, device: torch.device) -> TrainedModel:
-        """Returns a copy on another device; this model on its own."""
-        if device == self.model.device:
-            return self
-        state = self.model.state_dict()
-        other = restore_trained_model(self.config, state["field"], state["occupancy"], self.steps, device, state)
-        return replace(other, cameras=self.cameras, tones=self.tones)
-
-    def _photographing(self, renderer: ViewRenderer, tones: CameraTones | None) -> Callable[[Cameras, int], View]:
+    def _photographing(self, renderer: FieldRenderer, tones: CameraTones | None) -> Callable[[Cameras, int], View]:
         """Returns a function that renders a view as its camera shows it."""
         if tones is None:
             return renderer.view
@@ -379,24 +323,22 @@ class TrainedModel:
         """
         return self._default_renderer.view(cameras, index)
 
-    def render_path(
-        self, cameras: Cameras, renderer: ViewRenderer | None = None, *others: ViewRenderer
-    ) -> Iterator[View]:
+    def render_path(self, cameras: Cameras, renderer: FieldRenderer | None = None) -> Iterator[View]:
         """Renders the images of successive cameras lazily.
 
         Args:
             cameras: The cameras of the path, for example from :func:`voxelfield.rendering.cameras.orbit` or
                 :mod:`voxelfield.rendering.paths`.
             renderer: A renderer from :meth:`renderer`; None for the one of the run's own evaluation.
-            others: Renderers of :meth:`copies` on other devices, which share the images; each image stays on its own.
         """
-        renderers = [self._default_renderer if renderer is None else renderer, *others]
+        renderer = self._default_renderer if renderer is None else renderer
         # All at once, because copying each camera separately would wait for the images before it.
-        draws = [partial(each.view, cameras.to(each.device)) for each in renderers]
-        yield from in_order(draws, range(len(cameras)))
+        cameras = cameras.to(renderer.device)
+        for index in range(len(cameras)):
+            yield renderer.view(cameras, index)
 
     @cached_property
-    def _default_renderer(self) -> ViewRenderer:
+    def _default_renderer(self) -> FieldRenderer:
         return self.renderer()
 
 

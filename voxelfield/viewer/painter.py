@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +14,7 @@ from voxelfield.rendering.march import visible_samples
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import View
-from voxelfield.rendering.renderer import ViewRenderer
+from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.trained_model import TrainedModel
 from voxelfield.viewer.display import Display, Viewpoint
 from voxelfield.viewer.maps import cell_map, depth_map, normal_map, sample_map
@@ -42,8 +39,8 @@ class Painter:
         self._warp = run.model.warp
         self._content = content_box(run)
         self._crop: Box | None = None
-        self._cropped = run
-        self._renderers: dict[bool, ViewRenderer] = {}
+        self._cropped = run.model
+        self._renderers: dict[bool, FieldRenderer] = {}
 
     @torch.no_grad()
     def picture(
@@ -113,7 +110,7 @@ class Painter:
 
     def _sample_counts(self, cameras: Cameras) -> Tensor:
         """Returns the number of visible samples of each ray, (R,)."""
-        model, counts = self._model_at(cameras), []
+        model, counts = self._cropped, []
         with model.autocast():
             for rays in self._chunks(cameras):
                 samples, _ = visible_samples(model.field, rays, model.occupancy, model.settings)
@@ -121,17 +118,13 @@ class Painter:
         return torch.cat(counts)
 
     def _cells(self, cameras: Cameras) -> Tensor:
-        model = self._model_at(cameras)
-        occupancy = model.occupancy
+        occupancy = self._cropped.occupancy
         edges = (occupancy.aabb[1] - occupancy.aabb[0]).cpu() / torch.tensor(occupancy.occupied.shape)
         step = 0.25 * float(edges.min())
-        return torch.cat([cell_map(rays, occupancy, step, model.warp) for rays in self._chunks(cameras)])
-
-    def _model_at(self, cameras: Cameras) -> Model:
-        return self._cropped.part_at(cameras.c2w[0, :3, 3]).model
+        return torch.cat([cell_map(rays, occupancy, step, self._warp) for rays in self._chunks(cameras)])
 
     def _rays(self, cameras: Cameras) -> Rays:
-        return cameras.image_rays(0, self._model_at(cameras).field.aabb)
+        return cameras.image_rays(0, self._cropped.field.aabb)
 
     def _chunks(self, cameras: Cameras) -> list[Rays]:
         rays, size = self._rays(cameras), self.run.trainer.chunk
@@ -141,10 +134,10 @@ class Painter:
         if crop == self._crop:
             return
         self._crop = crop
-        self._cropped = self.run if crop is None else self.run.with_parts(partial(_cropped, box=crop))
+        self._cropped = self.run.model if crop is None else _cropped(self.run.model, crop)
         self._renderers.clear()
 
-    def _renderer(self, sharp: bool) -> ViewRenderer:
+    def _renderer(self, sharp: bool) -> FieldRenderer:
         sharp = sharp and self.run.trainer.evaluation.supersampling > 1
         if sharp not in self._renderers:
             self._renderers[sharp] = self._cropped.renderer(supersampling=None if sharp else 1)
@@ -153,8 +146,6 @@ class Painter:
 
 def content_box(run: TrainedModel) -> Box:
     """Returns the part of space that matters, world units: the smallest of nested boxes, or the occupied cells."""
-    if len(run.parts) > 1:
-        return _around([content_box(part) for part in run.parts])
     if run.model.warp is not None:
         return run.model.warp.aabb
     occupancy = run.occupancy
@@ -163,21 +154,13 @@ def content_box(run: TrainedModel) -> Box:
 
 def crop_limits(run: TrainedModel) -> Box:
     """Returns the largest crop box, world units: the second smallest of nested boxes, or the content box."""
-    if len(run.parts) > 1:
-        return _around([crop_limits(part) for part in run.parts])
     warp = run.model.warp
     return content_box(run) if warp is None else warp.world_box(min(2, warp.count))
 
 
-def _around(boxes: Sequence[Box]) -> Box:
-    """Returns the smallest box that contains several."""
-    corners = torch.tensor(boxes)
-    return parse_box(torch.stack((corners[:, 0].amin(dim=0), corners[:, 1].amax(dim=0))))
-
-
-def _cropped(run: TrainedModel, box: Box) -> TrainedModel:
-    """Returns a run without the occupied cells whose centres lie outside of a box (world units)."""
-    occupancy, warp = run.occupancy, run.model.warp
+def _cropped(model: Model, box: Box) -> Model:
+    """Returns a model without the occupied cells whose centres lie outside of a box (world units)."""
+    occupancy, warp = model.occupancy, model.warp
     part = copy.deepcopy(occupancy)
     low, high = occupancy.aabb
     cells = occupancy.occupied.nonzero()
@@ -187,4 +170,4 @@ def _cropped(run: TrainedModel, box: Box) -> TrainedModel:
     limits = box_tensor(box, cells.device)
     outside = ((centres < limits[0]) | (centres > limits[1])).any(dim=-1)
     part.occupied[tuple(cells[outside].unbind(-1))] = False
-    return replace(run, model=run.model.around(occupancy=part))
+    return model.around(occupancy=part)

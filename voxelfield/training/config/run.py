@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeAlias
 
 from voxelfield.config.parsing import Form, Range, parse
-from voxelfield.config.types import Count, Natural, Positive
+from voxelfield.config.types import Natural, Positive
 from voxelfield.datasets.options import ImageOptions, LoadOptions
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.grids.boxes import parse_box
@@ -22,12 +22,12 @@ from voxelfield.warps.warp import Warp
 AUTO = "auto"
 """Value of ``resume`` that means the run's own directory."""
 
-REGION_OVERLAP = 0.25
-"""Default of ``region_overlap``."""
+# Settings of earlier versions, with the values for which their runs can still be loaded.
+_REMOVED = (("regions", 1), ("region_overlap", 0.25), ("devices", AUTO))
 
 Corner: TypeAlias = tuple[float, float, float]
 Device: TypeAlias = Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)]
-Devices: TypeAlias = Annotated[str, Form(r"auto|all|[1-9]\d{0,3}", "auto, all or the number of processes")]
+Devices: TypeAlias = Annotated[str, Form(r"auto|all|[1-9]\d{0,3}", "a number or all")]
 
 
 @dataclass
@@ -38,14 +38,11 @@ class SceneConfig:
         name: Name of the scene's folder.
         aabb: Low and high corner of the box of interest, world units; None for the default of the scene's format.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
-        region: Low and high corner of a box, world units: only photographs that were taken within it are used; None:
-            all. The runs of :attr:`RunConfig.regions` have one.
     """
 
     name: Annotated[str, Form(r".+", "the name of a folder")] = "lego"
     aabb: tuple[Corner, Corner] | None = ((-1.5, -1.5, -1.5), (1.5, 1.5, 1.5))
     model: Natural | None = None
-    region: tuple[Corner, Corner] | None = None
 
     def check(self, name: str) -> None:
         """Raises ValueError unless the box is finite and not empty."""
@@ -104,13 +101,9 @@ class RunConfig:
         deterministic: Whether runs on the same machine are bit-for-bit reproducible, which is slower on a GPU. A
             :class:`voxelfield.Session` leaves this to ``torch.use_deterministic_algorithms``.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
-        devices: Number of processes that ``voxelfield train`` starts on this machine, one a GPU; ``all`` for all GPUs,
-            ``auto`` for as many as pay. A :class:`voxelfield.Session` trains with the process group that there is.
-        regions: Number of regions into which ``voxelfield train`` divides the photographs of a large place; each has a
-            field of its own. ``devices`` is then the number of regions that are trained at the same time, one a GPU;
-            ``auto`` for one on each GPU.
-        region_overlap: Photographs of its neighbour that each region also has at each side of a cut, as a share of its
-            own.
+        devices: Number of processes that ``voxelfield train`` starts on this machine, one a GPU; ``all`` for all GPUs;
+            None for one, or for those that torchrun or srun has started. A :class:`voxelfield.Session` trains with the
+            process group that there is.
         process_timeout: Time within which each process must answer the others, seconds.
         resume: A checkpoint or a run directory to resume from; ``auto`` for the newest valid checkpoint in the run's
             own directory, if there is one; or None.
@@ -127,9 +120,7 @@ class RunConfig:
     seed: Annotated[int, Range(-(2**63), 2**64 - 1)] = 0
     deterministic: bool = False
     device: Device = "auto"
-    devices: Devices = "auto"
-    regions: Count = 1
-    region_overlap: Annotated[float, Range(0, 1)] = REGION_OVERLAP
+    devices: Devices | None = None
     process_timeout: Positive = 600.0
     resume: str | None = None
 
@@ -140,42 +131,20 @@ class RunConfig:
             _ = self.recorded_warp if self.warp.camera is not None else None
         except ValueError as error:
             raise ValueError(f"{prefix}warp: {error}") from error
+        if self.devices == AUTO:
+            raise ValueError(f"{prefix}devices must be a number or all, got auto: leave it out for one process")
         if self.model.environment == "map" and self.trainer.background != "random":
             raise ValueError(
                 f"{prefix}trainer.background must be random with {prefix}model.environment=map, which takes its "
                 f"place, got {self.trainer.background}"
             )
-        if self.regions > 1:
-            self._check_regions(prefix)
-        elif self.region_overlap != REGION_OVERLAP:
-            raise ValueError(f"{prefix}region_overlap must be left out without regions, got {self.region_overlap}")
         self.model.check_resolution(max(self.trainer.resolutions), f"{prefix}model")
         if self.camera.refines:
             self.model.check_camera_refinement(max(self.trainer.resolutions), f"{prefix}model")
 
-    def _check_regions(self, prefix: str) -> None:
-        """Raises ValueError for settings with which regions could not be trained apart and rendered as one."""
-        reasons = {
-            "scene.region": (None, "because the regions are those of the whole capture"),
-            "scene.aabb": (None, "because the box of each region follows from its own photographs"),
-            "camera.name": ("none", "because refined cameras would move each region into a frame of its own"),
-            "camera.test_steps": (0, "because views are compared with several regions at once"),
-            "trainer.vignetting": (False, "because each region would learn its own"),
-            "trainer.response": (False, "because each region would learn its own"),
-            "logger.viewer": (False, "because each region is trained by a process of its own"),
-        }
-        for key, (needed, reason) in reasons.items():
-            group, name = key.split(".")
-            value = getattr(getattr(self, group), name)
-            if value != needed:
-                shown = "null" if needed is None else str(needed).lower()
-                raise ValueError(f"{prefix}{key} must be {shown} with regions={self.regions}, {reason}, got {value}")
-        if self.resume not in (None, AUTO):
-            raise ValueError(f"{prefix}resume must be auto or null with regions={self.regions}, got {self.resume}")
-
     @classmethod
     def of_checkpoint(cls, saved: RunConfig | Mapping[str, Any], name: str = "") -> RunConfig:
-        """Parses the settings that a run has saved, perhaps with an earlier version, which had fewer of them.
+        """Parses the settings that a run has saved, perhaps with an earlier version, which had others.
 
         Args:
             saved: The settings.
@@ -185,7 +154,10 @@ class RunConfig:
             ValueError: The settings are invalid.
         """
         if isinstance(saved, Mapping):
-            model, optimizer = saved.get("model"), saved.get("optimizer")
+            saved = {key: value for key, value in saved.items() if (key, value) not in _REMOVED}
+            scene, model, optimizer = saved.get("scene"), saved.get("model"), saved.get("optimizer")
+            if isinstance(scene, Mapping):
+                saved["scene"] = {key: value for key, value in scene.items() if (key, value) != ("region", None)}
             if isinstance(model, Mapping):
                 saved = {**saved, "model": {**ModelConfig.choose(model, "model").unsaved, **model}}
             if isinstance(optimizer, Mapping):

@@ -23,7 +23,7 @@ def usual_path(run: TrainedModel, cameras: Cameras, frames: int) -> Cameras:
         cameras: Its training cameras, on the CPU.
         frames: Number of cameras on the path.
     """
-    centre = run.centre
+    centre = run.model.centre
     if run.model.warp is None or not run.model.warp.is_forward_facing:
         return orbit(cameras, centre, frames)
     target = seen_point(run, cameras)
