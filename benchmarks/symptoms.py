@@ -141,7 +141,6 @@ MAKERS: dict[str, Maker] = {
         replace(scene, splits=scene.splits | {"train": unevenly_exposed(scene.train, 0.15)}),
         scene,
         "trainer.exposure=affine",
-        "trainer.exposure=bilateral",
     ),
     "blur": lambda scene, _: remedied("blurred", with_blur(scene), scene, "trainer.loss.sharpness=1"),
     "shutter": lambda scene, renderer: of_shutter(scene, renderer()),

@@ -118,7 +118,7 @@ KINDS = {
     ),
     "refined": (*PYRAMID, "camera=refine", "trainer.steps=16"),
     "deferred": (*PYRAMID, "model.shading=deferred", "trainer.loss.sample_rgb=0.05", "trainer.steps=16"),
-    "environment": (*PYRAMID, "model.environment=map", "trainer.exposure=bilateral", "trainer.steps=16"),
+    "environment": (*PYRAMID, "model.environment=map", "trainer.exposure=affine", "trainer.steps=16"),
     # With float16 copies, as on GPUs: a rounding error of a master may round its copy the other way.
     "halves": (
         "model=pyramid",

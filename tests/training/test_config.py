@@ -424,7 +424,6 @@ def test_the_steps_of_stages_must_rise(steps):
     [
         ("loss.robust_cells=30", "loss.robust=4"),
         ("loss.exposure=0.1", "exposure=affine"),
-        ("loss.tv_exposure=0.1", "exposure=bilateral"),
         ("loss.tones=0", "vignetting=true"),
     ],
 )

@@ -294,7 +294,6 @@ def test_a_loss_that_is_not_finite_stops_with_the_state_written_out(make_session
     [
         "trainer.exposure=none",
         "trainer.exposure=affine",
-        "trainer.exposure=bilateral",
         "trainer.vignetting=true",
         "camera=refine",
     ],

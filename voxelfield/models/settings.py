@@ -81,8 +81,6 @@ class LossConfig:
         opacity_entropy: Binary entropy of the opacities of rays.
         sparsity: Cauchy penalty on the densities of samples.
         exposure: Squared deviation of the exposure corrections from the identity, with ``trainer.exposure=affine``.
-        tv_exposure: Squared differences between neighbouring vertices of the grids of ``trainer.exposure=bilateral``;
-            gsplat's default is 10 as well.
         tones: Squared deviation of ``trainer.vignetting`` and ``trainer.response`` from the identity.
         tv_features: Squared differences between the features of neighbouring vertices, summed over the vertices that
             are updated, in each active dense level by itself. A sum, not a mean, so that levels of all resolutions are
@@ -108,7 +106,6 @@ class LossConfig:
     opacity_entropy: NotNegative = 0.0
     sparsity: NotNegative = 0.0
     exposure: NotNegative = 1e-3
-    tv_exposure: NotNegative = 10.0
     tones: NotNegative = 1e-3
     tv_features: NotNegative = 0.0
     tv_every: Count = 10

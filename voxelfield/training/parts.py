@@ -15,7 +15,7 @@ from voxelfield.models.part import Part
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.cameras.camera_tones import CameraTones, ToneCorrection, distinct
-from voxelfield.training.cameras.exposure import AffineExposure, BilateralExposure, Exposure, ExposureCorrection
+from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
 from voxelfield.training.cameras.lost_cameras import LostCameras
 from voxelfield.training.config import RunConfig
 from voxelfield.training.depth import DepthSupervision
@@ -30,12 +30,10 @@ logger = logging.getLogger(__name__)
 def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: PixelSampler) -> Iterator[Part]:
     """Yields the parts that the configuration asks for, in the order in which they join a step."""
     trainer, camera = config.trainer, config.camera
-    exposure: Exposure | None = None
+    exposure: AffineExposure | None = None
     rate = config.optimizer.exposure_lr
     if trainer.exposure == "affine":
         exposure = AffineExposure(len(scene.train)).to(model.device)
-    elif trainer.exposure == "bilateral":
-        exposure = BilateralExposure(scene.train.cameras).to(model.device)
     refinement = None
     environment = environment_of(model.field)
     if environment is not None:
@@ -68,18 +66,12 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
         )
         yield refinement
         if camera.search_poses > 0:
-            learned = {
-                "exposure=bilateral": isinstance(exposure, BilateralExposure),
-                "vignetting=true": trainer.vignetting,
-                "response=true": trainer.response,
-            }
-            for key, is_learned in learned.items():
-                if is_learned:
+            for key in ("vignetting", "response"):
+                if getattr(trainer, key):
                     raise ValueError(
-                        f"camera.search_poses must be 0 with trainer.{key}, which cannot be undone in photographs, "
-                        f"got {camera.search_poses}"
+                        f"camera.search_poses must be 0 with trainer.{key}=true, which cannot be undone in "
+                        f"photographs, got {camera.search_poses}"
                     )
-            assert not isinstance(exposure, BilateralExposure)
             yield LostCameras(refinement, model, scene.train, trainer, camera.search_poses, exposure)
     loss = trainer.loss
     if loss.sharpness > 0:
@@ -92,8 +84,7 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
     if loss.structure > 0:
         yield VarianceWeightedError(pixels, loss.structure)
     if exposure is not None:
-        weight = loss.exposure if trainer.exposure == "affine" else loss.tv_exposure
-        yield ExposureCorrection(exposure, rate, weight, environment=environment is not None)
+        yield ExposureCorrection(exposure, rate, loss.exposure, environment=environment is not None)
     if trainer.vignetting or trainer.response:
         known = distinct(pixels.cameras)
         if trainer.response and len(known) == 1:

@@ -34,7 +34,7 @@ from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import Images, PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.cameras.camera_tones import CameraTones, ToneCorrection
-from voxelfield.training.cameras.exposure import Exposure, ExposureCorrection
+from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.clock import Pause, synchronized_time
 from voxelfield.training.config import (
@@ -289,7 +289,7 @@ class Session:
         return next((part for part in self.parts if isinstance(part, CameraRefinement)), None)
 
     @property
-    def exposure(self) -> Exposure | None:
+    def exposure(self) -> AffineExposure | None:
         """Learned exposure corrections of the training images; None with ``trainer.exposure=none``."""
         return next((part.exposure for part in self.parts if isinstance(part, ExposureCorrection)), None)
 

@@ -137,10 +137,8 @@ class TrainerConfig:
             they fit. The result is the same.
         background: Background of transparent pixels in training: ``random`` (per pixel), ``white`` or ``black``.
         evaluation_background: Background over which test views are composited.
-        exposure: Correction of exposure and white balance learned for each training image: ``none``; ``affine``, a gain
-            and an offset for each channel (:class:`voxelfield.training.cameras.exposure.AffineExposure`); or
-            ``bilateral``, a grid of colour transforms, which vary within the image and with the luminance
-            (:class:`voxelfield.training.cameras.exposure.BilateralExposure`).
+        exposure: Correction of exposure and white balance learned for each training image: ``none``, or ``affine``,
+            a gain and an offset for each channel (:class:`voxelfield.training.cameras.exposure.AffineExposure`).
         vignetting: Whether to learn how each camera darkens its images away from their middle
             (:class:`voxelfield.training.cameras.camera_tones.CameraTones`).
         response: Whether to learn a curve for each camera and channel that maps the colours of the field, which are
@@ -191,7 +189,7 @@ class TrainerConfig:
     images: Literal["auto", "device", "host"] = "auto"
     background: Literal["random", "white", "black"] = "random"
     evaluation_background: Literal["white", "black"] = "white"
-    exposure: Literal["none", "affine", "bilateral"] = "none"
+    exposure: Literal["none", "affine"] = "none"
     vignetting: bool = False
     response: bool = False
     max_rays: Count = 524288
@@ -313,7 +311,6 @@ class TrainerConfig:
             "robust_every": (self.loss.robust > 0, "loss.robust is 0"),
             "robust_cells": (self.loss.robust > 0, "loss.robust is 0"),
             "exposure": (self.exposure == "affine", f"exposure is {self.exposure}, not affine"),
-            "tv_exposure": (self.exposure == "bilateral", f"exposure is {self.exposure}, not bilateral"),
             "tones": (learned, "vignetting and response are false"),
         }
         for key, (used, reason) in idle.items():
