@@ -17,6 +17,7 @@ from short_runs import ROOT, finish
 from sky_scene import write_photographs
 from warm_python import Running, WarmPython, warm_python
 
+from voxelfield.config.parsing import parse
 from voxelfield.training.config import RunConfig
 from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
 
@@ -87,7 +88,7 @@ def check_ctrl_c(folder: Path, python: WarmPython, *overrides: str) -> RunConfig
     step, advice = stopped_at(output)
     stopped = checkpoint_path(first, step)
     assert advice == f"resume={stopped}"
-    saved = RunConfig.of_checkpoint(load_checkpoint(first)["config"])
+    saved = parse(RunConfig, load_checkpoint(first)["config"])
     for directory, resume in ((folder / "second", advice), (first, "resume=auto")):
         again = python.run(*command, f"trainer.steps={step + 2}", resume, f"hydra.run.dir={directory}", merged=True)
         assert again.returncode == 0, again.stdout

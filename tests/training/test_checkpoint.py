@@ -177,17 +177,6 @@ def test_another_format_is_refused_and_not_skipped(tmp_path, monkeypatch, format
             load(tmp_path)
 
 
-def test_a_file_of_the_previous_format_is_refused_in_one_line(tmp_path):
-    """As version 0.1.0 wrote it before format 8: an archive that ends with a comment."""
-    path = checkpoint_path(tmp_path, 3)
-    state = {"format": 7, "voxelfield": "0.1.0", "step": 3, "config": {"model": {"kind": "mlp"}}}
-    torch.save(state | {"occupancy": {"possible": torch.ones(2), "highest": torch.ones(2)}}, path)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.comment = b"voxelfield crc32 01234567"
-    with pytest.raises(CheckpointVersionError, match=r"format 7, written by voxelfield 0\.1\.0; .*: train again, or"):
-        load_newest(tmp_path)
-
-
 class _Foreign:
     """Something that only an unsafe load could restore."""
 

@@ -336,28 +336,6 @@ def test_view_dependence_ends_at_a_level():
     assert grid.combination.channels == ()
 
 
-def test_settings_that_earlier_versions_did_not_save_are_what_they_were():
-    saved = {"model": {"kind": "sh", "degree": 1}}
-    assert parse(RunConfig, saved).model.view_resolution == 200
-    assert RunConfig.of_checkpoint(saved).model == SHConfig(degree=1, view_resolution=None)
-    saved["model"]["view_resolution"] = 100
-    assert RunConfig.of_checkpoint(saved).model == SHConfig(degree=1, view_resolution=100)
-    assert RunConfig.of_checkpoint({"optimizer": {"eps": 1e-8}}).optimizer == OptimizerConfig(
-        matrices="adamw", eps=1e-8
-    )
-    trainer = RunConfig.of_checkpoint({"trainer": {"steps": 9, "occupancy": {"every": 7}}}).trainer
-    assert (trainer.steps, trainer.occupancy) == (9, OccupancyConfig(every=7, hidden_at=0.0))
-    assert RunConfig.of_checkpoint(RunConfig()) == RunConfig.of_checkpoint({}) == RunConfig()
-
-
-def test_settings_that_were_removed_are_read_where_they_had_no_effect():
-    without = {"regions": 1, "region_overlap": 0.25, "devices": "auto", "scene": {"name": "bricks", "region": None}}
-    assert RunConfig.of_checkpoint(without) == RunConfig.of_checkpoint({"scene": {"name": "bricks"}})
-    for saved in ({"regions": 4}, {"scene": {"region": [[0, 0, 0], [1, 1, 1]]}}):
-        with pytest.raises(ValueError, match=r"^configuration has no key (scene\.region|regions); "):
-            RunConfig.of_checkpoint(saved)
-
-
 def test_an_interpolation_that_leads_nowhere_is_named():
     config = composed()
     config.trainer.steps = "${trainer.stepz}"
@@ -430,9 +408,8 @@ def test_the_steps_of_stages_must_rise(steps):
 def test_settings_of_what_is_off_are_refused(idle, used):
     key, value = idle.split("=")
     with pytest.raises(ValueError, match=rf"^trainer\.{key} must be left at .* got {value}: it would be ignored$"):
-        preset(f"trainer.{idle}")
-    preset(f"trainer.{idle}", f"trainer.{used}")
-    parsed("trainer", f"trainer.{idle}")  # as earlier versions have saved it
+        parsed("trainer", f"trainer.{idle}")
+    parsed("trainer", f"trainer.{idle}", f"trainer.{used}")
 
 
 def test_parsing_leaves_the_composed_configuration_alone():

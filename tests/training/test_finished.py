@@ -102,5 +102,5 @@ def test_changes_are_listed_by_key_with_both_values():
     assert changed_settings(saved, settings("optimizer.grid_lr=0.5", "trainer.evaluation.views=1")) == {
         "optimizer.grid_lr": (saved["optimizer"]["grid_lr"], 0.5)
     }
-    del saved["optimizer"]
-    assert changed_settings(saved, settings("optimizer.grid_lr=0.5")) == {}
+    del saved["optimizer"]["eps"]
+    assert changed_settings(saved, settings()) == {"optimizer.eps": (None, settings().optimizer.eps)}

@@ -35,7 +35,7 @@ from voxelfield.rendering.visible_cells import visible_cells
 from voxelfield.training.state.checkpoint import contents_of
 from voxelfield.training.trained_model import TrainedModel
 
-FORMAT = 6
+FORMAT = 7
 """Layout version of the files. Raise it when an older voxelfield could not read them."""
 
 Quality = Literal["exact", "standard", "small"]

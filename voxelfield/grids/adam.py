@@ -117,7 +117,6 @@ class GridAdam(torch.optim.Optimizer):
         for name in ("_active", "_working", "_rates"):
             self.__dict__.setdefault(name, {})  # a copied or unpickled optimizer does not have these yet
         for group, own in itertools.zip_longest(self.param_groups, present):
-            group.setdefault("bfloat16_moments", False)  # which earlier versions did not have
             rates = group["channel_rates"]
             if rates is None:
                 continue

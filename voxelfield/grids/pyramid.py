@@ -438,7 +438,7 @@ class VoxelPyramid(nn.Module):
         if state["reduce"] != self.reduce:
             raise ArgumentValueError(f"reduce must be {state['reduce']!r}, as in the loaded state, got {self.reduce!r}")
         # Model files have lists in place of tuples.
-        stored = tuple(each if each is None else tuple(each) for each in state.get("level_channels", ()))
+        stored = tuple(each if each is None else tuple(each) for each in state["level_channels"])
         if stored != self._combination.channels:
             raise ArgumentValueError(
                 f"level_channels must be {stored}, as in the loaded state, got {self._combination.channels}"

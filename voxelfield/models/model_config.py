@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,16 +33,12 @@ class ModelConfig:
         NAME = "package.module:ClassName"
 
     Attributes:
-        unsaved: Values that settings had before there were keys for them, if these are not the defaults. They apply to
-            runs that have not saved the keys.
         kind: The model's name; a subclass gives it a ``Literal`` type and a default.
         environment: What rays show that leave the field with light to spare: ``none``, the background of the trainer;
             ``map``, colours of directions that are learned along with the field, for captures that show the sky
             (:class:`voxelfield.fields.environment.Environment`); or ``auto``, a map where the photographs agree on the
             colours of many directions (:func:`voxelfield.training.environment.choose_environment`).
     """
-
-    unsaved: ClassVar[Mapping[str, Any]] = {}
 
     kind: str
     environment: Literal["none", "map", "auto"] = "none"

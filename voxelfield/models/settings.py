@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -42,10 +42,7 @@ class OccupancyConfig:
             not before ``start``, nor before the last stage has lasted as long as all earlier ones. A field has matter
             there that nothing has taught it, which views from other sides may show. 0 keeps these cells. They are also
             kept where cameras are learned, where the field has a warp, and where its density depends on values of rays.
-        unsaved: Values for runs of earlier versions, which had no such settings.
     """
-
-    unsaved: ClassVar[Mapping[str, Any]] = {"hidden_at": 0.0}
 
     resolution: Count = 128
     start: Natural = 100

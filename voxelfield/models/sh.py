@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -55,8 +55,6 @@ class SHConfig(ModelConfig):
             other levels at zero.
         density: Settings of the activation that maps the first channel to density.
     """
-
-    unsaved: ClassVar[Mapping[str, Any]] = {"view_resolution": None}
 
     kind: Literal["sh"] = "sh"
     resolutions: list[Resolution] = field(default_factory=lambda: [25, 50, 100, 200, 400])

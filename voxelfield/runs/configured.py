@@ -17,6 +17,7 @@ import torch
 import yaml
 
 from voxelfield import _library, processes
+from voxelfield.config.parsing import parse
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
@@ -278,7 +279,7 @@ def load_to_resume(
         found = load_resolved(root / settings.resume)
     path, state = found
     with contents_of(path):
-        saved = RunConfig.of_checkpoint(state["config"])
+        saved = parse(RunConfig, state["config"])
     if settings.model.environment == AUTO:
         settings = replace(settings, model=replace(settings.model, environment=saved.model.environment))
     if saved.model != settings.model:

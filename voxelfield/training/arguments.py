@@ -85,7 +85,6 @@ def run_settings(
     if not isinstance(model, RunConfig):
         device, seed = "auto" if device is None else str(device), 0 if seed is None else seed
         config = complete(model, trainer, optimizer, camera, device=device, seed=seed, scene=scene, warp=warp)
-    config.trainer.check_idle()
     if len(scene.train) == 0:
         raise ValueError("scene.train must have at least one view, got none")
     if scene.train.cameras.c2w.is_cuda:

@@ -77,7 +77,7 @@ def check_resumable(
         raise ValueError(
             f"trainer.occupancy.resolution must be that of the checkpoint, {saved_cells[0]}, got {cells[0]}"
         )
-    behind = checkpoint["config"]["model"].get("environment", "none")
+    behind = checkpoint["config"]["model"]["environment"]
     if behind != present.model.environment:
         raise ValueError(f"model.environment must be {behind}, as in the checkpoint, got {present.model.environment}")
     for name in ("exposure", "vignetting", "response"):

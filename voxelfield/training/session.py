@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library, processes
+from voxelfield.config.parsing import parse
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
@@ -628,7 +629,7 @@ class Session:
         check_complete(checkpoint)
         # The model of a script is not found by its name, and a saved setting of the model has no effect here.
         config = {**checkpoint["config"], "model": self.config.model}
-        saved = RunConfig.of_checkpoint(config, "config of the checkpoint")
+        saved = parse(RunConfig, config, "config of the checkpoint")
         check_resumable(checkpoint, saved, self.config, self.model, self.parts)
         if processes.is_first() or self.scene.train.share is not None:
             self._compare_data(checkpoint["data"])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import processes
+from voxelfield.config.parsing import parse
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import (
     Comparison,
@@ -384,7 +385,7 @@ def restore_trained_model(
         RuntimeError: A state does not match the configuration.
     """
     device = torch.device(device)
-    settings = RunConfig.of_checkpoint(config)
+    settings = parse(RunConfig, config)
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}
     # Built on the meta device, because the values are about to be replaced: initialising them would take seconds, and
     # memory for any size that the configuration names.

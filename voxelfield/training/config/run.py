@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeAlias
 
-from voxelfield.config.parsing import Form, Range, parse
+from voxelfield.config.parsing import Form, Range
 from voxelfield.config.types import Natural, Positive
 from voxelfield.datasets.options import ImageOptions, LoadOptions
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.grids.boxes import parse_box
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pyramid import PyramidConfig
-from voxelfield.models.settings import OccupancyConfig
 from voxelfield.training.config.camera import CameraConfig
 from voxelfield.training.config.trainer import OptimizerConfig, TrainerConfig
 from voxelfield.warps.choice import WarpConfig
@@ -21,9 +19,6 @@ from voxelfield.warps.warp import Warp
 
 AUTO = "auto"
 """Value of ``resume`` that means the run's own directory."""
-
-# Settings of earlier versions, with the values for which their runs can still be loaded.
-_REMOVED = (("regions", 1), ("region_overlap", 0.25), ("devices", AUTO))
 
 Corner: TypeAlias = tuple[float, float, float]
 Device: TypeAlias = Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)]
@@ -141,32 +136,6 @@ class RunConfig:
         self.model.check_resolution(max(self.trainer.resolutions), f"{prefix}model")
         if self.camera.refines:
             self.model.check_camera_refinement(max(self.trainer.resolutions), f"{prefix}model")
-
-    @classmethod
-    def of_checkpoint(cls, saved: RunConfig | Mapping[str, Any], name: str = "") -> RunConfig:
-        """Parses the settings that a run has saved, perhaps with an earlier version, which had others.
-
-        Args:
-            saved: The settings.
-            name: The name of ``saved`` in error messages.
-
-        Raises:
-            ValueError: The settings are invalid.
-        """
-        if isinstance(saved, Mapping):
-            saved = {key: value for key, value in saved.items() if (key, value) not in _REMOVED}
-            scene, model, optimizer = saved.get("scene"), saved.get("model"), saved.get("optimizer")
-            if isinstance(scene, Mapping):
-                saved["scene"] = {key: value for key, value in scene.items() if (key, value) != ("region", None)}
-            if isinstance(model, Mapping):
-                saved = {**saved, "model": {**ModelConfig.choose(model, "model").unsaved, **model}}
-            if isinstance(optimizer, Mapping):
-                saved = {**saved, "optimizer": {**OptimizerConfig.unsaved, **optimizer}}
-            trainer = saved.get("trainer")
-            if isinstance(trainer, Mapping) and isinstance(trainer.get("occupancy"), Mapping):
-                occupancy = {**OccupancyConfig.unsaved, **trainer["occupancy"]}
-                saved = {**saved, "trainer": {**trainer, "occupancy": occupancy}}
-        return parse(cls, saved, name)
 
     @property
     def recorded_warp(self) -> Warp | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -62,7 +61,6 @@ class OptimizerConfig:
     """Settings of the optimizers: AdamW, and Muon for the matrices of networks.
 
     Attributes:
-        unsaved: Values for runs of earlier versions, which had no such settings.
         matrices: Update of the networks' matrices: ``muon``, orthogonal steps
             (:class:`voxelfield.training.muon.Muon`), or ``adamw``, as for all other parameters. The matrices are the
             weights of ``nn.Linear`` and of :class:`voxelfield.fields.decoders.LayerWeights` that have at least 8 rows
@@ -85,8 +83,6 @@ class OptimizerConfig:
             18 bytes in training; or ``auto``, bfloat16 where grids are read from 16-bit copies (``trainer.precision``),
             unless ``trainer.rates.betas`` are too close to 1 for it.
     """
-
-    unsaved: ClassVar[Mapping[str, Any]] = {"matrices": "adamw"}
 
     matrices: Literal["muon", "adamw"] = "muon"
     grid_lr: Positive = 0.02
@@ -299,11 +295,10 @@ class TrainerConfig:
             checkpoint_every=fewer(self.checkpoint_every),
         )
 
-    def check_idle(self, name: str = "trainer") -> None:
+    def _check_idle(self, name: str) -> None:
         """Raises ValueError for a setting of a loss that is off, which would be ignored.
 
-        Those of the total variation may be set, because presets set them for a weight that one may change to 0. Not
-        part of :meth:`check`, which saved settings must pass too: earlier versions have allowed and saved such values.
+        Those of the total variation may be set, because presets set them for a weight that one may change to 0.
         """
         learned = self.vignetting or self.response
         idle = {
@@ -323,6 +318,7 @@ class TrainerConfig:
 
     def check(self, name: str) -> None:
         """Raises ValueError if settings contradict each other."""
+        self._check_idle(name)
         if self.max_rays < self.supersampling**2:
             raise ValueError(
                 f"{name}.max_rays must be at least {name}.supersampling**2 = {self.supersampling**2}, the rays of a "

@@ -23,7 +23,7 @@ from voxelfield.training.state.zero_packing import copy_without_zeros, put_back_
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 8
+FORMAT = 9
 """Layout version of the files. Raise it when an older voxelfield could not resume from them."""
 
 ADDED = {"format", "voxelfield"}

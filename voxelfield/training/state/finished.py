@@ -40,8 +40,7 @@ def changed_settings(saved: Mapping[str, Any], settings: RunConfig) -> dict[str,
     """Compares settings on which training depends with those of an earlier run.
 
     Returns:
-        The earlier and the present value by key, such as ``trainer.rates.grid``; settings that were not saved are not
-        compared.
+        The earlier and the present value by key, such as ``trainer.rates.grid``.
 
     Raises:
         TypeError: The saved settings are not plain values.
@@ -101,12 +100,13 @@ def _results(metrics: Mapping[str, Any], settings: RunConfig) -> Iterator[str]:
 def _changes(saved: Mapping[str, Any], present: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in present.items():
         key = f"{prefix}{name}"
-        if name not in saved or _is_among(key, _WITHOUT_EFFECT):
+        before = saved.get(name)
+        if _is_among(key, _WITHOUT_EFFECT):
             continue
-        if isinstance(value, Mapping) and isinstance(saved[name], Mapping):
-            yield from _changes(saved[name], value, f"{key}.")
-        elif saved[name] != value:
-            yield key, (saved[name], value)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            yield from _changes(before, value, f"{key}.")
+        elif before != value:
+            yield key, (before, value)
 
 
 def _is_among(key: str, keys: tuple[str, ...]) -> bool:
