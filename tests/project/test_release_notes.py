@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import shutil
 import subprocess
@@ -10,13 +11,10 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "packaging" / "release_notes.py"
+PROJECT = Path(__file__).parents[2]
+SCRIPT = PROJECT / "packaging" / "release_notes.py"
 CHANGELOG = """\
 # Changelog
-
-## Unreleased
-
-- Next.
 
 ## 0.2.0 (2026-12-01)
 
@@ -35,9 +33,14 @@ def release_notes():
     return runpy.run_path(str(SCRIPT))["release_notes"]
 
 
-@pytest.mark.parametrize(
-    ("version", "notes"), [("0.2.0", "### Added\n\n- A grid.\n"), ("0.1.0", "- First.\n"), ("Unreleased", "- Next.\n")]
-)
+def test_the_changelog_begins_with_the_declared_version():
+    notes = subprocess.run([sys.executable, SCRIPT, "0.1.0"], capture_output=True, text=True, check=True).stdout
+    text = (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.match(r"# Changelog\n\n## 0\.1\.0\b.*\n\n", text)
+    assert notes in text
+
+
+@pytest.mark.parametrize(("version", "notes"), [("0.2.0", "### Added\n\n- A grid.\n"), ("0.1.0", "- First.\n")])
 def test_notes_are_one_section(release_notes, version, notes):
     assert release_notes(CHANGELOG, version) == notes
 
@@ -45,7 +48,7 @@ def test_notes_are_one_section(release_notes, version, notes):
 @pytest.mark.parametrize(
     ("changelog", "message"),
     [
-        (CHANGELOG, r'must have a section "## 0.2", got only: Unreleased, 0.2.0 \(2026-12-01\), 0.1.0$'),
+        (CHANGELOG, r'must have a section "## 0.2", got only: 0.2.0 \(2026-12-01\), 0.1.0$'),
         ("# Changelog\n", "got only: none$"),
         ("## 0.2\n\n## 0.1.0\n\n- First.\n", 'must describe version 0.2, got an empty section "## 0.2"$'),
     ],
