@@ -237,13 +237,8 @@ def test_other_settings_than_before_are_told(tmp_path, saved, caplog, overrides,
     assert ("settings differ" in caplog.text) == (told is not None)
 
 
-@pytest.mark.parametrize("earlier", [False, True])
-def test_the_update_of_matrices_is_that_of_the_checkpoint(tmp_path, earlier):
+def test_the_update_of_matrices_is_that_of_the_checkpoint(tmp_path):
     train(tmp_path, "optimizer.matrices=adamw")
-    if earlier:  # a version without the setting, with AdamW for all parameters
-        state = load_checkpoint(tmp_path)
-        del state["config"]["optimizer"]["matrices"]
-        write(checkpoint_path(tmp_path, 2), state)
     resume = (f"resume={tmp_path}", "trainer.steps=3")
     with pytest.raises(ValueError, match=r": optimizer\.matrices must be adamw, as in the checkpoint, got muon$"):
         train(tmp_path / "again", *resume, "optimizer.matrices=muon")
