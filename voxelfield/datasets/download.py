@@ -1,13 +1,14 @@
-"""Public scenes: ``voxelfield download lego [--root data] [--url URL ...]`` fetches one.
+"""Public scenes: ``voxelfield download lego [--root data] [--url URL ...]`` fetches one with pooch.
 
 Every file is checked against a SHA-256 from the scene's manifest. Correct files that are already in place stay, and if
-all are, nothing is fetched. The files that make a folder count as a scene are put in place last. Archives are not
-trusted: their size is limited, and no more is unpacked than the scene has.
+all are, nothing is fetched. An archive counts only if all other files are in it and correct; those that make a folder
+count as a scene are put in place last. Archives are not trusted: their size is limited, and no more is unpacked than
+the scene has.
 """
 
 from __future__ import annotations
 
-import hashlib
+import io
 import json
 import logging
 import shutil
@@ -17,10 +18,9 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 _MANIFESTS = Path(__file__).parent / "manifests"
-_CHUNK = 1 << 20
 _MAX_ARCHIVE = 4 << 30  # bytes
 _SHOWN = 3
 
@@ -101,117 +101,81 @@ def download(
         DownloadError: No archive gave the scene; the message lists each with its reason.
     """
     manifest = manifest or load_manifest(name)
-    root = Path(root)
-    folder = root / manifest.name
+    folder = Path(root) / manifest.name
     wanted = _unverified(folder, manifest.files)
     if not wanted:
         logger.info("%s: all %d files are present and verified, nothing to fetch", folder, len(manifest.files))
         return folder
     replaced = [path for path in wanted if (folder / path).exists()]
     if replaced:
-        logger.warning("%s: replacing files that differ from the manifest (%d): %s", folder, *_summary(replaced))
+        logger.warning("%s: replacing files that differ from the manifest %s", folder, _summary(replaced))
     logger.info("%s: %s; licence %s", manifest.name, manifest.credit, manifest.licence)
-    root.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     reasons = []
     for url in urls if urls is not None else manifest.archives:
         logger.info("fetching %s for %d of %d files", url, len(wanted), len(manifest.files))
-        with tempfile.TemporaryDirectory(prefix=f".{manifest.name}-", dir=root) as scratch:
-            reason = _complete_from(url, Path(scratch), folder, manifest, wanted)
-        if not reason:
+        try:
+            with tempfile.TemporaryDirectory(prefix=f".{manifest.name}-", dir=folder.parent) as scratch:
+                _fetch(url, Path(scratch) / "archive.zip")
+                _unpack(Path(scratch) / "archive.zip", Path(scratch) / "scene", manifest, wanted)
+                # The json files make the folder count as a scene.
+                for path in sorted(wanted, key=lambda path: path.endswith(".json")):
+                    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                    (Path(scratch) / "scene" / path).replace(folder / path)
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+            reasons.append(f"{url}: not a zip archive, or damaged ({error})")
+        except (OSError, ValueError) as error:
+            reasons.append(f"{url}: {' '.join(str(error).split()) or type(error).__name__}")
+        else:
             logger.info("%s: all %d files verified", folder, len(manifest.files))
             return folder
-        logger.warning("%s: %s", url, reason)
-        reasons.append(f"{url}: {reason}")
-        wanted = _unverified(folder, manifest.files)
+        logger.warning("%s", reasons[-1])
     tried = "; ".join(reasons) or "no archive to try"
     raise DownloadError(f"scene '{manifest.name}' could not be fetched into {folder}: {tried}")
 
 
-def _complete_from(url: str, scratch: Path, folder: Path, manifest: Manifest, wanted: Sequence[str]) -> str:
-    """Fetches one archive and takes the wanted files from it; returns why that failed, or an empty string."""
-    try:
-        archive = _fetch(url, scratch)
-        with zipfile.ZipFile(archive) as opened:
-            problems = _extract(opened, scratch, folder, manifest, wanted)
-    except zipfile.BadZipFile as error:
-        return f"not a zip archive ({error})"
-    except (OSError, ValueError, NotImplementedError) as error:
-        return " ".join(str(error).split()) or type(error).__name__
-    if not problems:
-        return ""
-    count, listed = _summary(problems)
-    return f"wrong or missing files ({count}): {listed}"
-
-
-def _fetch(url: str, scratch: Path) -> Path:
+def _import_pooch() -> Any:
     try:
         import pooch
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError('downloads need pooch: pip install "voxelfield[train]"') from error
-    # Its info line advises to paste a hash of the archive into the code; here every file has one.
-    pooch.get_logger().setLevel(logging.WARNING)
-
-    path = scratch / "archive.zip"
-    with path.open("wb") as file:
-        # Its downloader alone, because the hash of the archive is of no use.
-        limited = _LimitedFile(file, _MAX_ARCHIVE)
-        pooch.downloaders.choose_downloader(url, progressbar=True)(url, limited, None)
-    return path
+    return pooch
 
 
-class _LimitedFile:
-    """A file that refuses to grow beyond a size, however much a server sends."""
-
-    def __init__(self, file: IO[bytes], limit: int) -> None:
-        self._file, self._limit = file, limit
-
-    def write(self, data: bytes) -> int:
-        if self._file.tell() + len(data) > self._limit:
-            raise ValueError(f"the archive must have at most {self._limit} bytes, but the server sends more")
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
+def _fetch(url: str, path: Path) -> None:
+    # pooch.retrieve has no limit, and compares a hash of the archive, while several archives may have the same files.
+    with _LimitedFile(io.FileIO(path, "w")) as file:
+        _import_pooch().downloaders.choose_downloader(url, progressbar=True)(url, file, None)
 
 
-def _extract(
-    archive: zipfile.ZipFile, scratch: Path, folder: Path, manifest: Manifest, wanted: Sequence[str]
-) -> list[str]:
-    """Puts the wanted files in place that are correct in the archive; returns the problems of the others."""
-    members = {member.filename: member for member in archive.infolist()}
-    prefix = _prefix(members, manifest)
-    found = {path: members[prefix + path] for path in wanted if prefix + path in members}
-    total = sum(member.file_size for member in found.values())
-    if total > manifest.size:
-        raise ValueError(f"the scene's files must have at most {manifest.size} bytes, got {total} in the archive")
-    problems = [f"{path}: not in the archive" for path in wanted if path not in found]
-    # The json files make the folder count as a scene, so they are moved together after all else.
-    index: list[tuple[Path, Path]] = []
-    for path, member in found.items():
-        part, target = scratch / path, folder / path
-        if problem := _unpack(archive, member, part, manifest.files[path]):
-            problems.append(f"{path}: {problem}")
-        elif path.endswith(".json"):
-            index.append((part, target))
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            part.replace(target)
-    for part, target in index if not problems else ():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part.replace(target)
-    return problems
+class _LimitedFile(io.BufferedWriter):
+    """A file that refuses to grow beyond the largest size of an archive, however much a server sends."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > _MAX_ARCHIVE:
+            raise ValueError(f"the archive must have at most {_MAX_ARCHIVE} bytes, but the server sends more")
+        return super().write(data)
 
 
-def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, part: Path, expected: str) -> str:
-    """Writes one member to a file; returns an error, or an empty string."""
-    part.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with archive.open(member) as source, part.open("wb") as sink:
-            shutil.copyfileobj(source, sink, _CHUNK)
-        found = _sha256(part)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
-        found = f"unreadable data ({error})"
-    return "" if found == expected else f"expected SHA-256 {expected}, found {found}"
+def _unpack(file: Path, folder: Path, manifest: Manifest, wanted: Sequence[str]) -> None:
+    """Unpacks the wanted files of an archive and checks them; pooch.Unzip knows no sizes, and no enclosing folder."""
+    with zipfile.ZipFile(file) as archive:
+        members = {member.filename: member for member in archive.infolist()}
+        prefix = _prefix(members, manifest)
+        found = {path: members[prefix + path] for path in wanted if prefix + path in members}
+        total = sum(member.file_size for member in found.values())
+        if total > manifest.size:
+            raise ValueError(f"the scene's files must have at most {manifest.size} bytes, got {total} in the archive")
+        for path, member in found.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(member) as source, (folder / path).open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+    problems = [
+        f"{path}: expected SHA-256 {manifest.files[path]}, found {_sha256(folder / path) or 'no such file'}"
+        for path in _unverified(folder, {path: manifest.files[path] for path in wanted})
+    ]
+    if problems:
+        raise ValueError(f"wrong or missing files {_summary(problems)}")
 
 
 def _prefix(members: Collection[str], manifest: Manifest) -> str:
@@ -229,15 +193,9 @@ def _unverified(folder: Path, files: Mapping[str, str]) -> list[str]:
 
 def _sha256(path: Path) -> str | None:
     """Returns the hash of a file, or None if there is no such file."""
-    if not path.is_file():
-        return None
-    digest = hashlib.sha256()
-    with path.open("rb") as source:
-        while chunk := source.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return _import_pooch().file_hash(path) if path.is_file() else None
 
 
-def _summary(lines: Sequence[str]) -> tuple[int, str]:
+def _summary(lines: Sequence[str]) -> str:
     more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-    return len(lines), "; ".join(lines[:_SHOWN]) + more
+    return f"({len(lines)}): {'; '.join(lines[:_SHOWN])}{more}"
