@@ -299,8 +299,8 @@ def test_values_of_the_wrong_type(override, message):
         ("model.view_degree=4", "model.view_degree must lie in [0, 3], got 4"),
         ("model.geometry=120", "model.geometry must be at most 112 with model.view_degree=3, got 120"),
         ("model.channels=50", "model.channels must be at most 21 with 6 levels, got 50"),
-        ("model.resolutions=[]", "model.resolutions must be 1 to 16 levels from coarse to fine, got []"),
-        ("model.resolutions=[8,4]", "model.resolutions must be 1 to 16 levels from coarse to fine, got [8, 4]"),
+        ("model.resolutions=[]", "model.resolutions must rise from at least 2, got []"),
+        ("model.resolutions=[8,4]", "model.resolutions must rise from at least 2, got [8, 4]"),
         ("logger.name=wandb", "logger.name must be one of tensorboard, none, got 'wandb'"),
         ("data.missing_images=maybe", "data.missing_images must be one of error, skip, or null, got 'maybe'"),
         ("device=banana", "device must be auto, cpu, cuda or cuda:<index>, got 'banana'"),
@@ -318,7 +318,7 @@ def test_values_that_make_no_sense(override, message):
 
 def test_levels_that_are_added_up_divide_one_another():
     assert refusal("model=sh", "model.resolutions=[40,100]") == (
-        "model.resolutions must each be a whole multiple of the one before, got [40, 100]"
+        "model.resolutions of levels that are added up must each be a whole multiple of the one before, got [40, 100]"
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from voxelfield import ops
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.ops import _constants
-from voxelfield.ops._errors import shown
+from voxelfield.ops._checks import check_degree
 from voxelfield.ops._internal.append_view import append_view
 
 
@@ -33,7 +33,7 @@ def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:
     Raises:
         ValueError: ``degree`` is outside 0..3, or the last dimension is not 3.
     """
-    _check_degree("degree", degree)
+    check_degree("degree", degree)
     if directions.shape[-1] != 3:
         raise ValueError(f"directions must have shape (..., 3), got {tuple(directions.shape)}")
     x, y, z = directions.unbind(-1)
@@ -161,7 +161,7 @@ class SHDecoder(_DensityFirstDecoder):
 
     def __init__(self, degree: int, density: DensityActivation) -> None:
         super().__init__(density)
-        _check_degree("degree", degree)
+        check_degree("degree", degree)
         self.degree = degree
         bases = (degree + 1) ** 2
         self.channels = 1 + 3 * bases
@@ -196,7 +196,7 @@ class ColorMLPDecoder(_DensityFirstDecoder):
         for name, value in (("features", features), ("width", width), ("hidden", hidden)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        _check_degree("view_degree", view_degree)
+        check_degree("view_degree", view_degree)
         self.view_degree = view_degree
         self.channels = 1 + features
         self.view_channels: tuple[int, ...] = ()
@@ -273,7 +273,7 @@ class FusedMLPDecoder(nn.Module):
         for name, value in sizes.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        _check_degree("view_degree", view_degree)
+        check_degree("view_degree", view_degree)
         inputs = geometry + (view_degree + 1) ** 2
         for name, size in (("channels", channels), ("width", width), ("geometry and view_degree", inputs)):
             if size > _constants.MAX_WIDTH:
@@ -338,8 +338,7 @@ class DeferredMLPDecoder(FusedMLPDecoder):
         view_degree: int,
         density: DensityActivation | ExponentialDensity,
     ) -> None:
-        if geometry < 4:
-            raise ValueError(f"geometry must be at least 4, for density and diffuse colour, got {geometry}")
+        check_deferred_geometry("geometry", geometry)
         super().__init__(channels, width, geometry, hidden, view_degree, density)
         self.color_network = LayerWeights(geometry - 1 + (view_degree + 1) ** 2, *([width] * hidden), 3)
 
@@ -361,6 +360,7 @@ class DeferredMLPDecoder(FusedMLPDecoder):
         return features[:, :3] + ops.mlp(inputs, list(self.color_network), count=count).to(features.dtype)
 
 
-def _check_degree(name: str, degree: int) -> None:
-    if not isinstance(degree, int) or not 0 <= degree <= _constants.MAX_DEGREE:
-        raise ValueError(f"{name} must be an int in 0..{_constants.MAX_DEGREE}, got {shown(degree)}")
+def check_deferred_geometry(name: str, geometry: int) -> None:
+    """Raises ValueError unless the first network of a :class:`DeferredMLPDecoder` can have that many outputs."""
+    if geometry < 4:
+        raise ValueError(f"{name} must be at least 4 for deferred shading, density and diffuse colour, got {geometry}")

@@ -88,26 +88,13 @@ class VoxelPyramid(nn.Module):
         super().__init__()
         if not isinstance(resolutions, Sequence) or not all(isinstance(size, int) for size in resolutions):
             raise ArgumentTypeError(f"resolutions must be a sequence of ints, got {shown(resolutions)}")
-        if len(resolutions) == 0 or list(resolutions) != sorted(set(resolutions)) or resolutions[0] < 2:
-            raise ArgumentValueError(f"resolutions must rise from at least 2, got {list(resolutions)}")
+        check_choice("reduce", reduce, REDUCTIONS)
+        check_resolutions(resolutions, sparse_resolutions, reduce)
         bounds = list(init_range) if isinstance(init_range, Sequence) else [init_range] * len(resolutions)
         if len(bounds) != len(resolutions):
             raise ArgumentValueError(f"init_range must be one number or {len(resolutions)}, got {bounds}")
         for bound in bounds:
             check_not_negative("init_range", bound)
-        check_choice("reduce", reduce, REDUCTIONS)
-        if reduce == "sum" and any(finer % coarser for coarser, finer in pairwise(resolutions)):
-            raise ArgumentValueError(
-                "resolutions of levels that are added up must each be a whole multiple of the one before, "
-                f"got {list(resolutions)}"
-            )
-        if list(sparse_resolutions) != sorted(set(sparse_resolutions)) or any(
-            resolution <= resolutions[-1] for resolution in sparse_resolutions
-        ):
-            raise ArgumentValueError(
-                f"sparse_resolutions must rise from above {resolutions[-1]}, the finest of resolutions, got "
-                f"{list(sparse_resolutions)}"
-            )
         if padding == "periodic":
             raise ArgumentValueError("padding must not be 'periodic', because levels would have different periods")
         if sparse_resolutions and (reduce, padding) != ("concat", "border"):
@@ -220,11 +207,11 @@ class VoxelPyramid(nn.Module):
         if unit.dtype != torch.float32:
             raise ArgumentTypeError(f"points must be float32, got {points.dtype}")
         rows, padding, channels = unit.reshape(-1, 3), first.padding, self.channels
+        if self._active_sparse and rows.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
         if self._copies is not None:
             features = self._copies.sample(self._active_features, rows, padding)
         else:
-            if self._active_sparse and rows.requires_grad and torch.is_grad_enabled():
-                raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
             features = sample_levels(self._active_features, self._active_sparse, rows, self._combination, padding)
         if features.shape[-1] < channels:
             features = F.pad(features, (0, channels - features.shape[-1]))
@@ -504,6 +491,24 @@ def _level_channels(given: Any, levels: int, channels: int, reduce: Reduction) -
                 f"level_channels must be rising numbers from 0 to {channels - 1}, got {shown(list(each))}"
             )
     return tuple(known)
+
+
+def check_resolutions(
+    resolutions: Sequence[int], sparse: Sequence[int] = (), reduce: Reduction = "concat", prefix: str = ""
+) -> None:
+    """Raises ValueError unless a pyramid can have these levels; names in messages begin with ``prefix``."""
+    if len(resolutions) == 0 or list(resolutions) != sorted(set(resolutions)) or resolutions[0] < 2:
+        raise ArgumentValueError(f"{prefix}resolutions must rise from at least 2, got {list(resolutions)}")
+    if reduce == "sum" and any(finer % coarser for coarser, finer in pairwise(resolutions)):
+        raise ArgumentValueError(
+            f"{prefix}resolutions of levels that are added up must each be a whole multiple of the one before, got "
+            f"{list(resolutions)}"
+        )
+    if list(sparse) != sorted(set(sparse)) or any(resolution <= resolutions[-1] for resolution in sparse):
+        raise ArgumentValueError(
+            f"{prefix}sparse_resolutions must rise from above {resolutions[-1]}, the finest of {prefix}resolutions, "
+            f"got {list(sparse)}"
+        )
 
 
 def _aligned(x: int, y: int, z: int) -> tuple[int, int, int]:

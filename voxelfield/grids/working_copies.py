@@ -155,8 +155,6 @@ class WorkingCopies:
         Returns:
             (N, sum of C_l), or (N, C) for a sum, in the copies' dtype.
         """
-        if torch.is_grad_enabled() and points.requires_grad and self.sparse:
-            raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
         if needs_long_path():
             self._may_change = self._may_change or torch.is_grad_enabled()
             return sample_levels(grids, self.sparse, points, self._combination, padding).to(self.dtype)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 from voxelfield.config.parsing import Range
+from voxelfield.grids.pyramid import check_resolutions
+from voxelfield.ops.pyramid import Reduction
 
 logger = logging.getLogger(__name__)
 
@@ -40,18 +42,19 @@ def built_levels(resolutions: Sequence[int], stages: Sequence[int]) -> list[int]
     return used
 
 
-def check_levels(resolutions: Sequence[int], finest: int, name: str) -> list[int]:
-    """Returns the levels up to a resolution, at least the first.
+def check_levels(
+    resolutions: Sequence[int], finest: int, name: str, sparse: Sequence[int] = (), reduce: Reduction = "concat"
+) -> int:
+    """Returns the number of levels up to a resolution, at least the first.
 
     Raises:
-        ValueError: They are not 1 to 16 levels from coarse to fine; the message begins with the model's ``name``.
+        ValueError: A :class:`voxelfield.VoxelPyramid` cannot have them; the message begins with the model's ``name``.
     """
     used = _used_levels(resolutions, finest)
-    if not 1 <= len(used) <= MAX_LEVELS or used != sorted(used):
-        raise ValueError(
-            f"{name}.resolutions must be 1 to {MAX_LEVELS} levels from coarse to fine, got {list(resolutions)}"
-        )
-    return used
+    check_resolutions(used, sparse, reduce, f"{name}.")
+    if len(used) > MAX_LEVELS:
+        raise ValueError(f"{name}.resolutions must be at most {MAX_LEVELS} levels, got {list(resolutions)}")
+    return len(used) + len(sparse)
 
 
 def _used_levels(resolutions: Sequence[int], finest: int) -> list[int]:

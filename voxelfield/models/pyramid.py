@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from voxelfield.config.parsing import Range
 from voxelfield.config.types import Count, NotNegative, Positive, Resolution
-from voxelfield.fields.decoders import DeferredMLPDecoder, FusedMLPDecoder
+from voxelfield.fields.decoders import DeferredMLPDecoder, FusedMLPDecoder, check_deferred_geometry
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
@@ -96,22 +96,12 @@ class PyramidConfig(ModelConfig):
                 f"{name}.geometry must be at most {MAX_WIDTH - harmonics} with {name}.view_degree={self.view_degree}, "
                 f"got {self.geometry}"
             )
-        if self.shading == "deferred" and self.geometry < 4:
-            raise ValueError(
-                f"{name}.geometry must be at least 4 with {name}.shading=deferred, for density and diffuse colour, got "
-                f"{self.geometry}"
-            )
+        if self.shading == "deferred":
+            check_deferred_geometry(f"{name}.geometry", self.geometry)
 
     def check_resolution(self, finest: int, name: str) -> None:
         """See :class:`ModelConfig`."""
-        dense = check_levels(self.resolutions, finest, name)
-        sparse = self.sparse_levels(finest)
-        if sparse != sorted(set(sparse)) or any(level <= dense[-1] for level in sparse):
-            raise ValueError(
-                f"{name}.sparse_resolutions must rise from above the finest of {name}.resolutions, {dense[-1]}, got "
-                f"{self.sparse_resolutions}"
-            )
-        levels = len(dense) + len(sparse)
+        levels = check_levels(self.resolutions, finest, name, self.sparse_levels(finest))
         if levels * self.channels > MAX_WIDTH:
             raise ValueError(
                 f"{name}.channels must be at most {MAX_WIDTH // levels} with {levels} levels, got {self.channels}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import ClassVar, Literal
 
 import torch
@@ -65,10 +64,7 @@ class SHConfig(ModelConfig):
 
     def check_resolution(self, finest: int, name: str) -> None:
         """See :class:`ModelConfig`."""
-        if any(finer % coarser for coarser, finer in pairwise(check_levels(self.resolutions, finest, name))):
-            raise ValueError(
-                f"{name}.resolutions must each be a whole multiple of the one before, got {self.resolutions}"
-            )
+        check_levels(self.resolutions, finest, name, reduce="sum")
 
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
         """See :class:`ModelConfig`."""

@@ -9,6 +9,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from voxelfield.ops import _constants
 from voxelfield.ops._autograd import functorch_active, is_mapped
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, shown
 
@@ -236,6 +237,12 @@ def check_at_least_one(name: str, value: object) -> None:
     """Raises unless ``value`` is an int of at least 1."""
     if not isinstance(value, int) or value < 1:
         raise ArgumentValueError(f"{name} must be an int of at least 1, got {shown(value)}")
+
+
+def check_degree(name: str, degree: object) -> None:
+    """Raises unless there are spherical harmonics of the degree."""
+    if not isinstance(degree, int) or not 0 <= degree <= _constants.MAX_DEGREE:
+        raise ArgumentValueError(f"{name} must be an int in 0..{_constants.MAX_DEGREE}, got {shown(degree)}")
 
 
 def is_readable(x: Tensor) -> bool:

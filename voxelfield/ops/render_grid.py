@@ -10,9 +10,9 @@ from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
 from voxelfield import _library
-from voxelfield.ops import _constants
 from voxelfield.ops._autograd import OpFunction, below_autograd, last_derivative, register_autograd, traces_ops
 from voxelfield.ops._checks import (
+    check_degree,
     check_dtype,
     check_float32,
     check_fraction,
@@ -162,8 +162,7 @@ def check_scene(
     like: Tensor,
 ) -> None:
     """Raises unless boxes and field are tensors that fit together, on the device of ``like``."""
-    if not isinstance(degree, int) or not 0 <= degree <= _constants.MAX_DEGREE:
-        raise ValueError(f"degree must be an int in 0..{_constants.MAX_DEGREE}, got {shown(degree)}")
+    check_degree("degree", degree)
     check_tensor("grid", grid, ("X", "Y", "Z", "C"))
     check_dtype("grid", grid, GRID_DTYPES)
     channels = 1 + 3 * (degree + 1) ** 2

@@ -201,8 +201,7 @@ class Cameras:
         Raises:
             ValueError: ``factor`` is not an int of at least 1.
         """
-        if not isinstance(factor, int) or factor < 1:
-            raise ValueError(f"factor must be an int of at least 1, got {factor!r}")
+        check_at_least_one("factor", factor)
         return self._resized(factor, lambda side: side * factor)
 
     def shrunk(self, factor: int) -> Cameras:

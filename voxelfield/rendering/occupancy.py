@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from voxelfield import ops
 from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
 from voxelfield.ops._autograd import traces_ops
-from voxelfield.ops._checks import check_dtype, check_result, check_same_device, check_tensor
+from voxelfield.ops._checks import check_dtype, check_fraction, check_result, check_same_device, check_tensor
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.empty_distance import empty_distance
 
@@ -202,8 +202,7 @@ class OccupancyGrid(nn.Module):
                 ``share_of_mean`` not positive and finite, or ``density`` returns a tensor of another shape or device.
         """
         _check_thresholds(threshold, share_of_mean)
-        if not 0 <= decay <= 1:
-            raise ValueError(f"decay must lie in [0, 1], got {decay}")
+        check_fraction("decay", decay)
         for name, count in (("chunk", chunk), ("cells", cells)):
             if count is not None and count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count}")
