@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 from viewer_scene import trained_run
+from voxelfield.viewer.display import Display, Viewpoint
+from voxelfield.viewer.painter import Painter, content_box
 
 from voxelfield.export import save_model
 from voxelfield.regions.divided_model import DividedModel
 from voxelfield.regions.division import Cut, Division
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.trained_model import TrainedModel
-from voxelfield.viewer.display import Display, Viewpoint
-from voxelfield.viewer.painter import Painter, content_box
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
