@@ -105,7 +105,9 @@ def test_a_field_in_training_is_shown():
     with Client(page.address.port) as client:
         client.look()
         client.receive("BackgroundImageMessage")
-    assert page.view.status.content.endswith("\n\nStep **3** of 3")
+        # The picture is sent before the line about it.
+        while not page.view.status.content.endswith("\n\nStep **3** of 3"):
+            client.receive("GuiUpdateMessage")
     viewer.end()
     assert viewer.page is None
 
