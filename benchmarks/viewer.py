@@ -32,8 +32,8 @@ import zstandard
 from PIL import Image
 
 from voxelfield.cli.view import run
-from voxelfield.viewer.display import Viewpoint
 from voxelfield.viewer.page import ViewerPage
+from voxelfield.viewer.pictures import Viewpoint
 from voxelfield.viewer.state import wxyz_of
 
 _MESSAGES_PER_SECOND = 240

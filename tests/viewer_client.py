@@ -66,15 +66,15 @@ class Client:
                 if message["type"] == kind and message.get("rgb_data", ()) is not None:
                     return message
 
-    def is_refused(self) -> bool:
-        """Waits until the server has closed the connection; False if it does not."""
+    def is_refused(self, code: int = 1008) -> bool:
+        """Waits until the server has closed the connection with a code; False if it does not."""
         import websockets
 
         try:
             while True:
                 self.socket.recv(timeout=PATIENCE)
         except websockets.ConnectionClosed as closed:
-            return closed.rcvd is not None and closed.rcvd.code == 1008
+            return closed.rcvd is not None and closed.rcvd.code == code
         except TimeoutError:
             return False
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from voxelfield.datasets.camera_path import read_camera_path
+from voxelfield.datasets.camera_path import camera_path_file, read_camera_path
+from voxelfield.rendering.cameras import Cameras
 
 IDENTITY = [1.0, 0, 0, 2, 0, 1, 0, 3, 0, 0, 1, 4, 0, 0, 0, 1]
 
@@ -38,6 +39,26 @@ def test_poses_fields_of_view_and_sizes_are_read(tmp_path):
     box = torch.tensor([[-9.0] * 3, [9.0] * 3])
     top = cameras.rays(torch.zeros(1, dtype=torch.int64), torch.tensor([[40.0, 0.0]]), box).directions[0]
     assert top.tolist() == pytest.approx([0, math.sqrt(0.5), -math.sqrt(0.5)], abs=1e-6)
+
+
+def test_what_is_written_is_read(tmp_path):
+    c2w = torch.tensor(IDENTITY).view(1, 4, 4).repeat(2, 1, 1)
+    c2w[1, :3, :3] = torch.tensor([[0.0, 0, 1], [1, 0, 0], [0, 1, 0]])
+    cameras = Cameras(c2w, torch.tensor([[50.0, 50, 40, 20], [35, 35, 40, 20]]), 80, 40)
+    (tmp_path / "path.json").write_bytes(camera_path_file(cameras, 24))
+    path = read_camera_path(tmp_path / "path.json")
+    assert path.fps == 24
+    assert (path.cameras.width, path.cameras.height) == (80, 40)
+    torch.testing.assert_close(path.cameras.c2w, cameras.c2w)
+    torch.testing.assert_close(path.cameras.intrinsics, cameras.intrinsics)
+
+
+@pytest.mark.parametrize(("focal", "degrees"), [(1e-9, 179), (1e9, 0.01)])
+def test_fields_of_view_that_a_path_overshoots_to_are_written_as_valid_ones(tmp_path, focal, degrees):
+    cameras = Cameras(torch.tensor(IDENTITY).view(1, 4, 4), torch.tensor([[focal, focal, 40, 20]]), 80, 40)
+    (tmp_path / "path.json").write_bytes(camera_path_file(cameras, 1))
+    (_, fy, _, _) = read_camera_path(tmp_path / "path.json").cameras.intrinsics[0].tolist()
+    assert 2 * math.degrees(math.atan(20 / fy)) == pytest.approx(degrees, rel=1e-3)
 
 
 def test_whole_spheres_are_read(tmp_path):

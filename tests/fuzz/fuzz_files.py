@@ -21,9 +21,7 @@ import atheris
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-with atheris.instrument_imports(
-    include=["voxelfield.datasets", "voxelfield.export", "voxelfield.training", "voxelfield.viewer.camera_path", "PIL"]
-):
+with atheris.instrument_imports(include=["voxelfield.datasets", "voxelfield.export", "voxelfield.training", "PIL"]):
     import fuzz_pictures
     import fuzz_scenes
     import fuzz_trained
@@ -32,7 +30,6 @@ with atheris.instrument_imports(
     from voxelfield.datasets.images import read_images
     from voxelfield.datasets.loading import load_scene
     from voxelfield.loading import load
-    from voxelfield.viewer.camera_path import read_path
 
 _OUT = Path("build", "fuzz")
 
@@ -107,7 +104,7 @@ def _camera_path() -> _Target:
         path.write_bytes(data)
         _refused(lambda: read_camera_path(path), path)
 
-    return _Target([(content, render), (content, lambda data: _refused(lambda: read_path(data, str(path)), path))])
+    return _Target([(content, render)])
 
 
 def _checkpoint() -> _Target:

@@ -199,9 +199,8 @@ def model_tensors(quality: str) -> dict[str, Tensor]:
 
 
 def path_content() -> dict[str, Any]:
-    """A camera path with all that ``voxelfield render`` and the viewer read of one."""
+    """A camera path with all that ``voxelfield render`` reads of one."""
     pose = [1.0, 0, 0, 2, 0, 1, 0, 3, 0, 0, 1, 4, 0, 0, 0, 1]
     frames = [{"camera_to_world": pose, "fov": 50.0, "aspect": 1.5}] * 2
-    keys = [{"matrix": pose, "fov": 50.0}, {"matrix": pose, "fov": 40}]
-    sizes = {"render_height": 20, "render_width": 30, "fps": 24, "seconds": 2.0, "is_cycle": False}
-    return sizes | {"camera_type": "perspective", "camera_path": frames, "keyframes": keys}
+    sizes = {"render_height": 20, "render_width": 30, "fps": 24}
+    return sizes | {"camera_type": "perspective", "camera_path": frames}

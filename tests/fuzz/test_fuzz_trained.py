@@ -20,7 +20,6 @@ from voxelfield.datasets.camera_path import LARGEST_SIDE, read_camera_path
 from voxelfield.export import save_model
 from voxelfield.rendering.cameras import overview
 from voxelfield.rendering.render import View
-from voxelfield.viewer.camera_path import interpolate, read_path
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +109,6 @@ def test_damaged_camera_paths_are_refused(folder, data):
         corners = torch.tensor([[0.0, 0.0], [cameras.width, cameras.height]])
         rays = cameras.rays(torch.zeros(2, dtype=torch.int64), corners, torch.tensor([[-1.0] * 3, [1.0] * 3]))
         torch.testing.assert_close(rays.directions.norm(dim=-1), torch.ones(2))
-    keys = attempt("key frames", lambda: read_path(content, path.name), (path.name,))
-    if keys is not None:
-        interpolate(keys[0], min(keys[1].frames, 10), closed=keys[1].closed)
 
 
 @given(data=st.data())

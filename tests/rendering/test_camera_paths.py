@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from voxelfield.rendering.cameras import Cameras, orbit
-from voxelfield.rendering.paths import at_size, axes_looking, interpolate, spiral
+from voxelfield.rendering.paths import at_size, axes_looking, interpolate, spiral, through
 
 
 def facing(count: int = 25, spread: float = 0.5) -> Cameras:
@@ -72,6 +72,21 @@ def test_interpolation_through_a_dome_of_cameras_keeps_its_distance():
 def test_interpolation_of_one_camera_stands_still():
     path = interpolate(facing(1), 3)
     torch.testing.assert_close(path.c2w, facing(1).c2w.expand(3, 4, 4))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_path_passes_cameras_in_their_order(count):
+    given = around(5)[[3, 0, 4, 1, 2]][:count]
+    path = through(given, 10 * (count - 1) + 1)
+    torch.testing.assert_close(path.c2w[::10], given.c2w, atol=1e-5, rtol=0)
+    torch.testing.assert_close(path.intrinsics[::10], given.intrinsics)
+    assert_rigid(path)
+
+
+def test_opposite_directions_are_no_special_case():
+    middle = through(around(2), 3).c2w
+    assert middle.isfinite().all()
+    assert_rigid(through(around(2), 3))
 
 
 def test_focal_lengths_are_interpolated_evenly():

@@ -5,17 +5,19 @@ import re
 
 import pytest
 
-from voxelfield.report.charts import HEIGHT, MOST_SERIES, WIDTH, line_chart, short
+from voxelfield.report.charts import COLORS, line_chart, short
+
+WIDTH, HEIGHT = 400, 230
 
 
 def drawn(chart) -> list[list[tuple[float, float]]]:
     """Returns the ends of the lines of each curve, in points from the upper left corner."""
-    found = re.findall(r'<path d="([^"]*)"[^>]*stroke: var\(--s\d\)', chart.svg)
-    return [[(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", path)] for path in found]
+    paths = (re.findall(rf'<path d="([^"]*)"[^>]*stroke: {color}', chart.svg.decode()) for color in COLORS)
+    return [[(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", path)] for (path,) in filter(None, paths)]
 
 
 def labels(chart) -> list[str]:
-    return re.findall(r"<text[^>]*>([^<]*)</text>", chart.svg)
+    return re.findall(r"<text[^>]*>([^<]*)</text>", chart.svg.decode())
 
 
 def test_a_curve_is_drawn_where_its_values_are():
@@ -27,7 +29,9 @@ def test_a_curve_is_drawn_where_its_values_are():
     assert middle == pytest.approx(((first[0] + last[0]) / 2, (first[1] + last[1]) / 2), abs=0.1)
     assert {"0", "100", "10", "30", "steps"} <= set(labels(chart))
     assert chart.summary == "PSNR over 100 steps: train ends at 30 dB."
-    assert f'aria-label="{chart.summary}"' in chart.svg
+    assert chart.svg == line_chart("PSNR", "dB", {"train": ((0, 10.0), (50, 20.0), (100, 30.0))}).svg, (
+        "no dates or chance"
+    )
 
 
 def test_a_logarithmic_chart_places_decades_evenly_and_leaves_out_what_has_no_logarithm():
@@ -61,17 +65,10 @@ def test_nothing_to_draw_is_no_chart():
 
 
 def test_no_more_curves_are_drawn_than_there_are_colours():
-    curves = {str(index): ((0, index), (10, index + 1)) for index in range(MOST_SERIES + 2)}
+    curves = {str(index): ((0, index), (10, index + 1)) for index in range(len(COLORS) + 2)}
     chart = line_chart("many", "", curves)
-    assert len(drawn(chart)) == len(chart.legend) == MOST_SERIES
-    assert set(re.findall(r"--s\d", chart.svg)) == {f"--s{index}" for index in range(MOST_SERIES)}
-    assert not re.search(r"#[0-9a-f]{6}", chart.svg), "all colours are those of the style sheet"
-
-
-def test_a_summary_is_text_whatever_the_names_are():
-    chart = line_chart("loss", "", {'"><script>': ((1, 1.0), (2, 2.0))})
-    assert "<script" not in chart.svg
-    assert "&lt;script&gt;" in chart.svg
+    assert len(drawn(chart)) == len(chart.legend) == len(COLORS)
+    assert "fill: #ffffff" not in chart.svg.decode(), "the page's background shows through"
 
 
 def test_numbers_are_short():

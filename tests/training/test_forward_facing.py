@@ -19,17 +19,15 @@ from voxelfield.export import save_model
 from voxelfield.export.lattice import Region
 from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.rendering.cameras import Cameras, reference_camera
-from voxelfield.rendering.paths import spiral
+from voxelfield.rendering.paths import seen_point, spiral, usual_path
 from voxelfield.rendering.projection import views_of_points
 from voxelfield.rendering.rigid import compose, exp_se3
+from voxelfield.rendering.view_pictures import depth_bounds, depth_colors
 from voxelfield.runs.configured import load_configured_scene
 from voxelfield.training.config import CameraConfig, presets
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
-from voxelfield.training.state.run_paths import depth_bounds, seen_point, usual_path
-from voxelfield.viewer.display import Display, viewpoint_of
-from voxelfield.viewer.maps import depth_map
-from voxelfield.viewer.painter import Painter
+from voxelfield.viewer.pictures import Painter, viewpoint_of
 from voxelfield.warps.choice import WarpConfig, choose_warp
 from voxelfield.warps.ndc_box import NdcBox
 from voxelfield.warps.nested_boxes import NestedBoxes
@@ -293,14 +291,14 @@ def test_cameras_are_refined_in_these_coordinates_too(scene):
 
 def test_the_usual_path_is_a_spiral_before_what_is_seen(scene, trained):
     run, cameras = voxelfield.load(trained.output, "cpu"), scene.train.cameras
-    target = seen_point(run, cameras)
+    target = seen_point(cameras, run.render)
     assert -3 * WALL < target[2] < -DISTANCE + BALL  # smooth walls are found roughly
-    path = usual_path(run, cameras, 8)
+    path = usual_path(cameras, 8, run.model.centre, run.model.warp, run.render)
     torch.testing.assert_close(path.c2w, spiral(cameras, target, 8).c2w)
     assert min(float(view.opacity.min()) for view in run.render_path(path)) > 0.5
     run.occupancy.occupied.zero_()
-    assert seen_point(run, cameras) is None
-    assert len(usual_path(run, cameras, 8)) == 8
+    assert seen_point(cameras, run.render) is None
+    assert len(usual_path(cameras, 8, run.model.centre, run.model.warp, run.render)) == 8
 
 
 def test_an_overview_shows_all_of_the_window(scene, trained, warp):
@@ -332,14 +330,14 @@ def test_a_capture_is_trained_and_rendered_along_its_usual_path(scene, tmp_path,
     assert len(list((tmp_path / "frames").glob("*_depth.png"))) == 3
     assert "frames" in str(written)
     run = voxelfield.load(tmp_path / "run", "cpu")
-    bounds = depth_bounds(run.field)
+    bounds = depth_bounds(run.field.aabb, run.model.warp)
     assert 200 < float((bounds[1] - bounds[0]).norm()) < 2000
 
 
 def test_the_viewer_tells_depths_from_the_near_plane_on_apart(scene, trained, warp):
     cameras = cameras_at(torch.tensor([0.0]), torch.tensor([0.0]))
-    picture = Painter(trained.result()).picture(viewpoint_of(cameras, 0), Display("depth"), SIZE, SIZE)
+    picture = Painter(trained.result()).picture(viewpoint_of(cameras, 0), "depth", SIZE, SIZE)
     view = trained.result().render(cameras)
-    expected = depth_map(view.depth, view.opacity, warp.near, float("inf"))
+    expected = depth_colors(view.depth, view.opacity, (warp.near, 1e6 * warp.near))
     assert (picture.float() / 255 - expected).abs().mean() < 0.02
     assert (expected[SIZE // 2, SIZE // 2] - expected[0, 0]).abs().max() > 0.3

@@ -6,13 +6,15 @@ import http.client
 from types import SimpleNamespace
 
 import pytest
-from viewer_scene import served_page, session
+from free_ports import free_port
+from viewer_scene import served_page
 
 from voxelfield.installed import MissingPackageError
 from voxelfield.viewer.address import Address
-from voxelfield.viewer.live import LiveField
 
 pytest.importorskip("viser")
+
+from voxelfield.viewer.server import start_server, stop_server
 
 LOCAL, OPEN = (Address(host, 8080, token="secret") for host in ("127.0.0.1", "0.0.0.0"))
 
@@ -98,20 +100,19 @@ def test_foreign_pages_steer_nothing(caplog):
     from viewer_client import Client
     from websockets.exceptions import InvalidStatus
 
-    live = LiveField(session(), connected=lambda: 1)
-    with served_page(live=live) as page:
-        port, pause = page.address.port, page.training.pause
+    with served_page() as page:
+        port, rate = page.address.port, page.view.rate
+        assert caplog.messages == [], "the checks at the start are not logged"
         for options in ({"origin": "http://evil.example"}, {"host": "evil.example"}):
             with pytest.raises(InvalidStatus, match="403"), Client(port, **options):
                 pass
             assert asked(port, Host=f"{options.get('host', '127.0.0.1')}:{port}", Origin="http://x").status == 403
-        for origin in (None, f"http://127.0.0.1:{port}"):
-            paused = live.paused
-            with Client(port, origin=origin) as client:
+        for value, origin in enumerate((None, f"http://127.0.0.1:{port}"), 20):
+            with Client(port, origin=origin) as client, Client(port) as other:
                 client.look()
-                client.set(pause, True)
-                while live.paused == paused:
-                    client.receive("GuiUpdateMessage")
+                client.set(rate, value)
+                while other.receive("GuiUpdateMessage")["updates"].get("value") != value:
+                    pass
     refused = [message for message in caplog.messages if "refused" in message]
     assert len(refused) == 2, "one line for each kind of refusal"
 
@@ -147,16 +148,83 @@ def test_the_page_may_connect_to_its_own_server_alone():
     assert "Set-Cookie" not in answer.headers
 
 
-def test_a_page_is_not_served_without_its_checks(monkeypatch):
+def refused_for(what: str) -> None:
+    """Fails unless a page is refused because of one check, and its port is free again."""
+    message = rf'^viser must be a version of which voxelfield can check {what}, got \S+: pip install "viser==[0-9.]+"$'
+    address = Address(port=free_port())
+    with pytest.raises(MissingPackageError, match=message):
+        start_server(address, "")
+    address.check()
+
+
+def test_a_viser_that_serves_by_another_function_is_refused(monkeypatch):
     import websockets.asyncio.server
     from viser.infra import _infra
 
-    # As if viser started its server by another function.
-    server = SimpleNamespace(serve=websockets.asyncio.server.serve, ServerConnection=object)
-    replaced = SimpleNamespace(**vars(_infra.websockets) | {"asyncio": SimpleNamespace(server=server)})
+    other = SimpleNamespace(serve=websockets.asyncio.server.serve, ServerConnection=object)
+    replaced = SimpleNamespace(**vars(_infra.websockets) | {"asyncio": SimpleNamespace(server=other)})
     monkeypatch.setattr(_infra, "websockets", replaced)
-    with pytest.raises(MissingPackageError, match=r"^viser must be version 1\.1, got"), served_page():
-        pass
+    refused_for("requests")
+
+
+def test_a_viser_that_admits_requests_itself_is_refused(monkeypatch):
+    """As if websockets had no such hook any more, or viser replaced it."""
+    import websockets.asyncio.server
+
+    original = websockets.asyncio.server.serve
+
+    def serve(*arguments, process_request, **options):
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(websockets.asyncio.server, "serve", serve)
+    refused_for("requests")
+
+
+def test_a_viser_that_reads_messages_in_another_way_is_refused(monkeypatch):
+    from viser.infra import _infra
+
+    async def consume(connection, *_):
+        while True:
+            await connection.recv_messages.get()
+
+    monkeypatch.setattr(_infra, "_message_consumer", consume)
+    monkeypatch.setattr("voxelfield.viewer.server._PROBE_SECONDS", 0.5)
+    refused_for("messages")
+
+
+def test_a_viser_that_makes_its_own_connections_is_refused(monkeypatch):
+    import websockets.asyncio.server
+
+    original = websockets.asyncio.server.serve
+
+    def serve(*arguments, create_connection, **options):
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(websockets.asyncio.server, "serve", serve)
+    monkeypatch.setattr("voxelfield.viewer.server._PROBE_SECONDS", 0.5)
+    refused_for("messages")
+
+
+def without_table(self, name):
+    if name == "_gui_input_handle_from_uuid":
+        raise AttributeError(name)
+    return object.__getattribute__(self, name)
+
+
+def test_a_viser_without_its_table_of_controls_is_refused(monkeypatch):
+    from viser._gui_api import GuiApi
+
+    # As if the table of this name had no controls, or did not exist.
+    monkeypatch.setattr(GuiApi, "add_checkbox", lambda *_: SimpleNamespace(remove=list))
+    refused_for("controls")
+    monkeypatch.setattr(GuiApi, "__getattribute__", without_table)
+    refused_for("controls")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0", "localhost"])
+def test_every_address_passes_the_checks_at_the_start(host):
+    server = start_server(Address(host, free_port()), "")
+    stop_server(server)
 
 
 def test_tokens_differ():

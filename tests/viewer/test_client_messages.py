@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
-import torch
 from viewer_scene import served_page
 
-from voxelfield.viewer.client_messages import LARGEST_FILE, RefusedMessageError, control_value, validated
-from voxelfield.viewer.painter import Painter
+from voxelfield.viewer.client_messages import LARGEST_MESSAGE, RefusedMessageError, control_value
 
 pytest.importorskip("viser")
+
+from viewer_client import Client
+from websockets.exceptions import InvalidStatus
+
+from voxelfield.viewer import server
 
 PATIENCE = 60
 
@@ -28,8 +31,6 @@ def page():
 
 @pytest.fixture
 def client(page):
-    from viewer_client import Client
-
     with Client(page.address.port) as connected:
         connected.look()
         connected.receive("BackgroundImageMessage")
@@ -51,8 +52,8 @@ def test_every_control_has_limits(page):
     plain = [control for control in controls(page).values() if isinstance(control.value, bool)]
     chosen = [control for control in controls(page).values() if hasattr(control, "options")]
     numeric = [control for control in controls(page).values() if hasattr(control, "min")]
-    # One more takes a file, and one shows a command.
-    assert len(plain) + len(chosen) + len(numeric) + 2 == len(controls(page)) > 25
+    # One more shows a command.
+    assert len(plain) + len(chosen) + len(numeric) + 1 == len(controls(page)) > 10
     for control in numeric:
         for sent, end in ((1e300, control.max), (-1e300, control.min)):
             if isinstance(control.value, tuple):
@@ -64,9 +65,8 @@ def test_every_control_has_limits(page):
         for sent in (5, 0.5, None, "no such option", [True], {}):
             with pytest.raises(RefusedMessageError):
                 control_value(control, sent)
-    for control in (page.path.upload, page.path.command):
-        with pytest.raises(RefusedMessageError):
-            control_value(control, "file")
+    with pytest.raises(RefusedMessageError):
+        control_value(page.path.command, "voxelfield render elsewhere")
 
 
 def test_values_out_of_range_are_moved_into_it(page, client):
@@ -75,12 +75,9 @@ def test_values_out_of_range_are_moved_into_it(page, client):
         (view.rows, -1, 100),
         (view.rows, 1 << 40, 2160),
         (view.rate, 0, 1),
-        (page.cameras.fraction, 1e300, 1.0),
-        (page.cameras.fraction, 0, 0.0),
         (path.seconds, 1e300, 3600.0),
         (path.fps, -3, 1),
         (path.size, [1e29, -1], (8192.0, 16.0)),
-        (page.region.sides[0], [1e9, -1e9], (page.region.sides[0].max, page.region.sides[0].min)),
     ):
         client.set(control, sent)
         eventually(lambda control=control, taken=taken: control.value == taken)
@@ -103,7 +100,7 @@ REFUSED = {
     "text": "hello",
     "no MessagePack": b"\xc1",
     "nothing": b"",
-    "deeper than Python's stack": b"\x91" * 100_000,
+    "deeper than Python's stack": b"\x91" * 60_000,
     "a list longer than the message": b"\xdd\xff\xff\xff\xff",
     "no object": [1, 2],
     "no type": {},
@@ -111,6 +108,9 @@ REFUSED = {
     "an unknown type": {"type": "Message"},
     "a tunnel to the internet": {"type": "ShareUrlRequest"},
     "a message for browsers": {"type": "RunJavascriptMessage", "source": "alert(1)"},
+    "a file": {"type": "FileTransferStartUpload", "transfer_uuid": "t", "part_count": 1, "size_bytes": 1},
+    "a part of a file": {"type": "FileTransferPart", "transfer_uuid": "t", "part_index": 0, "content": b"a"},
+    "a message that is too long": {"type": "SceneNodeClickMessage", "name": "a" * LARGEST_MESSAGE},
     "a quaternion of length 0": {"wxyz": [0, 0, 0, 0]},
     "a quaternion of three numbers": {"wxyz": [1, 0, 0]},
     "a position that is not finite": {"position": [math.nan, 0, 0]},
@@ -128,14 +128,13 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_other_messages_end_the_connection(page, client, what, capfd, caplog):
     import msgspec
-    from viewer_client import Client
 
     sent = REFUSED[what]
     if isinstance(sent, dict) and sent and "type" not in sent:
         client.look(**sent)
     else:
         client.socket.send(sent if isinstance(sent, str | bytes) else msgspec.msgpack.encode(sent))
-    assert client.is_refused()
+    assert client.is_refused(1009 if what == "a message that is too long" else 1008)
     with Client(page.address.port) as other:
         other.look()
         other.receive("BackgroundImageMessage")
@@ -168,16 +167,17 @@ def test_a_client_sets_values_and_nothing_else(page, client, updates):
 
 
 def test_what_is_disabled_or_gone_is_not_heard(page, client):
-    client.set(page.path.play, True)  # without key frames
+    client.set(page.path.export, True)  # without key cameras
     client.send("GuiUpdateMessage", uuid="gone", updates={"value": 1})
     client.set(page.view.rate, 7)
     eventually(lambda: page.worker.frames_per_second == 7)
-    assert page.path.play.label == "Play"
+    with pytest.raises(TimeoutError):
+        client.receive("FileTransferStartDownload", patience=0.2)
 
 
 def test_callbacks_run_one_after_another(page, client, monkeypatch):
     inside, most = [], []
-    original = page.region._apply_crop
+    original = page.path._draw
 
     def slow():
         inside.append(None)
@@ -186,70 +186,31 @@ def test_callbacks_run_one_after_another(page, client, monkeypatch):
         original()
         inside.pop()
 
-    monkeypatch.setattr(page.region, "_apply_crop", slow)
-    for number in range(4):
-        client.set(page.region.crop, number % 2 == 0)
+    monkeypatch.setattr(page.path, "_draw", slow)
+    for _ in range(4):
+        client.set(page.path.add, True)
     eventually(lambda: len(most) == 4 and not inside)
     assert most == [1] * 4
+    assert len(page.path.keys) == 4
+    client.set(page.path.edit, "Clear")
+    eventually(lambda: page.path.keys == [])
 
 
 def test_a_callback_that_fails_is_one_line(page, client, monkeypatch, capfd, caplog):
     def fail():
-        raise RuntimeError("no such box")
+        raise RuntimeError("no such path")
 
-    monkeypatch.setattr(page.region, "_apply_crop", fail)
-    client.set(page.region.crop, True)
-    line = "viewer: a browser's request failed: RuntimeError: no such box"
+    monkeypatch.setattr(page.path, "_draw", fail)
+    client.set(page.path.add, True)
+    line = "viewer: a browser's request failed: RuntimeError: no such path"
     eventually(lambda: caplog.messages == [line])
     captured = capfd.readouterr()
     assert "Traceback" not in captured.out + captured.err + caplog.text
+    page.path.keys = []
 
 
-def test_a_screenshot_has_a_largest_size(page, client, monkeypatch):
-    asked: list = []
-
-    monkeypatch.setattr(page.worker, "screenshot", lambda request, _: asked.append(request))
-    for height, width, expected in (
-        (4096, 400000, (84, 8192)),
-        (1, 8192, (2, 8192)),
-        (3000, 3000, (4096, 4096)),
-        (40, 60, (160, 240)),
-    ):
-        client.look(image_height=height, image_width=width)
-        client.set(page.view.scale, 1000)
-        client.set(page.view.screenshot, True)
-        eventually(lambda: asked)
-        request = asked.pop()
-        assert (request.height, request.width) == expected
-
-
-def test_a_screenshot_ends_when_its_client_leaves(page, monkeypatch):
-    from viewer_client import Client
-
-    original, ended = page.worker.screenshot, []
-
-    def screenshot(request, is_wanted):
-        ended.append(original(request, is_wanted))
-
-    def slow(self, *arguments, **options):
-        time.sleep(0.01)
-        return torch.zeros(options["rows"][1] - options["rows"][0], 2000, 3, dtype=torch.uint8)
-
-    monkeypatch.setattr(page.worker, "screenshot", screenshot)
-    with Client(page.address.port) as client:
-        client.look(image_height=2000, image_width=2000)
-        client.receive("BackgroundImageMessage")
-        monkeypatch.setattr(Painter, "picture", slow)
-        monkeypatch.setattr("voxelfield.viewer.worker._BAND_SECONDS", 0.0)
-        client.set(page.view.screenshot, True)
-        client.set(page.view.screenshot, True)
-        eventually(lambda: page.view._taking)
-    eventually(lambda: ended)
-    assert ended == [None]
-    assert not page.view._taking
-
-
-def test_a_path_has_a_largest_number_of_frames(page, client):
+def test_a_path_has_a_largest_number_of_frames(page, client, monkeypatch):
+    monkeypatch.setattr(page.path, "_next_file", 0.0)
     client.set(page.path.add, True)
     eventually(lambda: page.path.keys and not page.path.export.disabled)
     client.set(page.path.seconds, 1e300)
@@ -264,48 +225,63 @@ def test_a_path_has_a_largest_number_of_frames(page, client):
     eventually(lambda: page.path.keys == [])
 
 
-def upload(client, control, name: str, content: bytes, size: int | None = None) -> None:
-    names = {"source_component_uuid": control._impl.uuid, "transfer_uuid": name}
-    client.send(
-        "FileTransferStartUpload",
-        **names,
-        filename=name,
-        mime_type="application/json",
-        part_count=1,
-        size_bytes=len(content) if size is None else size,
-    )
-    client.send("FileTransferPart", **names, part_index=0, content=content)
-
-
-def test_a_path_is_loaded_or_refused_by_name(page, client):
-    upload(client, page.path.upload, "bad.json", b'{"keyframes": [{"matrix": [NaN], "fov": 50}]}')
-    told = client.receive("NotificationShowMessage")["props"]
-    assert told["body"].startswith("bad.json: keyframes[0]: 'matrix' must be 16 finite numbers")
-    matrix = [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
-    good = {"keyframes": [{"matrix": matrix, "fov": 50}], "seconds": 2, "fps": 5}
-    good |= {"render_height": 20, "render_width": 30}
-    upload(client, page.path.upload, "good.json", json.dumps(good).encode())
-    eventually(lambda: len(page.path.keys) == 1)
+def test_a_path_has_a_largest_number_of_key_cameras(page, client, monkeypatch):
+    monkeypatch.setattr("voxelfield.viewer.path_panel.MOST_KEYS", 2)
+    for _ in range(3):
+        client.set(page.path.add, True)
+    assert client.receive("NotificationShowMessage")["props"]["body"] == "a path has at most 2 key cameras"
+    assert len(page.path.keys) == 2
     client.set(page.path.edit, "Clear")
     eventually(lambda: page.path.keys == [])
 
 
-def start(size: int, parts: int = 1, control: str = "upload") -> dict:
-    names = {"source_component_uuid": control, "transfer_uuid": "t", "filename": "f", "mime_type": "m"}
-    return {"type": "FileTransferStartUpload", **names, "part_count": parts, "size_bytes": size}
+def test_files_are_not_asked_for_one_after_another(page, client, monkeypatch):
+    """A browser that reads none of them would fill the memory."""
+    monkeypatch.setattr(page.path, "_next_file", 0.0)
+    monkeypatch.setattr("voxelfield.viewer.path_panel._SECONDS_BETWEEN_FILES", 1e6)
+    client.set(page.path.add, True)
+    eventually(lambda: not page.path.export.disabled)
+    client.set(page.path.export, True)
+    client.receive("FileTransferStartDownload")
+    client.set(page.path.export, True)
+    assert client.receive("NotificationShowMessage")["props"]["body"] == "a path can be saved once per second"
+    client.set(page.path.edit, "Clear")
+    eventually(lambda: page.path.keys == [])
 
 
-@pytest.mark.parametrize(
-    "message", [start(LARGEST_FILE + 1), start(-1), start(1 << 20, parts=1 << 20), start(2, control="rows")]
-)
-def test_uploads_have_limits(page, message):
-    import msgspec
+def test_messages_of_a_connection_are_read_at_a_limited_rate(page, client, monkeypatch):
+    """What a browser sends beyond that waits in the browser, so that callbacks cannot pile up here."""
+    slept, count = [], server.MESSAGES_PER_SECOND
 
-    controls = {"upload": page.path.upload, "rows": page.view.rows}
-    assert validated(msgspec.msgpack.encode(start(2)), controls.get) is not None
-    assert validated(msgspec.msgpack.encode(start(2, control="gone")), controls.get) is None
-    with pytest.raises(RefusedMessageError):
-        validated(msgspec.msgpack.encode(message), controls.get)
+    async def sleep(seconds):
+        slept.append(seconds)
+
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: 1e9))
+    monkeypatch.setattr(server, "asyncio", SimpleNamespace(sleep=sleep))
+    for number in range(count + 50):
+        client.set(page.view.rate, 1 + number % 100)
+    eventually(lambda: len(slept) == count + 50)
+    assert max(slept[:count]) < 0.01
+    assert slept[-1] == pytest.approx(50 / count, abs=1e-3)
+    with Client(page.address.port) as other:
+        other.look()
+        other.receive("BackgroundImageMessage")
+    assert slept[count + 50 :] == [0.0], "each connection is counted by itself"
+
+
+def test_connections_are_limited(page, monkeypatch):
+    eventually(lambda: not page.server.get_clients())
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 2)
+    with Client(page.address.port) as first, Client(page.address.port) as second:
+        for each in (first, second):
+            each.look()
+            each.receive("BackgroundImageMessage")
+        with pytest.raises(InvalidStatus, match="503"), Client(page.address.port):
+            pass
+    eventually(lambda: not page.server.get_clients())
+    with Client(page.address.port) as third:
+        third.look()
+        third.receive("BackgroundImageMessage")
 
 
 PROBES = (
@@ -332,7 +308,6 @@ OPENING = (
 
 def test_probes_leave_one_line_at_most(capfd, caplog):
     import viser
-    from viewer_client import Client
 
     caplog.set_level(logging.INFO)
     protocol = f"Sec-WebSocket-Protocol: viser-v{viser.__version__}\r\n\r\n".encode()

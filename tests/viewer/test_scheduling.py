@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 
 import pytest
 import torch
+from free_ports import free_port
 from viewer_scene import bricks, session, trained_run
 
-from voxelfield.viewer import live as live_module
-from voxelfield.viewer.display import MODES, Display, viewpoint_of
-from voxelfield.viewer.live import LiveField
-from voxelfield.viewer.painter import Painter
-from voxelfield.viewer.worker import PictureRequest, RenderWorker, ResolutionControl
+from voxelfield.training.config import LoggerConfig
+from voxelfield.viewer.pictures import MODES, Painter, viewpoint_of
+from voxelfield.viewer.watch import TrainingViewer
+from voxelfield.viewer.worker import PictureRequest, RenderWorker, _Client
 
 PATIENCE = 60
 
 
 def test_pictures_become_as_large_as_time_allows():
-    control = ResolutionControl()
+    client = _Client(1, PictureRequest(viewpoint_of(bricks().train.cameras, 0), 800, 1200))
 
     def settle(pixels_per_second: float) -> int:
         for _ in range(30):
-            height, width = control.size(800, 1200)
-            control.record(height * width, 0.01 + height * width / pixels_per_second, 800 * 1200, 0.1)
+            height, width = client.size()
+            client.record(height * width, 0.01 + height * width / pixels_per_second, 0.1)
         return height * width
 
     slow = settle(5e5)
     assert 0.07 < 0.01 + slow / 5e5 < 0.13
     assert settle(1e9) == 800 * 1200
     assert 0.07 < 0.01 + settle(5e5) / 5e5 < 0.13
-    height, width = control.size(800, 1200)
+    height, width = client.size()
     assert width / height == pytest.approx(1.5, rel=0.02)
 
 
@@ -58,9 +57,9 @@ class Receiver:
 def working():
     workers = []
 
-    def start(**options):
+    def start(source=None):
         receiver = Receiver()
-        worker = RenderWorker(torch.device("cpu"), receiver, **{"run": trained_run(), **options})
+        worker = RenderWorker(torch.device("cpu"), receiver, 20.0, source or trained_run())
         workers.append(worker)
         return worker, receiver
 
@@ -80,7 +79,7 @@ def test_the_picture_sharpens_at_rest(working):
     frames = receiver.wait(lambda frames: frames and frames[-1].sharp)
     assert not frames[0].sharp
     assert frames[0].pixels.shape[0] < 80
-    expected = Painter(trained_run()).picture(request_from(2).viewpoint, Display(), 80, 80, sharp=True)
+    expected = Painter(trained_run()).picture(request_from(2).viewpoint, "rgb", 80, 80, sharp=True)
     assert (frames[-1].pixels.int() - expected.int()).abs().max() <= 1
 
 
@@ -88,10 +87,10 @@ def test_what_is_wanted_last_is_what_is_seen_last(working):
     worker, receiver = working()
     for view in range(8):
         worker.request(1, request_from(view))
-    worker.display = Display("depth")
+    worker.mode = "depth"
     frames = receiver.wait(lambda frames: frames and frames[-1].sharp)
     assert frames[-1].request == request_from(7)
-    expected = Painter(trained_run()).picture(request_from(7).viewpoint, Display("depth"), 32, 32, sharp=True)
+    expected = Painter(trained_run()).picture(request_from(7).viewpoint, "depth", 32, 32, sharp=True)
     assert (frames[-1].pixels.int() - expected.int()).abs().max() <= 1
     assert sum(frame.sharp for frame in frames) == 1
 
@@ -127,25 +126,6 @@ def test_a_movement_ends_a_sharp_picture(working, monkeypatch):
     assert [frame.request for frame in frames if frame.sharp] == [request_from(2, 64)]
 
 
-def test_a_screenshot_is_as_sharp_as_the_evaluation(working):
-    worker, _ = working()
-    picture = worker.screenshot(request_from(4, 48), lambda: True)
-    expected = Painter(trained_run()).picture(request_from(4).viewpoint, Display(), 48, 48, sharp=True)
-    assert (picture.int() - expected.int()).abs().max() <= 1
-    assert worker.screenshot(request_from(4, 48), lambda: False) is None
-
-
-def test_others_see_their_pictures_while_a_screenshot_is_drawn(working):
-    worker, receiver = working()
-
-    def is_wanted() -> bool:
-        worker.request(2, request_from(5, 48))
-        receiver.wait(lambda frames: frames and frames[-1].sharp)
-        return True
-
-    assert worker.screenshot(request_from(4, 64), is_wanted).shape == (64, 64, 3)
-
-
 def test_what_cannot_be_drawn_for_one_is_drawn_for_others(working, monkeypatch, caplog):
     original = Painter.picture
 
@@ -166,10 +146,10 @@ def test_what_cannot_be_drawn_for_one_is_drawn_for_others(working, monkeypatch, 
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("size", [(2, 2), (2, 400), (400, 2)])
+@pytest.mark.parametrize("size", [(1, 1), (1, 400), (400, 1)])
 def test_the_narrowest_pictures_are_drawn(working, mode, size, caplog):
     worker, receiver = working()
-    worker.display = Display(mode)
+    worker.mode = mode
     worker.request(1, PictureRequest(request_from(1).viewpoint, *size))
     frames = receiver.wait(lambda frames: frames and frames[-1].sharp)
     assert frames[-1].pixels.shape[:2] == size
@@ -179,12 +159,12 @@ def test_the_narrowest_pictures_are_drawn(working, mode, size, caplog):
 def test_a_newer_field_replaces_the_picture_without_a_movement(working, monkeypatch):
     monkeypatch.setattr("voxelfield.viewer.worker._UPDATE_SHARE", 1.0)
     fields = [session().result()]
-    worker, receiver = working(run=None, poll=lambda: fields.pop() if fields else None)
+    worker, receiver = working(lambda: fields.pop() if fields else None)
     worker.request(1, request_from(2))
     first = receiver.wait(lambda frames: frames and frames[-1].sharp)[-1]
     fields.append(trained_run())
     frames = receiver.wait(lambda frames: sum(frame.sharp for frame in frames) == 2)
-    expected = Painter(trained_run()).picture(request_from(2).viewpoint, Display(), 32, 32, sharp=True)
+    expected = Painter(trained_run()).picture(request_from(2).viewpoint, "rgb", 32, 32, sharp=True)
     assert (frames[-1].pixels.int() - expected.int()).abs().max() <= 1
     assert (frames[-1].pixels.int() - first.pixels.int()).abs().max() > 20
 
@@ -193,10 +173,29 @@ def weights(run) -> list[torch.Tensor]:
     return [value for value in run.field.state_dict().values() if isinstance(value, torch.Tensor)]
 
 
-def test_training_is_the_same_whether_or_not_somebody_looks():
+@pytest.fixture
+def watching():
+    """A viewer, and a session that it watches."""
+    pytest.importorskip("viser")
+    viewer = TrainingViewer(LoggerConfig(viewer_port=free_port()))
+    # Only the test polls.
     given = []
-    watched = session(on_step=lambda session: (field.after_step(session), given.append(field.poll())))
-    field = LiveField(watched, connected=lambda: 1)
+
+    def after_step(watched):
+        viewer.after_step(watched)
+        given.append(viewer.poll() if viewer.polled else None)
+
+    watched = session(on_step=after_step)
+    viewer.begin(watched)
+    viewer.page.worker.close()
+    viewer.poll()
+    yield viewer, watched, given
+    viewer.end()
+
+
+def test_training_is_the_same_whether_or_not_somebody_looks(watching):
+    viewer, watched, given = watching
+    viewer.polled = True
     watched.fit()
     assert [run.steps for run in given if run is not None] == list(range(1, 41))
     for mine, theirs in zip(weights(watched.result()), weights(trained_run()), strict=True):
@@ -208,45 +207,12 @@ def test_training_is_the_same_whether_or_not_somebody_looks():
     assert not any(parameter.requires_grad for parameter in given[-1].field.parameters())
 
 
-def test_no_copy_is_made_unless_it_is_wanted():
-    watched = session(on_step=lambda session: field.after_step(session))
-    field = LiveField(watched, connected=lambda: 1)
+def test_no_copy_is_made_unless_it_is_wanted(watching):
+    viewer, watched, _ = watching
+    viewer.polled = False
     watched.fit()
-    assert field.poll().steps == 1
-    assert field.poll() is None
-
-
-def test_pausing_and_resuming():
-    watched = session(on_step=lambda session: field.after_step(session))
-    field = LiveField(watched, connected=lambda: 1)
-    field.pause()
-    training = threading.Thread(target=watched.fit)
-    began = time.perf_counter()
-    training.start()
-    while watched.step < 1:
-        assert time.perf_counter() - began < PATIENCE
-        time.sleep(0.01)
-    time.sleep(0.7)
-    assert watched.step == 1
-    assert field.paused
-    assert field.poll().steps == 1
-    assert field.poll() is None
-    field.resume()
-    training.join(PATIENCE)
-    assert watched.step == 40
-    waited = time.perf_counter() - began
-    assert watched.train_seconds < waited - 0.5, "waiting counts as training"
-    for mine, theirs in zip(weights(watched.result()), weights(trained_run()), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def test_training_that_everybody_has_left_goes_on(monkeypatch):
-    monkeypatch.setattr(live_module, "_ALONE_SECONDS", 0.1)
-    watched = session(steps=3, on_step=lambda session: field.after_step(session))
-    field = LiveField(watched, connected=lambda: 0)
-    field.pause()
-    assert watched.fit()
-    assert not field.paused
+    assert viewer.poll().steps == 1
+    assert viewer.poll() is None
 
 
 def test_a_run_with_other_settings_keeps_them(working):
@@ -254,6 +220,7 @@ def test_a_run_with_other_settings_keeps_them(working):
     trainer = replace(run.trainer, evaluation_background="black")
     model = type(run.model)(run.field, run.occupancy, trainer.sampling)
     dark = replace(run, config=replace(run.config, trainer=trainer), model=model)
-    worker, _ = working(run=dark)
-    picture = worker.screenshot(request_from(0, 16), lambda: True)
-    assert picture[0, 0].tolist() == [0, 0, 0]
+    worker, receiver = working(dark)
+    worker.request(1, request_from(0, 16))
+    frames = receiver.wait(lambda frames: frames and frames[-1].sharp)
+    assert frames[-1].pixels[0, 0].tolist() == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""The page without a browser: its first view, crop box and empty views."""
+"""The page without a browser: its first view and empty views."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from free_ports import free_port
-from viewer_scene import served_page, trained_run
+from viewer_scene import bricks, served_page, trained_run
 
 from voxelfield.cli import view
+from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.export import save_model
+from voxelfield.viewer.pictures import viewpoint_of
 from voxelfield.viewer.state import ViewerState
 from voxelfield.warps.ndc_box import NdcBox
 
@@ -34,29 +36,30 @@ def test_the_first_view_without_photographs():
     box, background = ((-1.0, -1.0, -3.0), (1.0, 1.0, -2.0)), torch.ones(3)
     rows = ((1.0, 0.0, 0.0, 0.5), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0))
     warp = NdcBox(box, rows, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 1.0)
-    facing = SimpleNamespace(model=SimpleNamespace(warp=warp, background=background), parts=(None,))
-    state = ViewerState(None, None, facing, ())
+    facing = SimpleNamespace(model=SimpleNamespace(warp=warp, background=background))
+    state = ViewerState(None, None, facing)
     assert torch.equal(state.home.matrix[:3], torch.tensor(rows))
     assert torch.equal(state.up, torch.tensor([0.0, 1.0, 0.0]))
-    state = ViewerState(None, None, trained_run(), ())
+    state = ViewerState(None, None, trained_run())
     towards = state.box.mean(dim=0) - state.home.matrix[:3, 3]
     torch.testing.assert_close(towards / towards.norm(), -state.home.matrix[:3, 2])
     assert torch.equal(state.up, torch.tensor([0.0, 0.0, 1.0]))
 
 
-def test_the_crop_box_follows_its_sliders():
+def test_a_saved_path_leads_through_its_key_cameras(tmp_path):
+    cameras, keys = bricks().train.cameras, (0, 5, 9)
     with served_page() as page:
-        region, worker = page.region, page.worker
-        low, high = page.state.crop_limits
-        region.crop.value = True
-        assert worker.display.crop == (low, high)
-        region.sides[0].value = (0.0, 0.0)
-        cropped = worker.display.crop
-        assert cropped[0][0] == 0.0
-        assert 0.0 < cropped[1][0] < 0.01
-        assert cropped[1][1:] == high[1:]
-        region.crop.value = False
-        assert worker.display.crop is None
+        page.path.keys = [viewpoint_of(cameras, view) for view in keys]
+        page.path._draw()
+        assert len(page.path._drawn) == 4, "three key cameras and a line"
+        page.path.seconds.value, page.path.fps.value, page.path.size.value = 0.5, 10, (60, 40)
+        client = SimpleNamespace(send_file_download=lambda name, content, **_: (tmp_path / name).write_bytes(content))
+        page.path._save(client)
+    path = read_camera_path(tmp_path / "camera_path.json")
+    assert (len(path.cameras), path.fps, path.cameras.width, path.cameras.height) == (5, 10, 60, 40)
+    torch.testing.assert_close(path.cameras.c2w[::2], cameras.c2w[list(keys)], atol=1e-5, rtol=0)
+    fov = 2 * torch.atan(20 / path.cameras.intrinsics[::2, 1])
+    torch.testing.assert_close(fov, torch.tensor([viewpoint_of(cameras, view).fov for view in keys]))
 
 
 def test_an_empty_view_is_explained():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 from free_ports import free_port
@@ -82,8 +83,8 @@ def test_a_viewer_that_fails_does_not_end_training(monkeypatch, caplog, failing)
     def fail(*_: object) -> None:
         raise RuntimeError("not today")
 
-    monkeypatch.setattr(watch, "ViewerPage", fail if failing == "page" else lambda *_: None)
-    monkeypatch.setattr(watch.LiveField, "_copy", fail)
+    monkeypatch.setattr(watch, "ViewerPage", fail if failing == "page" else lambda *_: SimpleNamespace(close=list))
+    monkeypatch.setattr(watch.TrainingViewer, "_copy", fail)
     viewer = watch.TrainingViewer(LoggerConfig(viewer_port=free_port()))
     training = session(steps=5, on_step=viewer.after_step)
     viewer.begin(training)
@@ -104,5 +105,12 @@ def test_a_field_in_training_is_shown():
     with Client(page.address.port) as client:
         client.look()
         client.receive("BackgroundImageMessage")
+        # The picture is sent before the line about it.
+        while not page.view.status.content.endswith("\n\nStep **3** of 3"):
+            client.receive("GuiUpdateMessage")
     viewer.end()
     assert viewer.page is None
+
+
+def test_a_page_on_all_addresses_of_ipv6_is_reached_by_them():
+    assert Address("::", 8123, token="t").url == "http://[::1]:8123/?token=t"

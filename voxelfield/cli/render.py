@@ -22,14 +22,13 @@ from voxelfield.datasets.camera_path import LARGEST_FPS, LARGEST_SIDE, read_came
 from voxelfield.media.frame_folder import FrameFolder, farthest
 from voxelfield.media.video import CODECS, import_av, video_format, write_video
 from voxelfield.rendering.cameras import Cameras, orbit
-from voxelfield.rendering.paths import at_size, interpolate, spiral
+from voxelfield.rendering.paths import at_size, interpolate, seen_point, spiral, usual_path
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, FieldRenderer
-from voxelfield.rendering.view_pictures import PICTURES, depth_range, picture
+from voxelfield.rendering.view_pictures import PICTURES, depth_bounds, depth_range, picture
 from voxelfield.training.state.fingerprint import fingerprint_of_weights
 from voxelfield.training.state.run_directory import VIDEO
-from voxelfield.training.state.run_paths import depth_bounds, seen_point, usual_path
 from voxelfield.training.trained_model import TrainedModel
 from voxelfield.transfers import AHEAD
 
@@ -201,11 +200,11 @@ def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras
         if trained.cameras is not None:
             around = trained.cameras.follow(around)
         if options.path is None:
-            cameras = usual_path(trained, around, frames)
+            cameras = usual_path(around, frames, trained.model.centre, trained.model.warp, trained.render)
         elif options.path == "orbit":
             cameras = orbit(around, trained.model.centre, frames)
         elif options.path == "spiral":
-            target = seen_point(trained, around)
+            target = seen_point(around, trained.render)
             if target is None:
                 raise ValueError(
                     "--path must be orbit or interpolate, because the middle camera sees no subject to circle"
@@ -230,7 +229,7 @@ def _write_frames(
     usual = trained.model.background.tolist() if trained.model.environment is None else "environment"
     source |= {"background": options.background or usual}
     source |= {"supersampling": options.supersampling or trained.trainer.evaluation.supersampling}
-    far = farthest(cameras, depth_bounds(trained.field))
+    far = farthest(cameras, depth_bounds(trained.field.aabb, trained.model.warp))
     with FrameFolder(out, cameras, kind, options.depth, far, source, overwrite=options.overwrite) as folder:
         missing = [index for index in range(first, end) if not folder.has(index)]
         views = trained.render_path(cameras[missing], renderer)

@@ -1,7 +1,8 @@
-"""Camera paths that nerfstudio's viewer, or voxelfield's own, has written."""
+"""Files of camera paths, in the format of nerfstudio's viewer."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Mapping
@@ -66,23 +67,46 @@ def read_camera_path(path: Path) -> CameraPath:
     if content.get("crop") is not None:
         logger.warning("%s: 'crop' is ignored: the whole field is rendered", name)
     height, width = (
-        int(number(name, content, key, 1, LARGEST_SIDE, whole=True)) for key in ("render_height", "render_width")
+        int(_number(name, content, key, 1, LARGEST_SIDE, whole=True)) for key in ("render_height", "render_width")
     )
-    fps = number(name, content, "fps", 1 / LARGEST_FPS, LARGEST_FPS)
+    fps = _number(name, content, "fps", 1 / LARGEST_FPS, LARGEST_FPS)
     poses, focals = [], []
-    for where, frame in path_frames(name, content, "camera_path"):
-        poses.append(pose(f"{where}: 'camera_to_world'", frame.get("camera_to_world")))
+    for where, frame in _frames(name, content, "camera_path"):
+        poses.append(_pose(f"{where}: 'camera_to_world'", frame.get("camera_to_world")))
         if kind == "equirectangular":
             focals.append((width / (2 * math.pi), height / math.pi))
         else:
-            fov = math.radians(number(where, frame, "fov", *FIELDS_OF_VIEW))
+            fov = math.radians(_number(where, frame, "fov", *FIELDS_OF_VIEW))
             focals.append(2 * (0.5 * height / math.tan(0.5 * fov),))
     intrinsics = torch.tensor([[*focal, 0.5 * width, 0.5 * height] for focal in focals])
     lens = Lens(kind, torch.zeros(len(poses), 0)) if kind == "equirectangular" else None
     return CameraPath(Cameras(torch.stack(poses), intrinsics, width, height, lens), fps)
 
 
-def path_frames(name: str, content: Mapping[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
+def camera_path_file(cameras: Cameras, fps: float) -> bytes:
+    """Returns the content of a file that :func:`read_camera_path` reads.
+
+    Args:
+        cameras: The stations, pinhole cameras with square pixels and their principal points in the middle.
+        fps: Frames per second.
+    """
+    fovs = 2 * torch.atan(0.5 * cameras.height / cameras.intrinsics[:, 1].double()).rad2deg()
+    # Between wide angles, a smooth path may overshoot.
+    frames = zip(cameras.c2w.flatten(1).tolist(), fovs.clamp(*FIELDS_OF_VIEW).tolist(), strict=True)
+    content = {
+        "camera_type": "perspective",
+        "render_height": cameras.height,
+        "render_width": cameras.width,
+        "fps": fps,
+        "seconds": len(cameras) / fps,
+        "camera_path": [
+            {"camera_to_world": pose, "fov": fov, "aspect": cameras.width / cameras.height} for pose, fov in frames
+        ],
+    }
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def _frames(name: str, content: Mapping[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
     """Returns the frames that a camera path lists under a key, each with its name for messages."""
     frames = content.get(key)
     if not isinstance(frames, list) or not frames:
@@ -93,7 +117,7 @@ def path_frames(name: str, content: Mapping[str, Any], key: str) -> list[tuple[s
     return [(f"{name}: {key}[{index}]", frame) for index, frame in enumerate(frames)]
 
 
-def number(where: str, content: Mapping[str, Any], key: str, low: float, high: float, *, whole: bool = False) -> float:
+def _number(where: str, content: Mapping[str, Any], key: str, low: float, high: float, *, whole: bool = False) -> float:
     """Returns a number between two limits from an object of a camera path; raises ValueError for anything else."""
     value: Any = content.get(key)
     if not _is_number(value) or not low <= value <= high or (whole and value != int(value)):
@@ -102,7 +126,7 @@ def number(where: str, content: Mapping[str, Any], key: str, low: float, high: f
     return float(value)
 
 
-def pose(name: str, values: object) -> Tensor:
+def _pose(name: str, values: object) -> Tensor:
     """Returns a pose (4, 4) float32, from 16 numbers row by row; raises ValueError unless it is a rigid motion."""
     # Whole numbers of any length are valid JSON; larger ones than this are no float64.
     if not isinstance(values, list) or len(values) != 16 or not all(_is_number(x) and abs(x) < 1e300 for x in values):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,16 +11,55 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.ops._checks import check_at_least_one
-from voxelfield.rendering.cameras import Cameras, scaled_rolling
+from voxelfield.rendering.cameras import Cameras, orbit, scaled_rolling
+from voxelfield.rendering.render import View
 from voxelfield.rendering.rigid import quaternions, rotations
+from voxelfield.warps.warp import Warp
 
 # Length of the mean of unit vectors above which they count as one direction: that of a uniform cone with a half-angle
 # of 60 degrees.
 _SAME_WAY = 0.75
 
-
 # Columns of the quaternion in the interpolated rows: position, unit quaternion, other numbers.
 _TURN = slice(3, 7)
+
+
+def usual_path(
+    cameras: Cameras, frames: int, centre: Tensor, warp: Warp | None, render: Callable[[Cameras, int], View]
+) -> Cameras:
+    """Returns a spiral for a field in normalised device coordinates, whose cameras face the same way, or an orbit.
+
+    Args:
+        cameras: The cameras of the training, on the CPU.
+        frames: Number of cameras on the path.
+        centre: (3,) point of the scene that an orbit surrounds, world frame.
+        warp: The warp of the field, if any.
+        render: Renders one of the cameras.
+    """
+    if warp is None or not warp.is_forward_facing:
+        return orbit(cameras, centre, frames)
+    target = seen_point(cameras, render)
+    return spiral(cameras, centre if target is None else target, frames)
+
+
+def seen_point(cameras: Cameras, render: Callable[[Cameras, int], View]) -> Tensor | None:
+    """Returns the point (3,) on the most central camera's axis at the mean inverse depth of its image.
+
+    Args:
+        cameras: The cameras, on the CPU.
+        render: Renders one of them.
+
+    Returns:
+        World units, on the CPU; None if that camera sees nothing solid.
+    """
+    positions = cameras.c2w[:, :3, 3]
+    central = int((positions - positions.mean(dim=0)).norm(dim=-1).argmin())
+    view = render(cameras, central)
+    solid = view.depth[view.opacity > 0.5]
+    if len(solid) == 0:
+        return None
+    pose = cameras.c2w[central]
+    return pose[:3, 3] - pose[:3, 2] / float((1 / solid).mean())
 
 
 def at_size(cameras: Cameras, width: int, height: int) -> Cameras:
@@ -70,60 +110,50 @@ def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
         raise ValueError(f"keys must be at least 1, got {keys}")
     if len(cameras) == 0:
         raise ValueError("cameras must be at least one, to lay a path through, got none")
-    cameras = cameras.pinholes()
+    return through(cameras.pinholes()[_keys(cameras.c2w.double().cpu(), keys)], frames)
+
+
+def through(cameras: Cameras, frames: int) -> Cameras:
+    """Creates a smooth path that passes through cameras in their order, with equal times between consecutive ones.
+
+    Positions, orientations (as quaternions) and intrinsics follow Catmull-Rom splines (Catmull and Rom 1974).
+
+    Args:
+        cameras: At least one, without lenses. Images of the path have the size of the first.
+        frames: Number of cameras on the path, at least 1; it begins and ends at one of ``cameras``.
+
+    Returns:
+        ``frames`` cameras on the device of ``cameras``.
+
+    Raises:
+        ValueError: There are no cameras, or ``frames`` is below 1.
+    """
+    if len(cameras) == 0:
+        raise ValueError("cameras must be at least one, to lay a path through, got none")
+    check_at_least_one("frames", frames)
     width, height = cameras.size(0)
-    chosen = at_size(cameras[_keys(cameras.c2w.double().cpu(), keys)].to("cpu"), width, height)
+    keys = at_size(cameras.to("cpu"), width, height)
+    poses = keys.c2w.double()
     # Logarithms of focal lengths, so that zooming is uniform.
-    focal, centre = chosen.intrinsics[:, :2].double().log(), chosen.intrinsics[:, 2:].double()
-    c2w, numbers = through_poses(chosen.c2w, torch.cat((focal, centre), dim=-1), frames)
-    intrinsics = torch.cat((numbers[:, :2].exp(), numbers[:, 2:]), dim=-1)
+    focal, centre = keys.intrinsics[:, :2].double().log(), keys.intrinsics[:, 2:].double()
+    rows = torch.cat((poses[:, :3, 3], quaternions(poses[:, :3, :3]), focal, centre), dim=-1)
+    stations = torch.arange(frames, dtype=torch.float64) * (len(poses) - 1) / max(frames - 1, 1)
+    curve = _catmull_rom(rows, stations)
+    c2w = torch.eye(4, dtype=torch.float64).repeat(frames, 1, 1)
+    c2w[:, :3, :3] = rotations(F.normalize(curve[:, _TURN], dim=-1))
+    c2w[:, :3, 3] = curve[:, :3]
+    intrinsics = torch.cat((curve[:, 7:9].exp(), curve[:, 9:]), dim=-1)
     return Cameras(c2w.float(), intrinsics.float(), width, height).to(cameras.c2w.device)
 
 
-def through_poses(c2w: Tensor, numbers: Tensor, frames: int, *, closed: bool = False) -> tuple[Tensor, Tensor]:
-    """Samples a curve that passes through poses, with equal times between consecutive poses.
-
-    Positions, orientations (as quaternions) and numbers follow Catmull-Rom splines (Catmull and Rom 1974).
-
-    Args:
-        c2w: (N, 4, 4) floating point rigid motions, N at least 1, on the CPU.
-        numbers: (N, K) floating point, other quantities to interpolate.
-        frames: Number F of samples on the curve, at least 1. An open curve begins and ends at a pose.
-        closed: Whether the curve returns to its first pose, which is not repeated at the end.
-
-    Returns:
-        (F, 4, 4) rigid motions and (F, K) numbers, float64.
-
-    Raises:
-        ValueError: There are no poses, or ``frames`` is below 1.
-    """
-    if len(c2w) == 0:
-        raise ValueError("c2w must contain at least one pose, got none")
-    check_at_least_one("frames", frames)
-    poses = c2w.double()
-    rows = torch.cat((poses[:, :3, 3], quaternions(poses[:, :3, :3]), numbers.double()), dim=-1)
-    spans = len(poses) if closed else len(poses) - 1
-    stations = torch.arange(frames, dtype=torch.float64) * spans / (frames if closed else max(frames - 1, 1))
-    curve = _catmull_rom(rows, stations, closed=closed)
-    motions = torch.eye(4, dtype=torch.float64).repeat(frames, 1, 1)
-    motions[:, :3, :3] = rotations(F.normalize(curve[:, _TURN], dim=-1))
-    motions[:, :3, 3] = curve[:, :3]
-    return motions, curve[:, 7:]
-
-
-def _catmull_rom(numbers: Tensor, stations: Tensor, *, closed: bool) -> Tensor:
+def _catmull_rom(numbers: Tensor, stations: Tensor) -> Tensor:
     """Interpolates rows (N, D) at parameters (F,); whole numbers give the rows themselves."""
     count = len(numbers)
-    first = stations.floor().long()
-    if not closed:
-        first = first.clamp(0, max(count - 2, 0))
+    first = stations.floor().long().clamp(0, max(count - 2, 0))
     t = (stations - first)[:, None]
     around: list[Tensor] = []
     for offset in (-1, 0, 1, 2):
-        index = first + offset
-        if not closed:
-            index = index.clamp(0, count - 1)
-        row = numbers[index % count].clone()
+        row = numbers[(first + offset).clamp(0, count - 1)]
         # Of the two quaternions of an orientation, the one that is closer to that of the previous row.
         if around:
             flip = (row[:, _TURN] * around[-1][:, _TURN]).sum(dim=-1) < 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from voxelfield.grids.boxes import box_tensor
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import turbo
 from voxelfield.rendering.paths import at_size
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.warps.warp import Warp
 
 ERROR_MAXIMUM = 0.25
 """Mean absolute colour error that :func:`comparison_panel` shows in the last colour of its map."""
@@ -22,6 +24,9 @@ _LOOKS, _LOOK_HEIGHT = 8, 128
 
 # Smallest depth in a range, because the inverse is shown.
 _MIN_DEPTH = 1e-6
+
+# Size of the box of depths in normalised device coordinates, in sizes of the field's own box.
+_BEYOND = 10.0
 
 
 def picture(view: View, shown: str, near_far: tuple[float, float]) -> Tensor:
@@ -55,6 +60,22 @@ def depth_range(renderer: FieldRenderer, cameras: Cameras) -> tuple[float, float
     looks = at_size(cameras[[index * len(cameras) // count for index in range(count)]], width, height)
     views = [renderer.view(looks, index) for index in range(count)]
     return _range(torch.cat([view.depth[view.opacity > 0.5] for view in views]))
+
+
+def depth_bounds(aabb: Tensor, warp: Warp | None) -> Tensor:
+    """Returns the box (2, 3), in world units on the CPU, whose depths a depth image distinguishes.
+
+    It is the field's box, or ten times its size in normalised device coordinates, which reach to infinity.
+
+    Args:
+        aabb: (2, 3) box of the field.
+        warp: Its warp, if any.
+    """
+    if warp is None or not warp.is_forward_facing:
+        return aabb.cpu()
+    low, high = box_tensor(warp.aabb, torch.device("cpu"))
+    centre = (low + high) / 2
+    return torch.stack((centre + _BEYOND * (low - centre), centre + _BEYOND * (high - centre)))
 
 
 def comparison_panel(view: View, truth: Tensor) -> Tensor:

@@ -97,9 +97,9 @@ def make_page(record: RunRecord) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters["data_uri"] = lambda jpeg: f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+    environment.filters["data_uri"] = lambda file, kind: f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
     metrics = record.metrics
-    views = _views(record)
+    peaks = [(label, amount_of_memory(metrics[key])) for key, label in _PEAKS.items() if key in metrics]
     return environment.get_template("report.html").render(
         scene=metrics["scene"],
         finished=record.finished,
@@ -108,13 +108,18 @@ def make_page(record: RunRecord) -> str:
         findings=advise(record),
         logged=record.logged,
         charts=_curves(record),
-        most_series=charts.MOST_SERIES,
-        views=views[:OPEN_VIEWS],
-        more_views=views[OPEN_VIEWS:],
+        colors=charts.COLORS,
+        views=_views(record),
+        open_views=OPEN_VIEWS,
         error_maximum=ERROR_MAXIMUM,
-        seconds=_shares(metrics.get("seconds", {}), _PARTS, duration),
-        memory=_shares(metrics.get("estimated_gib", {}), _MEMORY, amount_of_memory),
-        peaks=[(label, amount_of_memory(metrics[key])) for key, label in _PEAKS.items() if key in metrics],
+        resources=[
+            ("Wall-clock time", _shares(metrics.get("seconds", {}), _PARTS, duration)),
+            (
+                "Estimated device memory for training",
+                _shares(metrics.get("estimated_gib", {}), _MEMORY, amount_of_memory),
+            ),
+            ("Measured memory", peaks),
+        ],
         facts=_facts(record),
         commands=record.commands,
         config=yaml.safe_dump(asdict(record.config), sort_keys=False, allow_unicode=True),
@@ -166,22 +171,21 @@ def _views(record: RunRecord) -> list[dict[str, Any]]:
     rows = sorted(record.metrics["per_view"], key=lambda row: row["psnr"])
     return [
         {
-            "rank": rank,
             "name": row["name"],
             "scores": ", ".join(" ".join(filter(None, score)) for score in _scores(row)),
             "pictures": record.pictures.get(row["name"]),
         }
-        for rank, row in enumerate(rows, 1)
+        for row in rows
     ]
 
 
 def _shares(
     amounts: Mapping[str, float], labels: Mapping[str, str], write: Callable[[float], str]
-) -> list[tuple[str, str, float]]:
+) -> list[tuple[str, str, str]]:
     """Returns label, amount and percentage of the parts of a sum."""
     parts = {name: value for name, value in amounts.items() if value > 0}
     total = sum(parts.values())
-    return [(labels.get(name, name), write(value), 100 * value / total) for name, value in parts.items()]
+    return [(labels.get(name, name), write(value), f"{100 * value / total:.0f} %") for name, value in parts.items()]
 
 
 def _facts(record: RunRecord) -> list[tuple[str, str]]:

@@ -25,13 +25,13 @@ from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_video
 from voxelfield.peer_memory import peak_bytes
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.paths import usual_path
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, write_cameras
 from voxelfield.training.config import RunConfig
 from voxelfield.training.session import Session
 from voxelfield.training.state.finished import recorded_settings
 from voxelfield.training.state.run_directory import METRICS, MODEL_FILE, PER_VIEW, REPORT, VIDEO, RunDirectoryLock
-from voxelfield.training.state.run_paths import usual_path
 from voxelfield.training.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,8 @@ def _evaluate_and_write(
     if processes.is_first():
         _write_files(trained, train, metrics, evaluation, results)
     if options.video_frames > 0:
-        _write_video(trained, usual_path(trained, train.cameras, options.video_frames), results)
+        warp, frames = trained.model.warp, options.video_frames
+        _write_video(trained, usual_path(train.cameras, frames, trained.model.centre, warp, trained.render), results)
     for part in (session.model, *session.parts):
         with results.writing(part.name):
             part.write_results(directory)

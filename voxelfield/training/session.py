@@ -176,7 +176,6 @@ class Session:
             self._trainer = config.trainer.with_rays_that_miss(share)
         self.device = choose_device(config.device)
         self.log = NullLogger() if logger is None or not processes.is_first() else logger
-        self._pause: Pause | None = None
         self.output = None if output is None else Path(output)
         if len(set(processes.gather_objects(output is None))) > 1:
             raise ValueError("output must be given in all processes of a group or in none, got one in some of them")
@@ -408,7 +407,7 @@ class Session:
             Interrupt() as interrupt,
             Progress(config.steps, self.step, silent=not processes.is_first()) as progress,
         ):
-            pause = self._pause = Pause(self._now, progress.paused)
+            pause = Pause(self._now, progress.paused)
             logged = 0.0
             with contextlib.suppress(GeneratorExit):
                 while self.step < config.steps and not self._stops(interrupt):
@@ -445,13 +444,6 @@ class Session:
         if processes.count() > 1 and self.step % every > 0:
             return False
         return processes.any_of(interrupt.requested)
-
-    def off_the_clock(self) -> contextlib.AbstractContextManager[object]:
-        """Returns a context for hooks whose time is excluded from ``train_seconds`` and from the logged rates.
-
-        Synchronises with the device at its beginning and end.
-        """
-        return contextlib.nullcontext() if self._pause is None else self._pause
 
     @property
     def log(self) -> RunLogger:

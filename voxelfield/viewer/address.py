@@ -62,9 +62,14 @@ class Address:
         return _is_loopback(self.host)
 
     @property
+    def reached_at(self) -> str:
+        """Address or name at which programs on this machine reach the page."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+
+    @property
     def url(self) -> str:
         """URL for a browser on this machine."""
-        return self._url("127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host)
+        return self._url(self.reached_at)
 
     def _url(self, host: str) -> str:
         url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"

@@ -9,13 +9,10 @@ import msgspec
 import numpy as np
 
 from voxelfield.datasets.poses import FARTHEST
-from voxelfield.viewer.display import FIELDS_OF_VIEW, SMALLEST_SIDE
+from voxelfield.viewer.pictures import FIELDS_OF_VIEW
 
-LARGEST_MESSAGE = 1 << 20
-"""Bytes of a message; viser's client divides files into parts of half as many."""
-
-LARGEST_FILE = 1 << 24
-"""Bytes of an uploaded file."""
+LARGEST_MESSAGE = 1 << 16
+"""Bytes of a message."""
 
 LARGEST_CANVAS = 8192
 """Pixels along a side of a browser's canvas."""
@@ -75,29 +72,7 @@ class SceneNodeClickMessage(_Message):
     owner: Text = ""
 
 
-class FileTransferStartUpload(_Message):
-    """The announcement of a file."""
-
-    source_component_uuid: Text
-    transfer_uuid: Text
-    filename: Text
-    mime_type: Text
-    part_count: Annotated[int, msgspec.Meta(ge=0, le=64)]
-    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_FILE)]
-
-
-class FileTransferPart(_Message):
-    """A part of an announced file; viser ignores one that does not fit the announcement."""
-
-    source_component_uuid: Text
-    transfer_uuid: Text
-    part_index: Annotated[int, msgspec.Meta(ge=0, le=64)]
-    content: bytes
-
-
-_DECODER = msgspec.msgpack.Decoder(
-    ViewerCameraMessage | GuiUpdateMessage | SceneNodeClickMessage | FileTransferStartUpload | FileTransferPart
-)
+_DECODER = msgspec.msgpack.Decoder(ViewerCameraMessage | GuiUpdateMessage | SceneNodeClickMessage)
 
 
 def validated(data: bytes | str, control_of: Callable[[str], Any]) -> bytes | None:
@@ -126,12 +101,6 @@ def validated(data: bytes | str, control_of: Callable[[str], Any]) -> bytes | No
         if control is None or control.disabled:
             return None  # since the user has seen it
         message.updates.value = control_value(control, message.updates.value)
-    elif isinstance(message, FileTransferStartUpload):
-        control = control_of(message.source_component_uuid)
-        if control is None or control.disabled:
-            return None
-        if not hasattr(control, "on_upload"):
-            raise RefusedMessageError("a file must be for a control that accepts one")
     return msgspec.msgpack.encode(message)
 
 
@@ -163,7 +132,7 @@ def _normalise(camera: ViewerCameraMessage) -> None:
     """Moves a camera within the limits of rendering, in place."""
     factor = min(1.0, LARGEST_CANVAS / max(camera.image_height, camera.image_width))
     camera.image_height, camera.image_width = (
-        max(SMALLEST_SIDE, round(side * factor)) for side in (camera.image_height, camera.image_width)
+        max(1, round(side * factor)) for side in (camera.image_height, camera.image_width)
     )
     camera.fov = float(np.clip(camera.fov, *FIELDS_OF_VIEW))
     position, look_at = (np.clip(point, -FARTHEST, FARTHEST) for point in (camera.position, camera.look_at))

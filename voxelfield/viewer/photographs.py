@@ -1,10 +1,13 @@
-"""The photographs of a scene."""
+"""The photographs of a scene, and the panel of their cameras."""
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -12,14 +15,13 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.rendering.projection import pixels_of_rays
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
+from voxelfield.viewer.pictures import viewpoint_of
+from voxelfield.viewer.state import ViewerState
 
-# Fraction of the scene's extent, and radians: closer poses count as equal, after a round trip through the browser.
-_POSITION_TOLERANCE = 2e-3
-_ROTATION_TOLERANCE = 5e-3
-
-_EDGE_COLOR = (1.0, 0.35, 0.1)
+_THUMBNAIL_SIDE = 96
+_COLORS = {"train": (40, 110, 220), "test": (220, 120, 30)}
+_OTHER_COLOR = (120, 120, 120)
 
 
 class Photographs:
@@ -38,12 +40,12 @@ class Photographs:
 
     @classmethod
     def of(cls, scene: Scene, names: Iterable[str], refined: RefinedCameras | None) -> Photographs:
-        """Returns the photographs of a scene.
+        """Returns those of a scene.
 
         Args:
             scene: The scene.
-            names: Names of splits; those that the scene lacks are ignored.
-            refined: The refined training cameras, if cameras were refined.
+            names: Names of splits; those that the scene does not have are ignored.
+            refined: Cameras that training has refined, which the splits' cameras are made to follow.
         """
         splits = {name: scene.splits[name] for name in names if name in scene.splits}
         if refined is not None:
@@ -58,11 +60,6 @@ class Photographs:
         split, index = self._items[number]
         return split.cameras, index
 
-    def image(self, number: int) -> Tensor:
-        """Returns a photograph, (H, W, 4) uint8 on the CPU, RGBA."""
-        split, index = self._items[number]
-        return split.image(index)
-
     def thumbnail(self, number: int, side: int, background: Tensor) -> Tensor:
         """Returns a small copy, (h, w, 3) uint8.
 
@@ -71,53 +68,73 @@ class Photographs:
             side: Pixels of the longer side.
             background: (3,) colour behind transparent pixels, on the CPU.
         """
-        image = composite_background(self.image(number), background).permute(2, 0, 1)[None]
+        split, index = self._items[number]
+        image = composite_background(split.image(index), background).permute(2, 0, 1)[None]
         factor = side / max(image.shape[-2:])
         size = [max(1, round(factor * length)) for length in image.shape[-2:]]
         return to_uint8(F.interpolate(image, size, mode="area")[0].permute(1, 2, 0))
 
-    def is_taken_from(self, number: int, c2w: Tensor, extent: float) -> bool:
-        """Returns whether a photograph was taken from a pose.
 
-        Args:
-            number: Index of the photograph.
-            c2w: (4, 4) the pose, on the CPU.
-            extent: Extent of the scene, world units.
-        """
-        cameras, index = self.camera(number)
-        difference = cameras.c2w[index].cpu() - c2w
-        distance, rotation = float(difference[:3, 3].norm()), float(difference[:3, :3].norm())
-        return distance <= _POSITION_TOLERANCE * extent and rotation <= _ROTATION_TOLERANCE
+class CamerasPanel:
+    """Frusta with photographs, and moving to one.
 
-    def overlay(self, number: int, picture: Tensor, cameras: Cameras, fraction: float, background: Tensor) -> Tensor:
-        """Covers the left part of a picture with a photograph, with a line at the edge.
+    Args:
+        state: The page.
+        photographs: At least one photograph.
+    """
 
-        Lens distortion is followed, so corresponding pixels of picture and photograph show the same.
+    def __init__(self, state: ViewerState, photographs: Photographs) -> None:
+        self._state = state
+        self._photographs = photographs
+        self._building = threading.Lock()
+        # Of many cameras around a scene, neighbours do not overlap.
+        self._scale = state.extent * min(0.04, 0.6 / math.sqrt(len(photographs)))
+        gui = state.server.gui
+        self.shown = gui.add_checkbox("Show cameras", False, hint="Click one to go there.")
+        self.view = gui.add_dropdown("Go to", tuple(photographs.names), initial_value=photographs.names[0])
+        self.shown.on_update(state.callback(lambda _: self._show(), long=True))
+        self.view.on_update(state.callback(self._go))
+        self.frusta: list[Any] = []
 
-        Args:
-            number: Index of the photograph.
-            picture: (H, W, 3) in [0, 1].
-            cameras: The one camera of the picture, at the photograph's pose.
-            fraction: Covered fraction of the width.
-            background: (3,) colour behind transparent pixels, on the picture's device.
+    def update_visibility(self) -> None:
+        """Hides frusta around a browser's camera, which would cover its picture."""
+        cameras = [client.camera.position for client in self._state.server.get_clients().values()]
+        for frustum in self.frusta:
+            near = any(float(np.linalg.norm(frustum.position - camera)) < 1.5 * self._scale for camera in cameras)
+            visible = self.shown.value and not near
+            if frustum.visible != visible:
+                frustum.visible = visible
 
-        Returns:
-            (H, W, 3).
-        """
-        edge = round(fraction * cameras.width)
-        if edge <= 0:
-            return picture
-        own, index = self.camera(number)
-        fx, fy, cx, cy = cameras.intrinsics[0].tolist()
-        x = (torch.arange(edge) + 0.5 - cx) / fx
-        y = (torch.arange(cameras.height) + 0.5 - cy) / fy
-        down, right = torch.meshgrid(y, x, indexing="ij")
-        pixels = pixels_of_rays(own.to("cpu"), index, torch.stack((right, down, torch.ones_like(down)), dim=-1))
-        inside = ((pixels >= 0) & (pixels < torch.tensor(own.size(index)))).all(dim=-1)
-        column, row = torch.where(inside[..., None], pixels, 0).unbind(-1)
-        photo = composite_background(self.image(number)[row, column].to(picture.device), background)
-        result = picture.clone()
-        result[:, :edge] = torch.where(inside[..., None].to(picture.device), photo, result[:, :edge])
-        # An empty slice if the photograph covers everything.
-        result[:, edge : edge + max(1, cameras.width // 400)] = result.new_tensor(_EDGE_COLOR)
-        return result
+    def _show(self) -> None:
+        with self._building:
+            if self.shown.value and not self.frusta:
+                self.frusta = [self._frustum(number) for number in range(len(self._photographs))]
+        self.update_visibility()
+
+    def _frustum(self, number: int) -> Any:
+        cameras, index = self._photographs.camera(number)
+        name, (width, height) = self._photographs.names[number], cameras.size(index)
+        frustum = self._state.add_frustum(
+            f"/cameras/{name}",
+            viewpoint_of(cameras, index),
+            width / height,
+            scale=self._scale,
+            color=_COLORS.get(name.partition("/")[0], _OTHER_COLOR),
+            image=self._photographs.thumbnail(number, _THUMBNAIL_SIDE, self._state.background).numpy(),
+            format="jpeg",
+            visible=False,
+        )
+        frustum.on_click(self._state.callback(lambda client: self._select(client, number)))
+        return frustum
+
+    def _select(self, client: Any, number: int) -> None:
+        self.view.value = self._photographs.names[number]
+        self._move(client, number)
+
+    def _go(self, client: Any) -> None:
+        # Without a client the value was set by a click at a frustum.
+        if client is not None:
+            self._move(client, self._photographs.names.index(self.view.value))
+
+    def _move(self, client: Any, number: int) -> None:
+        self._state.move(client, viewpoint_of(*self._photographs.camera(number), aspect=client.camera.aspect))

@@ -1,25 +1,31 @@
 """viser's server, extended by checks of requests and messages.
 
-viser 1.1 passes neither allowed origins nor request hooks to websockets, accepts messages of all its types from every
+viser passes neither allowed origins nor request hooks to websockets, accepts messages of all its types from every
 client, and sets any attribute of a control that a client names. Its constructor starts to serve, so the arguments of
-websockets' ``serve`` are extended while it runs.
+websockets' ``serve`` are extended while it runs. A viser that bypasses these checks is refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import functools
 import http
 import logging
+import socket
 import threading
+import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import viser
 import websockets.asyncio.server
 from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Request, Response
+from websockets.protocol import State
+from websockets.sync.client import connect
 
 from voxelfield.installed import MissingPackageError
 from voxelfield.messages import clipped
@@ -28,8 +34,14 @@ from voxelfield.viewer.client_messages import LARGEST_MESSAGE, RefusedMessageErr
 
 logger = logging.getLogger(__name__)
 
+MOST_CONNECTIONS = 32
+
+MESSAGES_PER_SECOND = 300
+"""Messages that are read from a connection per second, on average; further ones wait in the browser."""
+
 _MOST_WARNINGS = 100
 _POLICY_VIOLATION = 1008
+_PROBE_SECONDS = 10.0
 
 
 def start_server(address: Address, label: str) -> Any:
@@ -44,23 +56,32 @@ def start_server(address: Address, label: str) -> Any:
         MissingPackageError: The installed version of viser bypasses the checks.
     """
     log = _LogOnce()
+    connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
     server: Any = None
     extended = False
 
     def control_of(uuid: str) -> Any:
         return None if server is None else server.gui._gui_input_handle_from_uuid.get(uuid)
 
-    def serve(handler: Any, *place: Any, process_request: Callable[..., Any], **options: Any) -> Any:
+    def create_connection(*arguments: Any, **options: Any) -> _Connection:
+        connection = _Connection(control_of, log, *arguments, **options)
+        connections.add(connection)
+        return connection
+
+    def serve(
+        handler: Any, *place: Any, process_request: Callable[..., Response | None] | None = None, **options: Any
+    ) -> Any:
         nonlocal extended
         extended = True
 
         def check(connection: ServerConnection, request: Request) -> Response | None:
             refusal = address.refusal(request.path, request.headers)
+            if sum(each.protocol.state is State.OPEN for each in connections) >= MOST_CONNECTIONS:
+                refusal = http.HTTPStatus.SERVICE_UNAVAILABLE, f"at most {MOST_CONNECTIONS} browsers may be connected"
             if refusal is not None:
                 log.warn(f"refused a request: {refusal[1]}")
                 return connection.respond(refusal[0], refusal[1] + "\n")
-            response: Response | None = process_request(connection, request)
-            return response
+            return None if process_request is None else process_request(connection, request)
 
         def add_headers(_: ServerConnection, request: Request, response: Response) -> None:
             if response.status_code == http.HTTPStatus.OK:
@@ -73,14 +94,14 @@ def start_server(address: Address, label: str) -> Any:
         options |= {
             "process_request": check,
             "process_response": add_headers,
-            "create_connection": functools.partial(_Connection, control_of, log),
+            "create_connection": create_connection,
             "logger": websockets_logger,
             "max_size": LARGEST_MESSAGE,
         }
         return original(handler, *place, **options)
 
     # The response to a client's request may be ready only after it has left.
-    warnings.filterwarnings("ignore", r"Queued a \w+ on a closed connection|\[viser\] Dropping upload", UserWarning)
+    warnings.filterwarnings("ignore", r"Queued a \w+ on a closed connection", UserWarning)
     original = websockets.asyncio.server.serve
     websockets.asyncio.server.serve = serve  # type: ignore[misc, assignment]
     try:
@@ -88,18 +109,55 @@ def start_server(address: Address, label: str) -> Any:
             server = viser.ViserServer(address.host, address.port, label=label, verbose=False)
     finally:
         websockets.asyncio.server.serve = original  # type: ignore[misc]
-    error: Exception | None = None
-    if not extended:
-        error = MissingPackageError(f'viser must be version 1.1, got {viser.__version__}: pip install "viser==1.1.*"')
-    elif server.get_port() != address.port:
-        error = ValueError(f"{address.names[1]} must be a free port, got {address.port}, which was just taken")
-    if error is not None:
+    try:
+        if server.get_port() != address.port:
+            raise ValueError(f"{address.names[1]} must be a free port, got {address.port}, which was just taken")
+        bypassed = _bypassed(server, address) if extended else "requests"
+        if bypassed is not None:
+            raise MissingPackageError(
+                f"viser must be a version of which voxelfield can check {bypassed}, got {viser.__version__}: "
+                'pip install "viser==1.1.1"'
+            )
+    except BaseException:
         stop_server(server)
-        raise error
+        raise
     server.get_event_loop().set_exception_handler(
         lambda _, context: log.warn(f"a browser's request failed: {context.get('exception') or context['message']}")
     )
+    log.enabled = True
     return server
+
+
+def _bypassed(server: Any, address: Address) -> str | None:
+    """Tries what no browser may do; returns the name of a check that does not take place, or None."""
+    control = server.gui.add_checkbox("", False)
+    known = control in getattr(server.gui, "_gui_input_handle_from_uuid", {}).values()
+    control.remove()
+    if not known:
+        return "controls"
+
+    def code(message: bytes, **options: Any) -> int | None:
+        """Returns the status with which a connection is refused, or the code with which a message ends it."""
+        try:
+            with contextlib.ExitStack() as stack:
+                stream = stack.enter_context(socket.create_connection((address.reached_at, address.port)))
+                url = address.url.replace("http", "ws", 1)
+                options |= {"subprotocols": [f"viser-v{viser.__version__}"], "open_timeout": _PROBE_SECONDS}
+                connection = stack.enter_context(connect(url, sock=stream, **options))
+                connection.send(message)
+                while True:
+                    connection.recv(timeout=_PROBE_SECONDS)
+        except InvalidStatus as refused:
+            return refused.response.status_code
+        except ConnectionClosed as closed:
+            return None if closed.rcvd is None else closed.rcvd.code
+        except (OSError, websockets.exceptions.WebSocketException):
+            return None
+
+    with quiet():
+        if code(b"", origin="http://another.invalid") != http.HTTPStatus.FORBIDDEN:
+            return "requests"
+        return None if code(b"\xc1") == _POLICY_VIOLATION else "messages"
 
 
 def stop_server(server: Any) -> None:
@@ -122,9 +180,14 @@ def quiet() -> Iterator[None]:
 
 
 class _LogOnce:
-    """Logs each kind of warning once, in one line, so that no client can fill the log."""
+    """Logs each kind of warning once, in one line, so that no client can fill the log.
+
+    Attributes:
+        enabled: Whether anything is logged yet.
+    """
 
     def __init__(self) -> None:
+        self.enabled = False
         self._logged: set[str] = set()
         self._lock = threading.Lock()
 
@@ -133,7 +196,7 @@ class _LogOnce:
         message = clipped(" ".join(message.split()))
         kind = message.partition(", got ")[0]
         with self._lock:
-            if kind in self._logged or len(self._logged) >= _MOST_WARNINGS:
+            if not self.enabled or kind in self._logged or len(self._logged) >= _MOST_WARNINGS:
                 return
             self._logged.add(kind)
         logger.warning("viewer: %s (logged once)", message)
@@ -146,17 +209,22 @@ class _LogOnce:
 
 
 class _Connection(ServerConnection):
-    """A connection whose messages are checked before viser processes them."""
+    """A connection whose messages are counted and checked before viser processes them."""
 
     def __init__(self, control_of: Callable[[str], Any], log: _LogOnce, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._control_of = control_of
         self._log = log
+        self._paid_until = 0.0
 
     async def recv(self, decode: bool | None = None) -> Any:
         """Returns the next valid message, and closes the connection at an invalid one."""
         while True:
             data = await super().recv(decode)
+            now = time.monotonic()
+            # After a pause, a second's worth of messages is read at once.
+            self._paid_until = max(self._paid_until, now - 1) + 1 / MESSAGES_PER_SECOND
+            await asyncio.sleep(max(0.0, self._paid_until - now))
             try:
                 message = validated(data, self._control_of)
             except RefusedMessageError as error:

@@ -12,12 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.grids.boxes import box_tensor
-from voxelfield.rendering.cameras import overview, reference_camera, up_direction
+from voxelfield.rendering.cameras import Cameras, overview, reference_camera, up_direction
 from voxelfield.training.trained_model import TrainedModel
-from voxelfield.viewer.display import SMALLEST_SIDE, Viewpoint, viewpoint_of
-from voxelfield.viewer.painter import content_box, crop_limits
-from voxelfield.viewer.photographs import Photographs
+from voxelfield.viewer.pictures import Viewpoint, content_box, viewpoint_of
 from voxelfield.viewer.worker import PictureRequest, RenderWorker
 
 logger = logging.getLogger(__name__)
@@ -34,37 +31,30 @@ class ViewerState:
         server: viser's server.
         worker: Draws pictures.
         run: The field, or its state at the beginning of a training.
-        photographs: Photographs of the scene.
+        first: Cameras, and the index of the one from which the field is seen first; None without photographs.
 
     Attributes:
         box: (2, 3) the part of space that matters, world units, on the CPU.
         extent: Diagonal of the box, world units.
-        crop_limits: The largest crop box, world units.
         background: (3,) colour behind the scene, on the CPU.
         home: The initial viewpoint: the first photograph, the reference camera, or obliquely above the box.
         up: (3,) the direction that points up in the photographs.
         rows: Largest height of pictures at rest, pixels.
-        photo_of: The photograph that each client has last gone to, by its number.
-        closed: Whether the page is closed.
     """
 
-    def __init__(self, server: Any, worker: RenderWorker, run: TrainedModel, photographs: Photographs) -> None:
+    def __init__(
+        self, server: Any, worker: RenderWorker, run: TrainedModel, first: tuple[Cameras, int] | None = None
+    ) -> None:
         self.server = server
         self.worker = worker
-        self.photographs = photographs
-        self.box = box_tensor(content_box(run), torch.device("cpu"))
+        self.box = content_box(run)
         self.extent = float((self.box[1] - self.box[0]).norm())
-        self.crop_limits = crop_limits(run)
         self.background = run.model.background.cpu()
-        cameras, index = reference_camera(run.model.warp, _OVERVIEW_SIZE, _OVERVIEW_SIZE), 0
-        if len(photographs):
-            cameras, index = photographs.camera(0)
+        size = (_OVERVIEW_SIZE, _OVERVIEW_SIZE)
+        cameras, index = (reference_camera(run.model.warp, *size), 0) if first is None else first
         self.up = torch.tensor([0.0, 0.0, 1.0]) if cameras is None else up_direction(cameras).float().cpu()
-        shown = overview(self.box, _OVERVIEW_SIZE, _OVERVIEW_SIZE) if cameras is None else cameras
-        self.home = viewpoint_of(shown, index)
+        self.home = viewpoint_of(overview(self.box, *size) if cameras is None else cameras, index)
         self.rows = DEFAULT_ROWS
-        self.photo_of: dict[int, int] = {}
-        self.closed = False
         self._lock = threading.RLock()
 
     def callback(self, work: Callable[[Any], None], *, long: bool = False) -> Callable[[Any], None]:
@@ -88,52 +78,47 @@ class ViewerState:
 
         return call
 
-    def distance_ahead(self, viewpoint: Viewpoint) -> float:
-        """Returns the distance from a camera to the point about which dragging rotates it, world units."""
-        c2w = viewpoint.matrix
-        ahead = float(-c2w[:3, 2] @ (self.box.mean(dim=0) - c2w[:3, 3]))
-        return max(ahead, 0.1 * self.extent)
+    def place(self, camera: Any, viewpoint: Viewpoint) -> None:
+        """Gives one of viser's cameras a position, a direction and a field of view."""
+        c2w = viewpoint.matrix.double()
+        position, ahead = c2w[:3, 3].numpy(), -c2w[:3, 2]
+        # Dragging rotates the camera about the point that it looks at.
+        distance = max(float(ahead @ (self.box.double().mean(dim=0) - c2w[:3, 3])), 0.1 * self.extent)
+        camera.position = position
+        camera.look_at = position + distance * ahead.numpy()
+        camera.fov = viewpoint.fov
 
     def move(self, client: Any, viewpoint: Viewpoint) -> None:
         """Moves the camera of a client."""
-        c2w = viewpoint.matrix.double()
-        position = c2w[:3, 3].numpy()
         with client.atomic():
-            client.camera.position = position
-            client.camera.look_at = position - self.distance_ahead(viewpoint) * c2w[:3, 2].numpy()
-            client.camera.wxyz = wxyz_of(c2w)
-            client.camera.fov = viewpoint.fov
+            self.place(client.camera, viewpoint)
+            client.camera.wxyz = wxyz_of(viewpoint.matrix)
         client.flush()
 
-    def go_to_photograph(self, client: Any, number: int) -> None:
-        """Moves the camera of a client to the pose of a photograph, with all of it in view."""
-        self.photo_of[client.client_id] = number
-        self.move(client, viewpoint_of(*self.photographs.camera(number), aspect=client.camera.aspect))
+    def add_frustum(self, name: str, viewpoint: Viewpoint, aspect: float, **options: Any) -> Any:
+        """Draws a camera; returns viser's handle."""
+        return self.server.scene.add_camera_frustum(
+            name,
+            fov=viewpoint.fov,
+            aspect=aspect,
+            thickness=1.5,
+            thickness_units="screen",
+            wxyz=wxyz_of(viewpoint.matrix),
+            position=viewpoint.matrix[:3, 3].numpy(),
+            **options,
+        )
 
     def request(self, client: Any) -> None:
         """Requests the picture for the camera of a client."""
         camera = client.camera
-        viewpoint = viewpoint_of_camera(camera)
         height = min(camera.image_height, self.rows)
-        width = max(SMALLEST_SIDE, round(height * camera.image_width / camera.image_height))
-        photo = self.photo_of.get(client.client_id) if self.worker.display.photo_fraction > 0 else None
-        if photo is not None and not self.photographs.is_taken_from(photo, viewpoint.matrix, self.extent):
-            photo = None
-        self.worker.request(client.client_id, PictureRequest(viewpoint, height, width, photo))
+        width = max(1, round(height * camera.image_width / camera.image_height))
+        self.worker.request(client.client_id, PictureRequest(viewpoint_of_camera(camera), height, width))
 
     def request_all(self) -> None:
         """Requests the pictures of all clients again, after a setting has changed that requests depend on."""
         for client in self.server.get_clients().values():
             self.request(client)
-
-    def is_connected(self, client: Any) -> bool:
-        """Returns whether a client is still connected; callbacks that take long end otherwise."""
-        return not self.closed and client.client_id in self.server.get_clients()
-
-    def disconnect(self, client: Any) -> None:
-        """Forgets a client."""
-        self.photo_of.pop(client.client_id, None)
-        self.worker.disconnect(client.client_id)
 
 
 def viewpoint_of_camera(camera: Any) -> Viewpoint:

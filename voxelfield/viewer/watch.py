@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
 
 from voxelfield.training.config import LoggerConfig
+from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.session import Session
+from voxelfield.training.trained_model import TrainedModel
 from voxelfield.viewer.address import Address, import_viser
-from voxelfield.viewer.live import LiveField
 from voxelfield.viewer.page import ViewerPage
 from voxelfield.viewer.photographs import Photographs
 
@@ -19,7 +24,8 @@ logger = logging.getLogger(__name__)
 class TrainingViewer:
     """Shows a session in a browser while it trains; a failure ends the viewer but not the training.
 
-    To be used as ``Session(scene, on_step=viewer.after_step)``, with :meth:`begin` before and :meth:`end` after.
+    To be used as ``Session(scene, on_step=viewer.after_step)``, with :meth:`begin` before and :meth:`end` after. The
+    training thread copies the field between two steps if the page has requested a copy, and never waits for the page.
 
     Args:
         config: Where the page is served.
@@ -42,24 +48,46 @@ class TrainingViewer:
         # Reported before images are loaded, because the user can correct it.
         import_viser()
         self._address.check()
-        self.live: LiveField | None = None
         self.page: ViewerPage | None = None
+        self._failed = False
+        self._copy_requested = True
+        self._newest: TrainedModel | None = None
+        self._progress = ""
 
     def begin(self, session: Session) -> None:
         """Opens the page."""
         with self._survive():
-            live = LiveField(session, lambda: 0 if self.page is None else len(self.page.server.get_clients()))
             photographs = Photographs.of(session.scene, ("train", "test"), session.cameras)
             name = str(session.output or "RUN")
-            self.page = ViewerPage(self._address, session.result(), name, photographs, live)
+            self._template = session.result()
+            self.page = ViewerPage(self._address, self._template, name, photographs, self.poll, lambda: self._progress)
             self._address.log_urls()
-            self.live = live
 
     def after_step(self, session: Session) -> None:
-        """Copies the field if the page has requested it; waits only while the user has paused training."""
-        if self.live is not None:
+        """Copies the field if the page has requested it; called by the training thread."""
+        if self.page is None or self._failed:
+            return
+        self._progress = f"Step **{session.step}** of {session.config.trainer.steps}"
+        if self._copy_requested:
             with self._survive():
-                self.live.after_step(session)
+                self._copy(session)
+
+    def poll(self) -> TrainedModel | None:
+        """Returns the newest copy of the field, and requests the next; None if there is no newer one.
+
+        Called by the thread that draws; the copy is the caller's.
+        """
+        run, self._newest = self._newest, None
+        self._copy_requested = True
+        if run is None:
+            return None
+        run.field.requires_grad_(False)
+        device = run.model.device
+        run.model.grid.to(copies_dtype(run.trainer.precision, device))
+        if device.type == "cuda":
+            # Training may reuse the memory of the float32 copy from here on.
+            torch.cuda.current_stream(device).synchronize()
+        return run
 
     def end(self) -> None:
         """Closes the page."""
@@ -68,10 +96,17 @@ class TrainingViewer:
                 self.page.close()
             self.page = None
 
+    @torch.no_grad()
+    def _copy(self, session: Session) -> None:
+        field, occupancy = copy.deepcopy((session.field, session.occupancy))
+        model = session.model.around(field, occupancy)
+        self._newest = replace(self._template, steps=session.step, model=model)
+        self._copy_requested = False
+
     @contextlib.contextmanager
     def _survive(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self.live = None
+            self._failed = True
             logger.error("the viewer failed (%s), and training continues without it", error)

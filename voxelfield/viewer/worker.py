@@ -8,16 +8,14 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from voxelfield.training.trained_model import TrainedModel
-from voxelfield.viewer.display import SMALLEST_SIDE, Display, Viewpoint
-from voxelfield.viewer.painter import Painter
-from voxelfield.viewer.photographs import Photographs
+from voxelfield.viewer.pictures import Mode, Painter, Viewpoint
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +24,6 @@ _REST_SECONDS = 0.15
 
 _BAND_SECONDS = 0.06
 """Longest delay before a moving camera cancels a sharp picture."""
-
-_MEDIUM_SECONDS = 1.0
-"""A sharp picture that takes longer is preceded by one of medium size, which takes this long."""
 
 _POLL_SECONDS = 0.02
 
@@ -39,9 +34,9 @@ _MIN_SECONDS_BETWEEN_UPDATES = 0.5
 _SECONDS_AFTER_ERROR = 5.0
 
 _FEWEST_PIXELS = 64 * 64
-# Pictures whose duration is within this factor of the target keep their size, because constant changes flicker.
+
 _DURATION_TOLERANCE = 1.25
-_LARGEST_CHANGE = 3.0
+"""Pictures whose duration is within this factor of the target keep their size, because constant changes flicker."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +47,11 @@ class PictureRequest:
         viewpoint: The camera.
         height: Height of the picture at rest, pixels.
         width: Width of the picture at rest, pixels.
-        photo: Number of the photograph that was taken from there, if any.
     """
 
     viewpoint: Viewpoint
     height: int
     width: int
-    photo: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,37 +76,7 @@ class Detail(IntEnum):
 
     NONE = 0
     COARSE = 1
-    MEDIUM = 2
-    SHARP = 3
-
-
-class ResolutionControl:
-    """Chooses the size of pictures such that each takes a given time."""
-
-    def __init__(self) -> None:
-        self._pixels = float(_FEWEST_PIXELS)
-
-    def size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the height and width of the next picture, at most those given and of the same aspect."""
-        scale = min(1.0, math.sqrt(self._pixels / (height * width)))
-        return max(SMALLEST_SIDE, round(height * scale)), max(SMALLEST_SIDE, round(width * scale))
-
-    def record(self, pixels: int, seconds: float, full_size: int, target: float) -> None:
-        """Records a picture.
-
-        Args:
-            pixels: Number of its pixels.
-            seconds: Its duration.
-            full_size: Number of pixels at full size.
-            target: Desired duration, seconds.
-        """
-        factor = target / max(seconds, 1e-6)
-        if 1 / _DURATION_TOLERANCE < factor < _DURATION_TOLERANCE:
-            return
-        factor = min(max(factor, 1 / _LARGEST_CHANGE), _LARGEST_CHANGE)
-        # Growth is damped, because a part of the duration does not depend on the size.
-        pixels_wanted = pixels * (factor if factor < 1 else math.sqrt(factor))
-        self._pixels = min(max(pixels_wanted, _FEWEST_PIXELS), full_size)
+    SHARP = 2
 
 
 class _Client:
@@ -121,11 +84,24 @@ class _Client:
 
     def __init__(self, client_id: int, request: PictureRequest) -> None:
         self.client_id = client_id
-        self.resolution = ResolutionControl()
+        self._pixels = float(_FEWEST_PIXELS)
         self.change(request)
 
     def change(self, request: PictureRequest) -> None:
         self.request, self.changed, self.detail = request, time.perf_counter(), Detail.NONE
+
+    def size(self) -> tuple[int, int]:
+        """Returns height and width of the next picture while the camera moves."""
+        height, width = self.request.height, self.request.width
+        scale = min(1.0, math.sqrt(self._pixels / (height * width)))
+        return max(1, round(height * scale)), max(1, round(width * scale))
+
+    def record(self, pixels: int, seconds: float, target: float) -> None:
+        """Records how long a picture took, so that the next one takes ``target`` seconds."""
+        factor = target / max(seconds, 1e-6)
+        if not 1 / _DURATION_TOLERANCE < factor < _DURATION_TOLERANCE:
+            full_size = self.request.height * self.request.width
+            self._pixels = min(max(pixels * factor, _FEWEST_PIXELS), full_size)
 
 
 class RenderWorker:
@@ -137,11 +113,9 @@ class RenderWorker:
     Args:
         device: Device of the field.
         deliver: Called by the thread with a client and its picture. Its time counts as part of the picture's.
-        run: A field that does not change.
-        poll: Returns the field if it has changed since the last call, otherwise None; called by the thread. The field
-            is then the worker's alone.
-        photographs: Photographs of the scene.
         frames_per_second: Desired rate while a camera moves.
+        source: A field that does not change; or a function, called by the thread, that returns the field if it has
+            changed since the last call, otherwise None. The field is then the worker's alone.
 
     Attributes:
         frames_per_second: The desired rate, which may be changed at any time.
@@ -151,22 +125,18 @@ class RenderWorker:
         self,
         device: torch.device,
         deliver: Callable[[int, Picture], None],
-        *,
-        run: TrainedModel | None = None,
-        poll: Callable[[], TrainedModel | None] = lambda: None,
-        photographs: Photographs | None = None,
-        frames_per_second: float = 20.0,
+        frames_per_second: float,
+        source: TrainedModel | Callable[[], TrainedModel | None],
     ) -> None:
         self.frames_per_second = frames_per_second
         self._device = device
         self._deliver = deliver
-        self._poll = poll
-        self._photographs = photographs
-        self._display = Display()
+        self._poll = source if callable(source) else None
+        self._mode: Mode = "rgb"
         self._clients: dict[int, _Client] = {}
         self._wake = threading.Condition()
         self._closed = False
-        self._painter = None if run is None else Painter(run, photographs)
+        self._painter = None if callable(source) else Painter(source)
         self._pixels_per_second = 1e5
         self._next_update = 0.0
         self._last_error = ""
@@ -175,15 +145,15 @@ class RenderWorker:
         self._thread.start()
 
     @property
-    def display(self) -> Display:
-        """How all clients see the field; a change is drawn at once."""
-        return self._display
+    def mode(self) -> Mode:
+        """The quantity that all clients see; a change is drawn at once."""
+        return self._mode
 
-    @display.setter
-    def display(self, display: Display) -> None:
+    @mode.setter
+    def mode(self, mode: Mode) -> None:
         with self._wake:
-            if display != self._display:
-                self._display = display
+            if mode != self._mode:
+                self._mode = mode
                 for client in self._clients.values():
                     client.change(client.request)
                 self._wake.notify()
@@ -203,23 +173,6 @@ class RenderWorker:
         with self._wake:
             self._clients.pop(client_id, None)
 
-    def screenshot(self, request: PictureRequest, is_wanted: Callable[[], bool]) -> Tensor | None:
-        """Draws a sharp picture in the calling thread, while clients still get their pictures.
-
-        Args:
-            request: The picture.
-            is_wanted: Called between bands; drawing ends early if it returns False.
-
-        Returns:
-            (H, W, 3) uint8 on the CPU; None if it is no longer wanted, or there is no field yet.
-        """
-        painter = self._painter
-        if painter is None:
-            return None
-        with torch.no_grad(), self._on_own_stream():
-            # A painter of its own, because it is not safe for concurrent use.
-            return self._draw_in_bands(Painter(painter.run), request, self._display, is_wanted)
-
     def close(self, timeout: float = 5.0) -> None:
         """Ends the thread.
 
@@ -232,7 +185,9 @@ class RenderWorker:
         self._thread.join(timeout)
 
     def _loop(self) -> None:
-        with torch.no_grad(), self._on_own_stream():
+        # Separates work on CUDA from that of training, so that neither waits for the other.
+        own_stream = contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        with torch.no_grad(), own_stream:
             while not self._closed:
                 try:
                     self._update()
@@ -241,8 +196,8 @@ class RenderWorker:
                         if client is None or self._painter is None:
                             self._wake.wait(_POLL_SECONDS)
                             continue
-                        request, display = client.request, self._display
-                    self._draw(self._painter, client, request, display)
+                        request, mode = client.request, self._mode
+                    self._draw(self._painter, client, request, mode)
                 except Exception as error:  # a user's field may raise anything
                     self._fail(error)
                     time.sleep(_POLL_SECONDS)
@@ -257,100 +212,72 @@ class RenderWorker:
         )
         return min(waiting, key=lambda client: (client.detail, client.changed), default=None)
 
-    def _draw(self, painter: Painter, client: _Client, request: PictureRequest, display: Display) -> None:
+    def _draw(self, painter: Painter, client: _Client, request: PictureRequest, mode: Mode) -> None:
         """Draws a client's request at the next level of detail."""
         try:
-            detail = self._deliver_next(painter, client, request, display)
+            detail = self._deliver_next(painter, client, request, mode)
         except Exception as error:  # a user's field may raise anything
             self._fail(error)
             detail = Detail.SHARP  # the request is drawn again only after a change
         with self._wake:
-            if client.request == request and self._display == display:
+            if client.request == request and self._mode == mode:
                 client.detail = detail
 
-    def _deliver_next(self, painter: Painter, client: _Client, request: PictureRequest, display: Display) -> Detail:
+    def _deliver_next(self, painter: Painter, client: _Client, request: PictureRequest, mode: Mode) -> Detail:
         """Draws and delivers a picture, and returns the level of detail that has been reached."""
-        started = time.perf_counter()
-        detail, pixels = self._refine(painter, client, request, display)
-        if pixels is None:
-            return client.detail
+        started, sharp = time.perf_counter(), client.detail == Detail.COARSE
+        if sharp:
+            pixels = self._sharp(painter, client, request, mode)
+            if pixels is None:
+                return client.detail
+        else:
+            pixels = painter.picture(request.viewpoint, mode, *client.size())
         drawn = time.perf_counter()
-        self._deliver(client.client_id, Picture(pixels, detail == Detail.SHARP, drawn - started, request))
+        self._deliver(client.client_id, Picture(pixels, sharp, drawn - started, request))
         delivered = time.perf_counter()
-        if detail == Detail.COARSE:
-            count = pixels.shape[0] * pixels.shape[1]
-            target = 1 / self.frames_per_second
-            client.resolution.record(count, delivered - started, request.height * request.width, target)
-            self._pixels_per_second = count / max(drawn - started, 1e-6)
-        elif detail == Detail.SHARP:
+        if sharp:
             pause = (delivered - started) * (1 / _UPDATE_SHARE - 1)
             self._next_update = delivered + max(_MIN_SECONDS_BETWEEN_UPDATES, pause)
-        return detail
+            return Detail.SHARP
+        count = pixels.shape[0] * pixels.shape[1]
+        client.record(count, delivered - started, 1 / self.frames_per_second)
+        self._pixels_per_second = count / max(drawn - started, 1e-6)
+        return Detail.COARSE
 
-    def _refine(
-        self, painter: Painter, client: _Client, request: PictureRequest, display: Display
-    ) -> tuple[Detail, Tensor | None]:
-        """Returns the next level of detail and its picture, or None if it is no longer wanted."""
-        if client.detail == Detail.NONE:
-            height, width = client.resolution.size(request.height, request.width)
-            return Detail.COARSE, painter.picture(request.viewpoint, display, height, width, photo=request.photo)
-
-        def is_wanted() -> bool:
-            with self._wake:
-                moving = any(other.detail == Detail.NONE for other in self._clients.values())
-                connected = client in self._clients.values()
-                changed = client.request != request or self._display != display
-                return connected and not (self._closed or moving or changed)
-
-        detail, share = Detail.SHARP, _MEDIUM_SECONDS * self._pixels_per_second / (request.height * request.width)
-        drawn = request
-        if client.detail == Detail.COARSE and share < 0.5:
-            detail = Detail.MEDIUM
-            height, width = (max(SMALLEST_SIDE, round(side * share**0.5)) for side in (request.height, request.width))
-            drawn = replace(request, height=height, width=width)
-        return detail, self._draw_in_bands(painter, drawn, display, is_wanted)
-
-    def _draw_in_bands(
-        self, painter: Painter, request: PictureRequest, display: Display, is_wanted: Callable[[], bool]
-    ) -> Tensor | None:
-        """Returns a sharp picture, or None if ``is_wanted``, which is called before each band, returns False."""
+    def _sharp(self, painter: Painter, client: _Client, request: PictureRequest, mode: Mode) -> Tensor | None:
+        """Draws a picture of full size in bands; returns None as soon as it is no longer wanted."""
         bands, first = [], 0
         while first < request.height:
-            if not is_wanted():
-                return None
+            with self._wake:
+                moving = any(other.detail == Detail.NONE for other in self._clients.values())
+                changed = client.request != request or self._mode != mode
+                if self._closed or moving or changed or client not in self._clients.values():
+                    return None
             rows = max(8, round(_BAND_SECONDS * self._pixels_per_second / request.width))
             end = first + rows if first + rows <= request.height - 8 else request.height
             started = time.perf_counter()
-            bands.append(
-                painter.picture(
-                    request.viewpoint,
-                    display,
-                    request.height,
-                    request.width,
-                    rows=(first, end),
-                    sharp=True,
-                    photo=request.photo,
-                )
-            )
+            size = (request.height, request.width)
+            bands.append(painter.picture(request.viewpoint, mode, *size, rows=(first, end), sharp=True))
             self._pixels_per_second = (end - first) * request.width / max(time.perf_counter() - started, 1e-6)
             first = end
         return torch.cat(bands)
 
     def _update(self) -> None:
         """Switches to a newer field when due."""
-        if self._painter is not None and (not self._clients or time.perf_counter() < self._next_update):
+        resting = not self._clients or time.perf_counter() < self._next_update
+        if self._poll is None or (self._painter is not None and resting):
             return
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.default_stream(self._device))
         run = self._poll()
         if run is None:
             return
-        painter = Painter(run, self._photographs)
+        painter = Painter(run)
         with self._wake:
             self._painter = painter
             for client in self._clients.values():
                 # The present picture serves as the coarse one.
-                client.detail = min(client.detail, Detail.MEDIUM)
+                client.detail = min(client.detail, Detail.COARSE)
 
     def _fail(self, error: Exception) -> None:
         """Logs an error once, and delays the next update."""
@@ -358,7 +285,3 @@ class RenderWorker:
             logger.error("the viewer cannot draw: %s", error)
         self._last_error = str(error)
         self._next_update = time.perf_counter() + _SECONDS_AFTER_ERROR
-
-    def _on_own_stream(self) -> contextlib.AbstractContextManager[object]:
-        """Separates work on CUDA from that of training, so that neither waits for the other."""
-        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
