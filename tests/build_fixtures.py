@@ -36,6 +36,18 @@ def installed(clone, tmp_path):
 
 
 @pytest.fixture
+def project(clone, tmp_path):
+    """The marked clone with all that packaging needs, to be written to."""
+    root = tmp_path / "project"
+    shutil.copytree(clone, root)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPO / name, root)
+    for name in ("configs", "data/bricks"):
+        shutil.copytree(REPO / name, root / name)
+    return root
+
+
+@pytest.fixture
 def packaged(clone, monkeypatch):
     """Points this process's builder and loader at the clone, with nothing loaded and no other copy installed."""
     monkeypatch.setattr(_library.importlib.metadata, "distributions", lambda **_: [])

@@ -12,6 +12,8 @@ import covering
 import pytest
 import torch
 
+pytest_plugins = ["missing_packages"]
+
 REQUIRE_CUDA = os.environ.get("VOXELFIELD_REQUIRE_CUDA", "") == "1"
 
 

@@ -67,7 +67,12 @@ class Running:
 
         Args:
             timeout: Seconds after which it is killed.
+
+        Raises:
+            subprocess.CalledProcessError: It lacked a package, because of which the test is skipped.
         """
+        from missing_packages import package_needed  # imports pytest, which programs of the server do not
+
         deadline = time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -77,6 +82,8 @@ class Running:
             path.read_text(errors="replace") if path is not None and path.exists() else ""
             for path in (self.out, self.err)
         )
+        if status != 0 and package_needed(stderr or stdout):
+            raise subprocess.CalledProcessError(status, self.arguments, stdout, stderr or stdout)
         return subprocess.CompletedProcess(self.arguments, status, stdout, stderr)
 
 
@@ -160,15 +167,19 @@ def _main() -> None:
     for name in PRELOADED:
         with suppress(ModuleNotFoundError):
             importlib.import_module(name)
+    statuses: dict[int, int] = {}  # the system tells each only once
     for line in iter(sys.stdin.readline, ""):
         request = json.loads(line)
         if "poll" in request:
-            ended, status = os.waitpid(request["poll"], os.WNOHANG)
-            print(json.dumps(os.waitstatus_to_exitcode(status) if ended else None), flush=True)
+            number = request["poll"]
+            if number not in statuses and (ended := os.waitpid(number, os.WNOHANG))[0]:
+                statuses[number] = os.waitstatus_to_exitcode(ended[1])
+            print(json.dumps(statuses.get(number)), flush=True)
             continue
         child = os.fork()
         if child == 0:
             _run(request)
+        statuses.pop(child, None)  # of an earlier process with this number
         print(child, flush=True)
 
 

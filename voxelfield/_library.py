@@ -6,6 +6,7 @@ This happens at the first use of an op, not when voxelfield is imported.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import logging
 import os
 import subprocess
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import url2pathname
 
 import torch
 from filelock import AcquireReturnProxy, FileLock, Timeout
@@ -119,6 +121,10 @@ def _folders() -> Iterator[Path]:
     # A clone's own voxelfield/ may shadow an installed package that has binaries: those serve if the sources agree.
     for distribution in importlib.metadata.distributions(name="voxelfield"):
         yield Path(str(distribution.locate_file("voxelfield")))
+        # An editable install leaves its binaries in the tree that it was made from.
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable"):
+            yield Path(url2pathname(origin["url"].removeprefix("file:")), "voxelfield")
     # The cache comes last, because computing its path with torch takes longer than everything else here.
     cache = compiling.cache_directory()
     if cache.is_dir():
@@ -138,7 +144,7 @@ class _Misfit(NamedTuple):
 
 
 def _find(name: str) -> tuple[Path | None, list[_Misfit]]:
-    """Searches the package's folder, an installed copy and the build cache for a module that fits.
+    """Searches the package's folder, an installed copy, its source tree if editable, and the cache for one that fits.
 
     Returns:
         The first module that fits, or None, and why those before it do not.

@@ -252,3 +252,22 @@ def test_a_clone_without_binaries_uses_those_of_an_install_with_the_same_sources
     assert loaded_from(done) == installed / "voxelfield" / cpu_half.name
     assert f"file {clone}" in done.stdout, "the clone does not come first: the test shows nothing"
     assert_nothing_was_built(done)
+
+
+@pytest.mark.sweep
+def test_a_clone_and_any_other_folder_use_the_binaries_of_an_editable_install(project, kept_objects, clone, tmp_path):
+    prefix, cache = tmp_path / "prefix", tmp_path / "cache"
+    reusing = compiler(tmp_path / "tools", reuse(kept_objects))
+    env = environment(tmp_path, cache, CXX=reusing, VOXELFIELD_CUDA="0")
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed", "--prefix", str(prefix)]
+    succeeded(run_python("-m", "pip", "install", *options, "--editable", str(project), cwd=tmp_path, env=env))
+    module = project / "voxelfield" / "_C.abi3.so"
+    (site,) = prefix.glob("lib*/python*/site-packages")
+    env = environment(site, cache, CXX=NO_COMPILER)
+    # Only site.addsitedir reads the file with which pip makes a tree importable.
+    code = f"import site; site.addsitedir({str(site)!r})\n{USE}import voxelfield\nprint('file', voxelfield.__file__)\n"
+    for folder, origin in ((tmp_path, project), (clone, clone)):
+        done = run_python("-c", code, cwd=folder, env=env)
+        assert loaded_from(done) == module
+        assert f"file {origin}{os.sep}" in done.stdout, "another copy was imported: the test shows nothing"
+        assert_nothing_was_built(done)

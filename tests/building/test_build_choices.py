@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import logging
 import os
 import re
@@ -200,6 +202,25 @@ def test_stale_and_foreign_modules_are_passed_over(tmp_path, monkeypatch):
         assert misfit.startswith(f"{folder / name} was compiled from other sources than ")
     fitting = forge(folder / "_C.abi3.so", sources.source_digest())
     assert _library._find("_C")[0] == fitting
+
+
+@pytest.mark.usefixtures("packaged")
+@pytest.mark.parametrize("editable", [True, False])
+def test_the_tree_of_an_editable_install_is_searched_and_that_of_a_copy_is_not(tmp_path, monkeypatch, editable):
+    site, tree = tmp_path / "site", tmp_path / "a tree"
+    information = site / "voxelfield-0.1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: voxelfield\nVersion: 0.1.0\n")
+    record = {"url": tree.as_uri(), "dir_info": {"editable": True} if editable else {}}
+    (information / "direct_url.json").write_text(json.dumps(record))
+    discover = importlib.metadata.Distribution.discover
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: discover(name=name, path=[str(site)]))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    module = forge(tree / "voxelfield" / "_C.abi3.so", sources.source_digest())
+    assert _library._find("_C")[0] == (module if editable else None)
+    if editable:
+        forge(module, "0123456789abcdef")
+        assert _library._find("_C")[0] is None, "its sources are others by now"
 
 
 # --- GPU architectures ----------------------------------------------------------------------------------------------

@@ -307,8 +307,8 @@ def test_bench_compares_with_grid_sample(device, capsys: pytest.CaptureFixture[s
 
 
 @pytest.fixture(scope="module")
-def without_packages_for_training() -> dict[str, tuple[int, str]]:
-    """Exit status and complaints of commands, by their verb, in one process that has no package for training."""
+def without_packages_for_training() -> dict[str, tuple[int, str, str]]:
+    """Exit status, complaints and output of commands, by their verb, in one process that has no optional package."""
     commands = [
         ("train", "scene=bricks"),
         ("eval", "run"),
@@ -320,16 +320,21 @@ def without_packages_for_training() -> dict[str, tuple[int, str]]:
         ("doctor",),
     ]
     script = (
-        "import contextlib, io, json, sys\n"
+        "import contextlib, importlib.metadata, io, json, sys\n"
         f"for name in {sorted(TRAINING_PACKAGES.keys() - {'numpy'})!r}:\n"
         "    sys.modules[name] = None\n"
+        "def version(name, found=importlib.metadata.version):\n"
+        f"    if name in {sorted(doctor.EXTRAS)!r}:\n"
+        "        raise importlib.metadata.PackageNotFoundError(name)\n"
+        "    return found(name)\n"
+        "importlib.metadata.version = version\n"
         "from voxelfield.cli.command import main\n"
         "found = {}\n"
         f"for arguments in {commands!r}:\n"
         "    out, err = io.StringIO(), io.StringIO()\n"
         "    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):\n"
         "        status = main(arguments)\n"
-        "    found[arguments[0]] = status, err.getvalue()\n"
+        "    found[arguments[0]] = status, err.getvalue(), out.getvalue()\n"
         "print(json.dumps(found))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -340,8 +345,16 @@ def without_packages_for_training() -> dict[str, tuple[int, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["bench", "doctor"])
 def test_verbs_that_train_nothing_need_no_package_for_training(without_packages_for_training, verb: str) -> None:
-    status, complaints = without_packages_for_training[verb]
-    assert status == 0, complaints
+    status, *told = without_packages_for_training[verb]
+    assert status == 0, told
+
+
+def test_doctor_names_each_optional_package_that_is_not_installed_and_its_extra(without_packages_for_training) -> None:
+    *_, told = without_packages_for_training["doctor"]
+    lines = told.splitlines()
+    for name, extra in doctor.EXTRAS.items():
+        assert f'{name:22} optional, not installed: pip install "voxelfield[{extra}]"' in lines
+    assert lines[-1] == "all checks passed"
 
 
 @pytest.mark.slow
@@ -349,7 +362,7 @@ def test_verbs_that_train_nothing_need_no_package_for_training(without_packages_
 def test_what_training_needs_is_told_in_one_line_where_it_is_not_installed(
     without_packages_for_training, verb: str
 ) -> None:
-    status, complaints = without_packages_for_training[verb]
+    status, complaints, _ = without_packages_for_training[verb]
     assert status == 2
     wanted = rf'[a-z0-9-]+ must be installed for `voxelfield {verb}`: pip install "voxelfield\[train\]"\n'
     assert re.fullmatch(wanted, complaints)
@@ -378,10 +391,17 @@ def test_a_module_of_no_such_package_is_a_fault_and_stays_one(monkeypatch, modul
         main(["doctor"])
 
 
-def test_packages_for_training_are_those_of_the_extra() -> None:
+def test_optional_packages_are_those_of_the_extras_for_users() -> None:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
-    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["train"]
-    assert {re.match(r"[a-z0-9-]+", wanted)[0] for wanted in extra} == set(TRAINING_PACKAGES.values())
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name in ("test", "fuzz", "benchmarks", "docs", "dev"):
+        extras.pop(name)
+    assert {
+        (re.match(r"[\w-]+", wanted)[0], extra)
+        for extra, packages in extras.items()
+        for wanted in packages
+        if wanted != "voxelfield[train]"
+    } == set(doctor.EXTRAS.items())
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

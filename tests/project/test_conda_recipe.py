@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 yaml = pytest.importorskip("yaml")
 
-RECIPE = Path(__file__).parents[2] / "packaging" / "conda" / "recipe.yaml"
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "packaging" / "conda" / "recipe.yaml"
 # Names of PyPI to those of conda-forge; what an extra of a package brings is a package there.
 RENAMED = {"torch": ["pytorch"], "matplotlib": ["matplotlib-base"], "pooch[progress]": ["pooch"]}
 
 
-def required_by_project() -> dict[str, str]:
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def required_by(project: dict[str, Any]) -> dict[str, str]:
     """Returns the packages that voxelfield[train] needs, with their versions."""
     required = {}
-    for line in importlib.metadata.requires("voxelfield"):
-        name, version = re.match(r"([\w-]+(?:\[\w+\])?)([^;\[]*)", line).groups()
-        extra = re.search(r"extra == .(\w+)", line)
-        if extra is None or extra[1] == "train":
-            first, *others = RENAMED.get(name, [name])
-            required |= {first: version.strip()} | dict.fromkeys(others, "")
+    for line in [*project["dependencies"], *project["optional-dependencies"]["train"]]:
+        name, version = re.fullmatch(r"([\w-]+(?:\[\w+\])?)(.*)", line).groups()
+        first, *others = RENAMED.get(name, [name])
+        required |= {first: version} | dict.fromkeys(others, "")
     return required
 
 
-def test_the_recipe_is_that_of_this_version():
+def test_the_recipe_is_that_of_this_version(project):
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
-    assert recipe["context"]["version"] == importlib.metadata.version("voxelfield")
+    assert recipe["context"]["version"] == project["version"]
     requirements = [line.split(" ") for line in recipe["requirements"]["run"]]
     run = {name: "".join(version) for name, *version in requirements}
-    assert run.pop("python") == importlib.metadata.metadata("voxelfield")["Requires-Python"]
+    assert run.pop("python") == project["requires-python"]
     run.pop("python-abi3")  # conda's own, for modules that serve several Pythons
-    assert run == required_by_project()
+    assert run == required_by(project)

@@ -72,6 +72,7 @@ def test_no_package_imports_one_that_imports_it(graph):
 
 @pytest.mark.slow
 def test_a_session_whose_settings_are_all_given_needs_no_hydra():
+    pytest.importorskip("omegaconf")
     program = """
 import sys
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-import shutil
 import subprocess
 import tarfile
 import zipfile
@@ -14,7 +13,6 @@ import pytest
 import setuptools
 from build_testing import (
     NO_COMPILER,
-    REPO,
     USE,
     assert_nothing_was_built,
     digest_of,
@@ -58,18 +56,6 @@ def packed_sources(project: Path) -> set[str]:
 def content_of(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if ".dist-info/" not in name and not name.endswith("/")}
-
-
-@pytest.fixture
-def project(clone, tmp_path):
-    """The marked clone with all that packaging needs, to be written to."""
-    root = tmp_path / "project"
-    shutil.copytree(clone, root)
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(REPO / name, root)
-    for name in ("configs", "data/bricks"):
-        shutil.copytree(REPO / name, root / name)
-    return root
 
 
 @pytest.fixture

@@ -216,7 +216,7 @@ def test_a_directory_that_becomes_read_only_keeps_what_it_has(tmp_path):
     directory = tmp_path / "run"
     running = start(*COMMAND, "trainer.steps=1000000", f"hydra.run.dir={directory}", merged=True)
     while not list(directory.glob("checkpoint_*.pt")):
-        assert running.poll() is None
+        assert running.poll() is None, finish(running)
     # What is open already, as the log is, would keep the file system itself from becoming read-only.
     mounted = subprocess.run(["mount", "--bind", str(directory), str(directory)], capture_output=True, check=False)
     try:

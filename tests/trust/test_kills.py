@@ -178,13 +178,13 @@ def test_a_run_whose_directory_goes_away_creates_it_again(tmp_path, how):
     command = ("trainer.steps=1000000", "trainer.checkpoint_every=10", directory_of(directory))
     running = start(*command, merged=True)
     while not list(directory.glob("checkpoint_*.pt")):
-        assert running.poll() is None
+        assert running.poll() is None, finish(running)
     if how == "moved":
         directory.rename(tmp_path / "elsewhere")
     else:
         shutil.rmtree(directory)
     while not list(directory.glob("checkpoint_*.pt")):
-        assert running.poll() is None
+        assert running.poll() is None, finish(running)
     running.send_signal(signal.SIGTERM)
     status, text, _ = finish(running)
     assert status == 130, text

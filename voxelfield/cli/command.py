@@ -24,7 +24,7 @@ VERBS = {
     "download": "fetch a public scene",
     "process": "find the poses of photographs or of a video's frames",
     "inspect": "draw a scene's cameras, box and images, and warn of common problems",
-    "doctor": "check this machine: versions, compilers, GPUs and compiled kernels",
+    "doctor": "check this machine: versions, compilers, GPUs, compiled kernels and optional packages",
     "build": "compile the extension now instead of on first use",
     "bench": "time the sampling op against torch's grid_sample",
 }

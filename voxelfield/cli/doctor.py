@@ -1,4 +1,4 @@
-"""Check this machine: versions, compilers, GPUs and their limits, and the compiled kernels."""
+"""Check this machine: versions, compilers, GPUs and their limits, compiled kernels and optional packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from voxelfield import __version__, _build, _library, ops
-from voxelfield.cli.command import HOW_TO_INSTALL, TRAINING_PACKAGES
+from voxelfield.cli.command import TRAINING_PACKAGES
 
 # Variables of others by which the extension is compiled; voxelfield's own are known by their prefix.
 _BUILD_VARIABLES = (
@@ -25,6 +25,17 @@ _BUILD_VARIABLES = (
     "NVCC_APPEND_FLAGS",
 )
 
+EXTRAS = dict.fromkeys(TRAINING_PACKAGES.values(), "train") | {
+    "pycolmap": "colmap",
+    **dict.fromkeys(("scikit-image", "trimesh", "fast-simplification", "xatlas"), "mesh"),
+    "viser": "viewer",
+    "OpenEXR": "exr",
+    **dict.fromkeys(("hydra-joblib-launcher", "joblib"), "sweep"),
+    "nerfbaselines": "nerfbaselines",
+    "torchmetrics": "lpips",
+}
+"""Optional packages -> the extra of voxelfield that installs them."""
+
 
 class DoctorError(RuntimeError):
     """A required component does not work; the message names the remedy."""
@@ -36,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the results of all checks; returns 1 after the first that fails."""
-    for check in (versions, packaged_kernels, compilers, gpus, cpu_kernels, cuda_kernels, training):
+    for check in (versions, packaged_kernels, compilers, gpus, cpu_kernels, cuda_kernels, optional_packages):
         try:
             for name, found in check():
                 print(f"{name:22} {found}")  # noqa: T201
@@ -121,13 +132,10 @@ def _kernels(module: str, *devices: str) -> Iterator[tuple[str, str]]:
     yield f"{module} compiled from", str(_build.sources.read_stamp(_library.loaded_modules()[module]))
 
 
-def training() -> Iterator[tuple[str, str]]:
-    """Looks for the packages that training needs."""
-    absent = []
-    for name in dict.fromkeys(TRAINING_PACKAGES.values()):
+def optional_packages() -> Iterator[tuple[str, str]]:
+    """Names the packages of all extras; the ops and the fields need none of them."""
+    for name, extra in EXTRAS.items():
         try:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            absent.append(name)
-    if absent:
-        raise DoctorError(f"{', '.join(absent)} must be installed for training: {HOW_TO_INSTALL}")
+            yield name, f'optional, not installed: pip install "voxelfield[{extra}]"'

@@ -1,0 +1,84 @@
+"""Skips what needs a package that is not installed: a file that imports one, or a single test that does.
+
+Only the packages below count, and only if this machine lacks them as the tests begin. Everything else that cannot be
+imported is an error: a module of voxelfield, a misspelt name, a package that is installed but broken.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+# The first part of what an import names. tests/project/test_missing_packages.py finds one that is not listed.
+# fmt: off
+OPTIONAL = (
+    "antlr4", "atheris", "av", "drjit", "fast_simplification", "griffe", "hydra", "hydra_plugins", "hypothesis",
+    "ipykernel", "jinja2", "markdown", "markupsafe", "matplotlib", "mitsuba", "mkdocs", "msgspec", "nbclient",
+    "nbformat", "nerfbaselines", "numpy", "omegaconf", "OpenEXR", "PIL", "plyfile", "pooch", "pycolmap", "rich",
+    "safetensors", "scipy", "selenium", "skimage", "tensorboard", "torchmetrics", "tqdm", "trimesh", "viser",
+    "websockets", "xatlas", "yaml", "zstandard",
+)
+# fmt: on
+
+
+def is_installed(package: str) -> bool:
+    """Whether a top-level package has files; folders that an uninstalled one has left behind do not count."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+# Tests hide packages that are installed, so that this must be known before the first runs.
+MISSING = frozenset(package for package in OPTIONAL if not is_installed(package))
+
+
+# How a program ends that lacks a package: one of Python, and the command voxelfield.
+_NEEDS = re.compile(r"ModuleNotFoundError: No module named '(\w+)|([\w.-]+) must be installed (?:for|to) ")
+
+
+def package_needed(complaints: str) -> str | None:
+    """Returns the missing package that the last line of a message or of a program's complaints names."""
+    found = _NEEDS.match(complaints.rstrip().rpartition("\n")[2])
+    if found is None or (found[1] and found[1] not in MISSING):
+        return None
+    return found[1] or (None if any(metadata.distributions(name=found[2])) else found[2])
+
+
+def missing_package(error: BaseException | None) -> str | None:
+    """Returns the missing package that made an import or a program fail; None if an error has another cause."""
+    while error is not None:
+        if isinstance(error, ImportError):
+            package = (error.name or "").partition(".")[0]
+            return package if package in MISSING else package_needed(str(error)) or missing_package(error.__cause__)
+        if isinstance(error, subprocess.CalledProcessError):
+            return package_needed(error.stderr or "")
+        error = error.__cause__
+    return None
+
+
+def _skip(report: pytest.CollectReport | pytest.TestReport, path: Path, error: BaseException) -> None:
+    package = missing_package(error)
+    if report.failed and package is not None:
+        report.outcome = "skipped"
+        report.longrepr = (str(path), None, f"Skipped: {package} is not installed")
+
+
+def pytest_exception_interact(
+    node: pytest.Item | pytest.Collector, call: pytest.CallInfo, report: pytest.CollectReport | pytest.TestReport
+) -> None:
+    """Turns the error of a file that cannot be collected, or of a folder's conftest.py, into a skip."""
+    if isinstance(report, pytest.CollectReport):
+        _skip(report, node.path, call.excinfo.value)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    """Turns the failure of a test, or of a fixture, into a skip."""
+    report = yield
+    if call.excinfo is not None:
+        _skip(report, item.path, call.excinfo.value)
+    return report
