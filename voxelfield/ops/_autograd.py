@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -122,28 +123,22 @@ def last_derivative(op: str, refusal: str) -> type[Function]:
     return LastDerivative
 
 
-def _raise_versions(name: str) -> None:
-    """Makes a raw op raise the version counters of the tensors that it writes according to its schema, if any.
+def _run_and_raise_versions(op: Callable[..., Any], places: list[int], *args: Any) -> Any:
+    """Runs a raw op, and raises the version counters of the arguments at ``places``, as torch does for its own ops.
 
-    Torch does so for its own ops only. Without it, autograd would compute wrong gradients in silence from saved tensors
-    that the op has overwritten.
+    Otherwise autograd would compute wrong gradients in silence from tensors that an op has overwritten since.
     """
-    op = getattr(torch.ops.voxelfield, name).default
-    arguments = enumerate(op._schema.arguments)
-    places = [place for place, argument in arguments if argument.alias_info and argument.alias_info.is_write]
-
-    def kernel(*args: Any) -> Any:
-        with below_autograd():
-            result = op(*args)
-        written = [x for place in places for x in (args[place] if isinstance(args[place], list) else [args[place]])]
-        torch.autograd.graph.increment_version([x for x in written if x is not None])
-        return result
-
-    if places:
-        _fragment.impl(name, kernel, "ADInplaceOrView")
+    with below_autograd():
+        result = op(*args)
+    written = [x for place in places for x in (args[place] if isinstance(args[place], list) else [args[place]])]
+    torch.autograd.graph.increment_version([x for x in written if x is not None])
+    return result
 
 
 @_library.when_loaded
 def _register() -> None:
-    for op in raw_ops():
-        _raise_versions(op)
+    for name in raw_ops():
+        op = getattr(torch.ops.voxelfield, name).default
+        written = [i for i, x in enumerate(op._schema.arguments) if x.alias_info and x.alias_info.is_write]
+        if written:
+            _fragment.impl(name, partial(_run_and_raise_versions, op, written), "ADInplaceOrView")

@@ -37,8 +37,7 @@ def importance_sample(
         t_starts: (M,) float32 or float64, distances at which the intervals of all rays begin, packed by ray, near to
             far, without overlap; (R, S) without ``ray_offsets``. Of samples ``t - dt / 2``, of (R, S + 1) edges
             ``edges[:, :-1]``.
-        t_ends: The shape and dtype of ``t_starts``, distances at which the intervals end. Those that are not finite
-            change no other ray.
+        t_ends: The shape and dtype of ``t_starts``, distances at which the intervals end.
         weights: The shape of ``t_starts``, float32, float64, float16 or bfloat16; need not sum to 1. A weight that is
             not positive and finite counts as zero.
         count: Number N of distances to draw on each ray, at least 0.

@@ -121,13 +121,11 @@ def render_grid(
     if density is not None and grid.requires_grad and torch.is_grad_enabled():
         raise ValueError("density must be None where grid requires a gradient: it would receive none")
     rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
-    origins, directions, near, far, offset = hold_constant("render_grid", **rays)
-    fixed = {"aabb_occupancy": aabb_occupancy, "aabb_grid": aabb_grid, "density": density}
-    aabb_occupancy, aabb_grid, density = hold_constant("render_grid", **fixed)
+    fixed = {"aabb_occupancy": aabb_occupancy, "density": density, "aabb_grid": aabb_grid}
+    *walk, aabb_occupancy, density, aabb_grid = hold_constant("render_grid", **rays, **fixed)
     _library.ensure_loaded(origins.device.type)
-    walk = (origins, directions, near, far, offset, *cells, aabb_occupancy)
     numbers = (step, degree, density_scale, density_shift, min_transmittance, min_weight)
-    arguments = (*walk, grid, density, aabb_grid, *numbers)
+    arguments = (*walk, *cells, aabb_occupancy, grid, density, aabb_grid, *numbers)
     if traces_ops():
         return RenderedRays(*torch.ops.voxelfield.render_grid.default(*arguments))
     return RenderedRays(*_RenderGrid.apply(*unwrap_dead_wrappers(arguments)))
