@@ -142,7 +142,7 @@ def test_the_report_tells_of_the_run(finished):
     assert f"<dd>{metrics['psnr']:.2f} <small>dB</small></dd>" in text
     worst = min(metrics["per_view"], key=lambda row: row["psnr"])
     assert f"<h3>1. {worst['name']} " in text
-    titles = re.findall(r"<figcaption>([^<]+?)(?: <span>|</figcaption>)", text)
+    titles = re.findall(r"<figure>\n<h3>([^<]+?)(?: <span>|</h3>)", text)
     assert titles[:3] == ["PSNR", "Loss terms, weighted", "Rays per second"]
     assert metrics["environment"]["torch"] == torch.__version__
     assert {"parameters", "samples"} <= set(metrics["estimated_gib"])
