@@ -127,7 +127,7 @@ def test_a_run_goes_on_after_ctrl_c(tmp_path, captures, overrides, chosen):
         pytest.param(("scene={room}",), "none", None, id="photographs"),
         pytest.param(("scene={sky}",), "map", None, id="photographs with a sky"),
         # Its stages are shares of the steps.
-        pytest.param(("scene=bricks", "camera=refine"), "none", 1500, id="refine"),
+        pytest.param(("scene=bricks", "camera=refine"), "none", 40, id="refine"),
         pytest.param(("scene={room}", "camera=adjust", "camera.test_steps=0"), "none", None, id="adjust"),
     ],
 )
