@@ -36,8 +36,11 @@ def is_installed(package: str) -> bool:
 MISSING = frozenset(package for package in OPTIONAL if not is_installed(package))
 
 
-# How a program ends that lacks a package: one of Python, and the command voxelfield.
-_NEEDS = re.compile(r"ModuleNotFoundError: No module named '(\w+)|([\w.-]+) must be installed (?:for|to) ")
+# How a program says that it lacks a package: one of Python, and the command voxelfield, on a line or in a log.
+_NEEDS = re.compile(
+    r"(?:\[.*\]\[ERROR\] - |ERROR +\S+ )?"
+    r"(?:ModuleNotFoundError: No module named '(\w+)|([\w.-]+) must be installed (?:for|to) )"
+)
 
 
 def package_needed(complaints: str) -> str | None:
@@ -60,8 +63,19 @@ def missing_package(error: BaseException | None) -> str | None:
     return None
 
 
-def _skip(report: pytest.CollectReport | pytest.TestReport, path: Path, error: BaseException) -> None:
-    package = missing_package(error)
+def check_packages(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """Returns a program that has ended.
+
+    Raises:
+        subprocess.CalledProcessError: It lacked a package, because of which the test is skipped.
+    """
+    complaints = done.stderr or done.stdout
+    if done.returncode != 0 and package_needed(complaints):
+        raise subprocess.CalledProcessError(done.returncode, done.args, done.stdout, complaints)
+    return done
+
+
+def _skip(report: pytest.CollectReport | pytest.TestReport, path: Path, package: str | None) -> None:
     if report.failed and package is not None:
         report.outcome = "skipped"
         report.longrepr = (str(path), None, f"Skipped: {package} is not installed")
@@ -72,13 +86,14 @@ def pytest_exception_interact(
 ) -> None:
     """Turns the error of a file that cannot be collected, or of a folder's conftest.py, into a skip."""
     if isinstance(report, pytest.CollectReport):
-        _skip(report, node.path, call.excinfo.value)
+        _skip(report, node.path, missing_package(call.excinfo.value))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
-    """Turns the failure of a test, or of a fixture, into a skip."""
+    """Turns the failure of a test or of a fixture into a skip: an exception, or a refusal that was its last output."""
     report = yield
     if call.excinfo is not None:
-        _skip(report, item.path, call.excinfo.value)
+        package = missing_package(call.excinfo.value)
+        _skip(report, item.path, package or package_needed(report.caplog) or package_needed(report.capstderr))
     return report

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from missing_packages import check_packages
 from short_runs import ROOT, TINY
 
 TRAIN = (sys.executable, "train.py")
@@ -52,6 +53,7 @@ class Group:
     def finish(self, within: float = 300) -> tuple[int, str, str]:
         """Returns exit status, standard output and standard error stream."""
         out, err = self.launcher.communicate(timeout=within)
+        check_packages(subprocess.CompletedProcess(self.launcher.args, self.launcher.returncode, out, err))
         return self.launcher.returncode, out, err
 
     def workers(self) -> list[int]:
@@ -63,7 +65,7 @@ class Group:
         """Waits for a condition while the run goes on."""
         deadline = time.monotonic() + 300
         while not condition():
-            assert self.launcher.poll() is None, self.launcher.communicate()
+            assert self.launcher.poll() is None, self.finish()
             assert time.monotonic() < deadline
             time.sleep(0.05)
 

@@ -71,7 +71,7 @@ class Running:
         Raises:
             subprocess.CalledProcessError: It lacked a package, because of which the test is skipped.
         """
-        from missing_packages import package_needed  # imports pytest, which programs of the server do not
+        from missing_packages import check_packages  # imports pytest, which programs of the server do not
 
         deadline = time.monotonic() + timeout
         while (status := self.poll()) is None:
@@ -82,9 +82,7 @@ class Running:
             path.read_text(errors="replace") if path is not None and path.exists() else ""
             for path in (self.out, self.err)
         )
-        if status != 0 and package_needed(stderr or stdout):
-            raise subprocess.CalledProcessError(status, self.arguments, stdout, stderr or stdout)
-        return subprocess.CompletedProcess(self.arguments, status, stdout, stderr)
+        return check_packages(subprocess.CompletedProcess(self.arguments, status, stdout, stderr))
 
 
 class WarmPython:

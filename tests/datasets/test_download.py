@@ -291,8 +291,9 @@ def test_unknown_scene(tmp_path):
 
 def test_pooch_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pooch", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install \"voxelfield\[train\]\""):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install \"voxelfield\[train\]\"") as caught:
         download("toy", tmp_path, ["http://127.0.0.1:9/toy.zip"], manifest=manifest())
+    assert caught.value.name == "pooch"
 
 
 def test_lego_manifest():

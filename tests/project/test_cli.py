@@ -307,7 +307,7 @@ def test_bench_compares_with_grid_sample(device, capsys: pytest.CaptureFixture[s
 
 
 @pytest.fixture(scope="module")
-def without_packages_for_training() -> dict[str, tuple[int, str, str]]:
+def without_packages_for_training(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
     """Exit status, complaints and output of commands, by their verb, in one process that has no optional package."""
     commands = [
         ("train", "scene=bricks"),
@@ -316,6 +316,7 @@ def without_packages_for_training() -> dict[str, tuple[int, str, str]]:
         ("export", "run", "--mesh", "a.ply"),
         ("process", "in", "-o", "out"),
         ("inspect", "in"),
+        ("download", "lego", "--root", str(tmp_path_factory.mktemp("scenes")), "--url", "http://127.0.0.1:9/toy.zip"),
         ("bench", "--resolution", "9", "--points", "50"),
         ("doctor",),
     ]
@@ -349,6 +350,7 @@ def test_verbs_that_train_nothing_need_no_package_for_training(without_packages_
     assert status == 0, told
 
 
+@pytest.mark.slow
 def test_doctor_names_each_optional_package_that_is_not_installed_and_its_extra(without_packages_for_training) -> None:
     *_, told = without_packages_for_training["doctor"]
     lines = told.splitlines()
@@ -366,6 +368,14 @@ def test_what_training_needs_is_told_in_one_line_where_it_is_not_installed(
     assert status == 2
     wanted = rf'[a-z0-9-]+ must be installed for `voxelfield {verb}`: pip install "voxelfield\[train\]"\n'
     assert re.fullmatch(wanted, complaints)
+
+
+@pytest.mark.slow
+def test_a_download_without_its_package_ends_with_that_line(without_packages_for_training) -> None:
+    status, complaints, _ = without_packages_for_training["download"]
+    assert status == 2, complaints
+    told = complaints.splitlines()[-1]
+    assert told == 'pooch must be installed for `voxelfield download`: pip install "voxelfield[train]"'
 
 
 @pytest.mark.parametrize(

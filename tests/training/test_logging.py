@@ -5,6 +5,7 @@ import builtins
 import pytest
 import torch
 
+from voxelfield.installed import MissingPackageError
 from voxelfield.training.logs.logging import (
     NullLogger,
     RunLogger,
@@ -97,7 +98,8 @@ def test_missing_tensorboard_names_the_ways_out(tmp_path, monkeypatch):
         return real_import(name, *arguments, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", without_tensorboard)
-    with pytest.raises(ImportError, match=r"pip install 'voxelfield\[train\]', or choose logger=none"):
+    wanted = r'tensorboard must be installed .*, unless logger=none: pip install "voxelfield\[train\]"'
+    with pytest.raises(MissingPackageError, match=wanted):
         TensorBoardLogger(tmp_path)
 
 

@@ -138,7 +138,7 @@ def _import_pooch() -> Any:
     try:
         import pooch
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError('downloads need pooch: pip install "voxelfield[train]"') from error
+        raise ModuleNotFoundError('pooch must be installed: pip install "voxelfield[train]"', name="pooch") from error
     return pooch
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.pixels import to_uint8
 
 _log = logging.getLogger(__name__)
@@ -117,15 +118,15 @@ class TensorBoardLogger:
             repeated. TensorBoard then hides the records of later steps. None hides nothing.
 
     Raises:
-        ImportError: TensorBoard is not installed.
+        MissingPackageError: TensorBoard is not installed.
     """
 
     def __init__(self, directory: Path, first_step: int | None = None) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ImportError(
-                "TensorBoardLogger needs tensorboard: pip install 'voxelfield[train]', or choose logger=none"
+            raise MissingPackageError(
+                'tensorboard must be installed to record a run, unless logger=none: pip install "voxelfield[train]"'
             ) from error
         # The records of the step from which training resumes were made before its checkpoint, and stay visible.
         earlier = set(directory.glob(EVENTS))
