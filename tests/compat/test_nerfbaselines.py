@@ -60,6 +60,7 @@ def dataset(example):
     return example.dataset_of(example.load_scene("bricks", image_size=25), "train")
 
 
+@pytest.mark.slow
 def test_the_example_learns(example):
     assert example.main(["--steps", "40", "--image-size", "25"]) > 12
 

@@ -284,6 +284,7 @@ def wait_for_checkpoint(process: subprocess.Popen, directory: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path):
     directory = tmp_path / "first"
     options = ("trainer.evaluation.save_images=false", "trainer.preview_every=0", "logger=none")
