@@ -59,7 +59,7 @@ def captures(tmp_path_factory):
 def wait_for_checkpoint(process: Running, directory: Path) -> None:
     deadline = time.monotonic() + 300
     while not list(directory.glob("checkpoint_*.pt")):
-        assert process.poll() is None, process.out.read_text()
+        assert process.poll() is None, finish(process)
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
