@@ -46,9 +46,12 @@ _NEEDS = re.compile(
 def package_needed(complaints: str) -> str | None:
     """Returns the missing package that the last line of a message or of a program's complaints names."""
     found = _NEEDS.match(complaints.rstrip().rpartition("\n")[2])
-    if found is None or (found[1] and found[1] not in MISSING):
+    if found is None:
         return None
-    return found[1] or (None if any(metadata.distributions(name=found[2])) else found[2])
+    module, distribution = found.groups()
+    name = module or distribution
+    lacks = name in MISSING or (distribution is not None and not any(metadata.distributions(name=distribution)))
+    return name if lacks else None
 
 
 def missing_package(error: BaseException | None) -> str | None:
