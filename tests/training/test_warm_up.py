@@ -18,6 +18,7 @@ def test_the_view_that_loads_kernels_can_be_evaluated(device, monkeypatch):
 
 
 def test_tensorboard_is_imported_where_it_logs(monkeypatch):
+    pytest.importorskip("tensorboard")
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     configured._warm_up(torch.device("cpu"), LoggerConfig(name="none"))
     assert "torch.utils.tensorboard" not in sys.modules
