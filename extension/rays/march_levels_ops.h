@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/checks.h"
+#include "common/finite.h"
 #include "rays/packed_rays.h"
 #include "rays/ray_walk.h"
 

@@ -8,6 +8,7 @@
 // warped coordinates is therefore a step in proportion to the box's size in the world.
 #pragma once
 
+#include "common/finite.h"
 #include "rays/ray.h"
 
 namespace voxelfield {
@@ -47,8 +48,9 @@ class RayPieces {
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) point[axis] = fmaf(t_, ray.direction[axis], origin_[axis]);
     while (box_ > 0 && boxes.contains(box_ - 1, point)) --box_;
-    // fmaxf and fminf ignore NaN, which would then count as having no limit.
-    if (!ray.view(0.0f, 0.0f).may_hit()) far_ = t_;
+    // fmaxf and fminf ignore NaN, which would then count as having no limit. Only `far` may be infinite.
+    const float start[3] = {ray.near, ray.offset, 0.0f};
+    if (!(ray.near < ray.far && all_finite(ray.origin) && all_finite(ray.direction) && all_finite(start))) far_ = t_;
   }
 
   // Sets `piece`, which is the whole ray or the previous piece, to the next piece that has samples, in warped

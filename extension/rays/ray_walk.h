@@ -7,7 +7,6 @@
 #pragma once
 
 #include "common/constants.h"
-#include "common/finite.h"
 #include "common/whole_numbers.h"
 
 namespace voxelfield {
@@ -104,12 +103,6 @@ struct RayView {
   float step;
   float steps_per_length;
 
-  // Whether a ray may have samples: it ends behind its beginning, and only its end may be infinitely far.
-  VOXELFIELD_HOST_DEVICE bool may_hit() const {
-    const float begin[3] = {near, offset, 0.0f};
-    return near < far && all_finite(origin) && all_finite(direction) && all_finite(begin);
-  }
-
   VOXELFIELD_HOST_DEVICE float t(float k) const { return fmaf(k + offset, step, near); }
 
   // Returns the number of lattice positions before distance `limit`, or zero if `limit` is infinitely far.
@@ -151,10 +144,12 @@ class RayWalk {
       start_[axis] = rounded_product(ray.origin[axis] - grid.aabb[axis], cells);
       slope_[axis] = rounded_product(ray.direction[axis], cells);
       length[axis] = slope_[axis] != 0.0f ? 1.0f / slope_[axis] : 0.0f;
-      // A position that rounding may have moved out of the box still belongs to the box. NaN does not bound the ray.
+      // A position that rounding may have moved out of the box still belongs to the box.
       const float extent = fabsf(start_[axis]) + size;
       const float below = fmaf(-2 * kRounding, extent, -start_[axis]);
       const float above = fmaf(2 * kRounding, extent, size - start_[axis]);
+      // A ray that is not finite in cells, for which comparisons are false, has no hits.
+      outside = outside || !(below <= above) || !(fabsf(slope_[axis]) < INFINITY);
       if (slope_[axis] != 0.0f) {
         const float first = (slope_[axis] > 0.0f ? below : above) * length[axis];
         const float last = (slope_[axis] > 0.0f ? above : below) * length[axis];
@@ -175,7 +170,7 @@ class RayWalk {
       leave_[axis] = (last - ray.near - kRounding * distances) * ray.steps_per_length - ray.offset;
     }
     range_ = {0, 0};
-    if (outside || !(enter < leave) || !ray.may_hit() || !all_finite(start_)) return;
+    if (outside || !(enter < leave) || !(ray.near < ray.far) || !(ray.offset > -INFINITY)) return;
     const float first = fmaf(-kRounding, distances, enter), last = fmaf(kRounding, distances, leave);
     if (ray.near < first) range_.begin = ray.steps_before(first);
     range_.end = ray.steps_before(fminf(ray.far, last));
