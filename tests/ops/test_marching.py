@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from voxelfield import _library
 from voxelfield.ops import OccupancyBits, PackedSamples, march_rays, pack_occupancy, sample_trilinear
+from voxelfield.ops._internal import empty_distance
 from voxelfield.rendering.rays import intersect_aabb
 
 BOX = torch.tensor([[-1.0, 0.5, -3.0], [2.0, 1.5, 1.0]])
@@ -532,6 +533,7 @@ def test_opcheck(device, count):
     offset = torch.full((count,), 0.5, device=device)
     ops = torch.ops.voxelfield
     torch.library.opcheck(ops.pack_occupancy.default, (scene["occupied"],))
+    empty_distance(scene["occupied"], 4)  # its module registers the fake
     torch.library.opcheck(ops.empty_distance.default, (scene["occupied"], 4))
     bits = pack_occupancy(scene["occupied"])
     walk = (*(scene[name] for name in NAMES[:4]), offset, bits.words, list(bits.resolution), scene["aabb"], STEP, 4)
