@@ -5,8 +5,8 @@
 The troubles are added to the photographs of a scene of objects cut out, by default those of the bundled bricks. Each
 row of the table is the training on one set of photographs with one setting, with the PSNR of each seed over the
 held-out views, which the trouble does not affect; those of cameras that vignette or respond differently are compared as
-their cameras show them. Overrides are those of train.py, and apply to all trainings. ``fast`` is the trainer that
-docs/experiments.md has figures of; with ``trainer=cpu trainer.image_size=100`` a training takes half a minute.
+their cameras show them. Overrides are those of train.py, and apply to all trainings. docs/experiments/photographs.md
+has figures of ``trainer=fast``; with ``trainer=cpu trainer.image_size=100`` a training takes half a minute.
 
 - ``people``: passers-by in every third photograph.
 - ``corners``: light falls off to 30 % in the corners of photographs of cameras that are turned at random.

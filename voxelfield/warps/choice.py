@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # How many times as wide as one image all images together may be at the near plane for normalised device coordinates to
 # be chosen. Where cameras stand farther apart, much of the grid is seen by few of them. At 2.3 times, nested boxes were
-# as good; at 1.4 times, these coordinates were better (docs/experiments.md).
+# as good; at 1.4 times, these coordinates were better (docs/experiments/photographs.md).
 _WIDEST_WINDOW = 2.0
 _RATIO = 2.0
 # The share of points outside of the smallest box at each side, and its least thickness in shares of its longest edge.
