@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import processes
-from voxelfield.config.parsing import parse
+from voxelfield.config import parse
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import (
     Comparison,
