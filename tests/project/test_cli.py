@@ -179,7 +179,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
             "--cameras, got none",
         ),
         (("export", "run", "--splats", "a.splat"), "--splats must be a file *.ply, *.spz, got a.splat"),
-        (("export", "run", "--splats", "a.ply", "--fit-steps", "-1"), "--fit-steps must be at least 0, got -1"),
+        (("export", "run", "--splats", "a.ply", "--fit-steps", "-1"), "fit_steps must not be negative, got -1"),
         (
             ("export", "run", "--mesh", "a.ply", "--fit-steps", "9"),
             "--fit-steps must come with --splats, got 9 without it",
@@ -190,7 +190,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
             "model=pyramid model.shading=deferred",
         ),
         (("export", "run", "--mesh", "a.stl"), "--mesh must be a file *.ply, *.obj, *.glb, got a.stl"),
-        (("export", "run", "--points", "a.ply", "--count", "0"), "--count must be at least 1, got 0"),
+        (("export", "run", "--points", "a.ply", "--count", "0"), "count must be at least 1, got 0"),
         (("export", "run", "--mesh", "a.ply", "--max-faces", "0"), "max_faces must be at least 1, got 0"),
         (
             ("export", "run", "--mesh", "a.ply", "--texture", "64"),

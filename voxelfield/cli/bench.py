@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from torch.utils.benchmark import Timer
 
 from voxelfield import ops
-from voxelfield.cli.running import number
 from voxelfield.devices import choose_device
 
 CHANNELS = 4
@@ -20,18 +19,20 @@ SECONDS = 0.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    integer = number(int, 2)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<index> (default: auto)")
-    parser.add_argument("--resolution", type=integer, help="vertices along each axis (default: 256 on a GPU, else 128)")
-    parser.add_argument("--points", type=integer, help="number of random positions (default: 2^20 on a GPU, else 2^17)")
+    parser.add_argument("--resolution", type=int, help="vertices along each axis (default: 256 on a GPU, else 128)")
+    parser.add_argument("--points", type=int, help="number of random positions (default: 2^20 on a GPU, else 2^17)")
 
 
 def run(options: argparse.Namespace) -> None:
     """Measures, and prints a table."""
     device = choose_device(options.device)
     large = device.type == "cuda"
-    resolution = options.resolution or (256 if large else 128)
-    count = options.points or 1 << (20 if large else 17)
+    resolution = (256 if large else 128) if options.resolution is None else options.resolution
+    count = 1 << (20 if large else 17) if options.points is None else options.points
+    for name, value in (("resolution", resolution), ("points", count)):
+        if value < 2:
+            raise ValueError(f"--{name} must be at least 2, got {value}")
     grid = torch.randn(resolution, resolution, resolution, CHANNELS, device=device, requires_grad=True)
     points = torch.rand(count, 3, device=device)
     volume = grid.detach().permute(3, 2, 1, 0)[None].contiguous().requires_grad_()

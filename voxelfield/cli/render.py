@@ -16,8 +16,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 import voxelfield
-from voxelfield.cli.running import number
-from voxelfield.cli.scenes import add_run_arguments, load_scene_of
+from voxelfield.cli.scenes import add_run_arguments, load_scene_of, number
+from voxelfield.config import Range
 from voxelfield.datasets.camera_path import LARGEST_FPS, LARGEST_SIDE, read_camera_path
 from voxelfield.media.frame_folder import FrameFolder, farthest
 from voxelfield.media.video import CODECS, import_av, video_format, write_video
@@ -93,14 +93,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--split", help="split whose cameras determine orbit, spiral or interpolate (default: train)")
     parser.add_argument(
-        "--frames", type=number(int, 1, MAX_FRAMES), help="number of frames (default: 120, or that of the path)"
+        "--frames", type=number(int, Range(1, MAX_FRAMES)), help="number of frames (default: 120, or that of the path)"
     )
     parser.add_argument(
         "--range", type=_range, metavar="A:B", help="render only frames A to B - 1 of these, into a folder"
     )
     parser.add_argument(
         "--fps",
-        type=number(float, 0, round(LARGEST_FPS), low_open=True),
+        type=number(float, Range(0, round(LARGEST_FPS), low_open=True)),
         help="frames per second (default: 30, or that of the camera path)",
     )
     parser.add_argument(
@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--supersampling",
-        type=number(int, 1, MAX_RAYS_ACROSS),
+        type=number(int, Range(1, MAX_RAYS_ACROSS)),
         metavar="N",
         help="cast N x N rays per pixel (default: as in the run's evaluation)",
     )

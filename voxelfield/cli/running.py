@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -76,29 +75,6 @@ def exit_status(error: Exception) -> int | None:
         return 2
     failures = (OSError, FloatingPointError, KernelsUnavailableError)
     return 1 if isinstance(error, failures) or is_out_of_memory(error) else None
-
-
-def number(
-    kind: type[int] | type[float], low: float, high: float = math.inf, *, low_open: bool = False
-) -> Callable[[str], float]:
-    """Returns an argument type: a number within bounds.
-
-    Args:
-        kind: Type of the number.
-        low: Lower bound.
-        high: Upper bound.
-        low_open: Whether the lower bound itself is excluded.
-    """
-
-    def convert(text: str) -> float:
-        value = kind(text)
-        if not low <= value <= high or (low_open and value == low):
-            bounds = f"be at least {low}" if high == math.inf else f"lie in {'(' if low_open else '['}{low}, {high}]"
-            raise argparse.ArgumentTypeError(f"must {bounds}, got {clipped(text)}")
-        return value
-
-    convert.__name__ = kind.__name__  # argparse names it for text that is no number
-    return convert
 
 
 def hydra_quoted(text: str) -> str:

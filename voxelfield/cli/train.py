@@ -36,8 +36,8 @@ from voxelfield.devices import DEVICES, choose_device
 from voxelfield.installed import config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.models.training import EmptyFieldError
-from voxelfield.runs.configured import Watcher, train_as_configured
-from voxelfield.training.config import LoggerConfig, RunConfig, config_name, trainer_for
+from voxelfield.runs.configured import train_as_configured
+from voxelfield.training.config import RunConfig, config_name, trainer_for
 from voxelfield.training.config.presets import composition_error, offer_defaults
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.state.run_directory import RunDirectoryLock, check_results
@@ -272,8 +272,6 @@ def train(config: DictConfig) -> float | None:
     try:
         with launching.failing_together():
             settings = parse(RunConfig, config)
-            if settings.logger.viewer and processes.count() > 1:
-                raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
             if sweeps and settings.devices not in (None, "1"):
                 raise ValueError(f"devices must be 1 in a sweep, got {settings.devices}")
             output, root = Path(job.runtime.output_dir), Path(get_original_cwd())
@@ -283,8 +281,7 @@ def train(config: DictConfig) -> float | None:
                 if sweeps:
                     # In place, for settings_for to see.
                     settings.device = stack.enter_context(own_device(settings.device, Path(job.sweep.dir)))
-                viewer = configured_viewer(settings.logger)
-                metrics = train_as_configured(settings, output, root, viewer, for_scene)
+                metrics = train_as_configured(settings, output, root, for_scene)
     except Exception as error:
         status = 1 if isinstance(error, EmptyFieldError) else exit_status(error)
         if status is None and processes.count() == 1:
@@ -334,15 +331,6 @@ def settings_for(settings: RunConfig, scene: Scene, warp: Warp | None) -> RunCon
         OmegaConf.save(composed, record / "config.yaml")
         OmegaConf.save(OmegaConf.create(overrides), record / "overrides.yaml")
     return replace(parse(RunConfig, composed), device=settings.device)
-
-
-def configured_viewer(settings: LoggerConfig) -> Watcher | None:
-    """Returns the viewer of the training, if ``logger.viewer`` asks for it."""
-    if not settings.viewer or not processes.is_first():
-        return None
-    from voxelfield.viewer.watch import TrainingViewer
-
-    return TrainingViewer(settings)
 
 
 def fail(error: str, status: int) -> NoReturn:
