@@ -31,19 +31,11 @@ VERBS = {
 # Verbs whose module has a different name.
 _MODULES = {"eval": "evaluate"}
 
+_NAMED_ALIKE = ("numpy", "tensorboard", "jinja2", "matplotlib", "safetensors", "av", "pooch", "tqdm")
+
 TRAINING_PACKAGES = {
-    "numpy": "numpy",
-    "hydra": "hydra-core",
-    "omegaconf": "hydra-core",
-    "yaml": "pyyaml",
-    "tensorboard": "tensorboard",
-    "PIL": "pillow",
-    "jinja2": "jinja2",
-    "matplotlib": "matplotlib",
-    "safetensors": "safetensors",
-    "av": "av",
-    "pooch": "pooch",
-    "tqdm": "tqdm",
+    **{"hydra": "hydra-core", "omegaconf": "hydra-core", "yaml": "pyyaml", "PIL": "pillow"},
+    **dict(zip(_NAMED_ALIKE, _NAMED_ALIKE, strict=True)),
 }
 """Packages that ``pip install "voxelfield[train]"`` installs: import names -> distributions."""
 

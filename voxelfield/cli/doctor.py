@@ -37,10 +37,6 @@ EXTRAS = dict.fromkeys(TRAINING_PACKAGES.values(), "train") | {
 """Optional packages -> the extra of voxelfield that installs them."""
 
 
-class DoctorError(RuntimeError):
-    """A required component does not work; the message names the remedy."""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds no options."""
 
@@ -104,7 +100,7 @@ def gpus() -> Iterator[tuple[str, str]]:
         )
         if (device.major, device.minor) < _build.architectures.OLDEST:
             major, minor = _build.architectures.OLDEST
-            raise DoctorError(
+            raise RuntimeError(
                 f"GPU {index} must have compute capability {major}.{minor} or later, got {device.major}.{device.minor}"
             )
 
@@ -125,10 +121,10 @@ def cuda_kernels() -> Iterator[tuple[str, str]]:
 def _kernels(module: str, *devices: str) -> Iterator[tuple[str, str]]:
     for device in devices:
         grid = torch.arange(2.0, device=device).view(2, 1, 1, 1).expand(2, 2, 2, 1).contiguous()
-        middle = ops.sample_trilinear(grid, torch.full((1, 3), 0.5, device=device))
+        middle = ops.sample_trilinear(grid, torch.full((1, 3), 0.5, device=device)).item()
         yield f"kernels on {device}", str(_library.loaded_modules()[module])
-        if middle.item() != 0.5:
-            raise DoctorError(f"sampling between 0 and 1 on {device} must give 0.5, got {middle.item()}: run the tests")
+        if middle != 0.5:
+            raise RuntimeError(f"sampling between 0 and 1 on {device} must give 0.5, got {middle}: run the tests")
     yield f"{module} compiled from", str(_build.sources.read_stamp(_library.loaded_modules()[module]))
 
 

@@ -42,51 +42,48 @@ _FILES: dict[str, tuple[Sequence[str], str]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
+    add = parser.add_argument
     add_run_arguments(parser)
     for name, (_, text) in _FILES.items():
-        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=text)
-    parser.add_argument(
+        add(f"--{name}", type=Path, metavar="FILE", help=text)
+    add(
         "--web",
         type=Path,
         metavar="FOLDER",
         help="a web page that draws the field, for fields with deferred shading; needs the scene",
     )
-    parser.add_argument(
+    add(
         "--surface",
         default="density",
         help="density: where the density crosses a level; tsdf: fused from depth maps of the training cameras, "
         "smoother but without parts thinner than a voxel; needs the scene (default: density)",
     )
-    parser.add_argument(
-        "--level", type=float, help="density at the surface, per unit (default: a voxel absorbs half of the light)"
-    )
-    parser.add_argument(
-        "--resolution", type=int, metavar="N", help="cells along the longest edge (default: one per voxel)"
-    )
-    parser.add_argument(
+    add("--level", type=float, help="density at the surface, per unit (default: a voxel absorbs half of the light)")
+    add("--resolution", type=int, metavar="N", help="cells along the longest edge (default: one per voxel)")
+    add(
         "--box",
         type=int,
         default=1,
         metavar="K",
         help="export the contents of the K-th nested box, at its voxel size (default: 1, the smallest)",
     )
-    parser.add_argument("--largest-component", action="store_true", help="leave out all but the largest connected part")
-    parser.add_argument("--fill-holes", action="store_true", help="close holes with fans of triangles")
-    parser.add_argument("--max-faces", type=int, metavar="N", help="merge triangles until at most N are left")
-    parser.add_argument(
+    add("--largest-component", action="store_true", help="leave out all but the largest connected part")
+    add("--fill-holes", action="store_true", help="close holes with fans of triangles")
+    add("--max-faces", type=int, metavar="N", help="merge triangles until at most N are left")
+    add(
         "--texture",
         type=int,
         metavar="PIXELS",
         help="paint a texture with sides of about PIXELS (obj, glb; see --max-faces)",
     )
-    parser.add_argument(
+    add(
         "--count",
         type=int,
         default=1_000_000,
         metavar="N",
         help="number of points, or maximum number of splats (default: 1000000)",
     )
-    parser.add_argument(
+    add(
         "--fit-steps",
         type=int,
         metavar="N",

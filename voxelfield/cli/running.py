@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import NoReturn
 
@@ -30,7 +29,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def run(verb: str, module: ModuleType, arguments: Sequence[str] | None) -> int:
-    """Runs a verb and returns the exit status.
+    """Runs a verb and returns the exit status; logs a user error in one line.
 
     Args:
         verb: The verb.
@@ -42,23 +41,14 @@ def run(verb: str, module: ModuleType, arguments: Sequence[str] | None) -> int:
     only = "This command is run by one process; several of torchrun or srun are refused." if alone else None
     parser = _Parser(prog=f"voxelfield {verb}", description=module.__doc__, epilog=only)
     module.add_arguments(parser)
-
-    def act() -> int | None:
-        options = parser.parse_args(arguments)
-        if alone and (count := processes.started()) > 1:
-            raise ValueError(f"{verb} must be run by one process, got {count} that torchrun or srun has started")
-        status: int | None = module.run(options)
-        return status
-
-    return in_one_line(act)
-
-
-def in_one_line(action: Callable[[], int | None]) -> int:
-    """Runs an action and returns the exit status; logs a user error in one line."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with one_line_records():
         try:
-            return action() or 0
+            options = parser.parse_args(arguments)
+            if alone and (count := processes.started()) > 1:
+                raise ValueError(f"{verb} must be run by one process, got {count} that torchrun or srun has started")
+            result: int = module.run(options) or 0
+            return result
         except Exception as error:
             status = exit_status(error)
             if status is None:
@@ -75,11 +65,6 @@ def exit_status(error: Exception) -> int | None:
         return 2
     failures = (OSError, FloatingPointError, KernelsUnavailableError)
     return 1 if isinstance(error, failures) or is_out_of_memory(error) else None
-
-
-def hydra_quoted(text: str) -> str:
-    """Quotes a text for Hydra's grammar, where a backslash counts only before a quote."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text) + "'"
 
 
 class _OneLineRecord(logging.LogRecord):

@@ -26,8 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from voxelfield import processes
 from voxelfield.cli import launching
 from voxelfield.cli.command import INTERRUPTED
-from voxelfield.cli.running import exit_status, hydra_quoted, one_line_records
-from voxelfield.cli.sweep import own_device
+from voxelfield.cli.running import exit_status, one_line_records
 from voxelfield.config import parse
 from voxelfield.datasets.locate import configured_scenes, is_path
 from voxelfield.datasets.registry import formats_of, why_no_folder
@@ -130,19 +129,17 @@ class StartRun(Callback):
         if count > processes.count():
             sys.exit(launching.launch(count, choose_device(settings.device).type))
         if processes.is_first():
-            _lock_run_directory(config)
+            _lock_run_directory(config, settings)
         with launching.failing_together():
             (directory, *_) = processes.gather_objects(str(Path(config.hydra.run.dir).resolve()))
         if not processes.is_first():
             _follow(config, directory)
 
 
-def _lock_run_directory(config: DictConfig) -> None:
+def _lock_run_directory(config: DictConfig, settings: RunConfig) -> None:
     directory = Path(config.hydra.run.dir)
-    # Settings that are missing or cannot be resolved are reported later.
-    scene = (OmegaConf.select(config, key, throw_on_resolution_failure=False) for key in ("data.root", "scene.name"))
     try:
-        if directory.resolve() == Path(*map(str, scene)).resolve():
+        if directory.resolve() == Path(settings.data.root, settings.scene.name).resolve():
             raise ValueError(f"hydra.run.dir must not be the folder of the scene, got {directory}")
         check_results(directory)
         RunDirectoryLock.acquire(directory)
@@ -188,30 +185,34 @@ def with_scene_folder(overrides: Sequence[str]) -> list[str]:
     its name and root, unless it is the name of a file in ``configs/scene``.
 
     Args:
-        overrides: Those of the command line.
+        overrides: The overrides of the command line.
 
     Raises:
         ValueError: A scene is a path, but not that of a folder, or given twice.
         FileNotFoundError: The folder is not that of a scene.
     """
-    scenes = {text: text.removeprefix("scene=") for text in overrides if text.startswith("scene=") or _is_alone(text)}
-    if any(map(_is_alone, scenes)) and sum(text in scenes for text in overrides) > 1:
-        given = " and ".join(clipped(text) for text in overrides if text in scenes)
-        raise ValueError(f"scene must be given once, got {given}")
-    for text in filter(_is_alone, () if processes.started() > 1 else scenes):
-        print(one_line(f"{clipped(text)} is read as scene={clipped(text)}"), file=sys.stderr)  # noqa: T201
+    scenes = [text for text in overrides if text.startswith("scene=") or _is_alone(text)]
+    alone = [text for text in scenes if _is_alone(text)]
+    if alone and len(scenes) > 1:
+        raise ValueError(f"scene must be given once, got {' and '.join(map(clipped, scenes))}")
+    if alone and processes.started() == 1:
+        print(one_line(f"{clipped(alone[0])} is read as scene={clipped(alone[0])}"), file=sys.stderr)  # noqa: T201
     found = []
     for text in overrides:
-        folder = scene_folder(scenes[text]) if text in scenes else None
-        if folder is not None:
-            found += [
-                "scene=folder",
-                f"scene.name={hydra_quoted(folder.name)}",
-                f"data.root={hydra_quoted(str(folder.parent))}",
-            ]
+        scene = text.removeprefix("scene=")
+        if text not in scenes:
+            found.append(text)
+        elif (folder := scene_folder(scene)) is None:
+            found.append(f"scene={scene}")
         else:
-            found.append(f"scene={scenes[text]}" if text in scenes else text)
+            name, root = hydra_quoted(folder.name), hydra_quoted(str(folder.parent))
+            found += ["scene=folder", f"scene.name={name}", f"data.root={root}"]
     return found
+
+
+def hydra_quoted(text: str) -> str:
+    """Quotes a text for Hydra's grammar, where a backslash counts only before a quote."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text) + "'"
 
 
 def _is_alone(argument: str) -> bool:
@@ -279,8 +280,8 @@ def train(config: DictConfig) -> float | None:
             for_scene = functools.partial(settings_for, settings) if depends_on_scene else None
             with contextlib.ExitStack() as stack:
                 if sweeps:
-                    # In place, for settings_for to see.
-                    settings.device = stack.enter_context(own_device(settings.device, Path(job.sweep.dir)))
+                    reserved = launching.reserve_device(settings.device, Path(job.sweep.dir))
+                    settings.device = stack.enter_context(reserved)  # in place, for settings_for to see
                 metrics = train_as_configured(settings, output, root, for_scene)
     except Exception as error:
         status = 1 if isinstance(error, EmptyFieldError) else exit_status(error)
