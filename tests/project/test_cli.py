@@ -200,8 +200,11 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("export", "run", "--mesh", "a.ply", "--level", "-1"), "level must be a density above 0, got -1"),
         (("export", "run", "--volume", "a.npz", "--resolution", "0"), "resolution must be at least 1, got 0"),
         (("export", "run", "--volume", "a.npz", "--box", "2"), "box must be 1 to 1, as many as the field has, got 2"),
-        (("report", "nowhere"), "RUN must be a run directory, which holds the records of a run, got nowhere"),
-        (("report", "."), "metrics.json does not exist: RUN must be the directory of a finished run"),
+        (
+            ("report", "nowhere"),
+            "RUN must be the directory of a finished run, got nowhere, which has no valid metrics.json",
+        ),
+        (("report", "."), "RUN must be the directory of a finished run, got ., which has no valid metrics.json"),
         (("bench", "--points", "1"), "--points must be at least 2, got 1"),
         (
             ("fly",),

@@ -54,7 +54,7 @@ def count_processes(settings: RunConfig) -> int:
         ValueError: ``devices`` contradicts the processes that have been started, the GPUs there are, or ``device``.
     """
     started, given = processes.started(), settings.devices
-    on_cpu = settings.device == "cpu" or not torch.cuda.is_available()
+    on_cpu, gpus = settings.device == "cpu" or not torch.cuda.is_available(), torch.cuda.device_count()
     if started > 1:
         count = started
         if given not in (None, "all", str(started)):
@@ -62,16 +62,15 @@ def count_processes(settings: RunConfig) -> int:
                 f"devices must be left out or {started}, the number of processes that were started, got {given}"
             )
     elif given == "all":
-        count = 1 if on_cpu else torch.cuda.device_count()
+        count = 1 if on_cpu else gpus
     else:
         count = int(given or 1)
     if count > 1:
         choose_device(settings.device)
         if ":" in settings.device:
             raise ValueError(f"device must be auto, cpu or cuda for {count} processes, got {settings.device!r}")
-        if started == 1 and not on_cpu and count > torch.cuda.device_count():
-            there_are = torch.cuda.device_count()
-            raise ValueError(f"devices must be at most {there_are}, the CUDA devices that torch finds, got {count}")
+        if started == 1 and not on_cpu and count > gpus:
+            raise ValueError(f"devices must be at most {gpus}, the CUDA devices that torch finds, got {count}")
     return count
 
 

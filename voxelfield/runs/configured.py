@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import yaml
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ForScene: TypeAlias = Callable[[Scene, Warp | None], RunConfig]
+"""Returns the settings to use for a loaded scene and its warp."""
+
 
 def train_as_configured(
-    settings: RunConfig,
-    run_directory: Path,
-    root: Path,
-    for_scene: Callable[[Scene, Warp | None], RunConfig] | None = None,
+    settings: RunConfig, run_directory: Path, root: Path, for_scene: ForScene | None = None
 ) -> dict[str, Any] | None:
     """Trains and evaluates according to a configuration.
 
@@ -69,8 +69,7 @@ def train_as_configured(
         settings: All settings of the run.
         run_directory: Folder for checkpoints, logs, images and ``metrics.json``.
         root: Base folder of relative paths in the settings.
-        for_scene: Returns the settings to use in place of these for the loaded scene and its warp; None if they do not
-            depend on it.
+        for_scene: Returns the settings to use in place of these; None if they do not depend on the scene.
 
     Returns:
         The content of ``metrics.json``, or None if training was interrupted; processes other than the first, which need
@@ -90,11 +89,7 @@ def train_as_configured(
 
 
 def _train(
-    settings: RunConfig,
-    run_directory: Path,
-    root: Path,
-    interrupt: Interrupt,
-    for_scene: Callable[[Scene, Warp | None], RunConfig] | None,
+    settings: RunConfig, run_directory: Path, root: Path, interrupt: Interrupt, for_scene: ForScene | None
 ) -> dict[str, Any] | None:
     """Implements :func:`train_as_configured` for a directory that this process has locked."""
     timing, viewer = Timing(), _viewer(settings.logger)

@@ -120,17 +120,11 @@ def _evaluate_and_write(
     if options.report:
         thumbnails.gather()
     logger.info("%s over %d %s views", evaluation, len(evaluation.names), name)
-    measured = _measured(session)
-    reached = _quality(trained, name, split, evaluation)
+    metrics = _metrics(session, trained, name, split, evaluation)
+    if peak is not None:
+        metrics["peak_gpu_gib"] = peak / 2**30
     timing.end("evaluate")
-    metrics = {
-        **reached,
-        **measured,
-        **({} if peak is None else {"peak_gpu_gib": peak / 2**30}),
-        **({} if trained.cameras is None else {"cameras": trained.cameras.changes()}),
-        "settings": recorded_settings(settings),
-        "seconds": timing.seconds,
-    }
+    metrics |= {"settings": recorded_settings(settings), "seconds": timing.seconds}
     train = session.scene.train
     if trained.cameras is not None:
         train = replace(train, cameras=trained.cameras.refined)
@@ -236,16 +230,17 @@ class _Results:
             raise OSError(f"{', '.join(self._missing)} could not be written in {self.directory}")
 
 
-def _quality(trained: TrainedModel, split_name: str, split: Split, evaluation: Evaluation) -> dict[str, Any]:
-    """Returns the part of ``metrics.json`` that says how good a trained model is, and on which views and machine.
+def _metrics(
+    session: Session, trained: TrainedModel, split_name: str, split: Split, evaluation: Evaluation
+) -> dict[str, Any]:
+    """Returns the quality and the cost of a trained model, and on which views and machine they were measured.
 
     A collective call in processes that train together.
     """
     device = trained.model.device
-    cost = trained.baking_cost(split, evaluation)
-    return {
+    metrics = {
         **evaluation.means(),
-        **({} if cost is None else {"baking_cost": cost}),
+        "baking_cost": trained.baking_cost(split, evaluation),
         "views": len(evaluation.names),
         "split": split_name,
         "image_size": [split.cameras.width, split.cameras.height],
@@ -263,28 +258,24 @@ def _quality(trained: TrainedModel, split_name: str, split: Split, evaluation: E
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
             "CPU threads": str(torch.get_num_threads()),
         },
-    }
-
-
-def _measured(session: Session) -> dict[str, Any]:
-    """Returns the part of ``metrics.json`` that a training determines."""
-    return {
         "scene": session.scene.name,
-        **({"diverged": True} if session.diverged else {}),
+        "diverged": session.diverged or None,
         "train_seconds": session.train_seconds,
         "train_views": len(session.scene.train),
         "steps": session.step,
         "estimated_gib": {name: size / 2**30 for name, size in asdict(session.estimate_memory()).items()},
-        **_peak_host_memory(),
+        "peak_host_gib": _peak_host_gib(),
+        "cameras": None if trained.cameras is None else trained.cameras.changes(),
     }
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
-def _peak_host_memory() -> dict[str, float]:
-    """Returns the largest memory of this process on the host, in GiB; nothing on Windows."""
+def _peak_host_gib() -> float | None:
+    """Returns the largest memory of this process on the host, in GiB; None on Windows."""
     try:
         import resource
     except ImportError:
-        return {}
+        return None
     # Kilobytes on Linux, bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 2**10
-    return {"peak_host_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
