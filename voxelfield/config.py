@@ -225,13 +225,13 @@ def _convert_dataclass(value: Any, schema: Any, key: str) -> Any:
 def _convert_sequence(value: Any, hint: Any, key: str) -> Any:
     if not isinstance(value, (list, tuple)):
         raise _wrong_type(key, hint, value)
-    arguments = get_args(hint)
-    if get_origin(hint) is list:
-        return [_convert(item, arguments[0], f"{key}[{index}]") for index, item in enumerate(value)]
+    kind, arguments = get_origin(hint), get_args(hint)
+    if kind is list:
+        arguments *= len(value)
     if len(value) != len(arguments):
         raise _wrong_type(key, hint, value)
     pairs = enumerate(zip(value, arguments, strict=True))
-    return tuple(_convert(item, argument, f"{key}[{index}]") for index, (item, argument) in pairs)
+    return kind(_convert(item, argument, f"{key}[{index}]") for index, (item, argument) in pairs)
 
 
 def _wrong_type(key: str, hint: Any, value: Any) -> ValueError:

@@ -1,4 +1,4 @@
-"""Compiling the two modules with torch's setuptools command, for ``setup.py`` and for a folder of one's own."""
+"""Compiling the two modules with torch's setuptools command, for ``setup.py`` or into any folder."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def extensions(names: Iterable[str], sources_relative_to: Path | None = None, st
     cxx = [_TORCH_TARGET, *_WINDOWS_FLAGS] if windows else [_TORCH_TARGET, *system, *host]
     # --no-as-needed keeps libtorch.so among the needed libraries: on a CUDA build of torch it brings libtorch_cuda,
     # which contains the stream symbol that the CUDA module looks up. After the libraries the flag would do nothing.
-    # --exclude-libs hides what comes from static libraries: some compilers link libstdc++ statically, and the locales
-    # of this copy must not mix with those of torch's. The linker of macOS, where there is no CUDA, knows neither flag.
+    # --exclude-libs hides symbols of static libraries: some compilers link libstdc++ statically, and its locales must
+    # not mix with the locales of torch's copy. The linker of macOS, where there is no CUDA, knows neither flag.
     flags = ["-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"]
     link = flags if sys.platform == "linux" else []
     described = []

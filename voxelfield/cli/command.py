@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a verb; returns the exit status.
 
     Args:
-        arguments: The command line without the program's name; None takes that of this process.
+        arguments: The command line without the program's name; None for the command line of this process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
@@ -73,7 +73,7 @@ def run_verb(verb: str, arguments: Sequence[str] | None) -> int:
 
     Args:
         verb: One of :data:`VERBS`.
-        arguments: The command line after the verb; None takes that of this process.
+        arguments: The command line after the verb; None for the command line of this process.
     """
     try:
         module = _imported(f"voxelfield.cli.{_MODULES.get(verb, verb)}")

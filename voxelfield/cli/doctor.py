@@ -14,7 +14,7 @@ import torch
 from voxelfield import __version__, _build, _library, ops
 from voxelfield.cli.command import TRAINING_PACKAGES
 
-# Variables of others by which the extension is compiled; voxelfield's own are known by their prefix.
+# Environment variables that affect the build, besides VOXELFIELD_*.
 _BUILD_VARIABLES = (
     "TORCH_CUDA_ARCH_LIST",
     "CUDA_HOME",
@@ -60,8 +60,8 @@ def versions() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     yield "torch", f"{torch.__version__}, {cuda}, {torch.get_num_threads()} threads"
-    own = sorted(variable for variable in os.environ if variable.startswith("VOXELFIELD_"))
-    for variable in (*_BUILD_VARIABLES, *own):
+    prefixed = sorted(variable for variable in os.environ if variable.startswith("VOXELFIELD_"))
+    for variable in (*_BUILD_VARIABLES, *prefixed):
         if variable in os.environ:
             yield f"${variable}", os.environ[variable]
 
@@ -111,7 +111,7 @@ def cpu_kernels() -> Iterator[tuple[str, str]]:
 
 
 def cuda_kernels() -> Iterator[tuple[str, str]]:
-    """The same on each GPU."""
+    """Loads the CUDA kernels, compiling them if need be, and samples a grid on each GPU."""
     if not torch.cuda.is_available():
         yield "CUDA kernels", "not needed without a GPU"
         return

@@ -1,7 +1,7 @@
 """Write a trained field as a mesh, points, splats, a web page or a volume, its environment, and its scene's cameras.
 
-At least one of --mesh, --points, --splats, --web, --volume, --environment and --cameras is needed. Units and axes are
-those of the poses.
+At least one of --mesh, --points, --splats, --web, --volume, --environment and --cameras is needed. Files have the units
+and axes of the poses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _FILES: dict[str, tuple[Sequence[str], str]] = {
     "mesh": (MESH_SUFFIXES, "triangles with normals and colours: ply, obj or glb"),
     "points": ((".ply",), "points of the surface with normals and colours: ply"),
-    "splats": (SPLAT_SUFFIXES, "3D Gaussians, of what training cameras see: ply or spz; needs the scene"),
+    "splats": (SPLAT_SUFFIXES, "3D Gaussians of everything that training cameras see: ply or spz; needs the scene"),
     "volume": ((".npz",), "density and colour on a lattice: npz"),
     "environment": ((".png",), "a panorama of what lies beyond the field, of a run with model.environment=map: png"),
     "cameras": ((".json",), "poses and intrinsics for the scene's image files: json"),

@@ -102,7 +102,7 @@ def launch(count: int, device: str) -> int:
     # Imported here, because no other run needs them.
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
-    # It reports on several lines what is reported here on one.
+    # Its reports take several lines; one is printed here instead.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # The launcher serves the store, so that its port is free and the end of no process takes it away.
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -146,7 +146,7 @@ def launch(count: int, device: str) -> int:
     failure = next(iter(result.failures.values()), None) if result is not None else None
     if failure is None:
         return 0
-    if failure.exitcode > 0:  # after a message of its own
+    if failure.exitcode > 0:  # after it has printed a message
         return failure.exitcode
     if passed_on:
         return INTERRUPTED
@@ -172,7 +172,7 @@ def join(settings: RunConfig) -> None:
         # into which the next ones do not fit.
         if "PYTORCH_ALLOC_CONF" not in os.environ:
             os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-        # With SLURM's binding, each task may see only its own GPU.
+        # With SLURM's binding, each task may see only one GPU.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=settings.process_timeout)
@@ -263,7 +263,7 @@ def _wait_for_first(status: int) -> None:
 
 
 def _notes() -> distributed.Store:
-    """Returns the part of the group's store in which processes leave notes for one another."""
+    """Returns a connection to the group's store, with a prefix for notes between processes."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = distributed.TCPStore(address, port, timeout=timedelta(seconds=_VERDICT_SECONDS))
     return distributed.PrefixStore(f"{_attempt()}/notes", store)

@@ -10,7 +10,7 @@ from voxelfield.captures.processing import REPORT, process
 
 logger = logging.getLogger(__name__)
 
-# Below this share of the photographs, something about the capture or the settings is likely wrong.
+# Below this fraction of the photographs, something about the capture or the settings is likely wrong.
 _FEW = 0.8
 
 

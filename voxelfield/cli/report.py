@@ -1,6 +1,6 @@
 """Rewrite the report of a finished run: one HTML file with its metrics, curves, views, timing and settings.
 
-The views are rendered again; the metrics are those of metrics.json.
+The views are rendered again; the metrics are read from metrics.json.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from voxelfield.ops._errors import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-# Other packages decide for themselves how they log.
-_OWN = ("voxelfield", "train")
+# Only the records of these loggers are escaped: other packages may log several lines.
+_LOGGERS = ("voxelfield", "train")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -35,7 +35,7 @@ def run(verb: str, module: ModuleType, arguments: Sequence[str] | None) -> int:
         verb: The verb.
         module: Its module, with ``add_arguments(parser)`` and ``run(options)``, which may return an exit status. The
             docstring is the description.
-        arguments: The command line after the verb; None takes that of this process.
+        arguments: The command line after the verb; None for the command line of this process.
     """
     alone = verb != "build"
     only = "This command is run by one process; several of torchrun or srun are refused." if alone else None
@@ -68,11 +68,11 @@ def exit_status(error: Exception) -> int | None:
 
 
 class _OneLineRecord(logging.LogRecord):
-    """A record whose message cannot look like another record or control a terminal."""
+    """A log record with control characters escaped."""
 
     def getMessage(self) -> str:  # noqa: N802 - the name in logging
         message = super().getMessage()
-        return one_line(message) if self.name.startswith(_OWN) else message
+        return one_line(message) if self.name.startswith(_LOGGERS) else message
 
 
 @contextlib.contextmanager

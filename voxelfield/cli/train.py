@@ -35,7 +35,7 @@ from voxelfield.devices import DEVICES, choose_device
 from voxelfield.installed import config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.models.training import EmptyFieldError
-from voxelfield.runs.configured import train_as_configured
+from voxelfield.runs.train import train_as_configured
 from voxelfield.training.config import RunConfig, config_name, trainer_for
 from voxelfield.training.config.presets import composition_error, offer_defaults
 from voxelfield.training.interrupt import Interrupt
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Trains; returns the exit status.
 
     Args:
-        arguments: Hydra's command line without the program's name; None takes that of this process.
+        arguments: Hydra's command line without the program's name; None for the command line of this process.
     """
     # By default Hydra prints an error over many lines and exits; with this it raises the error instead.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with one_line_records(), without_tracebacks(), Interrupt(last=True) as interrupt, interrupt.at_once():
             hydra.version.setbase("1.3")
-            # hydra.main calls it, but has no parameter for a command line other than that of the process.
+            # hydra.main calls it, but always with the command line of the process.
             _run_hydra(given, parser, train, str(config_folder()), configuration)
     except CompactHydraException as error:
         return _end(composition_error(error), 2)
@@ -159,7 +159,7 @@ def _follow(config: DictConfig, directory: str) -> None:
             "version": 1,
             "formatters": {"ranked": {"format": f"{launching.describe()}: %(message)s"}},
             "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "ranked"}},
-            # Warnings are those of the first process.
+            # The first process logs the warnings.
             "root": {"level": "ERROR", "handlers": ["console"]},
             "disable_existing_loggers": False,
         }
@@ -188,8 +188,8 @@ def with_scene_folder(overrides: Sequence[str]) -> list[str]:
         overrides: The overrides of the command line.
 
     Raises:
-        ValueError: A scene is a path, but not that of a folder, or given twice.
-        FileNotFoundError: The folder is not that of a scene.
+        ValueError: A scene is a path that is not a folder, or given twice.
+        FileNotFoundError: The folder contains no scene.
     """
     scenes = [text for text in overrides if text.startswith("scene=") or _is_alone(text)]
     alone = [text for text in scenes if _is_alone(text)]
@@ -227,8 +227,8 @@ def scene_folder(scene: str) -> Path | None:
     """Returns the folder that ``scene=SCENE`` means, or None for a name, which Hydra looks up in its configurations.
 
     Raises:
-        ValueError: It is a path, but not that of a folder; the message says why.
-        FileNotFoundError: The folder is not that of a scene.
+        ValueError: It is a path that is not a folder; the message says why.
+        FileNotFoundError: The folder contains no scene.
     """
     names = configured_scenes()
     if scene in ("", *names):
@@ -314,7 +314,7 @@ def settings_for(settings: RunConfig, scene: Scene, warp: Warp | None) -> RunCon
         warp: The warp of its field.
 
     Raises:
-        ValueError: A setting contradicts those of the trainer.
+        ValueError: A setting contradicts the trainer's settings.
     """
     job = HydraConfig.get()
     given = OmegaConf.to_container(job.overrides.task)

@@ -42,20 +42,20 @@ _PICTURE_ROOM = 1 << 29
 
 
 class Timing:
-    """Divides the time since its creation into successive named parts.
+    """Measures the successive phases of a run.
 
     Attributes:
-        seconds: Wall-clock seconds by part.
+        seconds: Wall-clock seconds by phase.
     """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._began = time.perf_counter()
 
-    def end(self, part: str) -> None:
-        """Assigns the time since the last part to ``part``."""
+    def end(self, phase: str) -> None:
+        """Assigns the time since the previous phase to ``phase``."""
         now = time.perf_counter()
-        self.seconds[part], self._began = now - self._began, now
+        self.seconds[phase], self._began = now - self._began, now
 
 
 def evaluated_split(scene: Scene) -> tuple[str, Split]:
@@ -69,14 +69,14 @@ def finish(session: Session, settings: RunConfig, run_directory: Path, timing: T
 
     The rendered views are written as images at the same time. If one result cannot be written, the others still are.
 
-    All processes that train together must make this call. They share the views, each of which is written by the process
-    that has rendered it, and the frames of the video; the first writes everything else.
+    A collective call of all processes that train together. The views and the frames of the video are divided among
+    them. Each process writes the views that it has rendered; the first writes everything else.
 
     Args:
         session: The trained session.
         settings: The settings of the run as configured, for ``metrics.json``.
         run_directory: Folder for the results.
-        timing: Durations of the run's parts.
+        timing: Durations of the run's phases.
 
     Returns:
         The metrics.
@@ -99,7 +99,7 @@ def _evaluate_and_write(
     results = _Results(directory)
     name, split = evaluated_split(session.scene)
     peak = peak_bytes(session.device) if session.device.type == "cuda" else None
-    # Results of an earlier state of the field must not be mistaken for those of this run until they are replaced.
+    # Images of an earlier state of the field must not be mistaken for results of this run.
     if options.save_images and processes.is_first():
         with results.writing("removal of earlier images"):
             for view in split.names:
@@ -145,7 +145,7 @@ def _evaluate_and_write(
     except OSError as error:  # the report is worth having all the same
         unsaved = error
     timing.end("write")
-    logger.info("took %s", ", ".join(f"{part} {seconds:.1f} s" for part, seconds in timing.seconds.items()))
+    logger.info("took %s", ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in timing.seconds.items()))
     reported = ("psnr", "ssim", "psnr_fitted", "ssim_fitted", "train_seconds")
     session.log.hyperparameters(asdict(session.config), {key: metrics[key] for key in reported if key in metrics})
     # The report reads the records, so they must be complete; nothing is recorded after this point.
@@ -197,8 +197,8 @@ def _write_video(trained: TrainedModel, cameras: Cameras, results: _Results) -> 
 def _shared_frames(trained: TrainedModel, cameras: Cameras) -> Iterator[torch.Tensor]:
     """Yields the images (H, W, 3) of a path in the first process, a round of one image per process at a time."""
     rounds = range(0, len(cameras), processes.count())
-    own = [min(first + processes.rank(), len(cameras) - 1) for first in rounds]
-    for first, view in zip(rounds, trained.render_path(cameras[own]), strict=True):
+    local = [min(first + processes.rank(), len(cameras) - 1) for first in rounds]
+    for first, view in zip(rounds, trained.render_path(cameras[local]), strict=True):
         yield from processes.gather_to_first(view.rgb)[: len(cameras) - first]
 
 

@@ -294,7 +294,7 @@ def load_to_resume(
 
 
 def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str] = ("train", "test")) -> Scene:
-    """Loads the configured scene, of whose images for training each process of a group reads its share.
+    """Loads the configured scene. Each process of a group reads its shard of the training images.
 
     If ``data.download`` is set, it is downloaded first, once for all processes.
 
