@@ -34,5 +34,4 @@ def run(options: argparse.Namespace) -> None:
         logger.warning("voxelfield: %s", note)
     for name in names:
         directory = options.out or _build.compiling.module_directory(name)
-        for path in _build.compiling.build([name], directory, options.objects, options.werror):
-            logger.info("built %s", path)
+        logger.info("built %s", _build.compiling.build(name, directory, options.objects, options.werror))

@@ -28,8 +28,6 @@ VERBS = {
     "build": "compile the extension now instead of on first use",
     "bench": "time the sampling op against torch's grid_sample",
 }
-# Verbs whose module has a different name.
-_MODULES = {"eval": "evaluate"}
 
 _NAMED_ALIKE = ("numpy", "tensorboard", "jinja2", "matplotlib", "safetensors", "av", "pooch", "tqdm")
 
@@ -47,7 +45,9 @@ HOW_TO_INSTALL = 'pip install "voxelfield[train]"'
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a verb; returns the exit status.
+    """Imports the module of a verb and runs it; returns the exit status.
+
+    Ctrl-C and a package that is not installed are reported in one line.
 
     Args:
         arguments: The command line without the program's name; None for the command line of this process.
@@ -63,27 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"verb must be one of {', '.join(VERBS)}, got {verb!r}", file=sys.stderr)  # noqa: T201
         return 2
-    return run_verb(verb, rest)
-
-
-def run_verb(verb: str, arguments: Sequence[str] | None) -> int:
-    """Imports the module of a verb and runs it; returns the exit status.
-
-    Ctrl-C and a package that is not installed are reported in one line.
-
-    Args:
-        verb: One of :data:`VERBS`.
-        arguments: The command line after the verb; None for the command line of this process.
-    """
     try:
-        module = _imported(f"voxelfield.cli.{_MODULES.get(verb, verb)}")
+        module = _imported(f"voxelfield.cli.{verb}")
         if verb == "train":
             # It handles signals itself: it stops after a step and saves a checkpoint.
-            status: int = module.main(arguments)
+            status: int = module.main(rest)
             return status
         from voxelfield.cli.running import run
 
-        return run(verb, module, arguments)
+        return run(verb, module, rest)
     except ModuleNotFoundError as error:
         package = TRAINING_PACKAGES.get((error.name or "").partition(".")[0])
         if package is None:

@@ -14,16 +14,8 @@ import torch
 from voxelfield import __version__, _build, _library, ops
 from voxelfield.cli.command import TRAINING_PACKAGES
 
-# Environment variables that affect the build, besides VOXELFIELD_*.
-_BUILD_VARIABLES = (
-    "TORCH_CUDA_ARCH_LIST",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "CXX",
-    "TORCH_EXTENSIONS_DIR",
-    "NVCC_PREPEND_FLAGS",
-    "NVCC_APPEND_FLAGS",
-)
+# Beginnings of the names of environment variables that matter to voxelfield or to its compilation.
+_VARIABLES = ("VOXELFIELD_", "TORCH_CUDA_ARCH_LIST", "TORCH_EXTENSIONS_DIR", "CUDA_HOME", "CUDA_PATH", "NVCC_", "CXX")
 
 EXTRAS = dict.fromkeys(TRAINING_PACKAGES.values(), "train") | {
     "pycolmap": "colmap",
@@ -60,9 +52,8 @@ def versions() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     yield "torch", f"{torch.__version__}, {cuda}, {torch.get_num_threads()} threads"
-    prefixed = sorted(variable for variable in os.environ if variable.startswith("VOXELFIELD_"))
-    for variable in (*_BUILD_VARIABLES, *prefixed):
-        if variable in os.environ:
+    for variable in sorted(os.environ):
+        if variable.startswith(_VARIABLES):
             yield f"${variable}", os.environ[variable]
 
 

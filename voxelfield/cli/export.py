@@ -29,11 +29,12 @@ from voxelfield.training.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
 
-# The files that are written, by their options: suffixes and help.
+# The files that are written, by their options: suffixes (none for a folder) and help.
 _FILES: dict[str, tuple[Sequence[str], str]] = {
     "mesh": (MESH_SUFFIXES, "triangles with normals and colours: ply, obj or glb"),
     "points": ((".ply",), "points of the surface with normals and colours: ply"),
     "splats": (SPLAT_SUFFIXES, "3D Gaussians of everything that training cameras see: ply or spz; needs the scene"),
+    "web": ((), "a web page that draws the field, for fields with deferred shading; needs the scene"),
     "volume": ((".npz",), "density and colour on a lattice: npz"),
     "environment": ((".png",), "a panorama of what lies beyond the field, of a run with model.environment=map: png"),
     "cameras": ((".json",), "poses and intrinsics for the scene's image files: json"),
@@ -44,14 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add = parser.add_argument
     add_run_arguments(parser)
-    for name, (_, text) in _FILES.items():
-        add(f"--{name}", type=Path, metavar="FILE", help=text)
-    add(
-        "--web",
-        type=Path,
-        metavar="FOLDER",
-        help="a web page that draws the field, for fields with deferred shading; needs the scene",
-    )
+    for name, (suffixes, text) in _FILES.items():
+        add(f"--{name}", type=Path, metavar="FILE" if suffixes else "FOLDER", help=text)
     add(
         "--surface",
         default="density",
@@ -93,15 +88,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes the requested files."""
-    paths = {name: getattr(options, name) for name in _FILES}
-    if not any(paths.values()) and options.web is None:
-        raise ValueError(
-            "export must be given at least one of --mesh, --points, --splats, --web, --volume, --environment and "
-            "--cameras, got none"
-        )
+    paths = {name: path for name in _FILES if (path := getattr(options, name)) is not None}
+    if not paths:
+        *names, last = (f"--{name}" for name in _FILES)
+        raise ValueError(f"export must be given at least one of {', '.join(names)} and {last}, got none")
     for name, path in paths.items():
-        if path is not None:
-            check_suffix(f"--{name}", path, _FILES[name][0])
+        if suffixes := _FILES[name][0]:
+            check_suffix(f"--{name}", path, suffixes)
     if options.texture is not None and options.mesh is not None and options.mesh.suffix.lower() == ".ply":
         raise ValueError(f"--texture must be written to an obj or glb, got --mesh {options.mesh}")
     if options.splats is None and options.fit_steps is not None:

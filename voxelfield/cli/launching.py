@@ -186,11 +186,11 @@ def join(settings: RunConfig) -> None:
         raise ConnectionError(f"the processes must find each other at {address}, got: {reason}") from error
 
 
-def leaves_group(program: Callable[[Sequence[str] | None], int]) -> Callable[[Sequence[str] | None], int]:
+def leaves_group(program: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
     """Decorates a program, which returns its exit status: it leaves the group that it may have joined."""
 
     @functools.wraps(program)
-    def leaving(arguments: Sequence[str] | None = None) -> int:
+    def leaving(arguments: Sequence[str]) -> int:
         try:
             status = program(arguments)
         except SystemExit as ended:

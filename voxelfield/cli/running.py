@@ -28,14 +28,14 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message.removeprefix("argument ").replace(": must ", " must ", 1))
 
 
-def run(verb: str, module: ModuleType, arguments: Sequence[str] | None) -> int:
+def run(verb: str, module: ModuleType, arguments: Sequence[str]) -> int:
     """Runs a verb and returns the exit status; logs a user error in one line.
 
     Args:
         verb: The verb.
         module: Its module, with ``add_arguments(parser)`` and ``run(options)``, which may return an exit status. The
             docstring is the description.
-        arguments: The command line after the verb; None for the command line of this process.
+        arguments: The command line after the verb.
     """
     alone = verb != "build"
     only = "This command is run by one process; several of torchrun or srun are refused." if alone else None

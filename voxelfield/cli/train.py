@@ -64,17 +64,17 @@ _RESOLUTION_SETTINGS = (
 
 
 @launching.leaves_group
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Trains; returns the exit status.
 
     Args:
-        arguments: Hydra's command line without the program's name; None for the command line of this process.
+        arguments: Hydra's command line without the program's name.
     """
     # By default Hydra prints an error over many lines and exits; with this it raises the error instead.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     offer_defaults()
     parser = get_args_parser()
-    if arguments is not None:
+    if Path(sys.argv[0]).name != "train.py":
         parser.prog = "voxelfield train"
     given = parser.parse_args(arguments)
     if given.experimental_rerun is not None:

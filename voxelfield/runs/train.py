@@ -101,13 +101,12 @@ def _train(
             if for_scene is not None:
                 settings = for_scene(*load())
             settings = replace(settings, trainer=settings.trainer.scaled(processes.count()))
-            if settings.resume == AUTO:
-                metrics = finished_metrics(run_directory, settings)
-                if metrics is not None:
-                    logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
-                    if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
-                        logger.warning("there is no checkpoint of its last step: training cannot be extended")
-                    return metrics
+            metrics = finished_metrics(run_directory, settings) if settings.resume == AUTO else None
+            if metrics is not None:
+                logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
+                if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
+                    logger.warning("there is no checkpoint of its last step: training cannot be extended")
+                return metrics
             session = _begin(settings, load, run_directory, root, timing, viewer)
         if not session.fit(wait=False):
             if not processes.is_first():

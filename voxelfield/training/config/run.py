@@ -21,7 +21,7 @@ AUTO = "auto"
 
 Corner: TypeAlias = tuple[float, float, float]
 Device: TypeAlias = Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)]
-Devices: TypeAlias = Annotated[str, Form(r"auto|all|[1-9]\d{0,3}", "a number or all")]
+Devices: TypeAlias = Annotated[str, Form(r"auto|all|[1-9]\d{0,3}", "all or a number from 1")]
 
 
 @dataclass
@@ -126,7 +126,7 @@ class RunConfig:
         except ValueError as error:
             raise ValueError(f"{prefix}warp: {error}") from error
         if self.devices == AUTO:
-            raise ValueError(f"{prefix}devices must be a number or all, got auto: leave it out for one process")
+            raise ValueError(f"{prefix}devices must be all or a number from 1, got auto: leave it out for one process")
         if self.model.environment == "map" and self.trainer.background != "random":
             raise ValueError(
                 f"{prefix}trainer.background must be random with {prefix}model.environment=map, which takes its "
