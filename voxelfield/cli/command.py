@@ -30,10 +30,11 @@ VERBS = {
 }
 
 _NAMED_ALIKE = ("numpy", "tensorboard", "jinja2", "matplotlib", "safetensors", "av", "pooch", "tqdm")
-
-TRAINING_PACKAGES = {
-    **{"hydra": "hydra-core", "omegaconf": "hydra-core", "yaml": "pyyaml", "PIL": "pillow"},
-    **dict(zip(_NAMED_ALIKE, _NAMED_ALIKE, strict=True)),
+TRAINING_PACKAGES = {name: name for name in _NAMED_ALIKE} | {
+    "hydra": "hydra-core",
+    "omegaconf": "hydra-core",
+    "yaml": "pyyaml",
+    "PIL": "pillow",
 }
 """Packages that ``pip install "voxelfield[train]"`` installs: import names -> distributions."""
 

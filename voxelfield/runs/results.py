@@ -87,8 +87,7 @@ def finish(session: Session, settings: RunConfig, run_directory: Path, timing: T
     cameras = evaluated_split(session.scene)[1].cameras
     room = max(1, _PICTURE_ROOM // (3 * cameras.width * cameras.height))
     # The compressing threads compete with the evaluating one for Python's interpreter lock, so there are few of them.
-    images = PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room)
-    with images:
+    with PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as images:
         return _evaluate_and_write(session, settings, run_directory, timing, images)
 
 
