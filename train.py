@@ -2,7 +2,7 @@
 
 import sys
 
-from voxelfield.cli.command import run_verb
+from voxelfield.cli.command import main
 
 if __name__ == "__main__":
-    sys.exit(run_verb("train", None))
+    sys.exit(main(["train", *sys.argv[1:]]))

@@ -42,7 +42,7 @@ from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.alignment import align_cameras, pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import compose, exp_se3
-from voxelfield.runs.configured import load_configured_scene
+from voxelfield.runs.train import load_configured_scene
 from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, preset
 from voxelfield.training.session import Session

@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+import voxelfield
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.evaluation.metrics import psnr, ssim
@@ -43,7 +44,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.renderer import FieldRenderer, fastest_backend
 from voxelfield.training.clock import synchronized_time
-from voxelfield.training.trained_model import TrainedModel, load_trained_model
+from voxelfield.training.trained_model import TrainedModel
 
 QUICK_FRAMES = 10
 PROFILED_FRAMES = 10
@@ -195,7 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"--voxels-per-step must be positive, got {options.voxels_per_step}")
     session = harness.start(options)
 
-    trained = load_trained_model(options.run, session.device)
+    trained = voxelfield.load(options.run, session.device)
     changes = {name: getattr(options, name) for name in ("supersampling", "min_weight", "voxels_per_step")}
     stated = {name: value for name, value in changes.items() if value is not None}
     trained.model.sampling = replace(trained.model.sampling, **stated)

@@ -36,7 +36,7 @@ from voxelfield import processes
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.part import Part
 from voxelfield.report.history import read_history
-from voxelfield.runs.configured import load_configured_scene
+from voxelfield.runs.train import load_configured_scene
 from voxelfield.training.config import preset
 from voxelfield.training.session import Session
 from voxelfield.training.state.run_directory import METRICS

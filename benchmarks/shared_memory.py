@@ -29,10 +29,10 @@ import torch
 from _run_scene import load_run_scene
 from torch import Tensor
 
+import voxelfield
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.ops import mlp
 from voxelfield.training.clock import synchronized_time
-from voxelfield.training.trained_model import load_trained_model
 
 LIMITS = (166912, 101376, 65536)
 ROWS = 1 << 18
@@ -63,7 +63,7 @@ def network_calls(sizes: tuple[int, ...]) -> dict[str, Callable[[], object]]:
 def frame_times(path: Path, data_root: Path | None) -> float:
     """Returns the median milliseconds of a run's frames."""
     device = torch.device("cuda")
-    trained = load_trained_model(path, device)
+    trained = voxelfield.load(path, device)
     cameras = load_run_scene(trained, "test", data_root).test.cameras.to(device)
     views = evenly_spaced(FRAMES, len(cameras))
     renderer = trained.renderer()

@@ -37,7 +37,7 @@ import torch
 
 from voxelfield.datasets.scene import Scene
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.runs.configured import load_configured_scene
+from voxelfield.runs.train import load_configured_scene
 from voxelfield.training.config import preset
 from voxelfield.training.session import Session
 

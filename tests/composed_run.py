@@ -9,7 +9,7 @@ import pytest
 
 from voxelfield.cli import train
 from voxelfield.datasets.scene import Scene
-from voxelfield.runs import configured
+from voxelfield.runs import train as run_training
 from voxelfield.training.config import RunConfig
 
 
@@ -31,9 +31,9 @@ def settings_of_run(
         raise SystemExit
 
     monkeypatch.setattr(train, "config_name", lambda device="auto": "train")
-    monkeypatch.setattr(configured, "_begin", begin)
+    monkeypatch.setattr(run_training, "_begin", begin)
     if scene is not None:
-        monkeypatch.setattr(configured, "load_configured_scene", lambda *_: scene)
+        monkeypatch.setattr(run_training, "load_configured_scene", lambda *_: scene)
     # Hydra's logging would stay for other tests.
     quiet = ("hydra/job_logging=none", "hydra/hydra_logging=none", f"hydra.run.dir={directory}", "device=cpu")
     with pytest.raises(SystemExit):

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from voxelfield.config.parsing import parse
+from voxelfield.config import parse
 from voxelfield.installed import config_folder
 from voxelfield.training.config import RunConfig
 from voxelfield.training.config import compose as compose_by_hydra

@@ -66,15 +66,11 @@ def __getattr__(name: str) -> Any:
     collects_garbage = gc.isenabled()
     gc.disable()
     try:
-        value = (
-            importlib.import_module("voxelfield.ops")
-            if name == "ops"
-            else getattr(importlib.import_module(f"voxelfield.{_HOMES[name]}"), name)
-        )
+        module = importlib.import_module(f"voxelfield.{_HOMES.get(name, name)}")
     finally:
         if collects_garbage:
             gc.enable()
-    globals()[name] = value
+    value = globals()[name] = module if name == "ops" else getattr(module, name)
     return value
 
 

@@ -118,7 +118,7 @@ def _folders() -> Iterator[Path]:
     yield sources.package_directory()
     if not sources.has_sources():
         return
-    # A clone's own voxelfield/ may shadow an installed package that has binaries: those serve if the sources agree.
+    # In a clone, its voxelfield/ shadows an installed package, whose binaries serve if the sources agree.
     for distribution in importlib.metadata.distributions(name="voxelfield"):
         yield Path(str(distribution.locate_file("voxelfield")))
         # An editable install leaves its binaries in the tree that it was made from.

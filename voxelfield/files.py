@@ -51,7 +51,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """Returns the content of a regular file; arguments and errors are those of :func:`open_regular`."""
+    """Returns the content of a regular file; arguments and errors are as for :func:`open_regular`."""
     with open_regular(path) as file:
         return file.read()
 

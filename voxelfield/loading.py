@@ -9,9 +9,13 @@ import torch
 
 from voxelfield.devices import choose_device
 from voxelfield.export.model_file import ModelFileError, read_model
-from voxelfield.training.state.checkpoint import checkpoints, contents_of
+from voxelfield.training.cameras.refined_cameras import RefinedCameras
+from voxelfield.training.state.checkpoint import checkpoints, contents_of, load_resolved
 from voxelfield.training.state.run_directory import MODEL_FILE
-from voxelfield.training.trained_model import TrainedModel, load_trained_model, restore_trained_model
+from voxelfield.training.trained_model import TrainedModel, restore_trained_model
+
+# Entries of a checkpoint that rendering does not need.
+_OF_TRAINING_ONLY = ("optimizer", "average", "data", "rng", "cuda_rng")
 
 
 def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
@@ -37,9 +41,14 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
         raise ValueError(f"RUN must have one field, got one of several regions, which are no longer read: {path}")
     if path.is_dir() and not checkpoints(path) and (path / MODEL_FILE).is_file():
         path = path / MODEL_FILE
-    if path.suffix != ".safetensors":
-        return load_trained_model(path, device)
-    parts = read_model(path, device)
-    with contents_of(path, ModelFileError):
-        trained = restore_trained_model(parts.config, parts.field, parts.occupancy, parts.steps, device)
-        return replace(trained, tones=parts.tones)
+    if path.suffix == ".safetensors":
+        parts = read_model(path, device)
+        with contents_of(path, ModelFileError):
+            trained = restore_trained_model(parts.config, parts.field, parts.occupancy, parts.steps, device)
+            return replace(trained, tones=parts.tones)
+    path, checkpoint = load_resolved(path, device, _OF_TRAINING_ONLY)
+    with contents_of(path):
+        config, field, occupancy, step = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))
+        cameras = RefinedCameras.from_state(checkpoint["cameras"]) if "cameras" in checkpoint else None
+        trained = restore_trained_model(config, field, occupancy, step, device, checkpoint)
+        return replace(trained, cameras=cameras, tones=checkpoint.get("tones"))

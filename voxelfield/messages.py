@@ -26,7 +26,7 @@ def clipped(text: str, longest: int = _LONGEST) -> str:
 def printable(name: str) -> str:
     r"""Returns the name of a file as text that any program can draw or encode.
 
-    Python represents bytes of a name that the locale cannot decode, such as those of an umlaut in the C locale, by lone
+    Python represents bytes of a name that the locale cannot decode, such as an umlaut in the C locale, by lone
     surrogates. They are decoded as UTF-8 here, or written as ``\xfc``.
 
     Args:

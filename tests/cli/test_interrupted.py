@@ -17,7 +17,7 @@ from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoin
 PATCHED = """
 import os, signal, sys, time
 from voxelfield.cli.train import main
-from voxelfield.runs import configured
+from voxelfield.runs import train as run_training
 from voxelfield.training.trained_model import TrainedModel
 
 def stall(*_, **__):
@@ -107,9 +107,10 @@ def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
     ("number", "owner", "name", "message"),
     [
         pytest.param(
-            *("SIGHUP", "configured", "load_configured_scene", "stopped before training began"), marks=pytest.mark.slow
+            *("SIGHUP", "run_training", "load_configured_scene", "stopped before training began"),
+            marks=pytest.mark.slow,
         ),
-        ("SIGINT", "configured", "load_configured_scene", "stopped before training began"),
+        ("SIGINT", "run_training", "load_configured_scene", "stopped before training began"),
         ("SIGTERM", "TrainedModel", "evaluate", "stopped while evaluating; continue with resume={checkpoint}"),
     ],
 )

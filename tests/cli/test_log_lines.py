@@ -7,7 +7,9 @@ import logging
 import pytest
 from short_runs import run
 
-from voxelfield.cli.running import in_one_line, one_line_records
+from voxelfield.cli import doctor
+from voxelfield.cli.command import main
+from voxelfield.cli.running import one_line_records
 from voxelfield.messages import one_line
 
 FORGED = "lego\n[2026-01-01 00:00:00,000][train][ERROR] - all is lost\x1b[2J"
@@ -42,11 +44,12 @@ def test_a_record_is_one_line_whatever_it_names(caplog):
     ]
 
 
-def test_an_error_of_a_verb_is_one_line(caplog):
-    def fail() -> None:
+def test_an_error_of_a_verb_is_one_line(monkeypatch, caplog):
+    def fail(options: object) -> None:
         raise ValueError(f"scene must exist, got {FORGED}")
 
-    assert in_one_line(fail) == 2
+    monkeypatch.setattr(doctor, "run", fail)
+    assert main(["doctor"]) == 2
     (message,) = caplog.messages
     assert message.isprintable()
 

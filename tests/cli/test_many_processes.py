@@ -162,11 +162,13 @@ def test_tasks_of_slurm_are_one_run(start, tmp_path):
 
 
 def test_the_first_task_of_slurm_has_the_address_and_the_job_the_port(monkeypatch):
-    for name, value in {"PROCID": "5", "STEP_NUM_TASKS": "8", "LOCALID": "1"}.items():
+    variables = {"PROCID": "5", "STEP_NUM_TASKS": "8", "LOCALID": "1", "JOB_ID": "654321"}
+    for name, value in (variables | {"STEP_NODELIST": "gpu-a[03-05,7],login1"}).items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     expected = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu-a03", "MASTER_PORT": "24321"}
-    assert launching.by_slurm("gpu-a[03-05,7],login1", 654321) == expected
-    assert launching.by_slurm("login1,gpu-a[03-05,7]", 654321)["MASTER_ADDR"] == "login1"
+    assert launching.by_slurm() == expected
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "login1,gpu-a[03-05,7]")
+    assert launching.by_slurm()["MASTER_ADDR"] == "login1"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from short_runs import ROOT, finish
 from sky_scene import write_photographs
 from warm_python import Running, WarmPython, warm_python
 
-from voxelfield.config.parsing import parse
+from voxelfield.config import parse
 from voxelfield.training.config import RunConfig
 from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
 

@@ -11,7 +11,7 @@ import torch
 
 import voxelfield
 from voxelfield.datasets.locate import SceneNotFoundError
-from voxelfield.runs.configured import load_configured_scene
+from voxelfield.runs.train import load_configured_scene
 from voxelfield.training.config import preset
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -16,7 +16,7 @@ from voxelfield.datasets.assembly import choose_splits
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo
-from voxelfield.runs.configured import load_configured_scene
+from voxelfield.runs.train import load_configured_scene
 from voxelfield.training.config import preset
 
 POSE = torch.eye(4)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from warm_python import warm_python
 
-from voxelfield.config.parsing import parse
+from voxelfield.config import parse
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.models.registry import model_names

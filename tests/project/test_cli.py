@@ -179,7 +179,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
             "--cameras, got none",
         ),
         (("export", "run", "--splats", "a.splat"), "--splats must be a file *.ply, *.spz, got a.splat"),
-        (("export", "run", "--splats", "a.ply", "--fit-steps", "-1"), "--fit-steps must be at least 0, got -1"),
+        (("export", "run", "--splats", "a.ply", "--fit-steps", "-1"), "fit_steps must not be negative, got -1"),
         (
             ("export", "run", "--mesh", "a.ply", "--fit-steps", "9"),
             "--fit-steps must come with --splats, got 9 without it",
@@ -190,7 +190,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
             "model=pyramid model.shading=deferred",
         ),
         (("export", "run", "--mesh", "a.stl"), "--mesh must be a file *.ply, *.obj, *.glb, got a.stl"),
-        (("export", "run", "--points", "a.ply", "--count", "0"), "--count must be at least 1, got 0"),
+        (("export", "run", "--points", "a.ply", "--count", "0"), "count must be at least 1, got 0"),
         (("export", "run", "--mesh", "a.ply", "--max-faces", "0"), "max_faces must be at least 1, got 0"),
         (
             ("export", "run", "--mesh", "a.ply", "--texture", "64"),
@@ -200,8 +200,11 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("export", "run", "--mesh", "a.ply", "--level", "-1"), "level must be a density above 0, got -1"),
         (("export", "run", "--volume", "a.npz", "--resolution", "0"), "resolution must be at least 1, got 0"),
         (("export", "run", "--volume", "a.npz", "--box", "2"), "box must be 1 to 1, as many as the field has, got 2"),
-        (("report", "nowhere"), "RUN must be a run directory, which holds the records of a run, got nowhere"),
-        (("report", "."), "metrics.json does not exist: RUN must be the directory of a finished run"),
+        (
+            ("report", "nowhere"),
+            "RUN must be the directory of a finished run, got nowhere, which has no valid metrics.json",
+        ),
+        (("report", "."), "RUN must be the directory of a finished run, got ., which has no valid metrics.json"),
         (("bench", "--points", "1"), "--points must be at least 2, got 1"),
         (
             ("fly",),

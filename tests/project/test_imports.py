@@ -16,7 +16,7 @@ SLOW = ("torch._dynamo", "torchmetrics", "sympy", "av", "tensorboard", "matplotl
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "needed"), [("voxelfield", ("numpy",)), ("voxelfield.runs.configured", ("numpy", "PIL"))]
+    ("module", "needed"), [("voxelfield", ("numpy",)), ("voxelfield.runs.train", ("numpy", "PIL"))]
 )
 def test_importing_a_module_leaves_slow_ones_for_their_first_use(module, needed):
     unwanted = [name for name in SLOW if name not in needed]

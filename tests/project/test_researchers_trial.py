@@ -12,7 +12,7 @@ from torch import nn
 
 import voxelfield
 from voxelfield import Model, Session, ops
-from voxelfield.config.types import Count
+from voxelfield.config import Count
 from voxelfield.export import save_model
 from voxelfield.export.mesh import SurfaceOptions, surface_of
 from voxelfield.export.volume import save_volume

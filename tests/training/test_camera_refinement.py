@@ -25,7 +25,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rigid import compose as product
 from voxelfield.rendering.rigid import exp_se3
-from voxelfield.runs.configured import train_as_configured
+from voxelfield.runs.train import train_as_configured
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras import lost_cameras
 from voxelfield.training.cameras.camera_refinement import CameraRefinement

@@ -304,8 +304,8 @@ def test_values_of_the_wrong_type(override, message):
         ("logger.name=wandb", "logger.name must be one of tensorboard, none, got 'wandb'"),
         ("data.missing_images=maybe", "data.missing_images must be one of error, skip, or null, got 'maybe'"),
         ("device=banana", "device must be auto, cpu, cuda or cuda:<index>, got 'banana'"),
-        ("devices=two", "devices must be a number or all, or null, got 'two'"),
-        ("devices=auto", "devices must be a number or all, got auto: leave it out for one process"),
+        ("devices=two", "devices must be all or a number from 1, or null, got 'two'"),
+        ("devices=auto", "devices must be all or a number from 1, got auto: leave it out for one process"),
         (
             "scene.aabb=[[0,0,0],[1,1,0]]",
             "scene.aabb must be finite with low < high along every axis, got [[0.0, 0.0, 0.0], [1.0, 1.0, 0.0]]",

@@ -18,7 +18,7 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings
-from voxelfield.runs.configured import load_configured_scene
+from voxelfield.runs.train import load_configured_scene
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.depth import DepthSupervision, depth_error
 from voxelfield.training.session import Session

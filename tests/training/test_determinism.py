@@ -10,7 +10,7 @@ from quick_presets import preset
 from short_runs import ROOT, TINY
 
 import voxelfield
-from voxelfield.runs.configured import train_as_configured
+from voxelfield.runs.train import train_as_configured
 from voxelfield.training.determinism import reproducible
 
 

@@ -27,7 +27,7 @@ from voxelfield.models.training import MemoryEstimate
 from voxelfield.report import page
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.runs import results
-from voxelfield.runs.configured import build_logger, train_as_configured
+from voxelfield.runs.train import build_logger, train_as_configured
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.logs.logging import FailsafeLogger, NullLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage

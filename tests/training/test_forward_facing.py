@@ -23,7 +23,7 @@ from voxelfield.rendering.paths import seen_point, spiral, usual_path
 from voxelfield.rendering.projection import views_of_points
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.rendering.view_pictures import depth_bounds, depth_colors
-from voxelfield.runs.configured import load_configured_scene
+from voxelfield.runs.train import load_configured_scene
 from voxelfield.training.config import CameraConfig, presets
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from quick_presets import preset
 
-from voxelfield.runs import configured
+from voxelfield.runs import train as run_training
 from voxelfield.training.logs.records import rates_of_steps
 
 
@@ -26,12 +26,12 @@ from voxelfield.training.logs.records import rates_of_steps
 )
 def test_a_checkpoint_of_another_run_is_refused(monkeypatch, saved_model, scene, message):
     saved = {"config": {"model": asdict(preset(saved_model).model), "scene": {"name": scene}, "seed": 0}}
-    monkeypatch.setattr(configured, "resolve_checkpoint", Path)
-    monkeypatch.setattr(configured, "load_resolved", lambda path: (path, saved))
-    monkeypatch.setattr(configured, "load_newest", lambda directory: (directory / "checkpoint_0000003.pt", saved))
+    monkeypatch.setattr(run_training, "resolve_checkpoint", Path)
+    monkeypatch.setattr(run_training, "load_resolved", lambda path: (path, saved))
+    monkeypatch.setattr(run_training, "load_newest", lambda directory: (directory / "checkpoint_0000003.pt", saved))
     for resume in ("run", "auto"):
         with pytest.raises(ValueError, match=rf"\A{message}\Z"):
-            configured.load_to_resume(replace(preset("model=dense"), resume=resume), Path("here"), Path())
+            run_training.load_to_resume(replace(preset("model=dense"), resume=resume), Path("here"), Path())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from short_runs import TINY
 import voxelfield
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.runs.configured import train_as_configured
+from voxelfield.runs.train import train_as_configured
 from voxelfield.training.state.checkpoint import (
     FORMAT,
     CheckpointError,

@@ -22,7 +22,7 @@ from voxelfield.evaluation.evaluation import check_pictures, evaluate_split, sav
 from voxelfield.media.png import PngWriter
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
-from voxelfield.runs.configured import train_as_configured
+from voxelfield.runs.train import train_as_configured
 from voxelfield.training.session import Session
 from voxelfield.training.state.run_directory import DirectoryInUseError
 

@@ -25,7 +25,6 @@ from voxelfield.rendering.lens import Lens
 from voxelfield.training import trained_model
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import CheckpointError, check_state, load_checkpoint, save_checkpoint
-from voxelfield.training.trained_model import load_trained_model
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
@@ -211,7 +210,7 @@ def test_a_run_draws_a_path_and_goes_on_as_a_model_file(train, scene, device, tm
 
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"{tmp_path} contains no checkpoint"):
-        load_trained_model(tmp_path, torch.device("cpu"))
+        voxelfield.load(tmp_path, torch.device("cpu"))
 
 
 # --------------------------------------------------------------------------------------------------- the benchmark
@@ -258,7 +257,7 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
         assert row["sampling"]["supersampling"] == 2
         assert row["sampling"]["pixel_averaging"] == "linear_light"
         assert row["steps_trained"] == 6
-        renderer = load_trained_model(trainer.output, device).renderer(row["backend"])
+        renderer = voxelfield.load(trainer.output, device).renderer(row["backend"])
         expected = evaluate_split(renderer.view, split, trainer.model.background, progress=False)
         assert row["psnr"] == pytest.approx(expected.psnr, abs=1e-3)
         assert row["ssim"] == pytest.approx(expected.ssim, abs=1e-4)
@@ -280,7 +279,7 @@ def test_frames_are_timed_with_the_settings_that_are_stated(train, render_benchm
     stated = ["--supersampling", "1", "--min-weight", "0.2", "--only", "image", "--json", str(result)]
     render_benchmark([str(run), "--device", "cpu", *stated])
     (row,) = json.loads(result.read_text())["rows"]
-    trained = load_trained_model(run, "cpu")
+    trained = voxelfield.load(run, "cpu")
     split = load_blender(incomplete / "lego", LoadOptions(splits=("test",), missing_images="skip")).test
     usual = evaluate_split(trained.renderer().view, split, trained.model.background, progress=False).psnr
     trained.model.sampling = replace(trained.model.sampling, supersampling=1, min_weight=0.2)

@@ -13,8 +13,8 @@ from quick_presets import preset
 from voxelfield.datasets.blender import load_blender
 from voxelfield.models.training import MemoryEstimate
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
-from voxelfield.runs import configured
-from voxelfield.runs.configured import load_configured_scene, train_as_configured
+from voxelfield.runs import train as run_training
+from voxelfield.runs.train import load_configured_scene, train_as_configured
 from voxelfield.training import session
 from voxelfield.training.fields import untrained_model
 from voxelfield.training.memory import check_memory, estimate_memory, place_of_images
@@ -194,10 +194,10 @@ def test_what_does_not_fit_is_refused_with_advice(monkeypatch, estimate, advice)
 
 
 def test_a_run_is_refused_before_it_touches_the_gpu(monkeypatch, tmp_path, caplog):
-    for module in (configured, session):
+    for module in (run_training, session):
         monkeypatch.setattr(module, "choose_device", lambda requested: torch.device("cuda"))
         monkeypatch.setattr(module._library, "ensure_loaded", lambda device_type: True)
-    monkeypatch.setattr(configured, "_warm_up", lambda *_: None)
+    monkeypatch.setattr(run_training, "_warm_up", lambda *_: None)
     say_free(monkeypatch, GIB // 2)
     caplog.set_level("INFO")
     stages = "trainer.stages=[{step: 0, resolution: 400}]"

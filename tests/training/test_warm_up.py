@@ -5,30 +5,30 @@ import sys
 import pytest
 import torch
 
-from voxelfield.runs import configured
+from voxelfield.runs import train as run_training
 from voxelfield.training.config import LoggerConfig
 
 
 def test_the_view_that_loads_kernels_can_be_evaluated(device, monkeypatch):
     evaluated = []
-    evaluate = configured.evaluate_split
-    monkeypatch.setattr(configured, "evaluate_split", lambda *a, **k: evaluated.append(evaluate(*a, **k)))
-    configured._load_evaluation_kernels(device)
+    evaluate = run_training.evaluate_split
+    monkeypatch.setattr(run_training, "evaluate_split", lambda *a, **k: evaluated.append(evaluate(*a, **k)))
+    run_training._load_evaluation_kernels(device)
     assert evaluated[0].scores["ssim"] == (1.0,)
 
 
 def test_tensorboard_is_imported_where_it_logs(monkeypatch):
     pytest.importorskip("tensorboard")
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    configured._warm_up(torch.device("cpu"), LoggerConfig(name="none"))
+    run_training._warm_up(torch.device("cpu"), LoggerConfig(name="none"))
     assert "torch.utils.tensorboard" not in sys.modules
-    configured._warm_up(torch.device("cpu"), LoggerConfig(name="tensorboard"))
+    run_training._warm_up(torch.device("cpu"), LoggerConfig(name="tensorboard"))
     assert "torch.utils.tensorboard" in sys.modules
 
 
 @pytest.mark.cuda
 def test_the_kernels_of_the_evaluation_are_loaded_on_a_gpu(monkeypatch):
     devices = []
-    monkeypatch.setattr(configured, "_load_evaluation_kernels", devices.append)
-    configured._warm_up(torch.device("cuda"), LoggerConfig(name="none"))
+    monkeypatch.setattr(run_training, "_load_evaluation_kernels", devices.append)
+    run_training._warm_up(torch.device("cuda"), LoggerConfig(name="none"))
     assert devices == [torch.device("cuda")]

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 logger = logging.getLogger("voxelfield.build")
 
-# Machine code for these, where nvcc knows them. It runs on later GPUs of the same major version: 8.9 (Ada) runs that of
-# 8.6, 12.1 that of 12.0.
+# Machine code for these, where nvcc knows them. It runs on later GPUs of the same major version: code for 8.6 on 8.9
+# (Ada), code for 12.0 on 12.1.
 COMMON = ("75", "80", "86", "90", "100", "120")
 # PTX for this architecture, or for the newest one before it that nvcc knows: the driver compiles it for 11.0, which is
 # rare, and for future GPUs.
@@ -47,15 +47,15 @@ class Architectures(NamedTuple):
     def run_on(self, capability: Capability) -> bool:
         """Returns whether a GPU of this compute capability can run the binary, possibly through the driver's compiler.
 
-        Machine code runs on the same major version from its own minor version on; PTX on everything as new or newer.
-        Code specific to an architecture (``90a``) runs on that one alone.
+        Machine code runs on GPUs of its major version, with the same or a later minor version; PTX on all GPUs of the
+        same or a later version. Code specific to an architecture (``90a``) runs on that one alone.
         """
 
         def serves(architecture: str, ptx: bool) -> bool:
-            own = _capability(architecture)
+            target = _capability(architecture)
             if not architecture.isdigit():
-                return own == capability
-            return own <= capability and (ptx or own[0] == capability[0])
+                return target == capability
+            return target <= capability and (ptx or target[0] == capability[0])
 
         return any(serves(a, False) for a in self.sm) or any(serves(a, True) for a in self.ptx)
 
@@ -165,7 +165,7 @@ def driver_for(cuda: int) -> str:
 
 
 def find_cuda_home() -> Path | None:
-    """Returns the root of the CUDA toolkit: ``$CUDA_HOME``, ``$CUDA_PATH``, or that of the nvcc on the PATH; else None.
+    """Returns the root of the CUDA toolkit, from ``$CUDA_HOME``, ``$CUDA_PATH`` or the nvcc on the PATH; None without.
 
     A variable that names a folder without nvcc, such as one left behind by a removed toolkit, is ignored with a
     warning.

@@ -1,4 +1,4 @@
-"""Compiling the two modules with torch's setuptools command, for ``setup.py`` and for a folder of one's own."""
+"""Compiling the two modules with torch's setuptools command, for ``setup.py`` or into any folder."""
 
 from __future__ import annotations
 
@@ -75,15 +75,14 @@ def choose_modules() -> tuple[list[str], str]:
     requested = os.environ.get("VOXELFIELD_CUDA", "")
     if requested not in {"", "0", "1"}:
         raise ValueError(f"VOXELFIELD_CUDA must be 0, 1 or unset, got {requested!r}")
-    both = [CPU_MODULE, CUDA_MODULE]
     if requested == "0":
         return [CPU_MODULE], "VOXELFIELD_CUDA=0: only the CPU half is compiled"
-    if find_cuda_home() is None:
-        if requested == "1":
-            raise FileNotFoundError("VOXELFIELD_CUDA=1 needs nvcc, which is neither on the PATH nor in CUDA_HOME")
+    if requested == "1":
+        require_cuda_home()
+    elif find_cuda_home() is None:
         return [CPU_MODULE], "no nvcc on the PATH or in CUDA_HOME: only the CPU half is compiled"
     if requested == "1" or visible_capabilities():
-        return both, ""
+        return [CPU_MODULE, CUDA_MODULE], ""
     return [CPU_MODULE], (
         "no GPU is visible: only the CPU half is compiled now. The CUDA half is compiled on first use on a machine "
         "with a GPU, or now with VOXELFIELD_CUDA=1"
@@ -124,8 +123,8 @@ def extensions(names: Iterable[str], sources_relative_to: Path | None = None, st
     cxx = [_TORCH_TARGET, *_WINDOWS_FLAGS] if windows else [_TORCH_TARGET, *system, *host]
     # --no-as-needed keeps libtorch.so among the needed libraries: on a CUDA build of torch it brings libtorch_cuda,
     # which contains the stream symbol that the CUDA module looks up. After the libraries the flag would do nothing.
-    # --exclude-libs hides what comes from static libraries: some compilers link libstdc++ statically, and the locales
-    # of this copy must not mix with those of torch's. The linker of macOS, where there is no CUDA, knows neither flag.
+    # --exclude-libs hides symbols of static libraries: some compilers link libstdc++ statically, and its locales must
+    # not mix with the locales of torch's copy. The linker of macOS, where there is no CUDA, knows neither flag.
     flags = ["-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"]
     link = flags if sys.platform == "linux" else []
     described = []
@@ -256,38 +255,36 @@ def build_command() -> Any:
     return BuildModules.with_options(use_ninja=True, no_python_abi_suffix=False)
 
 
-def build(names: Iterable[str], directory: Path, objects: Path | None = None, strict: bool = False) -> list[Path]:
-    """Compiles modules into a directory.
+def build(name: str, directory: Path, objects: Path | None = None, strict: bool = False) -> Path:
+    """Compiles a module into a directory.
 
     Args:
-        names: ``_C`` and/or ``_C_cuda``.
-        directory: Folder for the modules; created if missing. A module already there is replaced in one step.
+        name: ``_C`` or ``_C_cuda``.
+        directory: Folder for the module; created if missing. A module already there is replaced in one step.
         objects: Folder in which object files stay, so that the next build compiles only what changed; a temporary
             folder if None.
         strict: Makes warnings errors, as CI does.
 
     Returns:
-        The paths of the modules.
+        The path of the module.
     """
     from setuptools import Distribution
 
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="voxelfield-") as scratch:
-        distribution = Distribution({"name": "voxelfield", "ext_modules": extensions(names, strict=strict)})
+        distribution = Distribution({"name": "voxelfield", "ext_modules": extensions([name], strict=strict)})
         command = build_command()(distribution)
         command.build_lib = scratch
         command.build_temp = str((objects or Path(scratch, "objects")).resolve())
         command.ensure_finalized()
         command.run()
-        built = []
-        for digest in sorted(Path(scratch, "voxelfield").glob("*.digest")):
-            for made in (digest, digest.with_suffix("")):
-                # The folder may be in another file system, where a move is not atomic.
-                temporary = directory / f".{made.name}.{os.getpid()}"
-                shutil.copy(made, temporary)
-                temporary.replace(directory / made.name)
-            built.append(directory / digest.stem)
-    return built
+        (digest,) = Path(scratch, "voxelfield").glob("*.digest")
+        for made in (digest, digest.with_suffix("")):
+            # The folder may be in another file system, where a move is not atomic.
+            temporary = directory / f".{made.name}.{os.getpid()}"
+            shutil.copy(made, temporary)
+            temporary.replace(directory / made.name)
+    return directory / digest.stem
 
 
 def cache_directory() -> Path:

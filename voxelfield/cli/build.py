@@ -19,14 +19,11 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    parser.add_argument("--out", type=Path, help="folder for the modules (default: that of builds on first use)")
-    parser.add_argument(
-        "--only", choices=sorted(HALVES), help="compile one half (default: CPU, and CUDA if a GPU is visible)"
-    )
-    parser.add_argument(
-        "--objects", type=Path, help="keep object files here, so that only changed files are recompiled"
-    )
-    parser.add_argument("--werror", action="store_true", help="treat the compilers' warnings as errors")
+    add = parser.add_argument
+    add("--out", type=Path, help="folder for the modules (default: that of builds on first use)")
+    add("--only", choices=sorted(HALVES), help="compile one half (default: CPU, and CUDA if a GPU is visible)")
+    add("--objects", type=Path, help="keep object files here, so that only changed files are recompiled")
+    add("--werror", action="store_true", help="treat the compilers' warnings as errors")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -37,5 +34,4 @@ def run(options: argparse.Namespace) -> None:
         logger.warning("voxelfield: %s", note)
     for name in names:
         directory = options.out or _build.compiling.module_directory(name)
-        for path in _build.compiling.build([name], directory, options.objects, options.werror):
-            logger.info("built %s", path)
+        logger.info("built %s", _build.compiling.build(name, directory, options.objects, options.werror))

@@ -28,22 +28,13 @@ VERBS = {
     "build": "compile the extension now instead of on first use",
     "bench": "time the sampling op against torch's grid_sample",
 }
-# Verbs whose module has a different name.
-_MODULES = {"eval": "evaluate"}
 
-TRAINING_PACKAGES = {
-    "numpy": "numpy",
+_NAMED_ALIKE = ("numpy", "tensorboard", "jinja2", "matplotlib", "safetensors", "av", "pooch", "tqdm")
+TRAINING_PACKAGES = {name: name for name in _NAMED_ALIKE} | {
     "hydra": "hydra-core",
     "omegaconf": "hydra-core",
     "yaml": "pyyaml",
-    "tensorboard": "tensorboard",
     "PIL": "pillow",
-    "jinja2": "jinja2",
-    "matplotlib": "matplotlib",
-    "safetensors": "safetensors",
-    "av": "av",
-    "pooch": "pooch",
-    "tqdm": "tqdm",
 }
 """Packages that ``pip install "voxelfield[train]"`` installs: import names -> distributions."""
 
@@ -55,10 +46,12 @@ HOW_TO_INSTALL = 'pip install "voxelfield[train]"'
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a verb; returns the exit status.
+    """Imports the module of a verb and runs it; returns the exit status.
+
+    Ctrl-C and a package that is not installed are reported in one line.
 
     Args:
-        arguments: The command line without the program's name; None takes that of this process.
+        arguments: The command line without the program's name; None for the command line of this process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
@@ -71,27 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"verb must be one of {', '.join(VERBS)}, got {verb!r}", file=sys.stderr)  # noqa: T201
         return 2
-    return run_verb(verb, rest)
-
-
-def run_verb(verb: str, arguments: Sequence[str] | None) -> int:
-    """Imports the module of a verb and runs it; returns the exit status.
-
-    Ctrl-C and a package that is not installed are reported in one line.
-
-    Args:
-        verb: One of :data:`VERBS`.
-        arguments: The command line after the verb; None takes that of this process.
-    """
     try:
-        module = _imported(f"voxelfield.cli.{_MODULES.get(verb, verb)}")
+        module = _imported(f"voxelfield.cli.{verb}")
         if verb == "train":
             # It handles signals itself: it stops after a step and saves a checkpoint.
-            status: int = module.main(arguments)
+            status: int = module.main(rest)
             return status
         from voxelfield.cli.running import run
 
-        return run(verb, module, arguments)
+        return run(verb, module, rest)
     except ModuleNotFoundError as error:
         package = TRAINING_PACKAGES.get((error.name or "").partition(".")[0])
         if package is None:

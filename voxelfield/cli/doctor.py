@@ -14,16 +14,8 @@ import torch
 from voxelfield import __version__, _build, _library, ops
 from voxelfield.cli.command import TRAINING_PACKAGES
 
-# Variables of others by which the extension is compiled; voxelfield's own are known by their prefix.
-_BUILD_VARIABLES = (
-    "TORCH_CUDA_ARCH_LIST",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "CXX",
-    "TORCH_EXTENSIONS_DIR",
-    "NVCC_PREPEND_FLAGS",
-    "NVCC_APPEND_FLAGS",
-)
+# Beginnings of the names of environment variables that matter to voxelfield or to its compilation.
+_VARIABLES = ("VOXELFIELD_", "TORCH_CUDA_ARCH_LIST", "TORCH_EXTENSIONS_DIR", "CUDA_HOME", "CUDA_PATH", "NVCC_", "CXX")
 
 EXTRAS = dict.fromkeys(TRAINING_PACKAGES.values(), "train") | {
     "pycolmap": "colmap",
@@ -35,10 +27,6 @@ EXTRAS = dict.fromkeys(TRAINING_PACKAGES.values(), "train") | {
     "torchmetrics": "lpips",
 }
 """Optional packages -> the extra of voxelfield that installs them."""
-
-
-class DoctorError(RuntimeError):
-    """A required component does not work; the message names the remedy."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,9 +52,8 @@ def versions() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     yield "torch", f"{torch.__version__}, {cuda}, {torch.get_num_threads()} threads"
-    own = sorted(variable for variable in os.environ if variable.startswith("VOXELFIELD_"))
-    for variable in (*_BUILD_VARIABLES, *own):
-        if variable in os.environ:
+    for variable in sorted(os.environ):
+        if variable.startswith(_VARIABLES):
             yield f"${variable}", os.environ[variable]
 
 
@@ -104,7 +91,7 @@ def gpus() -> Iterator[tuple[str, str]]:
         )
         if (device.major, device.minor) < _build.architectures.OLDEST:
             major, minor = _build.architectures.OLDEST
-            raise DoctorError(
+            raise RuntimeError(
                 f"GPU {index} must have compute capability {major}.{minor} or later, got {device.major}.{device.minor}"
             )
 
@@ -115,7 +102,7 @@ def cpu_kernels() -> Iterator[tuple[str, str]]:
 
 
 def cuda_kernels() -> Iterator[tuple[str, str]]:
-    """The same on each GPU."""
+    """Loads the CUDA kernels, compiling them if need be, and samples a grid on each GPU."""
     if not torch.cuda.is_available():
         yield "CUDA kernels", "not needed without a GPU"
         return
@@ -125,10 +112,10 @@ def cuda_kernels() -> Iterator[tuple[str, str]]:
 def _kernels(module: str, *devices: str) -> Iterator[tuple[str, str]]:
     for device in devices:
         grid = torch.arange(2.0, device=device).view(2, 1, 1, 1).expand(2, 2, 2, 1).contiguous()
-        middle = ops.sample_trilinear(grid, torch.full((1, 3), 0.5, device=device))
+        middle = ops.sample_trilinear(grid, torch.full((1, 3), 0.5, device=device)).item()
         yield f"kernels on {device}", str(_library.loaded_modules()[module])
-        if middle.item() != 0.5:
-            raise DoctorError(f"sampling between 0 and 1 on {device} must give 0.5, got {middle.item()}: run the tests")
+        if middle != 0.5:
+            raise RuntimeError(f"sampling between 0 and 1 on {device} must give 0.5, got {middle}: run the tests")
     yield f"{module} compiled from", str(_build.sources.read_stamp(_library.loaded_modules()[module]))
 
 

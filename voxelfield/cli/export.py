@@ -1,17 +1,17 @@
 """Write a trained field as a mesh, points, splats, a web page or a volume, its environment, and its scene's cameras.
 
-At least one of --mesh, --points, --splats, --web, --volume, --environment and --cameras is needed. Units and axes are
-those of the poses.
+At least one of --mesh, --points, --splats, --web, --volume, --environment and --cameras is needed. Files have the units
+and axes of the poses.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import voxelfield
-from voxelfield.cli.running import number
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of, scene_folder
 from voxelfield.export.camera_file import save_cameras
 from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions, surface_of
@@ -29,83 +29,58 @@ from voxelfield.training.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
 
-_SUFFIXES = {
-    "mesh": MESH_SUFFIXES,
-    "points": (".ply",),
-    "splats": SPLAT_SUFFIXES,
-    "volume": (".npz",),
-    "environment": (".png",),
-    "cameras": (".json",),
+# The files that are written, by their options: suffixes (none for a folder) and help.
+_FILES: dict[str, tuple[Sequence[str], str]] = {
+    "mesh": (MESH_SUFFIXES, "triangles with normals and colours: ply, obj or glb"),
+    "points": ((".ply",), "points of the surface with normals and colours: ply"),
+    "splats": (SPLAT_SUFFIXES, "3D Gaussians of everything that training cameras see: ply or spz; needs the scene"),
+    "web": ((), "a web page that draws the field, for fields with deferred shading; needs the scene"),
+    "volume": ((".npz",), "density and colour on a lattice: npz"),
+    "environment": ((".png",), "a panorama of what lies beyond the field, of a run with model.environment=map: png"),
+    "cameras": ((".json",), "poses and intrinsics for the scene's image files: json"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
+    add = parser.add_argument
     add_run_arguments(parser)
-    parser.add_argument("--mesh", type=Path, metavar="FILE", help="triangles with normals and colours: ply, obj or glb")
-    parser.add_argument(
-        "--points", type=Path, metavar="FILE", help="points of the surface with normals and colours: ply"
-    )
-    parser.add_argument(
-        "--splats",
-        type=Path,
-        metavar="FILE",
-        help="3D Gaussians, of what training cameras see: ply or spz; needs the scene",
-    )
-    parser.add_argument(
-        "--web",
-        type=Path,
-        metavar="FOLDER",
-        help="a web page that draws the field, for fields with deferred shading; needs the scene",
-    )
-    parser.add_argument("--volume", type=Path, metavar="FILE", help="density and colour on a lattice: npz")
-    parser.add_argument(
-        "--environment",
-        type=Path,
-        metavar="FILE",
-        help="a panorama of what lies beyond the field, of a run with model.environment=map: png",
-    )
-    parser.add_argument(
-        "--cameras", type=Path, metavar="FILE", help="poses and intrinsics for the scene's image files: json"
-    )
-    parser.add_argument(
+    for name, (suffixes, text) in _FILES.items():
+        add(f"--{name}", type=Path, metavar="FILE" if suffixes else "FOLDER", help=text)
+    add(
         "--surface",
         default="density",
         help="density: where the density crosses a level; tsdf: fused from depth maps of the training cameras, "
         "smoother but without parts thinner than a voxel; needs the scene (default: density)",
     )
-    parser.add_argument(
-        "--level", type=float, help="density at the surface, per unit (default: a voxel absorbs half of the light)"
-    )
-    parser.add_argument(
-        "--resolution", type=int, metavar="N", help="cells along the longest edge (default: one per voxel)"
-    )
-    parser.add_argument(
+    add("--level", type=float, help="density at the surface, per unit (default: a voxel absorbs half of the light)")
+    add("--resolution", type=int, metavar="N", help="cells along the longest edge (default: one per voxel)")
+    add(
         "--box",
         type=int,
         default=1,
         metavar="K",
         help="export the contents of the K-th nested box, at its voxel size (default: 1, the smallest)",
     )
-    parser.add_argument("--largest-component", action="store_true", help="leave out all but the largest connected part")
-    parser.add_argument("--fill-holes", action="store_true", help="close holes with fans of triangles")
-    parser.add_argument("--max-faces", type=int, metavar="N", help="merge triangles until at most N are left")
-    parser.add_argument(
+    add("--largest-component", action="store_true", help="leave out all but the largest connected part")
+    add("--fill-holes", action="store_true", help="close holes with fans of triangles")
+    add("--max-faces", type=int, metavar="N", help="merge triangles until at most N are left")
+    add(
         "--texture",
         type=int,
         metavar="PIXELS",
         help="paint a texture with sides of about PIXELS (obj, glb; see --max-faces)",
     )
-    parser.add_argument(
+    add(
         "--count",
-        type=number(int, 1),
+        type=int,
         default=1_000_000,
         metavar="N",
         help="number of points, or maximum number of splats (default: 1000000)",
     )
-    parser.add_argument(
+    add(
         "--fit-steps",
-        type=number(int, 0),
+        type=int,
         metavar="N",
         help="steps in which splats are fitted to images of the field; 0: none (default: in proportion to the splats)",
     )
@@ -113,21 +88,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes the requested files."""
-    paths = {name: getattr(options, name) for name in _SUFFIXES}
-    if not any(paths.values()) and options.web is None:
-        raise ValueError(
-            "export must be given at least one of --mesh, --points, --splats, --web, --volume, --environment and "
-            "--cameras, got none"
-        )
+    paths = {name: path for name in _FILES if (path := getattr(options, name)) is not None}
+    if not paths:
+        *names, last = (f"--{name}" for name in _FILES)
+        raise ValueError(f"export must be given at least one of {', '.join(names)} and {last}, got none")
     for name, path in paths.items():
-        if path is not None:
-            check_suffix(f"--{name}", path, _SUFFIXES[name])
+        if suffixes := _FILES[name][0]:
+            check_suffix(f"--{name}", path, suffixes)
     if options.texture is not None and options.mesh is not None and options.mesh.suffix.lower() == ".ply":
         raise ValueError(f"--texture must be written to an obj or glb, got --mesh {options.mesh}")
     if options.splats is None and options.fit_steps is not None:
         raise ValueError(f"--fit-steps must come with --splats, got {options.fit_steps} without it")
     wanted = SurfaceOptions(options.surface, options.level, options.resolution, options.box)
     shape = MeshOptions(options.largest_component, options.fill_holes, options.max_faces, options.texture)
+    splats = SplatOptions(options.count, options.fit_steps)
     trained = voxelfield.load(options.run, options.device)
     if options.environment is not None:
         _export_environment(options, trained)
@@ -136,7 +110,7 @@ def run(options: argparse.Namespace) -> None:
     if options.mesh is not None or options.points is not None:
         _export_surface(options, trained, wanted, shape)
     if options.splats is not None:
-        _export_splats(options, trained)
+        _export_splats(options, trained, splats)
     if options.web is not None:
         _export_web_page(options, trained)
     if options.volume is not None:
@@ -181,9 +155,8 @@ def _training_cameras(options: argparse.Namespace, trained: TrainedModel) -> Cam
     return trained.cameras.refined
 
 
-def _export_splats(options: argparse.Namespace, trained: TrainedModel) -> None:
+def _export_splats(options: argparse.Namespace, trained: TrainedModel, wanted: SplatOptions) -> None:
     cameras = _training_cameras(options, trained)
-    wanted = SplatOptions(options.count, options.fit_steps)
     splats = splats_of(trained.field, trained.occupancy, trained.model.settings, cameras, wanted)
     save_splats(options.splats, splats)
     logger.info("wrote %d Gaussians to %s", len(splats), options.splats)

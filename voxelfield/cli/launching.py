@@ -1,4 +1,4 @@
-"""The processes of a run: starts them, joins them to a group, and ends them together.
+"""The processes of a run: starts them, joins them to a group, and ends them together. Also the GPUs of a sweep's jobs.
 
 ``devices=N`` starts N processes of the same command line on this machine with torch.distributed's launcher. Processes
 that torchrun or SLURM's srun has started, on one machine or several, find each other by their environment.
@@ -15,12 +15,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
-from typing import ParamSpec
 
 import torch
+from filelock import FileLock, Timeout
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
@@ -33,13 +34,14 @@ from voxelfield.training.interrupt import SIGNALS, Interrupt
 
 logger = logging.getLogger(__name__)
 
-Arguments = ParamSpec("Arguments")
-
 # How long a process that has failed waits for the launcher to end it, in seconds. The launcher looks ten times a
 # second, torchrun likewise, and ends all processes once one has ended.
 _VERDICT_SECONDS = 2.0
 _CLOSING_SECONDS = 10
 _POLL_SECONDS = 0.1
+
+# Seconds between two attempts to reserve a GPU.
+_FREE_GPU_SECONDS = 1.0
 
 # In gloo's messages when another process does not answer; it raises a plain RuntimeError.
 _TIMED_OUT = re.compile("Timed out waiting|timeout caused pair closure")
@@ -52,7 +54,7 @@ def count_processes(settings: RunConfig) -> int:
         ValueError: ``devices`` contradicts the processes that have been started, the GPUs there are, or ``device``.
     """
     started, given = processes.started(), settings.devices
-    on_cpu = settings.device == "cpu" or not torch.cuda.is_available()
+    on_cpu, gpus = settings.device == "cpu" or not torch.cuda.is_available(), torch.cuda.device_count()
     if started > 1:
         count = started
         if given not in (None, "all", str(started)):
@@ -60,33 +62,30 @@ def count_processes(settings: RunConfig) -> int:
                 f"devices must be left out or {started}, the number of processes that were started, got {given}"
             )
     elif given == "all":
-        count = 1 if on_cpu else torch.cuda.device_count()
+        count = 1 if on_cpu else gpus
     else:
         count = int(given or 1)
     if count > 1:
         choose_device(settings.device)
         if ":" in settings.device:
             raise ValueError(f"device must be auto, cpu or cuda for {count} processes, got {settings.device!r}")
-        if started == 1 and not on_cpu and count > torch.cuda.device_count():
-            there_are = torch.cuda.device_count()
-            raise ValueError(f"devices must be at most {there_are}, the CUDA devices that torch finds, got {count}")
+        if started == 1 and not on_cpu and count > gpus:
+            raise ValueError(f"devices must be at most {gpus}, the CUDA devices that torch finds, got {count}")
     return count
 
 
-def by_slurm(nodes: str, job: int) -> dict[str, str]:
-    """Returns torch's variables for a task of srun.
-
-    Args:
-        nodes: The nodes of the step, such as ``gpu[03-05,7],login``. The first one has the first task.
-        job: The job's number, which the port is derived from: jobs that share a node have different ones.
-    """
+def by_slurm() -> dict[str, str]:
+    """Returns torch's variables for a task of srun, from SLURM's variables."""
+    # Such as gpu[03-05,7],login, of which the first one has the first task.
+    nodes = os.environ["SLURM_STEP_NODELIST"]
     first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", re.split(r",(?![^\[]*\])", nodes)[0])
     return {
         "RANK": os.environ["SLURM_PROCID"],
         "WORLD_SIZE": os.environ["SLURM_STEP_NUM_TASKS"],
         "LOCAL_RANK": os.environ["SLURM_LOCALID"],
         "MASTER_ADDR": first,
-        "MASTER_PORT": str(20000 + job % 10000),
+        # Jobs that share a node have different ports.
+        "MASTER_PORT": str(20000 + int(os.environ["SLURM_JOB_ID"]) % 10000),
     }
 
 
@@ -103,7 +102,7 @@ def launch(count: int, device: str) -> int:
     # Imported here, because no other run needs them.
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
-    # It reports on several lines what is reported here on one.
+    # Its reports take several lines; one is printed here instead.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # The launcher serves the store, so that its port is free and the end of no process takes it away.
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -147,7 +146,7 @@ def launch(count: int, device: str) -> int:
     failure = next(iter(result.failures.values()), None) if result is not None else None
     if failure is None:
         return 0
-    if failure.exitcode > 0:  # after a message of its own
+    if failure.exitcode > 0:  # after it has printed a message
         return failure.exitcode
     if passed_on:
         return INTERRUPTED
@@ -165,7 +164,7 @@ def join(settings: RunConfig) -> None:
         ConnectionError: They have not found each other within ``process_timeout``.
     """
     if "SLURM_STEP_NODELIST" in os.environ:
-        for name, value in by_slurm(os.environ["SLURM_STEP_NODELIST"], int(os.environ["SLURM_JOB_ID"])).items():
+        for name, value in by_slurm().items():
             os.environ.setdefault(name, value)
     device = choose_device(settings.device)
     if device.type == "cuda":
@@ -173,7 +172,7 @@ def join(settings: RunConfig) -> None:
         # into which the next ones do not fit.
         if "PYTORCH_ALLOC_CONF" not in os.environ:
             os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-        # With SLURM's binding, each task may see only its own GPU.
+        # With SLURM's binding, each task may see only one GPU.
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=settings.process_timeout)
@@ -187,13 +186,13 @@ def join(settings: RunConfig) -> None:
         raise ConnectionError(f"the processes must find each other at {address}, got: {reason}") from error
 
 
-def leaves_group(program: Callable[Arguments, int]) -> Callable[Arguments, int]:
-    """Makes a program, which returns its exit status, leave the group that it may have joined."""
+def leaves_group(program: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+    """Decorates a program, which returns its exit status: it leaves the group that it may have joined."""
 
     @functools.wraps(program)
-    def leaving(*arguments: Arguments.args, **options: Arguments.kwargs) -> int:
+    def leaving(arguments: Sequence[str]) -> int:
         try:
-            status = program(*arguments, **options)
+            status = program(arguments)
         except SystemExit as ended:
             if not distributed.is_initialized():
                 raise
@@ -264,7 +263,7 @@ def _wait_for_first(status: int) -> None:
 
 
 def _notes() -> distributed.Store:
-    """Returns the part of the group's store in which processes leave notes for one another."""
+    """Returns a connection to the group's store, with a prefix for notes between processes."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = distributed.TCPStore(address, port, timeout=timedelta(seconds=_VERDICT_SECONDS))
     return distributed.PrefixStore(f"{_attempt()}/notes", store)
@@ -283,3 +282,36 @@ def _described(rank: int, count: int, device: str) -> str:
 def _attempt() -> str:
     """Returns a prefix of keys in the store, which torchrun keeps when it restarts processes, with their addresses."""
     return f"voxelfield/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+@contextlib.contextmanager
+def reserve_device(requested: str, folder: Path) -> Iterator[str]:
+    """Reserves a GPU for a job of a sweep, once one is free.
+
+    Files in the folder of the sweep are locked, because Hydra's launchers neither know GPUs nor say where a job runs:
+    joblib gives a process another job as soon as it has finished one, so that the number of a job determines nothing,
+    and CUDA reads ``CUDA_VISIBLE_DEVICES`` only once in a process. A lock ends with its process, in whatever way that
+    ends. GPUs have unique names, so a sweep may also run on several machines with a folder in common.
+
+    Args:
+        requested: The device as configured; one other than ``auto`` and ``cuda`` is yielded as it is, as is the CPU.
+        folder: Folder of the sweep.
+
+    Yields:
+        The device to configure instead, such as ``cuda:1``.
+    """
+    if requested not in ("auto", "cuda") or not torch.cuda.is_available():
+        yield requested
+        return
+    names = [torch.cuda.get_device_properties(index).uuid for index in range(torch.cuda.device_count())]
+    locks = [FileLock(folder / f".{name}.lock") for name in names]
+    while True:
+        for index, lock in enumerate(locks):
+            try:
+                reserved = lock.acquire(timeout=0)
+            except Timeout:
+                continue
+            with reserved:
+                yield f"cuda:{index}"
+            return
+        time.sleep(_FREE_GPU_SECONDS)

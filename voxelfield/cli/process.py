@@ -10,57 +10,49 @@ from voxelfield.captures.processing import REPORT, process
 
 logger = logging.getLogger(__name__)
 
-# Below this share of the photographs, something about the capture or the settings is likely wrong.
+# Below this fraction of the photographs, something about the capture or the settings is likely wrong.
 _FEW = 0.8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    parser.add_argument("source", type=Path, metavar="PHOTOS_OR_VIDEO", help="a folder of photographs, or a video")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="the scene's folder")
-    parser.add_argument(
+    add = parser.add_argument
+    add("source", type=Path, metavar="PHOTOS_OR_VIDEO", help="a folder of photographs, or a video")
+    add("-o", "--out", dest="folder", type=Path, required=True, metavar="FOLDER", help="the scene's folder")
+    add(
         "--frames",
         type=int,
         default=120,
         help="number of frames to take from a video, the sharpest of each equal part (default: 120)",
     )
-    parser.add_argument(
+    add(
         "--matching",
         choices=("exhaustive", "sequential"),
         help="match all photographs, or neighbours by name (default: exhaustive, for a video sequential)",
     )
-    parser.add_argument(
+    add(
         "--camera-model",
         default="OPENCV",
         help="camera model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (default: OPENCV)",
     )
-    parser.add_argument(
+    add(
         "--per-image-camera",
+        dest="camera_per_image",
         action="store_true",
         help="use one camera per photograph (default: photographs of the same size share one)",
     )
-    parser.add_argument(
+    add(
         "--max-size",
         type=int,
         default=1600,
         help="shrink photographs whose longest side has more pixels (default: 1600)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the results of an earlier call in FOLDER")
+    add("--overwrite", action="store_true", help="replace the results of an earlier call in FOLDER")
 
 
-def run(given: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Finds the poses."""
-    report = process(
-        given.source,
-        given.out,
-        frames=given.frames,
-        matching=given.matching,
-        camera_model=given.camera_model,
-        camera_per_image=given.per_image_camera,
-        max_size=given.max_size,
-        overwrite=given.overwrite,
-    )
-    folder = given.out
+    report, folder = process(**vars(options)), options.folder
     logger.info("registered %d of %d photographs", report.registered, report.photographs)
     logger.info(
         "%d points, on average seen in %.1f photographs, with a reprojection error of %.2f pixels",

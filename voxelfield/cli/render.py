@@ -16,8 +16,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 import voxelfield
-from voxelfield.cli.running import number
-from voxelfield.cli.scenes import add_run_arguments, load_scene_of
+from voxelfield.cli.scenes import add_run_arguments, load_scene_of, number
+from voxelfield.config import Range
 from voxelfield.datasets.camera_path import LARGEST_FPS, LARGEST_SIDE, read_camera_path
 from voxelfield.media.frame_folder import FrameFolder, farthest
 from voxelfield.media.video import CODECS, import_av, video_format, write_video
@@ -82,8 +82,9 @@ def _path(text: str) -> str | Path:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
+    add = parser.add_argument
     add_run_arguments(parser)
-    parser.add_argument(
+    add(
         "--path",
         type=_path,
         metavar="PATH",
@@ -91,57 +92,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "same way, such as LLFF's; interpolate: through ten of the training cameras; or a camera path (*.json) saved "
         "by nerfstudio's or voxelfield's viewer (default: spiral if all photographs face the same way, else orbit)",
     )
-    parser.add_argument("--split", help="split whose cameras determine orbit, spiral or interpolate (default: train)")
-    parser.add_argument(
-        "--frames", type=number(int, 1, MAX_FRAMES), help="number of frames (default: 120, or that of the path)"
-    )
-    parser.add_argument(
-        "--range", type=_range, metavar="A:B", help="render only frames A to B - 1 of these, into a folder"
-    )
-    parser.add_argument(
+    add("--split", help="split whose cameras determine orbit, spiral or interpolate (default: train)")
+    add("--frames", type=number(int, Range(1, MAX_FRAMES)), help="number of frames (default: 120, or that of the path)")
+    add("--range", type=_range, metavar="A:B", help="render only frames A to B - 1 of these, into a folder")
+    add(
         "--fps",
-        type=number(float, 0, round(LARGEST_FPS), low_open=True),
+        type=number(float, Range(0, round(LARGEST_FPS), low_open=True)),
         help="frames per second (default: 30, or that of the camera path)",
     )
-    parser.add_argument(
-        "--size", type=size, metavar="WxH", help="in pixels (default: that of the training images or the path)"
-    )
-    parser.add_argument(
+    add("--size", type=size, metavar="WxH", help="in pixels (default: that of the training images or the path)")
+    add(
         "--supersampling",
-        type=number(int, 1, MAX_RAYS_ACROSS),
+        type=number(int, Range(1, MAX_RAYS_ACROSS)),
         metavar="N",
         help="cast N x N rays per pixel (default: as in the run's evaluation)",
     )
-    parser.add_argument(
+    add(
         "--background",
         type=_color,
         metavar="COLOUR",
         help="white, black or three numbers R,G,B in [0, 1] (default: the run's)",
     )
-    parser.add_argument("--show", choices=PICTURES, help="quantity that a video shows (default: rgb)")
-    parser.add_argument(
+    add("--show", choices=PICTURES, help="quantity that a video shows (default: rgb)")
+    add(
         "--out",
         type=Path,
         help=f"a video (mp4, mkv, webm or mov) or a folder (default: PATH.mp4, {VIDEO} without --path). A folder "
         "receives numbered images, and the same command continues where it stopped",
     )
-    parser.add_argument("--codec", choices=CODECS, help="codec of the video (default: by its suffix)")
-    parser.add_argument(
+    add("--codec", choices=CODECS, help="codec of the video (default: by its suffix)")
+    add(
         "--crf",
         type=int,
         metavar="N",
         help="quality of the video: higher values give smaller, worse files (default: 16 to 24)",
     )
-    parser.add_argument(
-        "--pixels", metavar="LAYOUT", help="FFmpeg's pixel format of the video, such as yuv444p (default: yuv420p)"
-    )
-    parser.add_argument("--format", choices=("png", "exr"), help="format of images (default: png)")
-    parser.add_argument(
-        "--depth", action="store_true", help="write a 16-bit depth map beside each PNG; EXR always has one"
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="delete the frames of another run, path or size in the folder first"
-    )
+    add("--pixels", metavar="LAYOUT", help="FFmpeg's pixel format of the video, such as yuv444p (default: yuv420p)")
+    add("--format", choices=("png", "exr"), help="format of images (default: png)")
+    add("--depth", action="store_true", help="write a 16-bit depth map beside each PNG; EXR always has one")
+    add("--overwrite", action="store_true", help="delete the frames of another run, path or size in the folder first")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import NoReturn
 
@@ -19,8 +17,8 @@ from voxelfield.ops._errors import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-# Other packages decide for themselves how they log.
-_OWN = ("voxelfield", "train")
+# Only the records of these loggers are escaped: other packages may log several lines.
+_LOGGERS = ("voxelfield", "train")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -30,36 +28,27 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message.removeprefix("argument ").replace(": must ", " must ", 1))
 
 
-def run(verb: str, module: ModuleType, arguments: Sequence[str] | None) -> int:
-    """Runs a verb and returns the exit status.
+def run(verb: str, module: ModuleType, arguments: Sequence[str]) -> int:
+    """Runs a verb and returns the exit status; logs a user error in one line.
 
     Args:
         verb: The verb.
         module: Its module, with ``add_arguments(parser)`` and ``run(options)``, which may return an exit status. The
             docstring is the description.
-        arguments: The command line after the verb; None takes that of this process.
+        arguments: The command line after the verb.
     """
     alone = verb != "build"
     only = "This command is run by one process; several of torchrun or srun are refused." if alone else None
     parser = _Parser(prog=f"voxelfield {verb}", description=module.__doc__, epilog=only)
     module.add_arguments(parser)
-
-    def act() -> int | None:
-        options = parser.parse_args(arguments)
-        if alone and (count := processes.started()) > 1:
-            raise ValueError(f"{verb} must be run by one process, got {count} that torchrun or srun has started")
-        status: int | None = module.run(options)
-        return status
-
-    return in_one_line(act)
-
-
-def in_one_line(action: Callable[[], int | None]) -> int:
-    """Runs an action and returns the exit status; logs a user error in one line."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with one_line_records():
         try:
-            return action() or 0
+            options = parser.parse_args(arguments)
+            if alone and (count := processes.started()) > 1:
+                raise ValueError(f"{verb} must be run by one process, got {count} that torchrun or srun has started")
+            result: int = module.run(options) or 0
+            return result
         except Exception as error:
             status = exit_status(error)
             if status is None:
@@ -78,40 +67,12 @@ def exit_status(error: Exception) -> int | None:
     return 1 if isinstance(error, failures) or is_out_of_memory(error) else None
 
 
-def number(
-    kind: type[int] | type[float], low: float, high: float = math.inf, *, low_open: bool = False
-) -> Callable[[str], float]:
-    """Returns an argument type: a number within bounds.
-
-    Args:
-        kind: Type of the number.
-        low: Lower bound.
-        high: Upper bound.
-        low_open: Whether the lower bound itself is excluded.
-    """
-
-    def convert(text: str) -> float:
-        value = kind(text)
-        if not low <= value <= high or (low_open and value == low):
-            bounds = f"be at least {low}" if high == math.inf else f"lie in {'(' if low_open else '['}{low}, {high}]"
-            raise argparse.ArgumentTypeError(f"must {bounds}, got {clipped(text)}")
-        return value
-
-    convert.__name__ = kind.__name__  # argparse names it for text that is no number
-    return convert
-
-
-def hydra_quoted(text: str) -> str:
-    """Quotes a text for Hydra's grammar, where a backslash counts only before a quote."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text) + "'"
-
-
 class _OneLineRecord(logging.LogRecord):
-    """A record whose message cannot look like another record or control a terminal."""
+    """A log record with control characters escaped."""
 
     def getMessage(self) -> str:  # noqa: N802 - the name in logging
         message = super().getMessage()
-        return one_line(message) if self.name.startswith(_OWN) else message
+        return one_line(message) if self.name.startswith(_LOGGERS) else message
 
 
 @contextlib.contextmanager

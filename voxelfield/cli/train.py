@@ -26,9 +26,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from voxelfield import processes
 from voxelfield.cli import launching
 from voxelfield.cli.command import INTERRUPTED
-from voxelfield.cli.running import exit_status, hydra_quoted, one_line_records
-from voxelfield.cli.sweep import own_device
-from voxelfield.config.parsing import parse
+from voxelfield.cli.running import exit_status, one_line_records
+from voxelfield.config import parse
 from voxelfield.datasets.locate import configured_scenes, is_path
 from voxelfield.datasets.registry import formats_of, why_no_folder
 from voxelfield.datasets.scene import Scene
@@ -36,8 +35,8 @@ from voxelfield.devices import DEVICES, choose_device
 from voxelfield.installed import config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.models.training import EmptyFieldError
-from voxelfield.runs.configured import Watcher, train_as_configured
-from voxelfield.training.config import LoggerConfig, RunConfig, config_name, trainer_for
+from voxelfield.runs.train import train_as_configured
+from voxelfield.training.config import RunConfig, config_name, trainer_for
 from voxelfield.training.config.presets import composition_error, offer_defaults
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.state.run_directory import RunDirectoryLock, check_results
@@ -65,17 +64,17 @@ _RESOLUTION_SETTINGS = (
 
 
 @launching.leaves_group
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Trains; returns the exit status.
 
     Args:
-        arguments: Hydra's command line without the program's name; None takes that of this process.
+        arguments: Hydra's command line without the program's name.
     """
     # By default Hydra prints an error over many lines and exits; with this it raises the error instead.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     offer_defaults()
     parser = get_args_parser()
-    if arguments is not None:
+    if Path(sys.argv[0]).name != "train.py":
         parser.prog = "voxelfield train"
     given = parser.parse_args(arguments)
     if given.experimental_rerun is not None:
@@ -91,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with one_line_records(), without_tracebacks(), Interrupt(last=True) as interrupt, interrupt.at_once():
             hydra.version.setbase("1.3")
-            # hydra.main calls it, but has no parameter for a command line other than that of the process.
+            # hydra.main calls it, but always with the command line of the process.
             _run_hydra(given, parser, train, str(config_folder()), configuration)
     except CompactHydraException as error:
         return _end(composition_error(error), 2)
@@ -130,19 +129,17 @@ class StartRun(Callback):
         if count > processes.count():
             sys.exit(launching.launch(count, choose_device(settings.device).type))
         if processes.is_first():
-            _lock_run_directory(config)
+            _lock_run_directory(config, settings)
         with launching.failing_together():
             (directory, *_) = processes.gather_objects(str(Path(config.hydra.run.dir).resolve()))
         if not processes.is_first():
             _follow(config, directory)
 
 
-def _lock_run_directory(config: DictConfig) -> None:
+def _lock_run_directory(config: DictConfig, settings: RunConfig) -> None:
     directory = Path(config.hydra.run.dir)
-    # Settings that are missing or cannot be resolved are reported later.
-    scene = (OmegaConf.select(config, key, throw_on_resolution_failure=False) for key in ("data.root", "scene.name"))
     try:
-        if directory.resolve() == Path(*map(str, scene)).resolve():
+        if directory.resolve() == Path(settings.data.root, settings.scene.name).resolve():
             raise ValueError(f"hydra.run.dir must not be the folder of the scene, got {directory}")
         check_results(directory)
         RunDirectoryLock.acquire(directory)
@@ -162,7 +159,7 @@ def _follow(config: DictConfig, directory: str) -> None:
             "version": 1,
             "formatters": {"ranked": {"format": f"{launching.describe()}: %(message)s"}},
             "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "ranked"}},
-            # Warnings are those of the first process.
+            # The first process logs the warnings.
             "root": {"level": "ERROR", "handlers": ["console"]},
             "disable_existing_loggers": False,
         }
@@ -188,30 +185,34 @@ def with_scene_folder(overrides: Sequence[str]) -> list[str]:
     its name and root, unless it is the name of a file in ``configs/scene``.
 
     Args:
-        overrides: Those of the command line.
+        overrides: The overrides of the command line.
 
     Raises:
-        ValueError: A scene is a path, but not that of a folder, or given twice.
-        FileNotFoundError: The folder is not that of a scene.
+        ValueError: A scene is a path that is not a folder, or given twice.
+        FileNotFoundError: The folder contains no scene.
     """
-    scenes = {text: text.removeprefix("scene=") for text in overrides if text.startswith("scene=") or _is_alone(text)}
-    if any(map(_is_alone, scenes)) and sum(text in scenes for text in overrides) > 1:
-        given = " and ".join(clipped(text) for text in overrides if text in scenes)
-        raise ValueError(f"scene must be given once, got {given}")
-    for text in filter(_is_alone, () if processes.started() > 1 else scenes):
-        print(one_line(f"{clipped(text)} is read as scene={clipped(text)}"), file=sys.stderr)  # noqa: T201
+    scenes = [text for text in overrides if text.startswith("scene=") or _is_alone(text)]
+    alone = [text for text in scenes if _is_alone(text)]
+    if alone and len(scenes) > 1:
+        raise ValueError(f"scene must be given once, got {' and '.join(map(clipped, scenes))}")
+    if alone and processes.started() == 1:
+        print(one_line(f"{clipped(alone[0])} is read as scene={clipped(alone[0])}"), file=sys.stderr)  # noqa: T201
     found = []
     for text in overrides:
-        folder = scene_folder(scenes[text]) if text in scenes else None
-        if folder is not None:
-            found += [
-                "scene=folder",
-                f"scene.name={hydra_quoted(folder.name)}",
-                f"data.root={hydra_quoted(str(folder.parent))}",
-            ]
+        scene = text.removeprefix("scene=")
+        if text not in scenes:
+            found.append(text)
+        elif (folder := scene_folder(scene)) is None:
+            found.append(f"scene={scene}")
         else:
-            found.append(f"scene={scenes[text]}" if text in scenes else text)
+            name, root = hydra_quoted(folder.name), hydra_quoted(str(folder.parent))
+            found += ["scene=folder", f"scene.name={name}", f"data.root={root}"]
     return found
+
+
+def hydra_quoted(text: str) -> str:
+    """Quotes a text for Hydra's grammar, where a backslash counts only before a quote."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text) + "'"
 
 
 def _is_alone(argument: str) -> bool:
@@ -226,8 +227,8 @@ def scene_folder(scene: str) -> Path | None:
     """Returns the folder that ``scene=SCENE`` means, or None for a name, which Hydra looks up in its configurations.
 
     Raises:
-        ValueError: It is a path, but not that of a folder; the message says why.
-        FileNotFoundError: The folder is not that of a scene.
+        ValueError: It is a path that is not a folder; the message says why.
+        FileNotFoundError: The folder contains no scene.
     """
     names = configured_scenes()
     if scene in ("", *names):
@@ -272,8 +273,6 @@ def train(config: DictConfig) -> float | None:
     try:
         with launching.failing_together():
             settings = parse(RunConfig, config)
-            if settings.logger.viewer and processes.count() > 1:
-                raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
             if sweeps and settings.devices not in (None, "1"):
                 raise ValueError(f"devices must be 1 in a sweep, got {settings.devices}")
             output, root = Path(job.runtime.output_dir), Path(get_original_cwd())
@@ -281,10 +280,9 @@ def train(config: DictConfig) -> float | None:
             for_scene = functools.partial(settings_for, settings) if depends_on_scene else None
             with contextlib.ExitStack() as stack:
                 if sweeps:
-                    # In place, for settings_for to see.
-                    settings.device = stack.enter_context(own_device(settings.device, Path(job.sweep.dir)))
-                viewer = configured_viewer(settings.logger)
-                metrics = train_as_configured(settings, output, root, viewer, for_scene)
+                    reserved = launching.reserve_device(settings.device, Path(job.sweep.dir))
+                    settings.device = stack.enter_context(reserved)  # in place, for settings_for to see
+                metrics = train_as_configured(settings, output, root, for_scene)
     except Exception as error:
         status = 1 if isinstance(error, EmptyFieldError) else exit_status(error)
         if status is None and processes.count() == 1:
@@ -316,7 +314,7 @@ def settings_for(settings: RunConfig, scene: Scene, warp: Warp | None) -> RunCon
         warp: The warp of its field.
 
     Raises:
-        ValueError: A setting contradicts those of the trainer.
+        ValueError: A setting contradicts the trainer's settings.
     """
     job = HydraConfig.get()
     given = OmegaConf.to_container(job.overrides.task)
@@ -334,15 +332,6 @@ def settings_for(settings: RunConfig, scene: Scene, warp: Warp | None) -> RunCon
         OmegaConf.save(composed, record / "config.yaml")
         OmegaConf.save(OmegaConf.create(overrides), record / "overrides.yaml")
     return replace(parse(RunConfig, composed), device=settings.device)
-
-
-def configured_viewer(settings: LoggerConfig) -> Watcher | None:
-    """Returns the viewer of the training, if ``logger.viewer`` asks for it."""
-    if not settings.viewer or not processes.is_first():
-        return None
-    from voxelfield.viewer.watch import TrainingViewer
-
-    return TrainingViewer(settings)
 
 
 def fail(error: str, status: int) -> NoReturn:

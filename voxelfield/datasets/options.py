@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from voxelfield.config.types import Count, Natural
+from voxelfield.config import Count, Natural
 from voxelfield.datasets.images import Size
 
 

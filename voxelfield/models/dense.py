@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from voxelfield.config.types import Count, NotNegative, Positive
+from voxelfield.config import Count, NotNegative, Positive
 from voxelfield.fields.decoders import ColorMLPDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
-from voxelfield.config.parsing import Range
+from voxelfield.config import Range
 from voxelfield.grids.pyramid import check_resolutions
 from voxelfield.ops.pyramid import Reduction
 

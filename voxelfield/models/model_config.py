@@ -23,7 +23,7 @@ class ModelConfig:
     """The settings of one kind of model, and its construction.
 
     A subclass is a dataclass whose fields are the keys of ``model`` in the configuration; their annotations define the
-    valid values (:func:`voxelfield.config.parsing.parse`). It must define :meth:`build`. The other methods have
+    valid values (:func:`voxelfield.config.parse`). It must define :meth:`build`. The other methods have
     defaults that work for every field and assume nothing about a decoder beyond its documented attributes. How a model
     is trained is defined by the methods of :class:`voxelfield.Model`, of which :meth:`build_model` returns one.
 

@@ -10,8 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from voxelfield.config.parsing import Range
-from voxelfield.config.types import Count, NotNegative, Positive, Resolution
+from voxelfield.config import Count, NotNegative, Positive, Range, Resolution
 from voxelfield.fields.decoders import DeferredMLPDecoder, FusedMLPDecoder, check_deferred_geometry
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from voxelfield.config.parsing import Range
-from voxelfield.config.types import BelowOne, Count, Natural, NotNegative, Resolution
+from voxelfield.config import BelowOne, Count, Natural, NotNegative, Range, Resolution
 
 
 @dataclass

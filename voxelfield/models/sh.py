@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from voxelfield.config.types import NotNegative, Positive, Resolution
+from voxelfield.config import NotNegative, Positive, Resolution
 from voxelfield.fields.decoders import SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField

@@ -42,20 +42,20 @@ _PICTURE_ROOM = 1 << 29
 
 
 class Timing:
-    """Divides the time since its creation into successive named parts.
+    """Measures the successive phases of a run.
 
     Attributes:
-        seconds: Wall-clock seconds by part.
+        seconds: Wall-clock seconds by phase.
     """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._began = time.perf_counter()
 
-    def end(self, part: str) -> None:
-        """Assigns the time since the last part to ``part``."""
+    def end(self, phase: str) -> None:
+        """Assigns the time since the previous phase to ``phase``."""
         now = time.perf_counter()
-        self.seconds[part], self._began = now - self._began, now
+        self.seconds[phase], self._began = now - self._began, now
 
 
 def evaluated_split(scene: Scene) -> tuple[str, Split]:
@@ -69,14 +69,14 @@ def finish(session: Session, settings: RunConfig, run_directory: Path, timing: T
 
     The rendered views are written as images at the same time. If one result cannot be written, the others still are.
 
-    All processes that train together must make this call. They share the views, each of which is written by the process
-    that has rendered it, and the frames of the video; the first writes everything else.
+    A collective call of all processes that train together. The views and the frames of the video are divided among
+    them. Each process writes the views that it has rendered; the first writes everything else.
 
     Args:
         session: The trained session.
         settings: The settings of the run as configured, for ``metrics.json``.
         run_directory: Folder for the results.
-        timing: Durations of the run's parts.
+        timing: Durations of the run's phases.
 
     Returns:
         The metrics.
@@ -87,11 +87,8 @@ def finish(session: Session, settings: RunConfig, run_directory: Path, timing: T
     cameras = evaluated_split(session.scene)[1].cameras
     room = max(1, _PICTURE_ROOM // (3 * cameras.width * cameras.height))
     # The compressing threads compete with the evaluating one for Python's interpreter lock, so there are few of them.
-    images = PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room)
-    try:
+    with PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as images:
         return _evaluate_and_write(session, settings, run_directory, timing, images)
-    finally:
-        images.close(cancel=True)
 
 
 def _evaluate_and_write(
@@ -101,7 +98,7 @@ def _evaluate_and_write(
     results = _Results(directory)
     name, split = evaluated_split(session.scene)
     peak = peak_bytes(session.device) if session.device.type == "cuda" else None
-    # Results of an earlier state of the field must not be mistaken for those of this run until they are replaced.
+    # Images of an earlier state of the field must not be mistaken for results of this run.
     if options.save_images and processes.is_first():
         with results.writing("removal of earlier images"):
             for view in split.names:
@@ -122,17 +119,11 @@ def _evaluate_and_write(
     if options.report:
         thumbnails.gather()
     logger.info("%s over %d %s views", evaluation, len(evaluation.names), name)
-    measured = _measured(session)
-    reached = _quality(trained, name, split, evaluation)
+    metrics = _metrics(session, trained, name, split, evaluation)
+    if peak is not None:
+        metrics["peak_gpu_gib"] = peak / 2**30
     timing.end("evaluate")
-    metrics = {
-        **reached,
-        **measured,
-        **({} if peak is None else {"peak_gpu_gib": peak / 2**30}),
-        **({} if trained.cameras is None else {"cameras": trained.cameras.changes()}),
-        "settings": recorded_settings(settings),
-        "seconds": timing.seconds,
-    }
+    metrics |= {"settings": recorded_settings(settings), "seconds": timing.seconds}
     train = session.scene.train
     if trained.cameras is not None:
         train = replace(train, cameras=trained.cameras.refined)
@@ -153,7 +144,7 @@ def _evaluate_and_write(
     except OSError as error:  # the report is worth having all the same
         unsaved = error
     timing.end("write")
-    logger.info("took %s", ", ".join(f"{part} {seconds:.1f} s" for part, seconds in timing.seconds.items()))
+    logger.info("took %s", ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in timing.seconds.items()))
     reported = ("psnr", "ssim", "psnr_fitted", "ssim_fitted", "train_seconds")
     session.log.hyperparameters(asdict(session.config), {key: metrics[key] for key in reported if key in metrics})
     # The report reads the records, so they must be complete; nothing is recorded after this point.
@@ -205,8 +196,8 @@ def _write_video(trained: TrainedModel, cameras: Cameras, results: _Results) -> 
 def _shared_frames(trained: TrainedModel, cameras: Cameras) -> Iterator[torch.Tensor]:
     """Yields the images (H, W, 3) of a path in the first process, a round of one image per process at a time."""
     rounds = range(0, len(cameras), processes.count())
-    own = [min(first + processes.rank(), len(cameras) - 1) for first in rounds]
-    for first, view in zip(rounds, trained.render_path(cameras[own]), strict=True):
+    local = [min(first + processes.rank(), len(cameras) - 1) for first in rounds]
+    for first, view in zip(rounds, trained.render_path(cameras[local]), strict=True):
         yield from processes.gather_to_first(view.rgb)[: len(cameras) - first]
 
 
@@ -238,16 +229,17 @@ class _Results:
             raise OSError(f"{', '.join(self._missing)} could not be written in {self.directory}")
 
 
-def _quality(trained: TrainedModel, split_name: str, split: Split, evaluation: Evaluation) -> dict[str, Any]:
-    """Returns the part of ``metrics.json`` that says how good a trained model is, and on which views and machine.
+def _metrics(
+    session: Session, trained: TrainedModel, split_name: str, split: Split, evaluation: Evaluation
+) -> dict[str, Any]:
+    """Returns the quality and the cost of a trained model, and on which views and machine they were measured.
 
     A collective call in processes that train together.
     """
     device = trained.model.device
-    cost = trained.baking_cost(split, evaluation)
-    return {
+    metrics = {
         **evaluation.means(),
-        **({} if cost is None else {"baking_cost": cost}),
+        "baking_cost": trained.baking_cost(split, evaluation),
         "views": len(evaluation.names),
         "split": split_name,
         "image_size": [split.cameras.width, split.cameras.height],
@@ -265,28 +257,24 @@ def _quality(trained: TrainedModel, split_name: str, split: Split, evaluation: E
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
             "CPU threads": str(torch.get_num_threads()),
         },
-    }
-
-
-def _measured(session: Session) -> dict[str, Any]:
-    """Returns the part of ``metrics.json`` that a training determines."""
-    return {
         "scene": session.scene.name,
-        **({"diverged": True} if session.diverged else {}),
+        "diverged": session.diverged or None,
         "train_seconds": session.train_seconds,
         "train_views": len(session.scene.train),
         "steps": session.step,
         "estimated_gib": {name: size / 2**30 for name, size in asdict(session.estimate_memory()).items()},
-        **_peak_host_memory(),
+        "peak_host_gib": _peak_host_gib(),
+        "cameras": None if trained.cameras is None else trained.cameras.changes(),
     }
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
-def _peak_host_memory() -> dict[str, float]:
-    """Returns the largest memory of this process on the host, in GiB; nothing on Windows."""
+def _peak_host_gib() -> float | None:
+    """Returns the largest memory of this process on the host, in GiB; None on Windows."""
     try:
         import resource
     except ImportError:
-        return {}
+        return None
     # Kilobytes on Linux, bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 2**10
-    return {"peak_host_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30}
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from voxelfield import processes
-from voxelfield.config.parsing import parse
+from voxelfield.config import parse
 from voxelfield.datasets.poses import check_cameras_see, likely_mistake
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transparency import check_visible

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library, processes
-from voxelfield.config.parsing import parse
+from voxelfield.config import parse
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import processes
-from voxelfield.config.parsing import parse
+from voxelfield.config import parse
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import (
     Comparison,
@@ -46,15 +46,12 @@ from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, TrainerConfig
 from voxelfield.training.fields import untrained_model
 from voxelfield.training.optimizer import copies_dtype
-from voxelfield.training.state.checkpoint import check_state, contents_of, load_resolved
+from voxelfield.training.state.checkpoint import check_state
 
 logger = logging.getLogger(__name__)
 
 # A loss of PSNR by drawing from stored values, in dB, above which the message about it is a warning.
 _LARGE_COST = 0.5
-
-# Entries of checkpoints that rendering does not need.
-_OF_TRAINING_ONLY = ("optimizer", "average", "data", "rng", "cuda_rng")
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,25 +338,6 @@ class TrainedModel:
     @cached_property
     def _default_renderer(self) -> FieldRenderer:
         return self.renderer()
-
-
-def load_trained_model(path: Path | str, device: torch.device | str) -> TrainedModel:
-    """Loads the result of a run; the files of its scene are not needed.
-
-    Args:
-        path: A run directory or a checkpoint, see :func:`voxelfield.training.state.checkpoint.resolve_checkpoint`.
-        device: Device for field and occupancy, such as ``"cuda"``.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file is not a usable checkpoint, or its configuration is invalid.
-    """
-    path, checkpoint = load_resolved(Path(path), device, _OF_TRAINING_ONLY)
-    with contents_of(path):
-        config, field, occupancy, step = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))
-        cameras = RefinedCameras.from_state(checkpoint["cameras"]) if "cameras" in checkpoint else None
-        trained = restore_trained_model(config, field, occupancy, step, device, checkpoint)
-        return replace(trained, cameras=cameras, tones=checkpoint.get("tones"))
 
 
 def restore_trained_model(

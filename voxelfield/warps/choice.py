@@ -10,8 +10,7 @@ from typing import Annotated, Protocol
 import torch
 from torch import Tensor
 
-from voxelfield.config.parsing import Range
-from voxelfield.config.types import NotNegative, Positive
+from voxelfield.config import NotNegative, Positive, Range
 from voxelfield.grids.boxes import Box, parse_box
 from voxelfield.warps.bounds import stray_cameras, viewed_cube
 from voxelfield.warps.forward import NotForwardError, ndc_box_of_cameras

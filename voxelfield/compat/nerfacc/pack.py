@@ -41,11 +41,11 @@ def offsets_of(packed_info: Tensor | None, ray_indices: Tensor | None, n_rays: i
 
     Args:
         packed_info: As :func:`pack_info` returns it, with rays in the order of their samples; checked on the CPU only.
-            Samples between the rays may belong to none: they become rays of their own.
+            Samples that belong to no ray become additional rays.
         ray_indices: As for :func:`pack_info`; ignored if there is a ``packed_info``.
         n_rays: As for :func:`pack_info`.
-        like: (all_samples,); or of any other shape, whose last dimension is that of samples, if neither of the others
-            is given.
+        like: (all_samples,); or of any other shape, with samples along the last dimension, if neither of the others is
+            given.
 
     Returns:
         Offsets (rays + 1,) int64 into the flattened samples.

@@ -34,7 +34,7 @@ def inclusive_sum(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
 def exclusive_sum(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
     """Sums the samples before each one on its ray: 0 for the first.
 
-    Arguments, result and errors are those of :func:`inclusive_sum`.
+    Arguments, result and errors are as for :func:`inclusive_sum`.
     """
     if packed_info is None:
         return torch.cat((torch.zeros_like(inputs[..., :1]), inputs[..., :-1]), dim=-1).cumsum(dim=-1)
@@ -44,7 +44,7 @@ def exclusive_sum(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
 def inclusive_prod(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
     """Multiplies up to each sample of its ray. The gradient is right where inputs are zero, too.
 
-    Arguments, result and errors are those of :func:`inclusive_sum`.
+    Arguments, result and errors are as for :func:`inclusive_sum`.
     """
     if packed_info is None:
         return inputs.cumprod(dim=-1)
@@ -54,8 +54,7 @@ def inclusive_prod(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
 def exclusive_prod(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
     """Multiplies the samples before each one on its ray: 1 for the first.
 
-    Arguments, result and errors are those of :func:`inclusive_sum`. The gradient is right where inputs are
-    zero, too.
+    Arguments, result and errors are as for :func:`inclusive_sum`. The gradient is right where inputs are zero, too.
     """
     if packed_info is None:
         return torch.cat((torch.ones_like(inputs[..., :1]), inputs[..., :-1]), dim=-1).cumprod(dim=-1)

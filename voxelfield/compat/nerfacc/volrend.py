@@ -1,7 +1,7 @@
 r"""Volume rendering along rays, for packed samples and for equally many samples of each ray.
 
-Functions of packed samples take either ``packed_info`` or ``ray_indices`` and ``n_rays``. Without either, the last
-dimension is that of the samples of a ray. Everything is differentiable, distances included, except for visibility.
+Functions of packed samples take either ``packed_info`` or ``ray_indices`` and ``n_rays``. Without either, samples of a
+ray lie along the last dimension. Everything is differentiable, distances included, except for visibility.
 Transmittance is :math:`T_i = \exp(-\sum_{j<i} \sigma_j \delta_j) = \prod_{j<i} (1 - \alpha_j)` (Max 1995).
 """
 
@@ -95,7 +95,7 @@ def render_transmittance_from_alpha(
     n_rays: int | None = None,
     prefix_trans: Tensor | None = None,
 ) -> Tensor:
-    """Returns the share of light that reaches each sample past the ones ahead of it.
+    """Returns the transmittance in front of each sample.
 
     Args:
         alphas: (all_samples,) packed or (n_rays, n_samples), opacities.
@@ -125,7 +125,7 @@ def render_transmittance_from_density(
     n_rays: int | None = None,
     prefix_trans: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the share of light that reaches each sample, and the opacity of each sample.
+    """Returns the transmittance in front of each sample, and the opacity of each sample.
 
     Args:
         t_starts: (all_samples,) packed or (n_rays, n_samples), where samples begin, world units.
@@ -159,7 +159,7 @@ def render_weight_from_alpha(
 ) -> tuple[Tensor, Tensor]:
     """Returns the weight of each sample in its pixel, and the transmittance, both in the shape of ``alphas``.
 
-    Arguments and errors are those of :func:`render_transmittance_from_alpha`.
+    Arguments and errors are as for :func:`render_transmittance_from_alpha`.
     """
     trans = render_transmittance_from_alpha(alphas, packed_info, ray_indices, n_rays, prefix_trans)
     return trans * alphas, trans
@@ -176,7 +176,7 @@ def render_weight_from_density(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the weight of each sample in its pixel, transmittance and opacities, all in the shape of ``sigmas``.
 
-    Arguments and errors are those of :func:`render_transmittance_from_density`.
+    Arguments and errors are as for :func:`render_transmittance_from_density`.
     """
     trans, alphas = render_transmittance_from_density(
         t_starts, t_ends, sigmas, packed_info, ray_indices, n_rays, prefix_trans
@@ -197,7 +197,7 @@ def render_visibility_from_alpha(
     """Returns which samples are visible, bool in the shape of ``alphas``.
 
     A sample is visible if the transmittance in front of it is at least ``early_stop_eps``, and its opacity at least
-    ``alpha_thre``. The other arguments and the errors are those of :func:`render_transmittance_from_alpha`.
+    ``alpha_thre``. The other arguments and the errors are as for :func:`render_transmittance_from_alpha`.
     """
     trans = render_transmittance_from_alpha(alphas, packed_info, ray_indices, n_rays, prefix_trans)
     return _visible(trans, alphas, early_stop_eps, alpha_thre)
@@ -218,7 +218,7 @@ def render_visibility_from_density(
     """Returns which samples are visible, bool in the shape of ``sigmas``.
 
     A sample is visible if the transmittance in front of it is at least ``early_stop_eps``, and its opacity at least
-    ``alpha_thre``. The other arguments and the errors are those of :func:`render_transmittance_from_density`.
+    ``alpha_thre``. The other arguments and the errors are as for :func:`render_transmittance_from_density`.
     """
     trans, alphas = render_transmittance_from_density(
         t_starts, t_ends, sigmas, packed_info, ray_indices, n_rays, prefix_trans
@@ -259,7 +259,7 @@ def accumulate_along_rays_(
 ) -> None:
     """Adds weighted values along each ray to ``outputs`` (n_rays, D), in place; D is 1 without values.
 
-    The other arguments and the errors are those of :func:`accumulate_along_rays`.
+    The other arguments and the errors are as for :func:`accumulate_along_rays`.
     """
     terms = _weighted(weights, values, ray_indices)
     if outputs is None or outputs.shape[-1:] != terms.shape[-1:]:

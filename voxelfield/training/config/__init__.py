@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from voxelfield.config.parsing import parse, unknown_key
+from voxelfield.config import parse, unknown_key
 from voxelfield.training.config.camera import CameraConfig, CameraStageConfig
 from voxelfield.training.config.presets import (
     complete,

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Literal, TypeAlias
 
-from voxelfield.config.parsing import Range
-from voxelfield.config.types import BelowOne, Natural, Positive, Resolution
+from voxelfield.config import BelowOne, Natural, Positive, Range, Resolution
 from voxelfield.training.config.trainer import StageConfig, TrainerConfig
 
 Share: TypeAlias = Annotated[float, Range(0, 1, low_open=True)]

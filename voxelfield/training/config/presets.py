@@ -9,7 +9,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from voxelfield.config.parsing import parse, unknown_key
+from voxelfield.config import parse, unknown_key
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device

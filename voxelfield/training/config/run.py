@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeAlias
 
-from voxelfield.config.parsing import Form, Range
-from voxelfield.config.types import Natural, Positive
+from voxelfield.config import Form, Natural, Positive, Range
 from voxelfield.datasets.options import ImageOptions, LoadOptions
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.grids.boxes import parse_box
@@ -22,7 +21,7 @@ AUTO = "auto"
 
 Corner: TypeAlias = tuple[float, float, float]
 Device: TypeAlias = Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)]
-Devices: TypeAlias = Annotated[str, Form(r"auto|all|[1-9]\d{0,3}", "a number or all")]
+Devices: TypeAlias = Annotated[str, Form(r"auto|all|[1-9]\d{0,3}", "all or a number from 1")]
 
 
 @dataclass
@@ -127,7 +126,7 @@ class RunConfig:
         except ValueError as error:
             raise ValueError(f"{prefix}warp: {error}") from error
         if self.devices == AUTO:
-            raise ValueError(f"{prefix}devices must be a number or all, got auto: leave it out for one process")
+            raise ValueError(f"{prefix}devices must be all or a number from 1, got auto: leave it out for one process")
         if self.model.environment == "map" and self.trainer.background != "random":
             raise ValueError(
                 f"{prefix}trainer.background must be random with {prefix}model.environment=map, which takes its "

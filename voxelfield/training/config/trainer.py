@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from voxelfield.config.parsing import Range
-from voxelfield.config.types import BelowOne, Count, Natural, NotNegative, Positive, Resolution
+from voxelfield.config import BelowOne, Count, Natural, NotNegative, Positive, Range, Resolution
 from voxelfield.evaluation.metrics import WINDOW
 from voxelfield.models.settings import LossConfig, OccupancyConfig, Sampling, StageConfig
 

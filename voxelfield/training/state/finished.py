@@ -55,7 +55,7 @@ def finished_metrics(directory: Path, settings: RunConfig) -> dict[str, Any] | N
     Raises:
         ValueError: The finished run in the directory has other settings; the message names the first.
     """
-    metrics = _read_metrics(directory / METRICS)
+    metrics = read_metrics(directory / METRICS)
     if metrics is None or metrics["steps"] < settings.trainer.steps:
         return None
     saved = metrics["settings"]
@@ -69,7 +69,7 @@ def finished_metrics(directory: Path, settings: RunConfig) -> dict[str, Any] | N
     return metrics if all((directory / name).is_file() for name in _results(metrics, settings)) else None
 
 
-def _read_metrics(path: Path) -> dict[str, Any] | None:
+def read_metrics(path: Path) -> dict[str, Any] | None:
     """Returns the content of a ``metrics.json``; None if it does not exist or is not one of voxelfield's."""
     try:
         metrics = json.loads(path.read_text(encoding="utf-8"))

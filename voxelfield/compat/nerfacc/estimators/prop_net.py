@@ -105,7 +105,7 @@ class PropNetEstimator(nn.Module):
 
     @torch.enable_grad()
     def compute_loss(self, trans: Tensor, loss_scaler: float = 1.0) -> Tensor:
-        """Returns how far the networks' distributions fall below that of the final samples, and empties the cache.
+        """Returns how far the networks' distributions fall below the final samples' distribution; empties the cache.
 
         Args:
             trans: (n_rays, num_samples) transmittance in front of the samples of the last :meth:`sampling`; no gradient
@@ -179,5 +179,5 @@ def get_proposal_requires_grad_fn(target: float = 5.0, num_steps: int = 1000) ->
 
 
 def _distribution(trans: Tensor) -> Tensor:
-    """Returns the share of light lost at the edges (n_rays, n + 1); none reaches beyond the last one."""
+    """Returns the opacity accumulated at the edges (n_rays, n + 1), which is 1 at the last one."""
     return 1 - torch.cat((trans, torch.zeros_like(trans[:, :1])), dim=1)

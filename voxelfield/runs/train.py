@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import yaml
 
 from voxelfield import _library, processes
-from voxelfield.config.parsing import parse
+from voxelfield.config import parse
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
@@ -49,28 +49,17 @@ from voxelfield.training.state.finished import finished_metrics, recorded_settin
 from voxelfield.training.state.run_directory import RunDirectoryLock, check_ended, earlier_run
 from voxelfield.warps.warp import Warp
 
+if TYPE_CHECKING:
+    from voxelfield.viewer.watch import TrainingViewer
+
 logger = logging.getLogger(__name__)
 
-
-class Watcher(Protocol):
-    """Observes a session during training. Its methods must not raise."""
-
-    def begin(self, session: Session) -> None:
-        """Called once, before the first step."""
-
-    def after_step(self, session: Session) -> None:
-        """Called after every step, like a session's ``on_step``."""
-
-    def end(self) -> None:
-        """Called once after :meth:`begin`, when the run has ended for any reason."""
+ForScene: TypeAlias = Callable[[Scene, Warp | None], RunConfig]
+"""Returns the settings to use for a loaded scene and its warp."""
 
 
 def train_as_configured(
-    settings: RunConfig,
-    run_directory: Path,
-    root: Path,
-    watcher: Watcher | None = None,
-    for_scene: Callable[[Scene, Warp | None], RunConfig] | None = None,
+    settings: RunConfig, run_directory: Path, root: Path, for_scene: ForScene | None = None
 ) -> dict[str, Any] | None:
     """Trains and evaluates according to a configuration.
 
@@ -80,9 +69,7 @@ def train_as_configured(
         settings: All settings of the run.
         run_directory: Folder for checkpoints, logs, images and ``metrics.json``.
         root: Base folder of relative paths in the settings.
-        watcher: An observer of training.
-        for_scene: Returns the settings to use in place of these for the loaded scene and its warp; None if they do not
-            depend on it.
+        for_scene: Returns the settings to use in place of these; None if they do not depend on the scene.
 
     Returns:
         The content of ``metrics.json``, or None if training was interrupted; processes other than the first, which need
@@ -98,19 +85,14 @@ def train_as_configured(
     """
     lock = RunDirectoryLock.acquire(run_directory) if processes.is_first() else contextlib.nullcontext()
     with lock, Interrupt() as interrupt, reproducible(settings.deterministic):
-        return _train(settings, run_directory, root, interrupt, watcher, for_scene)
+        return _train(settings, run_directory, root, interrupt, for_scene)
 
 
 def _train(
-    settings: RunConfig,
-    run_directory: Path,
-    root: Path,
-    interrupt: Interrupt,
-    watcher: Watcher | None,
-    for_scene: Callable[[Scene, Warp | None], RunConfig] | None,
+    settings: RunConfig, run_directory: Path, root: Path, interrupt: Interrupt, for_scene: ForScene | None
 ) -> dict[str, Any] | None:
     """Implements :func:`train_as_configured` for a directory that this process has locked."""
-    timing = Timing()
+    timing, viewer = Timing(), _viewer(settings.logger)
     session: Session | None = None
     try:
         with interrupt.at_once():
@@ -119,14 +101,13 @@ def _train(
             if for_scene is not None:
                 settings = for_scene(*load())
             settings = replace(settings, trainer=settings.trainer.scaled(processes.count()))
-            if settings.resume == AUTO:
-                metrics = finished_metrics(run_directory, settings)
-                if metrics is not None:
-                    logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
-                    if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
-                        logger.warning("there is no checkpoint of its last step: training cannot be extended")
-                    return metrics
-            session = _begin(settings, load, run_directory, root, timing, watcher)
+            metrics = finished_metrics(run_directory, settings) if settings.resume == AUTO else None
+            if metrics is not None:
+                logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
+                if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
+                    logger.warning("there is no checkpoint of its last step: training cannot be extended")
+                return metrics
+            session = _begin(settings, load, run_directory, root, timing, viewer)
         if not session.fit(wait=False):
             if not processes.is_first():
                 return {}
@@ -154,9 +135,20 @@ def _train(
     finally:
         if session is not None:
             session.log.close()
-            if watcher is not None:
-                watcher.end()
+            if viewer is not None:
+                viewer.end()
     return metrics
+
+
+def _viewer(settings: LoggerConfig) -> TrainingViewer | None:
+    """Returns the viewer of the training, if ``logger.viewer`` asks for it."""
+    if not settings.viewer:
+        return None
+    if processes.count() > 1:
+        raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
+    from voxelfield.viewer.watch import TrainingViewer
+
+    return TrainingViewer(settings)
 
 
 def _load(settings: RunConfig, root: Path) -> tuple[Scene, Warp | None]:
@@ -203,7 +195,7 @@ def _begin(
     run_directory: Path,
     root: Path,
     timing: Timing,
-    watcher: Watcher | None,
+    viewer: TrainingViewer | None,
 ) -> Session:
     """Loads the checkpoint to resume from, if any, and the scene, and builds the field."""
     resumed = load_to_resume(settings, run_directory, root)
@@ -217,7 +209,7 @@ def _begin(
         evaluated, split = evaluated_split(scene)
         check_pictures("hydra.run.dir", run_directory / evaluated, split.names)
     timing.end("load")
-    on_step = None if watcher is None else watcher.after_step
+    on_step = None if viewer is None else viewer.after_step
     chosen = settings if resumed is None else resumed[2]
     session = Session(scene, chosen, warp=warp, output=run_directory, on_step=on_step)
     first_step = 0
@@ -238,8 +230,8 @@ def _begin(
     session.log.text("config", f"```yaml\n{yaml.safe_dump(recorded_settings(settings), sort_keys=False)}```")
     if session.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(session.device)
-    if watcher is not None:
-        watcher.begin(session)
+    if viewer is not None:
+        viewer.begin(session)
     return session
 
 
@@ -301,7 +293,7 @@ def load_to_resume(
 
 
 def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str] = ("train", "test")) -> Scene:
-    """Loads the configured scene, of whose images for training each process of a group reads its share.
+    """Loads the configured scene. Each process of a group reads its shard of the training images.
 
     If ``data.download`` is set, it is downloaded first, once for all processes.
 

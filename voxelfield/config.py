@@ -1,4 +1,7 @@
-"""Conversion of plain values to validated dataclasses; one-line errors name key, value and the allowed values."""
+"""Validated settings: dataclasses whose annotations define the allowed values, and their construction from mappings.
+
+Errors are one line that names the key, the value and the allowed values.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
@@ -71,6 +74,13 @@ class Form:
         """Describes the allowed texts, to follow "must"."""
         return f"be {self.words}"
 
+
+Count: TypeAlias = Annotated[int, Range(1)]
+Natural: TypeAlias = Annotated[int, Range(0)]
+Resolution: TypeAlias = Annotated[int, Range(2)]
+Positive: TypeAlias = Annotated[float, Range(0, low_open=True)]
+NotNegative: TypeAlias = Annotated[float, Range(0)]
+BelowOne: TypeAlias = Annotated[float, Range(0, 1, high_open=True)]
 
 # OmegaConf's nodes convert values as in every Hydra program: "3" from an environment variable is a number.
 _SCALARS: dict[Any, tuple[Any, str, str]] = {
@@ -215,13 +225,13 @@ def _convert_dataclass(value: Any, schema: Any, key: str) -> Any:
 def _convert_sequence(value: Any, hint: Any, key: str) -> Any:
     if not isinstance(value, (list, tuple)):
         raise _wrong_type(key, hint, value)
-    arguments = get_args(hint)
-    if get_origin(hint) is list:
-        return [_convert(item, arguments[0], f"{key}[{index}]") for index, item in enumerate(value)]
+    kind, arguments = get_origin(hint), get_args(hint)
+    if kind is list:
+        arguments *= len(value)
     if len(value) != len(arguments):
         raise _wrong_type(key, hint, value)
     pairs = enumerate(zip(value, arguments, strict=True))
-    return tuple(_convert(item, argument, f"{key}[{index}]") for index, (item, argument) in pairs)
+    return kind(_convert(item, argument, f"{key}[{index}]") for index, (item, argument) in pairs)
 
 
 def _wrong_type(key: str, hint: Any, value: Any) -> ValueError:

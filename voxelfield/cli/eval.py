@@ -7,8 +7,8 @@ import json
 import logging
 from pathlib import Path
 
-from voxelfield.cli.running import number
-from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
+from voxelfield.cli.scenes import add_run_arguments, load_run_and_split, number
+from voxelfield.config import Range
 from voxelfield.evaluation.evaluation import write_table
 from voxelfield.evaluation.lpips import check_lpips
 from voxelfield.files import atomic_write
@@ -18,20 +18,17 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
+    add = parser.add_argument
     add_run_arguments(parser)
-    parser.add_argument("--split", default="test", help="split to evaluate: train, val or test (default: test)")
-    parser.add_argument("--downscale", type=int, help="shrink images by this factor (default: to the run's image size)")
-    parser.add_argument("--holdout", type=int, metavar="N", help="hold out every N-th view (default: as in the run)")
-    parser.add_argument(
-        "--views", type=number(int, 1), help="number of views to evaluate, evenly spread (default: all)"
-    )
-    parser.add_argument(
-        "--lpips", action=argparse.BooleanOptionalAction, help="also compute LPIPS (default: as in the run)"
-    )
-    parser.add_argument("--backend", metavar="NAME", help="render_view, or the fastest of the field (default)")
-    parser.add_argument("--images", type=Path, metavar="DIR", help="write the rendered views to this folder")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the metrics, also of each view, to this file")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a table of the views to this file")
+    add("--split", default="test", help="split to evaluate: train, val or test (default: test)")
+    add("--downscale", type=int, help="shrink images by this factor (default: to the run's image size)")
+    add("--holdout", type=int, metavar="N", help="hold out every N-th view (default: as in the run)")
+    add("--views", type=number(int, Range(1)), help="number of views to evaluate, evenly spread (default: all)")
+    add("--lpips", action=argparse.BooleanOptionalAction, help="also compute LPIPS (default: as in the run)")
+    add("--backend", metavar="NAME", help="render_view, or the fastest of the field (default)")
+    add("--images", type=Path, metavar="DIR", help="write the rendered views to this folder")
+    add("--json", type=Path, metavar="FILE", help="write the metrics, also of each view, to this file")
+    add("--csv", type=Path, metavar="FILE", help="write a table of the views to this file")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -40,11 +37,7 @@ def run(options: argparse.Namespace) -> None:
         check_lpips()
     trained, split = load_run_and_split(options, options.split, downscale=options.downscale, holdout=options.holdout)
     evaluation = trained.evaluate(
-        split,
-        views=options.views,
-        images=options.images,
-        lpips=options.lpips,
-        backend=options.backend,
+        split, views=options.views, images=options.images, lpips=options.lpips, backend=options.backend
     )
     logger.info("%s over %d %s views of %s", evaluation, len(evaluation.names), options.split, split.size_in_words)
     drawn_by = trained.backend_for(split.cameras, options.backend)

@@ -1,1 +1,0 @@
-"""Validated settings: dataclasses whose annotations define the allowed values, and their construction from mappings."""
