@@ -171,7 +171,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("render", "run", "--frames", "0"), "--frames must lie in [1, 1000000], got 0"),
         (
             ("render", "run", "--out", "orbit.avi"),
-            "--out must be a video, *.mp4, *.mkv, *.webm, *.mov, got orbit.avi",
+            "--out must be a video *.mp4, got orbit.avi: write one, or a folder of images, and convert it with ffmpeg",
         ),
         (
             ("export", "run"),

@@ -41,6 +41,7 @@ TRAINING_PACKAGES = {
     "jinja2": "jinja2",
     "matplotlib": "matplotlib",
     "safetensors": "safetensors",
+    "imageio": "imageio",
     "av": "av",
     "pooch": "pooch",
     "tqdm": "tqdm",
