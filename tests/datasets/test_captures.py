@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import math
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -662,7 +662,7 @@ BAD = {
         "transforms.json: Lens.coefficients: omega must be between -pi and pi, got 3.5",
     ),
     "pose of another shape": in_json(
-        lambda c: c["frames"][0].update(transform_matrix=[[1]]), r"must have shape \(4, 4\)"
+        lambda c: c["frames"][0].update(transform_matrix=[[1]]), "must be a 4x4 matrix of numbers"
     ),
     "scaled pose": in_json(
         lambda c: c["frames"][0].update(transform_matrix=(2 * np.eye(4)).tolist()),
@@ -1018,7 +1018,7 @@ def test_what_is_wrong_with_a_capture_is_one_line_that_names_it(tmp_path, split,
 
 def test_a_colmap_model_without_pycolmap_says_what_to_install(tmp_path, split, monkeypatch, caplog):
     write_colmap(tmp_path / "mine", split)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pycolmap", None)
     assert in_one_line(lambda: voxelfield.load_scene(tmp_path / "mine")) == 2
     assert 'pip install "voxelfield[colmap]"' in caplog.text
 

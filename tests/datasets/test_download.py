@@ -16,7 +16,7 @@ import pytest
 from voxelfield.cli.command import main
 from voxelfield.datasets import download as module
 from voxelfield.datasets.download import DownloadError, Manifest, download, load_manifest
-from voxelfield.datasets.locate import SceneNotFoundError, find_scene
+from voxelfield.datasets.loading import SceneNotFoundError, find_scene
 
 FILES = {
     "train/r_0.png": b"first" * 1000,

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
+from voxelfield.datasets.measures import BLURRED, ENOUGH_SKY
 from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, turned_about
-from voxelfield.datasets.sharpness import BLURRED
-from voxelfield.datasets.sky import ENOUGH_SKY
 from voxelfield.rendering.cameras import Cameras, looks
 from voxelfield.rendering.projection import sees_box
 from voxelfield.warps.bounds import stray_cameras

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps
 
-from voxelfield.datasets.images import IMAGE_SUFFIXES, open_image
-from voxelfield.datasets.sharpness import grey, sharpness
+from voxelfield.datasets.images import image_files, open_image
+from voxelfield.datasets.measures import grey, sharpness
 from voxelfield.installed import import_optional
 
 # Formats and suffixes that COLMAP reads; other photographs become PNG. Phones write MPO, an extended JPEG, as .jpg.
@@ -24,7 +24,7 @@ _JPEG_QUALITY = 95
 
 def photographs_in(folder: Path) -> list[Path]:
     """Lists the photographs of a folder, without those of its subfolders, sorted by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    return [path for path in image_files(folder) if path.is_file()]
 
 
 def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import logging
 import shutil
@@ -18,7 +17,8 @@ import numpy as np
 from voxelfield.captures.photographs import copy_photographs, extract_frames, photographs_in
 from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, image_size
 from voxelfield.datasets.lenses import CAMERA_MODELS
-from voxelfield.installed import MissingPackageError
+from voxelfield.files import read_json_object
+from voxelfield.installed import MissingPackageError, import_optional
 
 logger = logging.getLogger(__name__)
 
@@ -138,8 +138,8 @@ def _check_replaceable(folder: Path, overwrite: bool) -> None:
     present = [name for name in OUTPUTS if (folder / name).exists() or (folder / name).is_symlink()]
     listed = {REPORT}
     try:
-        listed.update(json.loads((folder / REPORT).read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        listed.update(read_json_object(folder / REPORT)["files"])
+    except (OSError, ValueError, KeyError, TypeError):
         listed = set()
     others = sorted({path.relative_to(folder).as_posix() for path in _files_in(folder, present)} - listed)
     if others:
@@ -178,10 +178,7 @@ def _photographs_of(source: Path) -> list[Path] | None:
 
 def _check_camera_model(name: str) -> None:
     """Raises unless pycolmap is installed and recent enough, and the loaders support a camera model."""
-    if importlib.util.find_spec("pycolmap") is None:
-        raise MissingPackageError('pycolmap must be installed to find poses: pip install "voxelfield[colmap]"')
-    import pycolmap
-
+    pycolmap = import_optional("pycolmap", "find poses", "colmap")
     # Older versions would find poses with a camera model other than the requested one.
     if int(pycolmap.__version__.partition(".")[0]) < _OLDEST_MAJOR:
         raise MissingPackageError(

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import voxelfield
-from voxelfield.datasets.loading import load_scene
-from voxelfield.datasets.locate import find_scene
+from voxelfield.datasets.loading import find_scene, load_scene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.training.trained_model import TrainedModel
 

@@ -29,7 +29,7 @@ from voxelfield.cli.command import INTERRUPTED
 from voxelfield.cli.running import exit_status, hydra_quoted, one_line_records
 from voxelfield.cli.sweep import own_device
 from voxelfield.config.parsing import parse
-from voxelfield.datasets.locate import configured_scenes, is_path
+from voxelfield.datasets.loading import configured_scenes, is_path
 from voxelfield.datasets.registry import formats_of, why_no_folder
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import DEVICES, choose_device

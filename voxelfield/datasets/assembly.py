@@ -234,11 +234,7 @@ def assemble(
 
 
 def _box_of_object(source: Path, splits: Mapping[str, Split], silhouettes: Silhouettes) -> Tensor:
-    """Returns the box (2, 3) of the object that images with a transparent background show.
-
-    Raises:
-        ValueError: The silhouettes agree only if the poses have another convention.
-    """
+    """Returns the box (2, 3) of the object that images with a transparent background show."""
     # All runs load the training images.
     split = splits["train"] if "train" in splits else next(iter(splits.values()))
     numbers = torch.linspace(0, len(split) - 1, min(len(split), _SILHOUETTES)).long().tolist()

@@ -39,15 +39,11 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
         The scene, on the CPU. Images are RGBA with straight alpha; those without alpha are opaque.
 
     Raises:
-        FileNotFoundError: The folder, a split's json or an image is missing.
+        FileNotFoundError: A split's json or an image is missing.
         ValueError: An argument, a json file or an image is not as described above; the message is one line and names
             it.
     """
     folder, options = Path(folder), options or LoadOptions()
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"folder must be a scene with transforms_train.json in it, got {folder}, which does not exist"
-        )
     available = available_splits(folder)
     for name in options.splits or ():
         if name not in available and name != "test":

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.poses import check_poses
-from voxelfield.datasets.text import json_object
-from voxelfield.files import read_regular
+from voxelfield.files import read_json_object
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
@@ -60,7 +59,7 @@ def read_camera_path(path: Path) -> CameraPath:
         ValueError: The file is not a camera path; the message names file, frame and key.
     """
     name = str(path)
-    content = json_object(name, read_regular(path))
+    content = read_json_object(path)
     kind = content.get("camera_type", "perspective")
     if kind not in ("perspective", "equirectangular"):
         raise ValueError(f"{name}: 'camera_type' must be perspective or equirectangular, got {shown(kind)}")

@@ -8,11 +8,10 @@ pycolmap reads the model, binary or text, with or without rigs. Poses have OpenC
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ import torch
 
 from voxelfield.datasets.assembly import load_capture
 from voxelfield.datasets.colmap_files import (
-    Location,
     check_binary_model,
     find_model,
     image_paths,
@@ -35,7 +33,8 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
 from voxelfield.datasets.poses import FARTHEST, check_poses, turned_about
 from voxelfield.datasets.scene import Scene
-from voxelfield.installed import MissingPackageError
+from voxelfield.installed import import_optional
+from voxelfield.messages import reason_of
 from voxelfield.ops._errors import shown
 
 logger = logging.getLogger(__name__)
@@ -44,31 +43,13 @@ FORMAT = "COLMAP"
 """Name of the format."""
 
 
-@dataclass(frozen=True, eq=False)
-class Reconstruction:
-    """A COLMAP model with its images.
-
-    Attributes:
-        location: Their folders.
-        photos: The images that have a pose, whether or not their files exist.
-        points: (M, 3) float64 sparse points, world frame.
-        without_pose: The image files that have no pose in this model.
-    """
-
-    location: Location
-    photos: list[Photo]
-    points: torch.Tensor
-    without_pose: list[Path]
-
-
 def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     """Loads a capture; see :class:`voxelfield.datasets.registry.Format`.
 
     Raises:
         MissingPackageError: pycolmap is not installed.
     """
-    found = read_reconstruction(folder, options.model, options.depth)
-    source, images, counts = found.location
+    source, images, counts = find_model(folder, options.model)
     if counts:
         sizes = ", ".join(f"{name} with {count} images" for name, count in counts.items())
         logger.warning(
@@ -77,39 +58,18 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
             sizes,
             source.name,
         )
-    if found.without_pose:
-        there = sum(photo.path.is_file() for photo in found.photos)
-        logger.warning(
-            "%s: %d of %d photographs in %s have a pose; the others are left out, the first is %s",
-            source,
-            there,
-            there + len(found.without_pose),
-            images,
-            found.without_pose[0].name,
-        )
-    photos = with_shrunk_images(found.photos, images, options.downscale)
-    return load_capture(folder, source, photos, options, points=found.points)
-
-
-def read_reconstruction(folder: Path, number: int | None = None, depth: bool = False) -> Reconstruction:
-    """Reads the model of a capture, but not its images.
-
-    Args:
-        folder: A folder that :func:`voxelfield.datasets.colmap_files.is_colmap` recognises.
-        number: Which of several models; None: the one with the most images.
-        depth: Whether to find the points that each image observes, and their depths in it.
-
-    Raises:
-        MissingPackageError: pycolmap is not installed.
-        ValueError: There is no model of that number, it is damaged, has no image with a pose, or its images observe no
-            points although ``depth`` asks for them.
-    """
-    source, images, _ = location = find_model(folder, number)
     model = _read_model(source)
     posed = [image for image in model.images.values() if image.has_pose]
     if not posed:
         raise ValueError(f"{source}: the model must have images with poses, got none of {len(model.images)}")
     paths = image_paths(images, [_name(source, image) for image in posed])
+    without_pose = images_without_pose(images, paths)
+    if without_pose:
+        there = sum(path.is_file() for path in paths)
+        logger.warning(
+            "%s: %d of %d photographs in %s have a pose; the others are left out, the first is %s",
+            *(source, there, there + len(without_pose), images, without_pose[0].name),
+        )
     masks = images.with_name("masks")
     has_masks = masks.is_dir()
     photos = []
@@ -117,10 +77,10 @@ def read_reconstruction(folder: Path, number: int | None = None, depth: bool = F
         relative = path.relative_to(images if path.is_relative_to(images) else images.parent)
         mask = mask_path(masks, relative) if has_masks else None
         photos.append(_photo(source, path, mask, image, model.cameras[image.camera_id]))
-    if depth:
+    if options.depth:
         photos = _with_observations(source, photos, posed, model)
     points = _points(source, list(model.points3D.values()))
-    return Reconstruction(location, photos, points, images_without_pose(images, paths))
+    return load_capture(folder, source, with_shrunk_images(photos, images, options.downscale), options, points=points)
 
 
 def _with_observations(source: Path, photos: list[Photo], posed: list[Any], model: Any) -> list[Photo]:
@@ -128,9 +88,6 @@ def _with_observations(source: Path, photos: list[Photo], posed: list[Any], mode
 
     A point's weight is that of the published code of DS-NeRF (Deng et al. 2022): exp(-(e / m)^2) for its reprojection
     error e and the mean m of all.
-
-    Raises:
-        ValueError: No image observes a point.
     """
     errors = {number: point.error for number, point in model.points3D.items() if point.has_error()}
     mean = max(sum(errors.values()) / max(len(errors), 1), 1e-6)
@@ -171,15 +128,12 @@ def _points(source: Path, points: Sequence[Any]) -> torch.Tensor:
 
 
 def _read_model(source: Path) -> Any:
-    if importlib.util.find_spec("pycolmap") is None:
-        raise MissingPackageError('pycolmap must be installed to read a COLMAP model: pip install "voxelfield[colmap]"')
-    import pycolmap
-
+    pycolmap = import_optional("pycolmap", "read a COLMAP model", "colmap")
     check_binary_model(source)
     try:
         model: Any = pycolmap.Reconstruction(source)
     except (ValueError, RuntimeError, OSError, IndexError) as error:
-        raise ValueError(f"{source}: not a COLMAP model ({' '.join(str(error).split())[:200]})") from error
+        raise ValueError(f"{source}: not a COLMAP model ({reason_of(error)})") from error
     if not is_binary(source):
         for number, name in names_in_text(source).items():
             if b" " in name and number in model.images:

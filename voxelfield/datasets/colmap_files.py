@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from voxelfield.datasets.images import IMAGE_SUFFIXES
+from voxelfield.datasets.images import image_files
 
 # Folders of models, each with the folder of its images, as COLMAP, its scripts and other programs lay them out.
 # Undistorted models belong to the undistorted images only.
@@ -96,8 +96,7 @@ def image_paths(images: Path, names: Sequence[str]) -> list[Path]:
 def images_without_pose(images: Path, posed: Sequence[Path]) -> list[Path]:
     """Returns the image files of a folder and its subfolders that are not among those with a pose, sorted."""
     known = set(posed)
-    every = (path for path in images.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-    return sorted(path for path in every if path not in known)
+    return [path for path in image_files(images, "**/*") if path not in known]
 
 
 def _models_in(folder: Path) -> list[Path]:

@@ -71,11 +71,7 @@ def find_images(file: Path, names: Iterable[str], key: str) -> dict[str, Path]:
 
 
 def _inside(file: Path, name: str, key: str) -> str:
-    """Returns a name relative to the folder of a file.
-
-    Raises:
-        ValueError: No file can have the name.
-    """
+    """Returns a name relative to the folder of a file."""
     # Of the text alone: links stay as they are, because links within the folder may lead out of it.
     folder = os.path.abspath(file.parent)  # noqa: PTH100
     inside = os.path.relpath(os.path.join(folder, name), folder)  # noqa: PTH118

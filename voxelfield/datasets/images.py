@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from torch import Tensor
 from voxelfield import processes
 from voxelfield.datasets.transparency import CUT_OUT
 from voxelfield.files import open_regular
+from voxelfield.messages import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,27 @@ _FORMAT_NAMES = "PNG, JPEG, WebP, TIFF or BMP"
 _NEWS_EVERY = 10.0
 
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
+
+
+def image_files(folder: Path, pattern: str = "*") -> list[Path]:
+    """Lists the image files of a folder, which need not exist, sorted by path; ``**/*`` includes its subfolders."""
+    return sorted(path for path in folder.glob(pattern) if path.suffix.lower() in IMAGE_SUFFIXES)
+
+
+def read_array(path: Path) -> npt.NDArray[Any]:
+    """Reads a NumPy array from a file ``.npy``.
+
+    Raises:
+        ValueError: The file is damaged, or no such array.
+    """
+    with open_regular(path) as file:
+        try:
+            array = np.load(file, allow_pickle=False)
+        except Exception as error:  # NumPy evaluates the header: a broken one ends in exceptions of any type
+            raise ValueError(f"{path}: not a NumPy array of numbers ({reason_of(error)})") from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{path}: not a NumPy array of numbers, but an archive")
+    return array
 
 
 def read_images(
@@ -85,7 +107,7 @@ def read_images(
         target.paste(image if image.size == sizes[index] else area_resized(image, sizes[index]))
         return has_alpha
 
-    has_alpha = _read(fill, own, share)
+    has_alpha = _in_threads(fill, own, share=share)
     if any(has_alpha) and not all(has_alpha):
 
         def mean_alpha(index: int) -> float:
@@ -93,7 +115,7 @@ def read_images(
             return float(images[own.index(index), :height, :width, 3].mean())
 
         with_alpha = [index for index in own if has_alpha[index]]
-        if np.mean(_read(mean_alpha, with_alpha, share)) <= 255 * (1 - CUT_OUT):
+        if np.mean(_in_threads(mean_alpha, with_alpha, share=share)) <= 255 * (1 - CUT_OUT):
             raise ValueError(
                 f"{paths[has_alpha.index(False)]}: must have an alpha channel, as others have that show an object "
                 "without its background, got none: cut its background out too, or leave the image out"
@@ -132,13 +154,9 @@ def _read_grey(path: Path, size: Size) -> Image.Image:
 
 
 def _common_room(paths: Sequence[Path], sizes: Sequence[Size]) -> Size:
-    """Returns the width and height in which every image has room.
-
-    Raises:
-        ValueError: The images fill less than a quarter of that room; landscape and portrait photographs of 16:9 fill
-            more than half.
-    """
+    """Returns the width and height in which every image has room, of which the images must fill a quarter."""
     width, height = (max(sides) for sides in zip(*sizes, strict=True))
+    # Landscape and portrait photographs of 16:9 fill more than half.
     if 4 * sum(w * h for w, h in sizes) < len(sizes) * width * height:
         largest = max(range(len(sizes)), key=lambda index: sizes[index][0] * sizes[index][1])
         raise ValueError(
@@ -168,24 +186,17 @@ def read_masks(
         FileNotFoundError: A mask is missing.
         ValueError: A mask is unreadable, of another size, or leaves no pixel.
     """
-    width, height = (max(sides) for sides in zip(*shown, strict=True))
-    own = range(len(paths))[share or slice(None)]
-    masks = np.ones((len(own), height, width), dtype=np.bool_)
 
-    def fill(index: int) -> None:
-        path, size = paths[index], sizes[index]
-        if path is None:
-            return
-        ignored = np.asarray(_read_grey(path, size)) == 0
-        if shown[index] != size:
-            share = Image.fromarray(ignored.astype(np.float32)).resize(shown[index], Image.Resampling.BOX)
-            ignored = np.asarray(share) > 0
+    def read(path: Path, index: int) -> npt.NDArray[np.bool_]:
+        ignored = np.asarray(_read_grey(path, sizes[index])) == 0
+        if shown[index] != sizes[index]:
+            part = Image.fromarray(ignored.astype(np.float32)).resize(shown[index], Image.Resampling.BOX)
+            ignored = np.asarray(part) > 0
         if ignored.all():
             raise ValueError(f"{path}: must leave some pixels of the image, got a mask that is black throughout")
-        masks[own.index(index), : ignored.shape[0], : ignored.shape[1]] = ~ignored
+        return ~ignored
 
-    _read(fill, own, share)
-    return torch.from_numpy(masks)
+    return _stacked(paths, shown, share, np.True_, read)
 
 
 def read_depths(
@@ -207,41 +218,59 @@ def read_depths(
     Raises:
         ValueError: A file is unreadable, of another kind, or has another ratio of its sides than its image.
     """
+
+    def read(path: Path, index: int) -> npt.NDArray[Any]:
+        image, (w, h) = _depth_image(path), sizes[index]
+        if abs(image.width * h - image.height * w) > max(*image.size, w, h):
+            found = f"{image.width}x{image.height}"
+            raise ValueError(f"{path}: size must be in proportion to its image's, {w}x{h}, got {found}")
+        return np.asarray(image.resize(shown[index], Image.Resampling.NEAREST))
+
+    return _stacked(paths, shown, share, np.float32(0), read)
+
+
+def _depth_image(path: Path) -> Image.Image:
+    """Reads the depths of an image, from a file ``.npy`` in mode F and from others in mode I."""
+    if path.suffix.lower() != ".npy":
+        with open_image(path, depth=True) as image:
+            return image.convert("I")
+    array = read_array(path)
+    array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
+    if array.ndim != 2 or array.dtype.kind != "f" or 0 in array.shape:
+        raise ValueError(f"{path}: must be an array (H, W) of floating point, got {array.shape} of {array.dtype}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        depths = array.astype(np.float32)
+        return Image.fromarray(np.where(np.isfinite(depths) & (depths > 0), depths, np.float32(0)))
+
+
+def _stacked(
+    paths: Sequence[Path | None],
+    shown: Sequence[Size],
+    share: slice | None,
+    empty: np.generic,
+    read: Callable[[Path, int], npt.NDArray[Any]],
+) -> Tensor:
+    """Reads a plane of each of some files into (N, H, W), in several threads.
+
+    Args:
+        paths: N files, or None for planes that are empty.
+        shown: The N widths and heights of the planes. A smaller one lies at the top left.
+        share: As for :func:`read_images`.
+        empty: The value where no plane lies.
+        read: Reads a file, given its index too.
+    """
     width, height = (max(sides) for sides in zip(*shown, strict=True))
     own = range(len(paths))[share or slice(None)]
-    depths = np.zeros((len(own), height, width), dtype=np.float32)
+    planes = np.full((len(own), height, width), empty)
 
     def fill(index: int) -> None:
-        path, (w, h) = paths[index], sizes[index]
-        if path is None:
-            return
-        with _depth_array(path) if path.suffix.lower() == ".npy" else open_image(path, depth=True) as image:
-            found = image.size
-            if abs(found[0] * h - found[1] * w) > max(*found, w, h):
-                raise ValueError(f"size must be in proportion to its image's, {w}x{h}, got {found[0]}x{found[1]}")
-            whole = image if image.mode == "F" else image.convert("I")
-            depth = np.asarray(whole.resize(shown[index], Image.Resampling.NEAREST))
-        depths[own.index(index), : depth.shape[0], : depth.shape[1]] = depth
+        path = paths[index]
+        if path is not None:
+            plane = read(path, index)
+            planes[own.index(index), : plane.shape[0], : plane.shape[1]] = plane
 
-    _read(fill, own, share)
-    return torch.from_numpy(depths)
-
-
-@contextlib.contextmanager
-def _depth_array(path: Path) -> Iterator[Image.Image]:
-    """Opens a NumPy array of depths as an image of mode F; its errors are those of :func:`open_image`."""
-    try:
-        with open_regular(path) as file:
-            array = np.load(file, allow_pickle=False)
-        array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
-        if array.ndim != 2 or array.dtype.kind != "f" or 0 in array.shape:
-            raise ValueError(f"must be an array (H, W) of floating point, got {array.shape} of {array.dtype}")
-        with np.errstate(over="ignore", invalid="ignore"):
-            depths = array.astype(np.float32)
-            yield Image.fromarray(np.where(np.isfinite(depths) & (depths > 0), depths, np.float32(0)))
-    # NumPy evaluates the header: a broken one ends in exceptions of any type.
-    except Exception as error:
-        raise ValueError(f"{path}: unreadable depths ({' '.join(str(error).split())[:200]})") from error
+    _in_threads(fill, own, share=share)
+    return torch.from_numpy(planes)
 
 
 @contextlib.contextmanager
@@ -281,7 +310,7 @@ def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterat
             yield image
     # Damaged files end in exceptions of any type.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = reason_of(error)
         if isinstance(error, Image.UnidentifiedImageError):  # Pillow's own words repeat the path
             reason = f"not a {_FORMAT_NAMES} image"
         raise ValueError(f"{path}: unreadable image ({reason})") from error
@@ -341,34 +370,35 @@ def area_resized(image: Image.Image, size: Size) -> Image.Image:
     return Image.fromarray(np.floor(np.concatenate((rgb, mean_alpha), axis=-1) + 0.5).astype(np.uint8))
 
 
-def _read(action: Callable[[int], _T], numbers: Sequence[int], share: slice | None) -> list[_T]:
-    """Calls an action with each number, in several threads; returns the results, of all processes if they share."""
-
-    def call() -> list[_T]:
-        return _in_threads(action, numbers, "read")
-
-    return call() if share is None else processes.concatenated(call)
-
-
-def _in_threads(action: Callable[[int], _T], numbers: Sequence[int], done: str) -> list[_T]:
+def _in_threads(
+    action: Callable[[int], _T], numbers: Sequence[int], done: str = "read", share: slice | None = None
+) -> list[_T]:
     """Calls an action with each of some numbers, in several threads; returns the results.
 
-    ``done`` is the verb for the log, such as ``read``.
+    Args:
+        action: The action.
+        numbers: The numbers.
+        done: Participle of its verb, for the log.
+        share: As for :func:`read_images`. Unless it is None, the results are those of all processes.
     """
-    results = []
-    logged = time.monotonic()
-    # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        try:
-            for result in pool.map(action, numbers):
-                results.append(result)
-                if time.monotonic() - logged > _NEWS_EVERY:
-                    logged = time.monotonic()
-                    logger.info("%s %d of %d images", done, len(results), len(numbers))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return results
+
+    def call() -> list[_T]:
+        results = []
+        logged = time.monotonic()
+        # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
+        with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+            try:
+                for result in pool.map(action, numbers):
+                    results.append(result)
+                    if time.monotonic() - logged > _NEWS_EVERY:
+                        logged = time.monotonic()
+                        logger.info("%s %d of %d images", done, len(results), len(numbers))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        return results
+
+    return call() if share is None else processes.concatenated(call)
 
 
 def _decode(path: Path, mode: Literal["L"] | None = None) -> Image.Image:

@@ -8,7 +8,7 @@ versions of Tanks & Temples and BlendedMVS.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.assembly import load_capture
-from voxelfield.datasets.images import IMAGE_SUFFIXES
+from voxelfield.datasets.images import image_files
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import FARTHEST, check_poses, turned_about
@@ -41,7 +41,7 @@ def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
     """
     source = folder / "pose"
     intrinsics = _read_intrinsics(folder / FILE)
-    images = {path.stem: path for path in sorted((folder / "rgb").glob("*")) if path.suffix.lower() in IMAGE_SUFFIXES}
+    images = {path.stem: path for path in image_files(folder / "rgb")}
     photos = []
     listed: dict[str, set[Path]] = {name: set() for name in _SPLITS.values()}
     for file in sorted(source.glob("*.txt")):
@@ -58,36 +58,29 @@ def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
     return load_capture(folder, source, photos, options, listed, stated_box=stated)
 
 
-def _read_numbers(file: Path) -> list[float]:
-    """Returns the numbers that a file consists of.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It holds something else, or a number that is not finite.
-    """
-    if not file.is_file():
-        raise FileNotFoundError(f"{file}: no such file")
+def _read_numbers(file: Path, counts: Collection[int], wanted: str) -> list[float]:
+    """Returns the finite numbers that a file consists of, one of some counts, which make up what is wanted."""
     try:
         numbers = [float(word) for word in read_regular(file).decode("utf-8-sig").split()]
     except ValueError as error:
         raise ValueError(f"{file}: must hold numbers only ({error})") from error
     if not all(map(math.isfinite, numbers)):
         raise ValueError(f"{file}: must hold finite numbers only, got infinity or NaN")
+    if len(numbers) not in counts:
+        raise ValueError(f"{file}: must hold {wanted}, got {len(numbers)} numbers")
     return numbers
 
 
 def _read_intrinsics(file: Path) -> Callable[[int, int], Intrinsics]:
     """Reads a matrix (4, 4), or the eleven numbers of SRN's format, which the size of the images is among."""
-    numbers = _read_numbers(file)
+    numbers = _read_numbers(file, (11, 16), "a 4x4 matrix, or the 11 numbers of SRN's format")
     if len(numbers) == 16:
         fx, _, cx, _, _, fy, cy = numbers[:7]
         size = None
-    elif len(numbers) == 11:
+    else:
         # Focal length, principal point, 0; a translation; near; scale; height and width.
         fx, cx, cy = numbers[:3]
         fy, size = fx, (numbers[10], numbers[9])
-    else:
-        raise ValueError(f"{file}: must hold a 4x4 matrix, or the 11 numbers of SRN's format, got {len(numbers)}")
     if min(fx, fy, *(size or ())) <= 0:
         raise ValueError(f"{file}: focal lengths and sizes must be above 0 pixels, got {numbers}")
     intrinsics = (fx, fy, cx, cy)
@@ -95,19 +88,14 @@ def _read_intrinsics(file: Path) -> Callable[[int, int], Intrinsics]:
 
 
 def _read_pose(file: Path) -> Tensor:
-    numbers = _read_numbers(file)
-    if len(numbers) != 16:
-        raise ValueError(f"{file}: must hold a 4x4 matrix, got {len(numbers)} numbers")
+    numbers = _read_numbers(file, (16,), "a 4x4 matrix")
     c2w = torch.tensor(numbers, dtype=torch.float64).view(4, 4)
     check_poses(lambda _: str(file), c2w[None])
     return turned_about(c2w)
 
 
 def _read_box(file: Path) -> Tensor:
-    numbers = _read_numbers(file)
-    # A seventh is the size of NSVF's voxels.
-    if len(numbers) not in (6, 7):
-        raise ValueError(f"{file}: must hold the two corners of a box, and optionally a voxel size, got {len(numbers)}")
+    numbers = _read_numbers(file, (6, 7), "the two corners of a box, and optionally a voxel size")
     box = torch.tensor(numbers[:6], dtype=torch.float64).view(2, 3)
     # As float32, like all boxes.
     low, high = box.float()

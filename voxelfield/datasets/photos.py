@@ -14,9 +14,9 @@ from torch import Tensor
 from voxelfield import processes
 from voxelfield.datasets.image_paths import why_missing
 from voxelfield.datasets.images import (
-    IMAGE_SUFFIXES,
     Size,
     exif_orientation,
+    image_files,
     image_sizes,
     read_depths,
     read_images,
@@ -118,11 +118,7 @@ def with_shrunk_images(photos: Sequence[Photo], images: Path, downscale: int) ->
         downscale: Factor by which images are shrunk.
     """
     folder = shrunk_folder(images, downscale)
-    shrunk = {
-        path.relative_to(folder).with_suffix(""): path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in IMAGE_SUFFIXES
-    }
+    shrunk = {path.relative_to(folder).with_suffix(""): path for path in image_files(folder, "**/*")}
     return [
         replace(photo, shrunk=shrunk.get(photo.path.relative_to(images).with_suffix("")))
         if photo.path.is_relative_to(images)
@@ -183,12 +179,10 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
 def _times(photos: Sequence[Photo]) -> dict[str, Tensor]:
     """Returns ``time`` (N,) float32, if photographs have one."""
     times = [photo.time for photo in photos if photo.time is not None]
-    if times:
-        if len(times) < len(photos):
-            bare = next(photo.path for photo in photos if photo.time is None)
-            raise ValueError(f"{bare}: must have a time, as {len(times)} of {len(photos)} images of its split have")
-        return {"time": torch.tensor(times, dtype=torch.float32)}
-    return {}
+    if 0 < len(times) < len(photos):
+        bare = next(photo.path for photo in photos if photo.time is None)
+        raise ValueError(f"{bare}: must have a time, as {len(times)} of {len(photos)} images of its split have")
+    return {"time": torch.tensor(times, dtype=torch.float32)} if times else {}
 
 
 def _depths(
@@ -253,7 +247,10 @@ def scaled(
 def _cameras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], options: LoadOptions) -> Cameras:
     """Returns the cameras of images that are files of some sizes, and are read at others."""
     scale = torch.tensor(read, dtype=torch.float64) / torch.tensor(sizes)
-    intrinsics = _intrinsics(photos, sizes) * scale.repeat(1, 2)
+    of_files = [_intrinsics_of(photo, size) for photo, size in zip(photos, sizes, strict=True)]
+    intrinsics = torch.tensor(of_files, dtype=torch.float64)
+    check_intrinsics(lambda index: str(photos[index].path), intrinsics)
+    intrinsics = intrinsics * scale.repeat(1, 2)
     c2w = torch.stack([photo.c2w for photo in photos])
     lens = lens_of_photos([photo.lens for photo in photos], options.lens_distortion)
     cameras = Cameras.of_sizes(c2w.float(), intrinsics.float(), torch.tensor(read), lens)
@@ -277,15 +274,6 @@ def centred(intrinsics: Intrinsics, width: int, height: int) -> Intrinsics:
             f"size must be that of the image that the principal point ({cx:g}, {cy:g}) belongs to, got "
             f"{width}x{height}: was the image resized?"
         )
-    return intrinsics
-
-
-def _intrinsics(photos: Sequence[Photo], sizes: Sequence[Size]) -> torch.Tensor:
-    """Returns the intrinsics (N, 4), float64, for images of some sizes."""
-    intrinsics = torch.tensor(
-        [_intrinsics_of(photo, size) for photo, size in zip(photos, sizes, strict=True)], dtype=torch.float64
-    )
-    check_intrinsics(lambda index: str(photos[index].path), intrinsics)
     return intrinsics
 
 

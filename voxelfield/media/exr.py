@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -12,10 +11,8 @@ from voxelfield.installed import import_optional
 from voxelfield.rendering.images import linear_light
 from voxelfield.rendering.render import View
 
-
-def import_openexr() -> Any:
-    """Returns the module OpenEXR; raises MissingPackageError if it is not installed."""
-    return import_optional("OpenEXR", "write EXR", "exr")
+OPENEXR = ("OpenEXR", "write EXR", "exr")
+"""Arguments of :func:`voxelfield.installed.import_optional` for the package that writes EXR."""
 
 
 def write_exr(path: Path, view: View) -> None:
@@ -29,7 +26,7 @@ def write_exr(path: Path, view: View) -> None:
         MissingPackageError: OpenEXR is not installed.
         OSError: The file cannot be written.
     """
-    exr = import_openexr()
+    exr = import_optional(*OPENEXR)
     light = linear_light(view.rgb.clamp(0, 1)).cpu().numpy()
     channels = {
         **{name: np.ascontiguousarray(light[..., index]) for index, name in enumerate("RGB")},

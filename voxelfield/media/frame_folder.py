@@ -14,8 +14,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from voxelfield.files import atomic_write, is_replaceable
-from voxelfield.media.exr import import_openexr, write_exr
+from voxelfield.files import atomic_write, is_replaceable, read_json_object
+from voxelfield.installed import import_optional
+from voxelfield.media.exr import OPENEXR, write_exr
 from voxelfield.media.png import PngWriter, write_png
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
@@ -69,7 +70,7 @@ class FrameFolder:
         overwrite: bool = False,
     ) -> None:
         if kind == "exr":
-            import_openexr()
+            import_optional(*OPENEXR)
         self.depth_unit = far / _DEPTHS
         self._folder, self._kind, self._depth = folder, kind, depth
         self._writer = PngWriter()
@@ -104,11 +105,8 @@ class FrameFolder:
         """Returns the description of the frames in the folder, or None if the folder is empty."""
         path = self._folder / DESCRIPTION
         if path.is_file():
-            try:
-                known = json.loads(path.read_text(encoding="utf-8"))
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}: not valid JSON ({error})") from error
-            if not isinstance(known, dict) or not wanted.keys() <= known.keys():
+            known = read_json_object(path)
+            if not wanted.keys() <= known.keys():
                 raise FileExistsError(f"{path} was not written by voxelfield render: choose another folder")
             return known
         # Hidden files, such as those of a file manager, do no harm.

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from voxelfield.datasets.measures import ENOUGH_SKY, sky_share
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.datasets.sky import ENOUGH_SKY, sky_share
 from voxelfield.fields.environment import Environment
 from voxelfield.models.batch import Batch
 from voxelfield.models.part import Part

@@ -1,11 +1,19 @@
-"""Whether photographs show a sky, or anything else so far away that it looks alike from all places."""
+"""Measures of photographs: how sharp they are, and whether they show a sky, which looks alike from all places."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from PIL import Image, ImageOps
 
 from voxelfield.datasets.scene import Split
 from voxelfield.fields.environment import project
+
+SHARPNESS_SIZE = 512
+"""Longest side, in pixels, of the copies whose sharpness is measured; larger images are reduced to it."""
+
+BLURRED = 0.2
+"""Share of a capture's median sharpness below which a photograph counts as blurred."""
 
 ENOUGH_SKY = 0.03
 """Value of :func:`sky_share` from which on a capture counts as one with a sky.
@@ -21,6 +29,35 @@ _COMPARED_ROWS = 64
 # Photographs agree on a direction if so many of them show it, and so large a share, and if the standard deviation of
 # their colours is below this.
 _FEWEST, _FEWEST_SHARE, _AGREEMENT = 3, 0.05, 0.03
+
+
+def sharpness(image: Image.Image) -> float:
+    """Returns the variance of the Laplacian: high for an image full of edges, near 0 for a blurred one.
+
+    Only images of one capture are comparable, since the value depends on their subject.
+
+    Args:
+        image: Any mode; transparent pixels count as white.
+
+    Returns:
+        The variance, in squared grey levels of 256; 0 for an image below 3 pixels.
+    """
+    pixels = grey(image)
+    if max(pixels.size) > SHARPNESS_SIZE:
+        pixels = ImageOps.contain(pixels, (SHARPNESS_SIZE, SHARPNESS_SIZE), Image.Resampling.BOX)
+    if min(pixels.size) < 3:
+        return 0.0
+    values = np.asarray(pixels, dtype=np.float32)
+    around = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:]
+    return float((around - 4 * values[1:-1, 1:-1]).var())
+
+
+def grey(image: Image.Image) -> Image.Image:
+    """Returns an image in mode L; transparent pixels count as white."""
+    if "A" in image.getbands():
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("L")
 
 
 def sky_share(split: Split) -> float:
