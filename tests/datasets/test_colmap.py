@@ -152,9 +152,9 @@ def test_an_undistorted_model_is_read_where_only_its_images_are_there(tmp_path):
     write_model(tmp_path / "sparse" / "0")
     write_images(tmp_path / "dense" / "images")
     write_model(tmp_path / "dense" / "sparse")
-    assert find_model(tmp_path, None).model == tmp_path / "dense" / "sparse"
+    assert find_model(tmp_path, None)[0] == tmp_path / "dense" / "sparse"
     write_images(tmp_path / "images")
-    assert find_model(tmp_path, None).model == tmp_path / "sparse" / "0"
+    assert find_model(tmp_path, None)[0] == tmp_path / "sparse" / "0"
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
@@ -202,7 +202,7 @@ def test_names_that_leave_the_folder_are_refused(tmp_path):
     write_images(tmp_path / "images")
     for name in ("../a.png", "..\\a.png", "/etc/a.png"):
         write_model(tmp_path / "sparse" / "0", [name])
-        with pytest.raises(ValueError, match="names of images must be inside the folder images, got"):
+        with pytest.raises(ValueError, match="names of images must be files inside the folder images, got"):
             reds(tmp_path)
 
 
@@ -212,7 +212,9 @@ def test_names_that_name_no_file_are_refused(tmp_path, name):
     write_model(tmp_path / "sparse" / "0", binary=True)
     path = tmp_path / "sparse" / "0" / "images.bin"
     path.write_bytes(path.read_bytes().replace(NAMES[0].encode() + b"\0", name + b"\0"))
-    with pytest.raises(ValueError, match=rf"^{tmp_path}/sparse/0: names of images must be names of files, got '\.?'$"):
+    with pytest.raises(
+        ValueError, match=rf"^{tmp_path}/sparse/0: names of images must be files inside the folder images, got '\.?'$"
+    ):
         voxelfield.load_scene(tmp_path)
 
 

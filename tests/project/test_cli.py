@@ -375,7 +375,7 @@ def test_a_download_without_its_package_ends_with_that_line(without_packages_for
     status, complaints, _ = without_packages_for_training["download"]
     assert status == 2, complaints
     told = complaints.splitlines()[-1]
-    assert told == 'pooch must be installed for `voxelfield download`: pip install "voxelfield[train]"'
+    assert told == 'pooch must be installed to download scenes: pip install "voxelfield[train]"'
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
 
     Args:
         folder: Folder of the scene, in any format that :func:`voxelfield.datasets.loading.load_scene` reads.
-        aabb: (2, 3) box in world units; None for that of the format.
+        aabb: (2, 3) box in world units; None for the box of the format.
         model: Number of the COLMAP model where a folder has several; None: the one with the most images.
 
     Raises:

@@ -23,7 +23,7 @@ FEW_VIEWS = 20
 SCALES = (1e-4, 1e4)
 # Half the diagonal of a box over the median distance of the cameras from its centre, beyond which one is wrong.
 BOX_RATIOS = (0.05, 20.0)
-FIELDS_OF_VIEW = (2.0, 150.0)  # degrees, beyond which a focal length is hardly that of a camera
+FIELDS_OF_VIEW = (2.0, 150.0)  # degrees, beyond which a focal length is implausible
 BEYOND_BOX = 0.01  # share of the opaque pixels that may show something outside of the box at which a scene ends
 SAME_GREY = 3.0  # grey levels by which no pixel of two fingerprints differs if two images are the same
 _SAME_POSITION = 1e-5  # of the extent of all cameras
@@ -46,9 +46,6 @@ class Finding:
     title: str
     message: str
     views: tuple[int, ...] = ()
-
-
-Check = Callable[[Capture], Finding | None]
 
 
 def few_views(capture: Capture) -> Finding | None:
@@ -246,7 +243,7 @@ def duplicate_poses(capture: Capture) -> Finding | None:
     return _duplicates(capture, same, "duplicate poses", remedy)
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[Callable[[Capture], Finding | None], ...] = (
     few_views,
     box_out_of_sight,
     doubtful_poses,

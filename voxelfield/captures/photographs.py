@@ -23,7 +23,7 @@ _JPEG_QUALITY = 95
 
 
 def photographs_in(folder: Path) -> list[Path]:
-    """Lists the photographs of a folder, without those of its subfolders, sorted by name."""
+    """Lists the photographs of a folder, without its subfolders, sorted by name."""
     return [path for path in image_files(folder) if path.is_file()]
 
 

@@ -84,7 +84,7 @@ def process(
         frames: Number of frames to take from a video.
         matching: Which pairs to compare; None compares all photographs of a folder, and neighbouring frames of a video.
         camera_model: COLMAP's name of the camera model.
-        camera_per_image: Give every photograph a camera of its own; otherwise, photographs of one size share one.
+        camera_per_image: Give every photograph its own camera; otherwise, photographs of one size share one.
         max_size: Longest side in pixels to which larger photographs are reduced.
         overwrite: Replace the results of an earlier call.
 
@@ -134,7 +134,7 @@ def process(
 
 
 def _check_replaceable(folder: Path, overwrite: bool) -> None:
-    """Raises FileExistsError if results would replace other files than those of an earlier call."""
+    """Raises FileExistsError if results would replace files that no earlier call has written."""
     present = [name for name in OUTPUTS if (folder / name).exists() or (folder / name).is_symlink()]
     listed = {REPORT}
     try:

@@ -70,7 +70,13 @@ def read_camera_path(path: Path) -> CameraPath:
     )
     fps = _number(name, content, "fps", 1 / LARGEST_FPS, LARGEST_FPS)
     poses, focals = [], []
-    for where, frame in _frames(name, content, "camera_path"):
+    frames = content.get("camera_path")
+    if not isinstance(frames, list) or not frames:
+        raise ValueError(f"{name}: 'camera_path' must be a list of at least one frame, got {shown(frames)}")
+    for index, frame in enumerate(frames):
+        where = f"{name}: camera_path[{index}]"
+        if not isinstance(frame, dict):
+            raise ValueError(f"{where} must be an object, got {shown(frame)}")
         poses.append(_pose(f"{where}: 'camera_to_world'", frame.get("camera_to_world")))
         if kind == "equirectangular":
             focals.append((width / (2 * math.pi), height / math.pi))
@@ -103,17 +109,6 @@ def camera_path_file(cameras: Cameras, fps: float) -> bytes:
         ],
     }
     return (json.dumps(content, indent=1) + "\n").encode()
-
-
-def _frames(name: str, content: Mapping[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
-    """Returns the frames that a camera path lists under a key, each with its name for messages."""
-    frames = content.get(key)
-    if not isinstance(frames, list) or not frames:
-        raise ValueError(f"{name}: '{key}' must be a list of at least one frame, got {shown(frames)}")
-    for index, frame in enumerate(frames):
-        if not isinstance(frame, dict):
-            raise ValueError(f"{name}: {key}[{index}] must be an object, got {shown(frame)}")
-    return [(f"{name}: {key}[{index}]", frame) for index, frame in enumerate(frames)]
 
 
 def _number(where: str, content: Mapping[str, Any], key: str, low: float, high: float, *, whole: bool = False) -> float:

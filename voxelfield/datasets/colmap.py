@@ -1,7 +1,7 @@
 """Loader of COLMAP's layout: a model, such as ``sparse/0``, and a folder of images.
 
-A folder ``masks`` beside that of the images, if there is one, holds a mask for each image, such as ``a.jpg.png`` or
-``a.png`` for ``a.jpg``: black where pixels must be ignored. COLMAP itself names them in the first way.
+A folder ``masks`` beside the folder of images, if there is one, contains a mask for each image, such as
+``a.jpg.png`` or ``a.png`` for ``a.jpg``: black where pixels must be ignored. COLMAP itself uses the first name.
 
 pycolmap reads the model, binary or text, with or without rigs. Poses have OpenCV axes (y down, looking along z).
 """
@@ -31,7 +31,7 @@ from voxelfield.datasets.image_paths import mask_path
 from voxelfield.datasets.lenses import READ_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
-from voxelfield.datasets.poses import FARTHEST, check_poses, turned_about
+from voxelfield.datasets.poses import FARTHEST, turned_about
 from voxelfield.datasets.scene import Scene
 from voxelfield.installed import import_optional
 from voxelfield.messages import reason_of
@@ -54,9 +54,7 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
         sizes = ", ".join(f"{name} with {count} images" for name, count in counts.items())
         logger.warning(
             "%s has several models, %s: %s is read, and scene.model=N selects another",
-            source.parent,
-            sizes,
-            source.name,
+            *(source.parent, sizes, source.name),
         )
     model = _read_model(source)
     posed = [image for image in model.images.values() if image.has_pose]
@@ -71,11 +69,10 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
             *(source, there, there + len(without_pose), images, without_pose[0].name),
         )
     masks = images.with_name("masks")
-    has_masks = masks.is_dir()
     photos = []
     for path, image in zip(paths, posed, strict=True):
         relative = path.relative_to(images if path.is_relative_to(images) else images.parent)
-        mask = mask_path(masks, relative) if has_masks else None
+        mask = mask_path(masks, relative) if masks.is_dir() else None
         photos.append(_photo(source, path, mask, image, model.cameras[image.camera_id]))
     if options.depth:
         photos = _with_observations(source, photos, posed, model)
@@ -86,8 +83,8 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
 def _with_observations(source: Path, photos: list[Photo], posed: list[Any], model: Any) -> list[Photo]:
     """Returns photographs with the points that their images observe.
 
-    A point's weight is that of the published code of DS-NeRF (Deng et al. 2022): exp(-(e / m)^2) for its reprojection
-    error e and the mean m of all.
+    A point's weight is exp(-(e / m)^2), where e is its reprojection error and m the mean over all points, as in the
+    published code of DS-NeRF (Deng et al. 2022).
     """
     errors = {number: point.error for number, point in model.points3D.items() if point.has_error()}
     mean = max(sum(errors.values()) / max(len(errors), 1), 1e-6)
@@ -146,10 +143,8 @@ def _name(source: Path, image: Any) -> str:
         name = str(image.name)
     except UnicodeDecodeError as error:
         raise ValueError(f"{source}: names of images must be UTF-8, got {error.object!r}") from error
-    if Path(name).is_absolute() or ".." in name.replace("\\", "/").split("/"):
-        raise ValueError(f"{source}: names of images must be inside the folder images, got {shown(name)}")
-    if not Path(name).name:
-        raise ValueError(f"{source}: names of images must be names of files, got {shown(name)}")
+    if not Path(name).name or Path(name).is_absolute() or ".." in name.replace("\\", "/").split("/"):
+        raise ValueError(f"{source}: names of images must be files inside the folder images, got {shown(name)}")
     return name
 
 
@@ -169,13 +164,10 @@ def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any)
         )
     w2c = torch.eye(4, dtype=torch.float64)
     w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
-    if not bool(w2c.isfinite().all()):
-        raise ValueError(f"{source}: pose of {image.name} must be finite, got {w2c.tolist()}")
     # A quaternion of zeros would become the identity; others that are not of unit length fail the checks below.
     if not np.any(image.cam_from_world().rotation.quat):
         raise ValueError(f"{source}: pose of {image.name} must have a unit quaternion, got zeros")
     c2w = turned_about(torch.linalg.inv(w2c))
-    check_poses(lambda _: f"{source}: pose of {image.name}", c2w[None])
     size = width, height = camera.width, camera.height
     if model == "equirectangular":
         # pycolmap crashes where it is asked for a focal length that the model does not have.

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 Size = tuple[int, int]
 """Width and height in pixels."""
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
@@ -92,12 +93,11 @@ def read_images(
     own = range(len(paths))[share or slice(None)]
     images = np.empty((len(own), room[1], room[0], 4), dtype=np.uint8)
 
-    def fill(index: int) -> bool:
+    def fill(index: int) -> float | None:
         image = _decode(paths[index])
         alpha = alphas[index] if alphas is not None else None
         if alpha is not None:
             image.putalpha(_read_grey(alpha, image.size))
-        has_alpha = image.mode == "RGBA"
         pixels = images[own.index(index)]
         if sizes[index] != room:
             pixels[:] = (0, 0, 0, 255)
@@ -105,21 +105,16 @@ def read_images(
         target = Image.frombuffer("RGBA", room, pixels, "raw", "RGBA", 0, 1)
         target.readonly = 0
         target.paste(image if image.size == sizes[index] else area_resized(image, sizes[index]))
-        return has_alpha
+        # The mean opacity, where the image states it.
+        return float(pixels[: sizes[index][1], : sizes[index][0], 3].mean()) if image.mode == "RGBA" else None
 
-    has_alpha = _in_threads(fill, own, share=share)
-    if any(has_alpha) and not all(has_alpha):
-
-        def mean_alpha(index: int) -> float:
-            width, height = sizes[index]
-            return float(images[own.index(index), :height, :width, 3].mean())
-
-        with_alpha = [index for index in own if has_alpha[index]]
-        if np.mean(_in_threads(mean_alpha, with_alpha, share=share)) <= 255 * (1 - CUT_OUT):
-            raise ValueError(
-                f"{paths[has_alpha.index(False)]}: must have an alpha channel, as others have that show an object "
-                "without its background, got none: cut its background out too, or leave the image out"
-            )
+    means = _in_threads(fill, own, share=share)
+    known = [mean for mean in means if mean is not None]
+    if 0 < len(known) < len(means) and np.mean(known) <= 255 * (1 - CUT_OUT):
+        raise ValueError(
+            f"{paths[means.index(None)]}: must have an alpha channel, as others have that show an object without its "
+            "background, got none: cut its background out too, or leave the image out"
+        )
     return torch.from_numpy(images)
 
 
@@ -131,15 +126,15 @@ def from_opacity(
     ``alphas`` are files of grey images that replace the alpha channels; None for images that keep their own.
     """
 
-    def read(index: int) -> _T:
-        image, alpha = _decode(paths[index]), alphas[index]
+    def read(files: tuple[Path, Path | None]) -> _T:
+        image, alpha = _decode(files[0]), files[1]
         if alpha is not None:
             return action(np.array(_read_grey(alpha, image.size)))
         if image.mode == "RGBA":
             return action(np.array(image.getchannel("A")))
         return action(np.full(image.size[::-1], 255, dtype=np.uint8))
 
-    return _in_threads(read, range(len(paths)), "looked at")
+    return _in_threads(read, list(zip(paths, alphas, strict=True)), "looked at")
 
 
 def _read_grey(path: Path, size: Size) -> Image.Image:
@@ -250,14 +245,9 @@ def _stacked(
     empty: np.generic,
     read: Callable[[Path, int], npt.NDArray[Any]],
 ) -> Tensor:
-    """Reads a plane of each of some files into (N, H, W), in several threads.
+    """Reads a plane from each of N files into (N, H, W), in several threads; ``read`` gets the path and the index.
 
-    Args:
-        paths: N files, or None for planes that are empty.
-        shown: The N widths and heights of the planes. A smaller one lies at the top left.
-        share: As for :func:`read_images`.
-        empty: The value where no plane lies.
-        read: Reads a file, given its index too.
+    A plane that is smaller than H x W lies at the top left, beside ``empty``, which fills the planes without a file.
     """
     width, height = (max(sides) for sides in zip(*shown, strict=True))
     own = range(len(paths))[share or slice(None)]
@@ -277,7 +267,7 @@ def _stacked(
 def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterator[Image.Image]:
     """Opens an image file; the only way in which this package opens one.
 
-    The format is recognised by the file's content, whatever the ending of its name: PNG, JPEG, WebP, TIFF or BMP. Of a
+    The format is recognised by the file's content, not by the suffix: PNG, JPEG, WebP, TIFF or BMP. Of a
     TIFF with several pages and of the MPO files that phones write, the first picture counts. The size is that of the
     pixels as they are stored.
 
@@ -324,7 +314,7 @@ def image_size(path: Path) -> Size:
 
 def image_sizes(paths: Sequence[Path]) -> list[Size]:
     """Returns the sizes of several images, as :func:`image_size` does of one."""
-    return _in_threads(lambda index: image_size(paths[index]), range(len(paths)), "looked at")
+    return _in_threads(image_size, paths, "looked at")
 
 
 def exif_orientation(path: Path) -> int:
@@ -371,15 +361,11 @@ def area_resized(image: Image.Image, size: Size) -> Image.Image:
 
 
 def _in_threads(
-    action: Callable[[int], _T], numbers: Sequence[int], done: str = "read", share: slice | None = None
+    action: Callable[[_S], _T], items: Sequence[_S], done: str = "read", share: slice | None = None
 ) -> list[_T]:
-    """Calls an action with each of some numbers, in several threads; returns the results.
+    """Calls an action with each of some items, in several threads; returns the results.
 
-    Args:
-        action: The action.
-        numbers: The numbers.
-        done: Participle of its verb, for the log.
-        share: As for :func:`read_images`. Unless it is None, the results are those of all processes.
+    ``done`` is the participle of its verb, for the log. Unless ``share`` is None, all processes return all results.
     """
 
     def call() -> list[_T]:
@@ -388,11 +374,11 @@ def _in_threads(
         # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
         with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
             try:
-                for result in pool.map(action, numbers):
+                for result in pool.map(action, items):
                     results.append(result)
                     if time.monotonic() - logged > _NEWS_EVERY:
                         logged = time.monotonic()
-                        logger.info("%s %d of %d images", done, len(results), len(numbers))
+                        logger.info("%s %d of %d images", done, len(results), len(items))
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -404,14 +390,11 @@ def _in_threads(
 def _decode(path: Path, mode: Literal["L"] | None = None) -> Image.Image:
     """Returns an image whose pixels are read, in a mode of Pillow; None: RGBA if it has alpha, otherwise RGB."""
     with open_image(path) as image:
-        wanted = mode or ("RGBA" if _has_alpha(image) else "RGB")
+        has_alpha = "A" in image.getbands() or "transparency" in image.info
+        wanted = mode or ("RGBA" if has_alpha else "RGB")
         image.load()
         # Converting an image to its own mode would copy it, and no other thread could decode meanwhile.
         return image if image.mode == wanted else image.convert(wanted)
-
-
-def _has_alpha(image: Image.Image) -> bool:
-    return "A" in image.getbands() or "transparency" in image.info
 
 
 def _check_exif(image: Image.Image) -> None:

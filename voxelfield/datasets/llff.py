@@ -22,7 +22,6 @@ from voxelfield.datasets.image_paths import mask_path
 from voxelfield.datasets.images import image_files, read_array
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, shrunk_folder
-from voxelfield.datasets.poses import check_poses
 from voxelfield.datasets.scene import Scene
 
 FILE = "poses_bounds.npy"
@@ -31,17 +30,12 @@ FILE = "poses_bounds.npy"
 _SAMPLES = 8
 
 
-def is_llff(folder: Path) -> bool:
-    """Returns whether a folder holds a ``poses_bounds.npy``; see :class:`voxelfield.datasets.registry.Format`."""
-    return (folder / FILE).is_file()
-
-
 def load_llff(folder: Path, options: LoadOptions) -> Scene:
     """Loads a scene; see :class:`voxelfield.datasets.registry.Format`.
 
-    Images are those of the folder ``images``, which those in ``images_N`` stand in for if ``downscale`` is N. Without
-    ``images``, those in ``images_N`` are the images, or else those of the smallest N, which ``downscale`` then shrinks.
-    The points of the scene fill the space that the cameras see between the nearest and the farthest depths.
+    Images are read from the folder ``images``, or from ``images_N`` if ``downscale`` is N. Without ``images``, the
+    folder ``images_N`` is used, or else the one with the smallest N, whose images ``downscale`` then shrinks. The
+    points of the scene fill the space that the cameras see between the nearest and the farthest depths.
     """
     file = folder / FILE
     rows = _read_rows(file)
@@ -65,7 +59,6 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
         raise ValueError(
             f"{file}: sizes, focal lengths and depths must be positive, and the farthest beyond the nearest"
         )
-    check_poses(lambda index: f"{file}: pose of {paths[index].name}", c2w)
     masks = paths[0].parent.with_name(paths[0].parent.name.replace("images", "masks", 1))
     photos = []
     for path, pose, w, h, f in zip(paths, c2w, width.tolist(), height.tolist(), focal.tolist(), strict=True):

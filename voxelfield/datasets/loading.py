@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from voxelfield.datasets import colmap
 from voxelfield.datasets import download as downloads
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.registry import formats_of, recognised_format, wanted_files
+from voxelfield.datasets.registry import formats_of, is_scene, wanted_files
 from voxelfield.datasets.scene import Scene
 from voxelfield.installed import BUNDLED_SCENE, MissingPackageError, bundled_scene, config_folder
 
@@ -93,7 +93,7 @@ def folder_of(scene: str, root: Path | str = "data", download: bool = False) -> 
         DownloadError: ``download`` is set and no archive gave the scene.
     """
     folder, has_settings = Path(scene), scene in configured_scenes()
-    if not has_settings and recognised_format(folder) is not None:
+    if not has_settings and is_scene(folder):
         return folder
     try:
         return find_scene(scene, root, download=download)
@@ -113,7 +113,7 @@ def configured_box(scene: str) -> Sequence[Sequence[float]] | None:
     """Returns the box (2, 3) that ``configs/scene`` has for a name, in world units.
 
     Args:
-        scene: A name or a path. A path never has a configured box, whatever its folder is called.
+        scene: A name or a path. A path never has a configured box, even if its folder has a configured name.
     """
     if scene not in configured_scenes():
         return None
@@ -151,10 +151,10 @@ def find_scene(name: str, root: Path | str = "data", *, download: bool = False) 
         folders.append(Path(elsewhere) / name)
     if name == BUNDLED_SCENE:
         folders.append(bundled_scene())
-    for folder in folders:
-        if recognised_format(folder) is not None:
-            return folder
-    if download and downloads.manifest_path(name).is_file():
+    found = next(filter(is_scene, folders), None)
+    if found is not None:
+        return found
+    if download and name in downloads.downloadable_scenes():
         return downloads.download(name, root)
     looked = ", ".join(
         f"{folder.resolve()}" + (f" (exists, but holds no {wanted_files()})" if folder.is_dir() else "")
@@ -167,12 +167,12 @@ def find_scene(name: str, root: Path | str = "data", *, download: bool = False) 
 
 
 def _advice(name: str, root: Path) -> str:
-    if downloads.manifest_path(name).is_file():
+    if name in downloads.downloadable_scenes():
         command = f"voxelfield download {name} --root {shlex.quote(str(root))}"
         fetch = f"fetch it with `{command}`, or pass data.download=true to fetch it now"
     else:
         fetch = f"it has no download (those that have: {', '.join(downloads.downloadable_scenes())})"
-    if recognised_format(Path(name)) is not None:
+    if is_scene(Path(name)):
         # A name has settings and is not a path, so a folder of that name here was not looked at.
         fetch = f"scene=./{name} is the folder of that name here; {fetch}"
     return fetch if name == BUNDLED_SCENE else f"{fetch}; scene={BUNDLED_SCENE} needs no download"

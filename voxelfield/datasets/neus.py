@@ -23,7 +23,7 @@ from voxelfield.datasets.assembly import load_capture
 from voxelfield.datasets.images import image_files
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, with_shrunk_images
-from voxelfield.datasets.poses import check_poses, turned_about
+from voxelfield.datasets.poses import turned_about
 from voxelfield.datasets.scene import Scene
 from voxelfield.files import open_regular
 from voxelfield.messages import reason_of
@@ -42,15 +42,10 @@ _SPHERE_BOX = torch.tensor([[-1.0] * 3, [1.0] * 3], dtype=torch.float64)
 Matrices = dict[int, npt.NDArray[np.float64]]
 
 
-def is_neus(folder: Path) -> bool:
-    """Returns whether a folder holds such a file and ``image``; see :class:`voxelfield.datasets.registry.Format`."""
-    return (folder / "image").is_dir() and any((folder / name).is_file() for name in FILES)
-
-
 def load_neus(folder: Path, options: LoadOptions) -> Scene:
     """Loads a scene; see :class:`voxelfield.datasets.registry.Format`.
 
-    Its box is that of the unit sphere.
+    Its box encloses the unit sphere.
     """
     file = next(folder / name for name in FILES if (folder / name).is_file())
     world, scale = _read_matrices(file)
@@ -115,7 +110,7 @@ def _unit_sphere(file: Path, scale: Matrices, world: Collection[int]) -> npt.NDA
 
 
 def _numbered(file: Path, folder: Path, numbers: Collection[int]) -> dict[int, Path]:
-    """Returns the images in a folder by number: that in their names, or else their rank among the sorted names."""
+    """Returns the images in a folder by number: the number in the name, or else the rank among the sorted names."""
     files = image_files(folder)
     by_name = {int(path.stem): path for path in files if re.fullmatch(r"[0-9]{1,9}", path.stem)}
     if len(by_name) == len(files) and by_name.keys() <= set(numbers):
@@ -135,7 +130,7 @@ def _camera(name: str, projection: npt.NDArray[np.float64]) -> tuple[Tensor, Int
         inverse = np.linalg.inv(axes)
     except np.linalg.LinAlgError as error:
         raise ValueError(f"{name} must project space to an image, got a singular matrix") from error
-    # A projection is the same with another sign; that of a camera has a positive determinant.
+    # The sign of a projection is arbitrary; the projection of a camera has a positive determinant.
     if np.linalg.det(axes) < 0:
         inverse, offset = -inverse, -offset
     # axes is the product of the intrinsics, upper triangular, and a rotation; so is the inverse in the other order.
@@ -145,7 +140,6 @@ def _camera(name: str, projection: npt.NDArray[np.float64]) -> tuple[Tensor, Int
     intrinsics /= intrinsics[2, 2]
     c2w = torch.eye(4, dtype=torch.float64)
     c2w[:3, :3], c2w[:3, 3] = torch.from_numpy(rotation * signs), torch.from_numpy(-inverse @ offset)
-    check_poses(lambda _: name, c2w[None])
     (fx, skew, cx), (_, fy, cy) = intrinsics[:2].tolist()
     if not abs(skew) <= _SKEW * fy:
         raise ValueError(f"{name} must be that of a camera without skew, got {skew:g} beside a focal length of {fx:g}")

@@ -19,7 +19,7 @@ from voxelfield.datasets.assembly import load_capture
 from voxelfield.datasets.images import image_files
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
-from voxelfield.datasets.poses import FARTHEST, check_poses, turned_about
+from voxelfield.datasets.poses import FARTHEST, turned_about
 from voxelfield.datasets.scene import Scene
 from voxelfield.files import read_regular
 
@@ -28,16 +28,11 @@ FILE = "intrinsics.txt"
 _SPLITS = {"0": "train", "1": "val", "2": "test"}
 
 
-def is_nsvf(folder: Path) -> bool:
-    """Tells if a folder has ``intrinsics.txt`` and ``pose``; see :class:`voxelfield.datasets.registry.Format`."""
-    return (folder / FILE).is_file() and (folder / "pose").is_dir()
-
-
 def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
     """Loads a scene; see :class:`voxelfield.datasets.registry.Format`.
 
     In Tanks & Temples and BlendedMVS no name begins with 2, and names with 1 are the test views. The
-    box is that of ``bbox.txt``.
+    box is read from ``bbox.txt``.
     """
     source = folder / "pose"
     intrinsics = _read_intrinsics(folder / FILE)
@@ -59,7 +54,7 @@ def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
 
 
 def _read_numbers(file: Path, counts: Collection[int], wanted: str) -> list[float]:
-    """Returns the finite numbers that a file consists of, one of some counts, which make up what is wanted."""
+    """Returns the finite numbers in a file, which must have one of some counts; ``wanted`` describes them."""
     try:
         numbers = [float(word) for word in read_regular(file).decode("utf-8-sig").split()]
     except ValueError as error:
@@ -89,9 +84,7 @@ def _read_intrinsics(file: Path) -> Callable[[int, int], Intrinsics]:
 
 def _read_pose(file: Path) -> Tensor:
     numbers = _read_numbers(file, (16,), "a 4x4 matrix")
-    c2w = torch.tensor(numbers, dtype=torch.float64).view(4, 4)
-    check_poses(lambda _: str(file), c2w[None])
-    return turned_about(c2w)
+    return turned_about(torch.tensor(numbers, dtype=torch.float64).view(4, 4))
 
 
 def _read_box(file: Path) -> Tensor:

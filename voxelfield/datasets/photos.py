@@ -22,11 +22,10 @@ from voxelfield.datasets.images import (
     read_images,
     read_masks,
 )
-from voxelfield.datasets.lenses import lens_of_photos
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.lens import Lens
+from voxelfield.rendering.lens import Lens, join_lenses
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class Photo:
         mask: An image of the same size that is black where pixels must be ignored; None if all of them count.
         alpha: An image of the same size that replaces the alpha channel, black where the background of an object is
             seen; None if the image keeps its own.
-        time: When it was taken, in whatever unit the format has; None if that is not stated.
+        time: When it was taken, in the unit of the format; None if unknown.
         depth: A file of depths along the optical axis (:func:`voxelfield.datasets.images.read_depths`); None without.
         depth_unit: Length of one unit of ``depth``, world units.
         observed: (K, 4) float64, the points that structure from motion found in the image: column and row as shares of
@@ -128,7 +127,7 @@ def with_shrunk_images(photos: Sequence[Photo], images: Path, downscale: int) ->
 
 
 def cameras_of(photos: Sequence[Photo], options: LoadOptions) -> Cameras:
-    """Returns the cameras of photographs at the full size of their files, whatever size they are read at.
+    """Returns the cameras of photographs at the full size of their files, even if they are read at another size.
 
     Args:
         photos: At least one; all files exist.
@@ -161,8 +160,9 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
     sizes = image_sizes(whole)
     if len(shrunk) == len(whole):
         paths, limited = shrunk, replace(options, downscale=1)
-        found = zip(shrunk, image_sizes(shrunk), sizes, strict=True)
-        read = [limited.size_of(_checked_shrunk(*each, options.downscale)) for each in found]
+        found = image_sizes(shrunk)
+        _check_shrunk(shrunk, found, sizes, options.downscale)
+        read = [limited.size_of(size) for size in found]
     else:
         paths, read = whole, [options.size_of(size) for size in sizes]
     # Before the pixels are read, which takes much longer than to find invalid cameras.
@@ -188,7 +188,7 @@ def _times(photos: Sequence[Photo]) -> dict[str, Tensor]:
 def _depths(
     photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], share: slice | None
 ) -> dict[str, Tensor]:
-    """Returns ``depth`` (N, H, W) float32, or that of a share, if photographs have depths.
+    """Returns ``depth`` (N, H, W) float32, or a slice of it, if photographs have depths.
 
     Depths of points come with ``depth_weight`` (N, H, W) float16, how reliable each is.
     """
@@ -205,7 +205,7 @@ def _depths(
         observed = photos[number].observed
         if observed is not None:
             size = torch.tensor(read[number])
-            # In NumPy, the last of several values for one pixel stays: that of the most reliable point.
+            # If several points fall into one pixel, NumPy keeps the last, which is the most reliable.
             sorted_points = observed[observed[:, 3].argsort(stable=True)]
             column, row = (sorted_points[:, :2] * size).long().clamp(min=0).minimum(size - 1).numpy().T
             depth.numpy()[row, column] = sorted_points[:, 2]
@@ -252,7 +252,9 @@ def _cameras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size
     check_intrinsics(lambda index: str(photos[index].path), intrinsics)
     intrinsics = intrinsics * scale.repeat(1, 2)
     c2w = torch.stack([photo.c2w for photo in photos])
-    lens = lens_of_photos([photo.lens for photo in photos], options.lens_distortion)
+    lens = join_lenses([photo.lens for photo in photos])
+    if lens is not None and not options.lens_distortion:
+        lens = join_lenses([lens.without_distortion()])
     cameras = Cameras.of_sizes(c2w.float(), intrinsics.float(), torch.tensor(read), lens)
     if all(photo.motion is None for photo in photos):
         return cameras
@@ -312,15 +314,14 @@ def _exif_hint(photo: Photo, size: Size) -> str:
     return "; EXIF rotates the image, but pixels are read as they are stored: rotate the file itself"
 
 
-def _checked_shrunk(path: Path, size: Size, whole: Size, downscale: int) -> Size:
-    """Returns the size of a shrunk image, or raises ValueError if no rounding makes it of the whole image's size."""
-    if any(abs(found - side / downscale) > 1 for found, side in zip(size, whole, strict=True)):
-        exact = "x".join(f"{side / downscale:g}" for side in whole)
-        raise ValueError(
-            f"{path}: size must be {exact}, rounded, as the whole image is {whole[0]}x{whole[1]} and downscale is "
-            f"{downscale}, got {size[0]}x{size[1]}"
-        )
-    return size
+def _check_shrunk(paths: Sequence[Path], sizes: Sequence[Size], whole: Sequence[Size], downscale: int) -> None:
+    """Refuses shrunk images whose sizes are not the sizes of the whole images, divided and rounded."""
+    for path, (width, height), (w, h) in zip(paths, sizes, whole, strict=True):
+        if abs(width - w / downscale) > 1 or abs(height - h / downscale) > 1:
+            raise ValueError(
+                f"{path}: size must be {w / downscale:g}x{h / downscale:g}, rounded, as the whole image is {w}x{h} and "
+                f"downscale is {downscale}, got {width}x{height}"
+            )
 
 
 def _names(paths: list[Path]) -> tuple[str, ...]:

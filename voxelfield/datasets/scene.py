@@ -31,8 +31,8 @@ class Split:
         paths: The N files that the images were read from; None if they come from elsewhere.
         extras: Further tensors by name, on the CPU, of any dtype: one value for each image, (N,) or (N, K), or for each
             pixel, (N, H, W) or (N, H, W, ...), such as ``time`` (N,) and ``depth`` (N, H, W), which loaders fill
-            (data/README.md), or whatever a loss of one's own needs. Depths are distances along the optical axis, world
-            units, 0 where unknown. The cameras carry those of images as values of their rays
+            (data/README.md), or further data for a custom loss. Depths are distances along the optical axis, world
+            units, 0 where unknown. The cameras carry values of images as values of their rays
             (:attr:`voxelfield.Cameras.values`).
         share: In a process group, the views of which this process holds the images, the masks and the extras per pixel,
             with n in place of N; other processes hold those of the other views. None: all views.
@@ -165,8 +165,8 @@ class Scene:
         points: (M, 3) points from structure from motion, or points that fill the visible space, world units; None if
             unknown.
         all_poses: (N, 4, 4) where all photographs look, whether their split is loaded or not
-            (:func:`voxelfield.rendering.cameras.looks`), float32 or float64; None: those of the splits.
-        all_cameras: The cameras of all photographs; None: those of the splits.
+            (:func:`voxelfield.rendering.cameras.looks`), float32 or float64; None: the poses of the splits.
+        all_cameras: The cameras of all photographs; None: the cameras of the splits.
         format: Name of the format of :mod:`voxelfield.datasets.registry` that it was read from; empty for none.
 
     Raises:

@@ -8,7 +8,7 @@ scaled. A lens that distorts has its coefficients, such as ``k1`` or ``p2``, and
 ``is_fisheye`` (instant-ngp).
 
 With the ``camera_model`` EQUIRECTANGULAR, an image is a panorama or a crop of one. Its focal lengths are pixels per
-half a turn, as nerfstudio has them: those of a whole sphere are half its width and its height, which is the default.
+half a turn, as in nerfstudio: for a whole sphere, half its width and its height, which is the default.
 From left to right, rays turn to the right about the camera's y axis, which is up in the image, and the point (``cx``,
 ``cy``), which may lie outside of a crop, shows the optical axis.
 
@@ -39,7 +39,7 @@ from torch import Tensor
 from voxelfield.datasets.image_paths import find_images
 from voxelfield.datasets.lenses import READ_MODELS, TRANSFORMS_MODELS, VELOCITY_KEYS, photo_lens
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
-from voxelfield.datasets.poses import FARTHEST, check_poses
+from voxelfield.datasets.poses import FARTHEST
 from voxelfield.files import read_json_object
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
@@ -57,7 +57,8 @@ _OPTIONAL_PATHS = ("mask_path", "depth_file_path")
 _SAME = 0.01
 # COLMAP's names of two coefficients differ from OpenCV's.
 _ALIASES = {"sx1": "s1", "sy1": "s3"}
-# The coefficients that have keys of their own. nerfstudio lists those of fisheye624, whose names differ elsewhere.
+# The coefficients that have their own keys. For fisheye624, nerfstudio has a list, because other programs name them
+# differently.
 _KEYS: dict[LensModel, tuple[str, ...]] = LENS_TERMS | {"fisheye624": ()}
 
 _MOST_NAMED = 10
@@ -186,7 +187,7 @@ class _Entries:
         return numbers
 
     def refusal(self, key: str, wanted: str, remedy: str | None = None) -> ValueError:
-        """Returns an error about a value, which must do what is wanted."""
+        """Returns an error about a value, which must do as ``wanted`` says."""
         advice = "" if remedy is None else f": {remedy}"
         return ValueError(f"{self.file}: '{key}' must {wanted}, got {shown(self.get(key))}{advice}")
 
@@ -230,9 +231,6 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
     for index, frame in enumerate(frames):
         if not isinstance(frame, dict):
             raise ValueError(f"{file}: frame {index} must be an object, got {type(frame).__name__}")
-        for key in ("file_path", "transform_matrix"):
-            if key not in frame:
-                raise ValueError(f"{file}: key '{key}' is missing in frame {index}")
         for key in ("file_path", *_OPTIONAL_PATHS):
             path = frame.get(key)
             if not (isinstance(path, str) and path) and (key == "file_path" or path is not None):
@@ -241,22 +239,20 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _poses(file: Path, frames: Sequence[Mapping[str, Any]]) -> Tensor:
-    """Returns the poses (N, 4, 4) of all frames."""
-
-    def name(index: int) -> str:
-        return f"{file}: 'transform_matrix' of {clipped(frames[index]['file_path'])}"
-
+    """Returns the matrices (N, 4, 4) of all frames."""
     matrices = torch.empty(len(frames), 4, 4, dtype=torch.float64)
     for index, frame in enumerate(frames):
-        matrix = frame["transform_matrix"]
+        matrix = frame.get("transform_matrix")
         try:
             read = torch.tensor(matrix, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError, OverflowError):
             read = torch.empty(0)
         if read.shape != (4, 4):
-            raise ValueError(f"{name(index)} must be a 4x4 matrix of numbers, got {shown(matrix)}")
+            name = clipped(frame["file_path"])
+            raise ValueError(
+                f"{file}: 'transform_matrix' of {name} must be a 4x4 matrix of numbers, got {shown(matrix)}"
+            )
         matrices[index] = read
-    check_poses(name, matrices)
     return matrices
 
 

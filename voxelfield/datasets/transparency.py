@@ -64,11 +64,7 @@ def shows_object(source: Path, splits: Mapping[str, Split]) -> bool:
     logger.warning(
         "%s: %.2g %% of all pixels are transparent, in %d of %d images: they count as pixels without a value, because "
         "images of an object without its background have at least %.0f %%",
-        source,
-        100 * mean,
-        some,
-        len(shares),
-        100 * CUT_OUT,
+        *(source, 100 * mean, some, len(shares), 100 * CUT_OUT),
     )
     return False
 

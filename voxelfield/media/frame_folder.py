@@ -109,7 +109,7 @@ class FrameFolder:
             if not wanted.keys() <= known.keys():
                 raise FileExistsError(f"{path} was not written by voxelfield render: choose another folder")
             return known
-        # Hidden files, such as those of a file manager, do no harm.
+        # Hidden files, such as a file manager leaves, do no harm.
         others = sorted(entry.name for entry in self._folder.glob("*") if not entry.name.startswith("."))
         if others:
             raise FileExistsError(
@@ -158,9 +158,8 @@ def _digest(cameras: Cameras) -> str:
     digest = hashlib.sha256()
     lens = None if cameras.lens is None else cameras.lens.rows
     for tensor in (cameras.c2w, cameras.intrinsics, lens, cameras.rolling):
-        if tensor is None:
-            continue
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        if tensor is not None:
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

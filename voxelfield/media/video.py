@@ -37,7 +37,7 @@ def check_video(name: str, path: Path) -> None:
 
     Raises:
         MissingPackageError: imageio or PyAV is not installed.
-        ValueError: The suffix is not that of MP4.
+        ValueError: The suffix is not ``.mp4``.
     """
     if path.suffix.lower() != ".mp4":
         raise ValueError(
@@ -68,7 +68,7 @@ def write_video(path: Path, images: Iterable[Tensor], fps: float = 30, *, room: 
         OSError: The file cannot be written.
         TypeError: An image is not floating point.
         ValueError: There is no image, one has another shape than (H, W, 3) or than the first, a side is longer than
-            16384 pixels, ``fps`` is not in [0.001, 1000], or ``path`` is not that of an MP4 file.
+            16384 pixels, ``fps`` is not in [0.001, 1000], or ``path`` does not end in ``.mp4``.
     """
     check_video("path", path)  # before the first image is rendered, which may take long
     if not _FPS[0] <= fps <= _FPS[1]:
