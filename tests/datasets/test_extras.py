@@ -183,13 +183,13 @@ def test_a_share_of_the_images_is_read_by_the_numbers_of_all_views():
     depth = torch.rand(3, 6, 8)
     whole = make(depth=depth, time=torch.rand(3))
     parts = {"images": whole.images[1:], "masks": whole.masks[1:], "extras": {**whole.extras, "depth": depth[1:]}}
-    split = dataclasses.replace(whole, **parts, share=slice(1, 3))
+    split = dataclasses.replace(whole, **parts, local_slice=slice(1, 3))
     for index in (1, 2, -1):
         assert torch.equal(split.image(index), whole.image(index))
         assert torch.equal(split.mask(index), whole.mask(index))
-    with pytest.raises(IndexError, match="image that is here, got 0 for a split that holds those from 1 to 2 of 3"):
+    with pytest.raises(IndexError, match="local views, got 0 for a split that has views 1 to 2 of 3"):
         split.image(0)
-    with pytest.raises(ValueError, match="all images where views are selected, got one that holds those from 1 to 2"):
+    with pytest.raises(ValueError, match="all images where views are selected, got one that has views 1 to 2"):
         split[1:]
     with pytest.raises(ValueError, match=r"Split\.images must have shape \(2, 6, 8, 4\)"):
         dataclasses.replace(split, images=whole.images)

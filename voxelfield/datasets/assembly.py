@@ -170,15 +170,15 @@ def scene_of_photos(
         # At the size of the files, so that the box does not depend on the size at which images are loaded.
         chosen = {number: by_path[(split.paths or ())[number]] for number in numbers}
         cameras = cameras_of(list(chosen.values()), options)
-        own = [number for number in numbers if number in split.held]
+        own = [number for number in numbers if number in split.local_indices]
         if all(split.cameras.size(number) == cameras.size(index) for index, number in enumerate(numbers)):
-            return split.of_all([Silhouette.of(split.image(number)[..., 3]) for number in own]), cameras
+            return split.all_gather([Silhouette.of(split.image(number)[..., 3]) for number in own]), cameras
         found = from_opacity(
             [chosen[number].path for number in own],
             [chosen[number].alpha for number in own],
             lambda alpha: Silhouette.of(torch.from_numpy(alpha)),
         )
-        return split.of_all(found), cameras
+        return split.all_gather(found), cameras
 
     poses = looks(torch.stack([photo.c2w for photo in photos]), join_lenses([photo.lens for photo in photos]))
     name = folder.resolve().name

@@ -68,7 +68,7 @@ def read_images(
     paths: Sequence[Path],
     sizes: Sequence[Size] | None = None,
     alphas: Sequence[Path | None] | None = None,
-    share: slice | None = None,
+    local_slice: slice | None = None,
 ) -> Tensor:
     """Reads the images of a split, several at a time.
 
@@ -76,8 +76,8 @@ def read_images(
         paths: N files that :func:`open_image` opens, N at least 1.
         sizes: N sizes to which they are shrunk by :func:`area_resized`; None keeps them as they are.
         alphas: N files of grey images that replace the alpha channels; None for images that keep their own.
-        share: Those that this process of a group reads, and returns in place of N, while others read the rest; an error
-            of one is raised in all. None: all.
+        local_slice: The images that this process of a group reads and returns, while other processes read the others;
+            an error in one of them is raised in all. None: all images.
 
     Returns:
         (N, H, W, 4) uint8 on the CPU, RGBA with straight alpha; images without alpha become opaque. H and W are the
@@ -90,7 +90,7 @@ def read_images(
     # All headers come before the first pixels, so that a single huge image is refused before it takes memory.
     sizes = image_sizes(paths) if sizes is None else sizes
     room = _common_room(paths, sizes)
-    own = range(len(paths))[share or slice(None)]
+    own = range(len(paths))[local_slice or slice(None)]
     images = np.empty((len(own), room[1], room[0], 4), dtype=np.uint8)
 
     def fill(index: int) -> float | None:
@@ -108,7 +108,7 @@ def read_images(
         # The mean opacity, where the image states it.
         return float(pixels[: sizes[index][1], : sizes[index][0], 3].mean()) if image.mode == "RGBA" else None
 
-    means = _in_threads(fill, own, share=share)
+    means = _in_threads(fill, own, local_slice=local_slice)
     known = [mean for mean in means if mean is not None]
     if 0 < len(known) < len(means) and np.mean(known) <= 255 * (1 - CUT_OUT):
         raise ValueError(
@@ -163,7 +163,7 @@ def _common_room(paths: Sequence[Path], sizes: Sequence[Size]) -> Size:
 
 
 def read_masks(
-    paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], share: slice | None = None
+    paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], local_slice: slice | None = None
 ) -> Tensor:
     """Reads the masks of a split's images: black pixels must be ignored.
 
@@ -171,7 +171,7 @@ def read_masks(
         paths: N image files; None where an image has no mask and all of its pixels count.
         sizes: The N sizes that they must have.
         shown: The N sizes of their images. Of several pixels that are averaged into one all must count.
-        share: As for :func:`read_images`.
+        local_slice: As for :func:`read_images`.
 
     Returns:
         (N, H, W) bool on the CPU: True where a pixel counts. H and W are the largest height and width; a smaller mask
@@ -191,11 +191,11 @@ def read_masks(
             raise ValueError(f"{path}: must leave some pixels of the image, got a mask that is black throughout")
         return ~ignored
 
-    return _stacked(paths, shown, share, np.True_, read)
+    return _stacked(paths, shown, local_slice, np.True_, read)
 
 
 def read_depths(
-    paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], share: slice | None = None
+    paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], local_slice: slice | None = None
 ) -> Tensor:
     """Reads the depths of a split's images, in the units of the files.
 
@@ -205,7 +205,7 @@ def read_depths(
         sizes: The N sizes of their images. Depths may have a higher or a lower resolution.
         shown: The N sizes to which these images are resized. Each pixel has the depth of the nearest one in the file,
             because a mean over an edge would lie on neither side of it.
-        share: As for :func:`read_images`.
+        local_slice: As for :func:`read_images`.
 
     Returns:
         (N, H, W) float32 on the CPU, 0 where nothing is known. H and W are the largest height and width.
@@ -221,7 +221,7 @@ def read_depths(
             raise ValueError(f"{path}: size must be in proportion to its image's, {w}x{h}, got {found}")
         return np.asarray(image.resize(shown[index], Image.Resampling.NEAREST))
 
-    return _stacked(paths, shown, share, np.float32(0), read)
+    return _stacked(paths, shown, local_slice, np.float32(0), read)
 
 
 def _depth_image(path: Path) -> Image.Image:
@@ -241,7 +241,7 @@ def _depth_image(path: Path) -> Image.Image:
 def _stacked(
     paths: Sequence[Path | None],
     shown: Sequence[Size],
-    share: slice | None,
+    local_slice: slice | None,
     empty: np.generic,
     read: Callable[[Path, int], npt.NDArray[Any]],
 ) -> Tensor:
@@ -250,7 +250,7 @@ def _stacked(
     A plane that is smaller than H x W lies at the top left, beside ``empty``, which fills the planes without a file.
     """
     width, height = (max(sides) for sides in zip(*shown, strict=True))
-    own = range(len(paths))[share or slice(None)]
+    own = range(len(paths))[local_slice or slice(None)]
     planes = np.full((len(own), height, width), empty)
 
     def fill(index: int) -> None:
@@ -259,7 +259,7 @@ def _stacked(
             plane = read(path, index)
             planes[own.index(index), : plane.shape[0], : plane.shape[1]] = plane
 
-    _in_threads(fill, own, share=share)
+    _in_threads(fill, own, local_slice=local_slice)
     return torch.from_numpy(planes)
 
 
@@ -361,11 +361,11 @@ def area_resized(image: Image.Image, size: Size) -> Image.Image:
 
 
 def _in_threads(
-    action: Callable[[_S], _T], items: Sequence[_S], done: str = "read", share: slice | None = None
+    action: Callable[[_S], _T], items: Sequence[_S], done: str = "read", local_slice: slice | None = None
 ) -> list[_T]:
     """Calls an action with each of some items, in several threads; returns the results.
 
-    ``done`` is the participle of its verb, for the log. Unless ``share`` is None, all processes return all results.
+    ``done`` is the participle of its verb, for the log. With a ``local_slice``, all processes return all results.
     """
 
     def call() -> list[_T]:
@@ -384,7 +384,7 @@ def _in_threads(
                 raise
         return results
 
-    return call() if share is None else processes.concatenated(call)
+    return call() if local_slice is None else processes.concatenated(call)
 
 
 def _decode(path: Path, mode: Literal["L"] | None = None) -> Image.Image:

@@ -64,7 +64,7 @@ def sky_share(split: Split) -> float:
     """Returns the share of pixels in directions on whose colours the photographs agree.
 
     What is infinitely far away has one colour in each direction, whereas photographs from different places see other
-    matter there. Only some of the pixels are read. A collective call if processes hold a share of the images each.
+    matter there. Only some of the pixels are read. A collective call if a process group divides the images.
 
     Args:
         split: The photographs.
@@ -74,7 +74,7 @@ def sky_share(split: Split) -> float:
     # Of each direction: the number of photographs that show it and of their pixels, and the sums of the photographs'
     # mean colours and of their squares.
     totals = torch.zeros(rows * columns, 8)
-    for index in split.held:
+    for index in split.local_indices:
         image, mask = split.image(index)[..., :3], split.mask(index)
         every = max(1, min(image.shape[:2]) // _RAYS_ACROSS)
         v, u = torch.meshgrid(*(torch.arange(0, side, every) for side in image.shape[:2]), indexing="ij")
@@ -88,7 +88,7 @@ def sky_share(split: Split) -> float:
         *color, count = torch.zeros(rows * columns, 4).index_add(0, row * columns + column, pixels).unbind(dim=1)
         means = torch.stack(color, dim=1) / count.clamp(min=1)[:, None]
         totals += torch.cat(((count > 0).float()[:, None], count[:, None], means, means.square()), dim=1)
-    photographs, count, *sums = torch.stack(split.of_all([totals])).sum(dim=0).split((1, 1, 3, 3), dim=1)
+    photographs, count, *sums = torch.stack(split.all_gather([totals])).sum(dim=0).split((1, 1, 3, 3), dim=1)
     mean, square = (each / photographs.clamp(min=1) for each in sums)
     variance = (square - mean.square()).mean(dim=1, keepdim=True)
     enough = photographs >= max(_FEWEST, _FEWEST_SHARE * len(split))

@@ -44,8 +44,8 @@ class LoadOptions(ImageOptions):
         aabb: (2, 3) box that contains the whole scene, world units. None: the box in ``configs/scene`` if the scene is
             given by a name in it, never for a path; otherwise as :func:`voxelfield.datasets.assembly.assemble` says.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
-        divided: Whether each process of a group, all of which must load the scene, reads only its share of the images
-            for training (:attr:`voxelfield.datasets.scene.Split.share`).
+        divided: Whether each process of a group, all of which must load the scene, reads only some of the images
+            for training (:attr:`voxelfield.datasets.scene.Split.local_slice`).
         depth: Whether to read the depths that a capture has: the files that a ``transforms.json`` names, or the points
             of a COLMAP model where its images observe them (``extras`` of :class:`voxelfield.datasets.scene.Split`). A
             capture without depths is then refused.

@@ -168,12 +168,12 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
     # Before the pixels are read, which takes much longer than to find invalid cameras.
     cameras = _cameras(photos, sizes, read, options)
     divided = options.divided and name == "train" and 1 < processes.count() <= len(photos)
-    share = processes.rows(len(photos)) if divided else None
-    images = read_images(paths, read, [photo.alpha for photo in photos], share)
+    local_slice = processes.rows(len(photos)) if divided else None
+    images = read_images(paths, read, [photo.alpha for photo in photos], local_slice)
     files = [photo.mask for photo in photos]
-    masks = read_masks(files, sizes, read, share) if any(files) else None
-    extras = _times(photos) | (_depths(photos, sizes, read, share) if options.depth else {})
-    return Split(images, cameras, _names(whole), masks, tuple(whole), extras, share)
+    masks = read_masks(files, sizes, read, local_slice) if any(files) else None
+    extras = _times(photos) | (_depths(photos, sizes, read, local_slice) if options.depth else {})
+    return Split(images, cameras, _names(whole), masks, tuple(whole), extras, local_slice)
 
 
 def _times(photos: Sequence[Photo]) -> dict[str, Tensor]:
@@ -186,7 +186,7 @@ def _times(photos: Sequence[Photo]) -> dict[str, Tensor]:
 
 
 def _depths(
-    photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], share: slice | None
+    photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], local_slice: slice | None
 ) -> dict[str, Tensor]:
     """Returns ``depth`` (N, H, W) float32, or a slice of it, if photographs have depths.
 
@@ -194,12 +194,12 @@ def _depths(
     """
     if any(photo.depth is not None for photo in photos):
         units = torch.tensor([photo.depth_unit for photo in photos], dtype=torch.float32)
-        depths = read_depths([photo.depth for photo in photos], sizes, read, share)
-        return {"depth": depths * units[share or slice(None), None, None]}
+        depths = read_depths([photo.depth for photo in photos], sizes, read, local_slice)
+        return {"depth": depths * units[local_slice or slice(None), None, None]}
     if all(photo.observed is None for photo in photos):
         return {}
     width, height = (max(sides) for sides in zip(*read, strict=True))
-    own = range(len(photos))[share or slice(None)]
+    own = range(len(photos))[local_slice or slice(None)]
     depths, weights = (torch.zeros(len(own), height, width, dtype=dtype) for dtype in (torch.float32, torch.float16))
     for number, depth, weight in zip(own, depths, weights, strict=True):
         observed = photos[number].observed

@@ -47,7 +47,9 @@ def sharpness_weights(split: Split, exponent: float) -> Tensor:
         split: The photographs.
         exponent: Not negative; 0 gives equal weights.
     """
-    measured = split.of_all([sharpness(Image.fromarray(split.image(index).numpy())) for index in split.held])
+    measured = split.all_gather(
+        [sharpness(Image.fromarray(split.image(index).numpy())) for index in split.local_indices]
+    )
     least = BLURRED * median(measured)
     weights = torch.tensor([min(1.0, value / least) if least > 0 else 1.0 for value in measured]).pow(exponent)
     return weights / weights.mean()
