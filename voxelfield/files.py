@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import secrets
@@ -77,6 +78,14 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path}: must hold a JSON object, got a {type(found).__name__}")
     return found
+
+
+def json_number(value: object) -> float:
+    """Returns a number that JSON contains; NaN for anything else, and infinity beyond the range of floating point."""
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # JSON has whole numbers of any length
+        return math.inf
 
 
 def check_suffix(name: str, path: Path | str, suffixes: Sequence[str]) -> None:

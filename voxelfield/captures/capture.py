@@ -43,7 +43,7 @@ class Capture:
         sizes: N widths and heights of the image files in pixels.
         aabb: (2, 3) float64, the scene's box, or the part that matters most if it extends further.
         points: (M, 3) float64, sparse points; none for formats without.
-        sharpness: N values of :func:`voxelfield.captures.photographs.sharpness`.
+        sharpness: N values of :func:`voxelfield.datasets.measures.sharpness`.
         fingerprints: (N, 32, 32) of :func:`voxelfield.captures.photographs.fingerprint`.
         thumbnails: N small images, RGB, transparent pixels on white.
         warp: The warp that a field gets by default, if the scene extends beyond ``aabb``.

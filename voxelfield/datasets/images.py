@@ -105,7 +105,7 @@ def read_images(
         target = Image.frombuffer("RGBA", room, pixels, "raw", "RGBA", 0, 1)
         target.readonly = 0
         target.paste(image if image.size == sizes[index] else area_resized(image, sizes[index]))
-        # The mean opacity, where the image states it.
+        # The mean opacity, unless the image has no alpha channel.
         return float(pixels[: sizes[index][1], : sizes[index][0], 3].mean()) if image.mode == "RGBA" else None
 
     means = _in_threads(fill, own, local_slice=local_slice)

@@ -43,9 +43,10 @@ def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
         split = _SPLITS.get(file.name[0])
         if split is None:
             raise ValueError(f"{file}: the name must begin with 0, 1 or 2, got {file.name!r}")
-        photo = Photo(images.get(file.stem, folder / "rgb" / f"{file.stem}.png"), _read_pose(file), intrinsics)
-        photos.append(photo)
-        listed[split].add(photo.path)
+        path = images.get(file.stem, folder / "rgb" / f"{file.stem}.png")
+        pose = torch.tensor(_read_numbers(file, (16,), "a 4x4 matrix"), dtype=torch.float64).view(4, 4)
+        photos.append(Photo(path, turned_about(pose), intrinsics))
+        listed[split].add(path)
     if not photos:
         raise FileNotFoundError(f"{source}: must hold a file NAME.txt for each image, got none")
     box = folder / "bbox.txt"
@@ -80,11 +81,6 @@ def _read_intrinsics(file: Path) -> Callable[[int, int], Intrinsics]:
         raise ValueError(f"{file}: focal lengths and sizes must be above 0 pixels, got {numbers}")
     intrinsics = (fx, fy, cx, cy)
     return scaled(intrinsics, size, str(file)) if size else partial(centred, intrinsics)
-
-
-def _read_pose(file: Path) -> Tensor:
-    numbers = _read_numbers(file, (16,), "a 4x4 matrix")
-    return turned_about(torch.tensor(numbers, dtype=torch.float64).view(4, 4))
 
 
 def _read_box(file: Path) -> Tensor:

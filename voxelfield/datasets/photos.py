@@ -32,11 +32,9 @@ logger = logging.getLogger(__name__)
 Intrinsics = tuple[float, float, float, float]
 """fx, fy, cx, cy in pixels."""
 
-SHORTEST_FOCAL_LENGTH = 1e-3
-"""Shortest valid focal length in pixels. Shorter ones come from damaged files."""
-
-FARTHEST_CENTER = 1e6
-"""Largest distance, in pixels, of a principal point from the corner of its image."""
+# In pixels, the shortest focal length, and the largest distance of a principal point from the corner of its image.
+# Other values come from damaged files.
+_SHORTEST_FOCAL_LENGTH, _FARTHEST_CENTER = 1e-3, 1e6
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,12 +285,12 @@ def check_intrinsics(name: Callable[[int], str], intrinsics: Tensor) -> None:
         intrinsics: ``fx, fy, cx, cy`` in pixels.
     """
     focal, center = intrinsics[:, :2], intrinsics[:, 2:]
-    sound = (focal >= SHORTEST_FOCAL_LENGTH) & focal.float().isfinite() & (center.abs() <= FARTHEST_CENTER)
+    sound = (focal >= _SHORTEST_FOCAL_LENGTH) & focal.float().isfinite() & (center.abs() <= _FARTHEST_CENTER)
     if not bool(sound.all()):
         bad = int(sound.all(dim=-1).logical_not().nonzero()[0])
         raise ValueError(
-            f"{name(bad)}: focal lengths must be finite and at least {SHORTEST_FOCAL_LENGTH:g} pixels, and the "
-            f"principal point within {FARTHEST_CENTER:g} pixels, got {intrinsics[bad].tolist()}"
+            f"{name(bad)}: focal lengths must be finite and at least {_SHORTEST_FOCAL_LENGTH:g} pixels, and the "
+            f"principal point within {_FARTHEST_CENTER:g} pixels, got {intrinsics[bad].tolist()}"
         )
 
 

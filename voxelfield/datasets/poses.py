@@ -31,8 +31,7 @@ OPENCV_AXES = (
 )
 """Remedy for poses with OpenCV's axes."""
 
-INVERTED = "the matrices seem to be world to camera, but must be camera to world: invert each"
-"""Remedy for inverted matrices."""
+_INVERTED = "the matrices seem to be world to camera, but must be camera to world: invert each"
 
 
 def check_poses(name: Callable[[int], str], c2w: Tensor) -> None:
@@ -100,9 +99,9 @@ def inverted(c2w: Tensor) -> str | None:
         return None
     inverse = torch.linalg.inv(c2w.double())
     if _surround(inverse):
-        return INVERTED
+        return _INVERTED
     if _surround(turned_about(inverse)):
-        return f"{INVERTED}, then negate the second and the third column, because they have OpenCV's axes"
+        return f"{_INVERTED}, then negate the second and the third column, because they have OpenCV's axes"
     return None
 
 

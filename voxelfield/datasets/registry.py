@@ -35,8 +35,12 @@ class Format:
 
 
 def _contains(*groups: Sequence[str]) -> Callable[[Path], bool]:
-    """Returns a function that tells whether a folder contains a file or a folder of each group of names."""
-    return lambda folder: all(any((folder / name).exists() for name in names) for names in groups)
+    """Returns a function that tells whether a folder has one of each group of files, or folders if without suffix."""
+
+    def has(path: Path) -> bool:
+        return path.is_file() if path.suffix else path.is_dir()
+
+    return lambda folder: all(any(has(folder / name) for name in names) for names in groups)
 
 
 FORMATS: tuple[Format, ...] = (

@@ -28,8 +28,7 @@ import logging
 import math
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +39,7 @@ from voxelfield.datasets.image_paths import find_images
 from voxelfield.datasets.lenses import READ_MODELS, TRANSFORMS_MODELS, VELOCITY_KEYS, photo_lens
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import FARTHEST
-from voxelfield.files import read_json_object
+from voxelfield.files import json_number, read_json_object
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.lens import LENS_TERMS, Lens, LensModel
@@ -132,8 +131,8 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
         if not _INTRINSICS.isdisjoint(frame):
             intrinsics = _intrinsics(_Entries(file, frame), whole)
         else:
-            intrinsics = common = common or _intrinsics(_Entries(file, {}), whole)
-        known = _Entries(file, ChainMap(frame, meta))
+            intrinsics = common = common or _intrinsics(_Entries(file), whole)
+        known = _Entries(file, frame, meta)
         mask, depth = (frame.get(key) for key in _OPTIONAL_PATHS)
         photos.append(
             Photo(
@@ -151,27 +150,18 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
     return photos, meta
 
 
-@dataclass(frozen=True)
-class _Entries:
-    """Entries of a frame or of a whole file; one that is null counts as absent.
+class _Entries(ChainMap[str, Any]):
+    """Entries of a frame, or those of the whole file for keys that the frame lacks; null counts as absent."""
 
-    Args:
-        file: The file, for messages.
-        values: Its values by key.
-    """
-
-    file: Path
-    values: Mapping[str, Any]
-
-    def get(self, key: str) -> Any:
-        """Returns a value, or None."""
-        return self.values.get(key)
+    def __init__(self, file: Path, *holders: MutableMapping[str, Any]) -> None:
+        super().__init__(*holders)
+        self.file = file
 
     def number(self, key: str, default: _T, *, above: float = -math.inf, unit: str = "") -> float | _T:
         """Returns a finite number above a bound, which the message gives in a unit; the default if it is absent."""
         if self.get(key) is None:
             return default
-        number = _as_number(self.get(key))
+        number = json_number(self.get(key))
         if not math.isfinite(number):
             raise self.refusal(key, "be a finite number")
         if number <= above:
@@ -181,7 +171,7 @@ class _Entries:
     def numbers(self, key: str, count: int) -> list[float]:
         """Returns a list of finite numbers."""
         values = self.get(key)
-        numbers = [_as_number(value) for value in values] if isinstance(values, list) else []
+        numbers = [json_number(value) for value in values] if isinstance(values, list) else []
         if len(numbers) != count or not all(map(math.isfinite, numbers)):
             raise self.refusal(key, f"be a list of {count} numbers")
         return numbers
@@ -190,14 +180,6 @@ class _Entries:
         """Returns an error about a value, which must do as ``wanted`` says."""
         advice = "" if remedy is None else f": {remedy}"
         return ValueError(f"{self.file}: '{key}' must {wanted}, got {shown(self.get(key))}{advice}")
-
-
-def _as_number(value: object) -> float:
-    """Returns a number of a JSON file; NaN for anything else, and infinity beyond the range of floating point."""
-    try:
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    except OverflowError:  # JSON has whole numbers of any length
-        return math.inf
 
 
 def _check_keys(file: Path, meta: Mapping[str, Any], frames: Sequence[Mapping[str, Any]]) -> None:
@@ -260,9 +242,9 @@ def _intrinsics(frame: _Entries, meta: _Entries) -> Callable[[int, int], Intrins
     """Returns a function that computes the intrinsics of a frame for an image of a width and a height."""
     file, sphere = meta.file, TRANSFORMS_MODELS["equirectangular"]
     usual = meta.get("camera_model")
-    if usual != frame.values.get("camera_model", usual) and sphere in (usual, frame.get("camera_model")):
-        meta = _Entries(file, {})  # focal lengths of panoramas have another unit
-    known = _Entries(file, ChainMap(dict(frame.values), dict(meta.values)))
+    if usual != frame.get("camera_model", usual) and sphere in (usual, frame.get("camera_model")):
+        meta = _Entries(file)  # focal lengths of panoramas have another unit
+    known = _Entries(file, *frame.maps, *meta.maps)
     w, h = (known.number(key, None, above=0, unit=" pixels") for key in ("w", "h"))
     if known.get("camera_model") == sphere:
         return _sphere_intrinsics(known)
@@ -358,7 +340,7 @@ def _warn_of_two_focal_lengths(file: Path, meta: Mapping[str, Any], frames: Iter
 
 
 def _lens(known: _Entries) -> Lens | None:
-    keys = [key for key in known.values if _LENS_KEY.fullmatch(key) and known.get(key) is not None]
+    keys = [key for key in known if _LENS_KEY.fullmatch(key) and known.get(key) is not None]
     for key in (*(key for key in keys if key.startswith("ftheta")), "latlong", "equirectangular", "orthographic"):
         if known.get(key) not in (None, False) or key in keys:
             panorama = key in ("latlong", "equirectangular")
@@ -367,7 +349,7 @@ def _lens(known: _Entries) -> Lens | None:
     fisheye = known.get("is_fisheye")
     if not (fisheye is None or isinstance(fisheye, bool)):
         raise known.refusal("is_fisheye", "be true or false")
-    name = known.values.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")
+    name = known.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")
     models = READ_MODELS | {"FISHEYE624": READ_MODELS["RAD_TAN_THIN_PRISM_FISHEYE"]}
     if not isinstance(name, str) or name not in models:
         raise known.refusal("camera_model", f"be one of {', '.join(models)}", "undistort the images first")

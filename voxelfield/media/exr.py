@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,10 @@ from voxelfield.installed import import_optional
 from voxelfield.rendering.images import linear_light
 from voxelfield.rendering.render import View
 
-OPENEXR = ("OpenEXR", "write EXR", "exr")
-"""Arguments of :func:`voxelfield.installed.import_optional` for the package that writes EXR."""
+
+def import_openexr() -> Any:
+    """Returns the module OpenEXR; raises MissingPackageError if it is not installed."""
+    return import_optional("OpenEXR", "write EXR", "exr")
 
 
 def write_exr(path: Path, view: View) -> None:
@@ -26,7 +29,7 @@ def write_exr(path: Path, view: View) -> None:
         MissingPackageError: OpenEXR is not installed.
         OSError: The file cannot be written.
     """
-    exr = import_optional(*OPENEXR)
+    exr = import_openexr()
     light = linear_light(view.rgb.clamp(0, 1)).cpu().numpy()
     channels = {
         **{name: np.ascontiguousarray(light[..., index]) for index, name in enumerate("RGB")},

@@ -15,8 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from voxelfield.files import atomic_write, is_replaceable, read_json_object
-from voxelfield.installed import import_optional
-from voxelfield.media.exr import OPENEXR, write_exr
+from voxelfield.media.exr import import_openexr, write_exr
 from voxelfield.media.png import PngWriter, write_png
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
@@ -70,7 +69,7 @@ class FrameFolder:
         overwrite: bool = False,
     ) -> None:
         if kind == "exr":
-            import_optional(*OPENEXR)
+            import_openexr()
         self.depth_unit = far / _DEPTHS
         self._folder, self._kind, self._depth = folder, kind, depth
         self._writer = PngWriter()
