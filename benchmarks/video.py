@@ -1,6 +1,6 @@
 """Times a video of a trained run: rendering alone, encoding alone, and both in parallel.
 
-    python benchmarks/video.py RUN [--frames N] [--size WxH] [--codec NAME] [--device cpu|cuda] [--data-root DIR]
+    python benchmarks/video.py RUN [--frames N] [--size WxH] [--device cpu|cuda] [--data-root DIR]
 
 The video is an orbit with one ray per pixel. "rendering" keeps the frames on their device; "encoding" gets existing
 frames; "both" is the procedure of ``voxelfield render``. If rendering and encoding do not slow each other down, both
@@ -20,7 +20,7 @@ import torch
 
 import voxelfield
 from voxelfield.cli.render import path_of, size
-from voxelfield.media.video import CODECS, video_format, write_video
+from voxelfield.media.video import write_video
 
 # A few frames are encoded repeatedly, because many would not fit in memory.
 _KEPT = 16
@@ -32,7 +32,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--frames", type=int, default=300)
     parser.add_argument("--size", type=size, default="1920x1080")
-    parser.add_argument("--codec", choices=CODECS)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data-root", type=Path)
     parser.set_defaults(path="orbit", fps=None, missing_images=None, split=None)
@@ -57,17 +56,16 @@ def main(arguments: list[str] | None = None) -> None:
     frames = [rgb.cpu() for rgb in kept]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "video.mp4")
-        layout = video_format("--codec", path, options.codec)
         started = time.perf_counter()
-        write_video(path, itertools.islice(itertools.cycle(frames), len(cameras)), fps, layout)
+        write_video(path, itertools.islice(itertools.cycle(frames), len(cameras)), fps)
         encoding = time.perf_counter() - started
         started = time.perf_counter()
-        write_video(path, (view.rgb for view in run.render_path(cameras, renderer)), fps, layout)
+        write_video(path, (view.rgb for view in run.render_path(cameras, renderer)), fps)
         both = time.perf_counter() - started
 
     where = harness.machine(cameras.c2w.device)
     print(", ".join(f"{key} {value}" for key, value in where.items() if value is not None))
-    print(f"{len(cameras)} frames of {cameras.width}x{cameras.height}, {options.codec or 'h264'}")
+    print(f"{len(cameras)} frames of {cameras.width}x{cameras.height}")
     header = ["frames a second", "rendering", "encoding", "both", "of the slower one"]
     speeds = [len(cameras) / seconds for seconds in (rendering, encoding, both)]
     share = max(rendering, encoding) / both

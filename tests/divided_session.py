@@ -219,7 +219,7 @@ def save(path: Path, pixels: np.ndarray) -> None:
 def draw(capture: Path, images: Images) -> dict[str, torch.Tensor]:
     """What is drawn of a capture, by pixel, and what its images show together."""
     scene = voxelfield.load_scene(capture, holdout=0, divided=True, depth=capture.name == "place")
-    assert len(scene.train.images) == len(scene.train.held) <= -(-7 // group.count())
+    assert len(scene.train.images) == len(scene.train.local_indices) <= -(-7 // group.count())
     sampler = PixelSampler(scene.train, torch.device("cpu"), 2, patches=6, patch_size=9, images=images)
     VarianceWeightedError(sampler, 1.0)
     if "depth" in scene.train.extras:
@@ -242,7 +242,7 @@ def draw(capture: Path, images: Images) -> dict[str, torch.Tensor]:
         found |= {"small images": small.images, "small masks": small.masks}
     return found | {
         "aabb": scene.aabb,
-        "fingerprint": torch.tensor(scene.train.of_all(fingerprint(scene.train)["images"].tolist())),
+        "fingerprint": torch.tensor(scene.train.all_gather(fingerprint(scene.train)["images"].tolist())),
         "further pixels": further.pixels,
         "further rgba": further.rgba,
         "further directions": further.rays.directions,
@@ -304,7 +304,7 @@ def begin(kind: str, output: Path | None = None, device: str = "cpu") -> tuple[S
 def with_points(split: Split) -> Split:
     """Gives some pixels of a split a depth and how reliable it is; the last image has none."""
     numbers = torch.arange(split.images[..., 0].numel()).view(split.images.shape[:3])
-    numbers += split.held.start * numbers[0].numel()
+    numbers += split.local_indices.start * numbers[0].numel()
     known = (numbers % 17 == 0) & (numbers < (len(split) - 1) * numbers[0].numel())
     depth = torch.where(known, 3 + 2 * torch.frac(numbers * 0.618), 0.0)
     return replace(split, extras={"depth": depth, "depth_weight": torch.frac(numbers * 0.382).half()})

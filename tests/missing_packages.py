@@ -18,7 +18,7 @@ import pytest
 # fmt: off
 OPTIONAL = (
     "antlr4", "atheris", "av", "drjit", "fast_simplification", "griffe", "hydra", "hydra_plugins", "hypothesis",
-    "ipykernel", "jinja2", "markdown", "matplotlib", "mitsuba", "mkdocs", "msgspec", "nbclient",
+    "imageio", "ipykernel", "jinja2", "markdown", "matplotlib", "mitsuba", "mkdocs", "msgspec", "nbclient",
     "nbformat", "nerfbaselines", "numpy", "omegaconf", "OpenEXR", "PIL", "plyfile", "pooch", "pycolmap", "rich",
     "safetensors", "scipy", "selenium", "skimage", "tensorboard", "torchmetrics", "tqdm", "trimesh", "viser",
     "websockets", "xatlas", "yaml", "zstandard",

@@ -1,16 +1,18 @@
-"""Reading of regular files only, atomic writing of files, and recognition of the images that voxelfield has written."""
+"""Reading of regular files, atomic writing of files, and recognition of the images that voxelfield has written."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import math
 import os
 import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 # Opening a named pipe waits for a writer without the first; Windows turns line ends into others without the second.
 _READ_ONLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -54,6 +56,36 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     """Returns the content of a regular file; arguments and errors are as for :func:`open_regular`."""
     with open_regular(path) as file:
         return file.read()
+
+
+def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the JSON object that a regular file consists of, in UTF-8, UTF-16 or UTF-32.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: It is not a JSON object, or as for :func:`open_regular`.
+        OSError: As for :func:`open_regular`.
+    """
+    content = read_regular(path)
+    try:
+        found = json.loads(content)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: must be UTF-8 text, or UTF-16 with a byte order mark ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: must hold a JSON object, got a {type(found).__name__}")
+    return found
+
+
+def json_number(value: object) -> float:
+    """Returns a number that JSON contains; NaN for anything else, and infinity beyond the range of floating point."""
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # JSON has whole numbers of any length
+        return math.inf
 
 
 def check_suffix(name: str, path: Path | str, suffixes: Sequence[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 BUNDLED_SCENE = "bricks"
 """Name of the scene that is included in voxelfield."""
@@ -12,6 +14,25 @@ _PACKAGE = Path(__file__).resolve().parent
 
 class MissingPackageError(ImportError):
     """A package that is only required for some tasks is not installed; the message says how to install it."""
+
+
+def import_optional(module: str, task: str, extra: str = "train") -> Any:
+    """Returns a module of a package that is only required for some tasks.
+
+    Args:
+        module: Name of the module.
+        task: The task that needs it, for the message.
+        extra: Name of the extra of voxelfield that installs the package.
+
+    Raises:
+        MissingPackageError: The package is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            f'{error.name} must be installed to {task}: pip install "voxelfield[{extra}]"'
+        ) from error
 
 
 def config_folder() -> Path:

@@ -23,6 +23,11 @@ def clipped(text: str, longest: int = _LONGEST) -> str:
     return f"{text[:half]}...{text[-half:]}"
 
 
+def reason_of(error: Exception) -> str:
+    """Returns the message of an error as one line of at most 200 characters; its type if it has none."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
 def printable(name: str) -> str:
     r"""Returns the name of a file as text that any program can draw or encode.
 

@@ -32,7 +32,7 @@ from voxelfield.captures.checks import (
     sky_beyond_boxes,
     transparent_images,
 )
-from voxelfield.datasets.sharpness import BLURRED
+from voxelfield.datasets.measures import BLURRED
 from voxelfield.rendering.cameras import Cameras, orbit
 
 COUNT = 24

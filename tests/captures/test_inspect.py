@@ -25,7 +25,7 @@ from voxelfield.captures.drawing import SPLITS, draw, frustum_lines
 from voxelfield.captures.inspection import PAGE, PICTURE, inspect_scene, make_page, measures
 from voxelfield.captures.photographs import fingerprint
 from voxelfield.cli.command import main
-from voxelfield.datasets.sharpness import sharpness
+from voxelfield.datasets.measures import sharpness
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
 CAMERAS = corner_cameras(24, width=96, height=72)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -304,7 +304,7 @@ def test_links_to_photographs_in_the_scene_count_as_the_photographs(photographs,
 
 
 def test_a_missing_pycolmap_is_named(photographs, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pycolmap", None)
     assert main(["process", str(photographs), "-o", str(tmp_path / "scene")]) == 2
     assert 'pip install "voxelfield[colmap]"' in caplog.text
 

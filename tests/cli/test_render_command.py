@@ -79,12 +79,18 @@ def render(run: Path, *options: object) -> int:
             ("--path", "no.json", "--split", "test"),
             "--split must be left out with no.json, which has its own cameras",
         ),
-        (("--out", "a.avi"), "--out must be a video, *.mp4, *.mkv, *.webm, *.mov, got a.avi"),
-        (("--out", "a.webm", "--codec", "h264"), "codec must be one of vp9, av1 in a .webm file, got 'h264'"),
+        (
+            ("--out", "a.webm"),
+            "--out must be a video *.mp4, got a.webm: write one, or a folder of images, and convert it with ffmpeg",
+        ),
+        (
+            ("--codec", "hevc"),
+            "--codec/--crf/--pixels must be left out, because videos are H.264 in MP4, got hevc: write a folder of "
+            "images, and encode it with ffmpeg",
+        ),
         (("--out", "a.mp4", "--depth"), "--depth is for images: --out must be a folder, got a.mp4"),
         (("--out", "a.mp4", "--format", "exr"), "--format is for images: --out must be a folder, got a.mp4"),
         (("--out", "a.mp4", "--range", "0:3"), "--range is for images: --out must be a folder, got a.mp4"),
-        (("--out", "a", "--codec", "h264"), "--codec is for videos: --out must be a video, got a"),
         (("--out", "a", "--show", "depth"), "--show is for videos: --out must be a video, got a"),
         (("--out", "a", "--format", "exr", "--depth"), "--depth is for PNGs: EXR files contain the depth as channel Z"),
         (("--out", "a", "--range", "3:3"), "--range must be A:B with A below B, such as 0:60, got 3:3"),

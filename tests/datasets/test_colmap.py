@@ -16,8 +16,7 @@ from PIL import Image
 
 import voxelfield
 from voxelfield.captures.capture import read_capture
-from voxelfield.datasets.colmap import read_reconstruction
-from voxelfield.datasets.colmap_files import is_colmap
+from voxelfield.datasets.colmap_files import find_model, is_colmap
 from voxelfield.datasets.lenses import READ_MODELS
 
 pycolmap = pytest.importorskip("pycolmap")
@@ -145,7 +144,7 @@ def test_models_are_found_where_programs_leave_them(tmp_path, place, images):
     write_images(tmp_path / images)
     write_model(tmp_path / place)
     assert is_colmap(tmp_path)
-    assert read_reconstruction(tmp_path).location[:2] == (tmp_path / place, tmp_path / images)
+    assert find_model(tmp_path, None)[:2] == (tmp_path / place, tmp_path / images)
     assert reds(tmp_path) == list(range(0, 80, 10))
 
 
@@ -153,9 +152,9 @@ def test_an_undistorted_model_is_read_where_only_its_images_are_there(tmp_path):
     write_model(tmp_path / "sparse" / "0")
     write_images(tmp_path / "dense" / "images")
     write_model(tmp_path / "dense" / "sparse")
-    assert read_reconstruction(tmp_path).location.model == tmp_path / "dense" / "sparse"
+    assert find_model(tmp_path, None)[0] == tmp_path / "dense" / "sparse"
     write_images(tmp_path / "images")
-    assert read_reconstruction(tmp_path).location.model == tmp_path / "sparse" / "0"
+    assert find_model(tmp_path, None)[0] == tmp_path / "sparse" / "0"
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
@@ -203,7 +202,7 @@ def test_names_that_leave_the_folder_are_refused(tmp_path):
     write_images(tmp_path / "images")
     for name in ("../a.png", "..\\a.png", "/etc/a.png"):
         write_model(tmp_path / "sparse" / "0", [name])
-        with pytest.raises(ValueError, match="names of images must be inside the folder images, got"):
+        with pytest.raises(ValueError, match="names of images must be files inside the folder images, got"):
             reds(tmp_path)
 
 
@@ -213,7 +212,9 @@ def test_names_that_name_no_file_are_refused(tmp_path, name):
     write_model(tmp_path / "sparse" / "0", binary=True)
     path = tmp_path / "sparse" / "0" / "images.bin"
     path.write_bytes(path.read_bytes().replace(NAMES[0].encode() + b"\0", name + b"\0"))
-    with pytest.raises(ValueError, match=rf"^{tmp_path}/sparse/0: names of images must be names of files, got '\.?'$"):
+    with pytest.raises(
+        ValueError, match=rf"^{tmp_path}/sparse/0: names of images must be files inside the folder images, got '\.?'$"
+    ):
         voxelfield.load_scene(tmp_path)
 
 
@@ -224,11 +225,12 @@ def test_points_that_cannot_lie_in_a_scene_are_left_out(tmp_path, caplog):
     for place in ((0.1, 0.2, 0.3), (math.nan, 0, 0), (0, -math.inf, 0), (0, 0, 1e30), (0.4, 0.5, 0.6)):
         model.add_point3D(np.array(place), pycolmap.Track(), np.array([1, 2, 3], dtype=np.uint8))
     model.write_binary(tmp_path / "sparse" / "0")
-    before = len(read_reconstruction(tmp_path).points)
+    scene = voxelfield.load_scene(tmp_path, holdout=0)
+    before = len(scene.points)
     assert before == len(model.points3D) - 3
     expected = f"{tmp_path}/sparse/0: 3 of {before + 3} points are left out, because they are not within 1e+06 world"
     assert expected in caplog.text
-    assert bool(voxelfield.load_scene(tmp_path, holdout=0).aabb.isfinite().all())
+    assert bool(scene.aabb.isfinite().all())
 
 
 @pytest.mark.parametrize("naming", ["{name}.png", "{stem}.png"])

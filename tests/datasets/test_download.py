@@ -10,13 +10,15 @@ import re
 import threading
 import zipfile
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
 from voxelfield.cli.command import main
 from voxelfield.datasets import download as module
 from voxelfield.datasets.download import DownloadError, Manifest, download, load_manifest
-from voxelfield.datasets.locate import SceneNotFoundError, find_scene
+from voxelfield.datasets.loading import SceneNotFoundError, find_scene
+from voxelfield.installed import MissingPackageError
 
 FILES = {
     "train/r_0.png": b"first" * 1000,
@@ -44,6 +46,12 @@ def zipped(files, prefix=""):
 def manifest(*archives):
     hashes = {path: sha256(content) for path, content in FILES.items()}
     return Manifest("toy", "CC0", "nobody", archives, hashes, sum(map(len, FILES.values())))
+
+
+def fetch(root, plan, urls=None):
+    """Downloads the toy scene as if a manifest were the package's."""
+    with mock.patch.object(module, "load_manifest", return_value=plan):
+        return download("toy", root, urls)
 
 
 class Server:
@@ -98,7 +106,7 @@ def files_below(folder):
 @pytest.mark.parametrize("prefix", ["", "toy/", "nerf_synthetic/toy/", "./", "a b/c/"])
 def test_the_scene_may_lie_anywhere_in_the_archive(server, tmp_path, prefix):
     server.pages["toy.zip"] = zipped(FILES, prefix)
-    folder = download("toy", tmp_path, manifest=manifest(server.url("toy.zip")))
+    folder = fetch(tmp_path, manifest(server.url("toy.zip")))
     assert folder == tmp_path / "toy"
     assert files_below(tmp_path) == {f"toy/{path}": content for path, content in FILES.items()}
 
@@ -108,16 +116,16 @@ def test_the_right_one_of_several_scenes_is_taken(server, tmp_path):
     decoys = {f"all/{name}/{path}": WRONG for name in ("chair", "zoo") for path in paths}
     right = {f"all/toy/{path}": content for path, content in FILES.items()}
     server.pages["all.zip"] = zipped({**decoys, **right})
-    download("toy", tmp_path, manifest=manifest(server.url("all.zip")))
+    fetch(tmp_path, manifest(server.url("all.zip")))
     assert files_below(tmp_path / "toy") == FILES
 
 
 def test_a_second_call_fetches_nothing(server, tmp_path, caplog):
     server.pages["toy.zip"] = zipped(FILES)
     plan = manifest(server.url("toy.zip"))
-    download("toy", tmp_path, manifest=plan)
+    fetch(tmp_path, plan)
     with caplog.at_level(logging.INFO):
-        assert download("toy", tmp_path, manifest=plan) == tmp_path / "toy"
+        assert fetch(tmp_path, plan) == tmp_path / "toy"
     assert server.requests == ["toy.zip"]
     assert "all 6 files are present and verified, nothing to fetch" in caplog.text
 
@@ -132,7 +140,7 @@ def test_files_in_place_are_kept_and_wrong_ones_replaced(server, tmp_path, caplo
     own.write_text("mine")
     before = kept.stat()
     with caplog.at_level(logging.INFO):
-        download("toy", tmp_path, manifest=manifest(server.url("toy.zip")))
+        fetch(tmp_path, manifest(server.url("toy.zip")))
     assert (kept.stat().st_ino, kept.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert files_below(tmp_path / "toy") == {**FILES, "notes.txt": b"mine"}
     assert "replacing files that differ from the manifest (1): train/r_1.png" in caplog.text
@@ -142,7 +150,7 @@ def test_files_in_place_are_kept_and_wrong_ones_replaced(server, tmp_path, caplo
 def test_the_first_archive_that_answers_is_taken(server, tmp_path, caplog):
     server.pages["good.zip"] = zipped(FILES)
     plan = manifest(server.url("gone.zip"), server.url("good.zip"), server.url("never.zip"))
-    download("toy", tmp_path, manifest=plan)
+    fetch(tmp_path, plan)
     assert server.requests == ["gone.zip", "good.zip"]
     assert files_below(tmp_path / "toy") == FILES
     assert "404" in caplog.text
@@ -153,7 +161,7 @@ def test_a_wrong_file_is_named_and_the_next_archive_taken(server, tmp_path, capl
     server.pages["good.zip"] = zipped(FILES)
     plan = manifest(*(server.url(f"{name}.zip") for name in ("bad", "good")))
     with caplog.at_level(logging.INFO):
-        download("toy", tmp_path, manifest=plan)
+        fetch(tmp_path, plan)
     assert files_below(tmp_path) == {f"toy/{path}": content for path, content in FILES.items()}
     expected, found = sha256(FILES["train/r_1.png"]), sha256(WRONG)
     assert f"train/r_1.png: expected SHA-256 {expected}, found {found}" in caplog.text
@@ -172,7 +180,7 @@ def test_an_archive_with_one_bad_file_leaves_nothing(server, tmp_path, path, fau
         content = content[:at] + b"#" + content[at + 1 :]
     server.pages["bad.zip"] = content
     with pytest.raises(DownloadError) as error:
-        download("toy", tmp_path, manifest=manifest(server.url("bad.zip")))
+        fetch(tmp_path, manifest(server.url("bad.zip")))
     reasons = {
         "wrong": sha256(WRONG),
         "missing": "found no such file",
@@ -194,7 +202,7 @@ def test_the_last_error_lists_every_archive_with_its_reason(server, tmp_path):
     names = ["gone.zip", "text.zip", "cut.zip", "empty.zip"]
     closed = "http://127.0.0.1:9/closed.zip"
     with pytest.raises(DownloadError) as error:
-        download("toy", tmp_path, manifest=manifest(*map(server.url, names), closed))
+        fetch(tmp_path, manifest(*map(server.url, names), closed))
     urls = [*map(server.url, names), closed]
     each = "; ".join(f"{re.escape(url)}: (.*)" for url in urls)
     found = re.fullmatch(
@@ -230,7 +238,7 @@ def test_an_interruption_while_unpacking_leaves_nothing(server, tmp_path, monkey
     with monkeypatch.context() as patched:
         interrupt_call(patched, module.shutil, "copyfileobj", number)
         with pytest.raises(KeyboardInterrupt):
-            download("toy", tmp_path, manifest=manifest(server.url("toy.zip")))
+            fetch(tmp_path, manifest(server.url("toy.zip")))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -244,12 +252,12 @@ def test_an_interruption_while_files_are_put_in_place_leaves_whole_ones_the_json
     with monkeypatch.context() as patched:
         interrupt_call(patched, module.Path, "replace", number)
         with pytest.raises(KeyboardInterrupt):
-            download("toy", tmp_path, manifest=plan)
+            fetch(tmp_path, plan)
     left = files_below(tmp_path)
     assert len(left) == number
     assert all(content == FILES[name.removeprefix("toy/")] for name, content in left.items())
     assert sum(name.endswith(".json") for name in left) == max(0, number - 4)
-    download("toy", tmp_path, manifest=plan)
+    fetch(tmp_path, plan)
     assert files_below(tmp_path / "toy") == FILES
 
 
@@ -257,7 +265,7 @@ def test_an_endless_archive_ends(server, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_MAX_ARCHIVE", 5000)
     server.pages["endless.zip"] = bytes(2_000_000)
     with pytest.raises(DownloadError, match=r"the archive must have at most 5000 bytes, but the server sends more"):
-        download("toy", tmp_path, manifest=manifest(server.url("endless.zip")))
+        fetch(tmp_path, manifest(server.url("endless.zip")))
     assert files_below(tmp_path) == {}
 
 
@@ -265,7 +273,7 @@ def test_an_endless_archive_ends(server, tmp_path, monkeypatch):
 def test_no_archive_writes_outside_of_the_folder(server, tmp_path, prefix):
     server.pages["toy.zip"] = zipped({**FILES, "../escaped.txt": b"out", "transforms_val.json": b"more"}, prefix)
     root = tmp_path / "scenes"
-    download("toy", root, manifest=manifest(server.url("toy.zip")))
+    fetch(root, manifest(server.url("toy.zip")))
     assert files_below(tmp_path) == {f"scenes/toy/{path}": content for path, content in FILES.items()}
 
 
@@ -279,7 +287,7 @@ def test_files_that_unpack_to_more_than_the_scene_are_not_unpacked(server, tmp_p
     plan = manifest(server.url("bomb.zip"))
     expected = f"the scene's files must have at most {plan.size} bytes, got 36000000 in the archive"
     with pytest.raises(DownloadError, match=expected):
-        download("toy", tmp_path, manifest=plan)
+        fetch(tmp_path, plan)
     assert files_below(tmp_path) == {}
 
 
@@ -291,9 +299,8 @@ def test_unknown_scene(tmp_path):
 
 def test_pooch_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pooch", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install \"voxelfield\[train\]\"") as caught:
-        download("toy", tmp_path, ["http://127.0.0.1:9/toy.zip"], manifest=manifest())
-    assert caught.value.name == "pooch"
+    with pytest.raises(MissingPackageError, match=r"pooch must be .* pip install \"voxelfield\[train\]\""):
+        fetch(tmp_path, manifest(), ["http://127.0.0.1:9/toy.zip"])
 
 
 def test_lego_manifest():

@@ -63,7 +63,7 @@ def test_times_follow_their_views_when_some_are_held_out(tmp_path):
         ([{"time": 0.5}, {}], r"images/1\.png: must have a time, as 1 of 2 images of its split have$"),
         ([{"time": "noon"}], r"transforms\.json: 'time' must be a finite number, got 'noon'$"),
         ([{"depth_file_path": 3}], r"transforms\.json: 'depth_file_path' of frame 0 must be a path, got 3$"),
-        ([{"depth_unit_scale_factor": 0}], r"transforms\.json: 'depth_unit_scale_factor' must be above 0, got 0\.0$"),
+        ([{"depth_unit_scale_factor": 0}], r"transforms\.json: 'depth_unit_scale_factor' must be above 0, got 0$"),
     ],
 )
 def test_wrong_values_are_named(tmp_path, frames, message):
@@ -113,15 +113,15 @@ def test_depths_may_be_arrays_of_floating_point(tmp_path, shape, dtype):
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.ones((6, 8), dtype=np.int32), r"must be an array \(H, W\) of floating point, got \(6, 8\) of int32"),
-        (np.ones((6, 8, 3)), r"must be an array \(H, W\) of floating point, got \(6, 8, 3\) of float64"),
-        (np.ones((8, 8)), "size must be in proportion to its image's, 8x6, got 8x8"),
-        (np.array([{}]), "Object arrays cannot be loaded when allow_pickle=False"),
+        (np.ones((6, 8), dtype=np.int32), r" must be an array \(H, W\) of floating point, got \(6, 8\) of int32"),
+        (np.ones((6, 8, 3)), r" must be an array \(H, W\) of floating point, got \(6, 8, 3\) of float64"),
+        (np.ones((8, 8)), " size must be in proportion to its image's, 8x6, got 8x8"),
+        (np.array([{}]), r" not a NumPy array of numbers \(Object arrays cannot be loaded when allow_pickle=False"),
     ],
 )
 def test_arrays_of_another_kind_are_refused(tmp_path, array, message):
     np.save(tmp_path / "0.npy", array)
-    with pytest.raises(ValueError, match=rf"0\.npy: unreadable depths \({message}\)"):
+    with pytest.raises(ValueError, match=rf"0\.npy:{message}"):
         load_scene(write(tmp_path, [{"depth_file_path": "0.npy"}]), holdout=0, depth=True)
 
 
@@ -136,12 +136,12 @@ def test_a_capture_without_depths_is_refused_where_they_are_asked_for(tmp_path):
     ("values", "dtype", "message"),
     [
         (ramp(8, 8), np.uint16, "size must be in proportion to its image's, 8x6, got 8x8"),
-        (ramp() / 256, np.uint8, "must be grey with 16 bits, as depths are, got Pillow's mode L"),
+        (ramp() / 256, np.uint8, r"unreadable image \(must be grey with 16 bits, as depths are, got Pillow's mode L"),
     ],
 )
 def test_depth_images_of_another_kind_are_refused(tmp_path, values, dtype, message):
     write_depth(tmp_path / "depth" / "0.png", values, dtype)
-    with pytest.raises(ValueError, match=rf"depth/0\.png: unreadable image \({message}\)"):
+    with pytest.raises(ValueError, match=rf"depth/0\.png: {message}"):
         load_scene(write(tmp_path, [{"depth_file_path": "depth/0.png"}]), holdout=0, depth=True)
 
 
@@ -183,13 +183,13 @@ def test_a_share_of_the_images_is_read_by_the_numbers_of_all_views():
     depth = torch.rand(3, 6, 8)
     whole = make(depth=depth, time=torch.rand(3))
     parts = {"images": whole.images[1:], "masks": whole.masks[1:], "extras": {**whole.extras, "depth": depth[1:]}}
-    split = dataclasses.replace(whole, **parts, share=slice(1, 3))
+    split = dataclasses.replace(whole, **parts, local_slice=slice(1, 3))
     for index in (1, 2, -1):
         assert torch.equal(split.image(index), whole.image(index))
         assert torch.equal(split.mask(index), whole.mask(index))
-    with pytest.raises(IndexError, match="image that is here, got 0 for a split that holds those from 1 to 2 of 3"):
+    with pytest.raises(IndexError, match="local views, got 0 for a split that has views 1 to 2 of 3"):
         split.image(0)
-    with pytest.raises(ValueError, match="all images where views are selected, got one that holds those from 1 to 2"):
+    with pytest.raises(ValueError, match="all images where views are selected, got one that has views 1 to 2"):
         split[1:]
     with pytest.raises(ValueError, match=r"Split\.images must have shape \(2, 6, 8, 4\)"):
         dataclasses.replace(split, images=whole.images)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import voxelfield
-from voxelfield.datasets.locate import SceneNotFoundError
+from voxelfield.datasets.loading import SceneNotFoundError
 from voxelfield.runs.train import load_configured_scene
 from voxelfield.training.config import preset
 

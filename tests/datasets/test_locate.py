@@ -8,7 +8,7 @@ import pytest
 
 from voxelfield import installed
 from voxelfield.datasets import download
-from voxelfield.datasets.locate import SceneNotFoundError, find_scene
+from voxelfield.datasets.loading import SceneNotFoundError, find_scene
 from voxelfield.installed import bundled_scene
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

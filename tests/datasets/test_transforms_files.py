@@ -139,7 +139,7 @@ def test_a_frame_may_be_a_panorama_among_photographs(tmp_path):
 
 @pytest.mark.parametrize("camera_model", ["OPENCV", "EQUIRECTANGULAR"])
 def test_images_without_a_size_are_refused(tmp_path, camera_model):
-    with pytest.raises(ValueError, match=r"'w' and 'h' must be above 0 pixels, got 0\.0 and 24\.0"):
+    with pytest.raises(ValueError, match="'w' must be above 0 pixels, got 0"):
         load_scene(write(tmp_path, size=(48, 24), camera_model=camera_model, w=0, h=24, fl_x=48), holdout=0)
 
 
@@ -170,7 +170,11 @@ def test_velocities_of_a_rolling_shutter(tmp_path):
             0.1,
             r"'camera_linear_velocity' must be a list of 3 numbers, got \[1, 2\]",
         ),
-        ({"camera_linear_velocity": [1, 2, "x"]}, 0.1, "'camera_linear_velocity' must be a finite number, got 'x'"),
+        (
+            {"camera_linear_velocity": [1, 2, "x"]},
+            0.1,
+            r"'camera_linear_velocity' must be a list of 3 numbers, got \[1, 2, 'x'\]",
+        ),
         ({"camera_angular_velocity": [40, 0, 0]}, 0.1, "must turn a camera by at most half a turn and move it by"),
         ({}, -1, "'rolling_shutter_time' must be at least 0 seconds, got -1"),
     ],

@@ -171,7 +171,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("render", "run", "--frames", "0"), "--frames must lie in [1, 1000000], got 0"),
         (
             ("render", "run", "--out", "orbit.avi"),
-            "--out must be a video, *.mp4, *.mkv, *.webm, *.mov, got orbit.avi",
+            "--out must be a video *.mp4, got orbit.avi: write one, or a folder of images, and convert it with ffmpeg",
         ),
         (
             ("export", "run"),
@@ -378,7 +378,7 @@ def test_a_download_without_its_package_ends_with_that_line(without_packages_for
     status, complaints, _ = without_packages_for_training["download"]
     assert status == 2, complaints
     told = complaints.splitlines()[-1]
-    assert told == 'pooch must be installed for `voxelfield download`: pip install "voxelfield[train]"'
+    assert told == 'pooch must be installed to download scenes: pip install "voxelfield[train]"'
 
 
 @pytest.mark.parametrize(

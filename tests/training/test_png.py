@@ -16,8 +16,6 @@ def test_png_holds_the_rounded_image(tmp_path, device):
     with Image.open(tmp_path / "folder" / "view.png") as image:
         assert image.mode == "RGB"
         assert np.array_equal(np.asarray(image), to_uint8(rgb).cpu().numpy())
-    with PngWriter() as pictures, pytest.raises(ValueError, match=r"\(H, W, 3\)"):
-        pictures.save(tmp_path / "view.png", rgb[..., 0])
 
 
 def test_images_written_in_the_background_are_those_that_were_given(tmp_path):

@@ -15,9 +15,8 @@ from torch import Tensor
 from voxelfield.captures.photographs import fingerprint
 from voxelfield.datasets.images import Size, image_size
 from voxelfield.datasets.loading import load_scene
+from voxelfield.datasets.measures import SHARPNESS_SIZE, sharpness, sky_share
 from voxelfield.datasets.scene import Split
-from voxelfield.datasets.sharpness import SHARPNESS_SIZE, sharpness
-from voxelfield.datasets.sky import sky_share
 from voxelfield.datasets.transparency import transparency
 from voxelfield.messages import printable
 from voxelfield.rendering.lens import Lens, join_lenses
@@ -44,15 +43,15 @@ class Capture:
         sizes: N widths and heights of the image files in pixels.
         aabb: (2, 3) float64, the scene's box, or the part that matters most if it extends further.
         points: (M, 3) float64, sparse points; none for formats without.
-        sharpness: N values of :func:`voxelfield.captures.photographs.sharpness`.
+        sharpness: N values of :func:`voxelfield.datasets.measures.sharpness`.
         fingerprints: (N, 32, 32) of :func:`voxelfield.captures.photographs.fingerprint`.
         thumbnails: N small images, RGB, transparent pixels on white.
         warp: The warp that a field gets by default, if the scene extends beyond ``aabb``.
         transparency: N transparent shares of the images, from 0 to 1; none if unknown.
         beyond_box: N shares of each image's opaque pixels whose rays miss the box, 0 if the scene extends beyond it;
             none if unknown.
-        sky: Share of the pixels that depend on their direction alone (:func:`voxelfield.datasets.sky.sky_share`), if a
-            field ends in front of what they show.
+        sky: Share of the pixels that depend on their direction alone (:func:`voxelfield.datasets.measures.sky_share`),
+            if a field ends in front of what they show.
         lens: Their lenses; None for pinholes.
         motion: (N, 2) float64, how far each camera turns, in radians, and moves, in world units, while the rows of its
             image are exposed one after another; None if none does.
@@ -105,32 +104,33 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
 
     Args:
         folder: Folder of the scene, in any format that :func:`voxelfield.datasets.loading.load_scene` reads.
-        aabb: (2, 3) box in world units; None for that of the format.
+        aabb: (2, 3) box in world units; None for the box of the format.
         model: Number of the COLMAP model where a folder has several; None: the one with the most images.
 
     Raises:
         Exception: As for :func:`voxelfield.datasets.loading.load_scene`.
     """
     scene = load_scene(folder, splits=None, image_size=SHARPNESS_SIZE, missing_images="skip", aabb=aabb, model=model)
+    splits = scene.splits.values()
     views = [(name, split, index) for name, split in scene.splits.items() for index in range(len(split))]
     names = [printable(split.names[index]) for _, split, index in views]
     if len(set(names)) < len(names):
         names = [f"{split}/{name}" for (split, _, _), name in zip(views, names, strict=True)]
-    sizes = [image_size(path) for split in scene.splits.values() for path in split.paths or ()]
-    loaded = torch.cat([split.cameras.all_sizes() for split in scene.splits.values()])
-    intrinsics = torch.cat([split.cameras.intrinsics for split in scene.splits.values()]).double()
+    sizes = [image_size(path) for split in splits for path in split.paths or ()]
+    scale = torch.tensor(sizes, dtype=torch.float64) / torch.cat([split.cameras.all_sizes() for split in splits])
+    intrinsics = torch.cat([split.cameras.intrinsics for split in splits]).double()
     images = [Image.fromarray(split.image(index).numpy()) for _, split, index in views]
     warp = choose_warp(scene, WarpConfig())
-    lenses = [split.cameras.lens or Lens("pinhole", torch.zeros(len(split), 0)) for split in scene.splits.values()]
+    lenses = [split.cameras.lens or Lens("pinhole", torch.zeros(len(split), 0)) for split in splits]
     # The middle row has the pose, so that the motion of all rows is twice the largest one.
-    motion = 2 * torch.cat([split.cameras.largest_motion() for split in scene.splits.values()]).double()
+    motion = 2 * torch.cat([split.cameras.largest_motion() for split in splits]).double()
     return Capture(
         name=printable(scene.name),
         format=scene.format,
         names=tuple(names),
         splits=tuple(split for split, _, _ in views),
-        c2w=torch.cat([split.cameras.c2w for split in scene.splits.values()]).double(),
-        intrinsics=intrinsics * (torch.tensor(sizes, dtype=torch.float64) / loaded).repeat(1, 2),
+        c2w=torch.cat([split.cameras.c2w for split in splits]).double(),
+        intrinsics=intrinsics * scale.repeat(1, 2),
         sizes=tuple(sizes),
         aabb=(scene.aabb if warp is None else torch.tensor(warp.aabb)).double(),
         points=(torch.zeros(0, 3) if scene.points is None else scene.points).double(),
@@ -138,7 +138,7 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
         fingerprints=np.stack([fingerprint(image) for image in images]),
         thumbnails=tuple(map(_thumbnail, images)),
         warp=warp,
-        transparency=tuple(share for split in scene.splits.values() for share in transparency(split)),
+        transparency=tuple(share for split in splits for share in transparency(split)),
         beyond_box=tuple(_share_beyond(split, index, scene.aabb) if warp is None else 0.0 for _, split, index in views),
         lens=join_lenses(lenses),
         motion=motion if bool(motion.any()) else None,

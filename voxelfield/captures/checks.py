@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
+from voxelfield.datasets.measures import BLURRED, ENOUGH_SKY
 from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, turned_about
-from voxelfield.datasets.sharpness import BLURRED
-from voxelfield.datasets.sky import ENOUGH_SKY
 from voxelfield.rendering.cameras import Cameras, looks
 from voxelfield.rendering.projection import sees_box
 from voxelfield.warps.bounds import stray_cameras
@@ -24,7 +23,7 @@ FEW_VIEWS = 20
 SCALES = (1e-4, 1e4)
 # Half the diagonal of a box over the median distance of the cameras from its centre, beyond which one is wrong.
 BOX_RATIOS = (0.05, 20.0)
-FIELDS_OF_VIEW = (2.0, 150.0)  # degrees, beyond which a focal length is hardly that of a camera
+FIELDS_OF_VIEW = (2.0, 150.0)  # degrees, beyond which a focal length is implausible
 BEYOND_BOX = 0.01  # share of the opaque pixels that may show something outside of the box at which a scene ends
 SAME_GREY = 3.0  # grey levels by which no pixel of two fingerprints differs if two images are the same
 _SAME_POSITION = 1e-5  # of the extent of all cameras
@@ -47,9 +46,6 @@ class Finding:
     title: str
     message: str
     views: tuple[int, ...] = ()
-
-
-Check = Callable[[Capture], Finding | None]
 
 
 def few_views(capture: Capture) -> Finding | None:
@@ -247,7 +243,7 @@ def duplicate_poses(capture: Capture) -> Finding | None:
     return _duplicates(capture, same, "duplicate poses", remedy)
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[Callable[[Capture], Finding | None], ...] = (
     few_views,
     box_out_of_sight,
     doubtful_poses,

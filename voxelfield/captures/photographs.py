@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps
 
-from voxelfield.datasets.images import IMAGE_SUFFIXES, open_image
-from voxelfield.datasets.sharpness import grey, sharpness
-from voxelfield.media.video import import_av
+from voxelfield.datasets.images import image_files, open_image
+from voxelfield.datasets.measures import grey, sharpness
+from voxelfield.installed import import_optional
 
 # Formats and suffixes that COLMAP reads; other photographs become PNG. Phones write MPO, an extended JPEG, as .jpg.
 _READABLE, _READABLE_SUFFIXES = ("PNG", "JPEG", "MPO"), (".png", ".jpg", ".jpeg")
@@ -23,8 +23,8 @@ _JPEG_QUALITY = 95
 
 
 def photographs_in(folder: Path) -> list[Path]:
-    """Lists the photographs of a folder, without those of its subfolders, sorted by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    """Lists the photographs of a folder, without its subfolders, sorted by name."""
+    return [path for path in image_files(folder) if path.is_file()]
 
 
 def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -> None:
@@ -92,7 +92,7 @@ def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None
 
 def _windows(video: Path, count: int) -> Iterator[tuple[int, Image.Image]]:
     """Yields the frames of a video, upright, each with the number of the window that contains it."""
-    av = import_av("read a video")
+    av = import_optional("av", "read a video")
     try:
         with av.open(str(video)) as container:
             total = sum(packet.size > 0 for packet in container.demux(video=0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import logging
 import shutil
@@ -18,7 +17,8 @@ import numpy as np
 from voxelfield.captures.photographs import copy_photographs, extract_frames, photographs_in
 from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, image_size
 from voxelfield.datasets.lenses import CAMERA_MODELS
-from voxelfield.installed import MissingPackageError
+from voxelfield.files import read_json_object
+from voxelfield.installed import MissingPackageError, import_optional
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def process(
         frames: Number of frames to take from a video.
         matching: Which pairs to compare; None compares all photographs of a folder, and neighbouring frames of a video.
         camera_model: COLMAP's name of the camera model.
-        camera_per_image: Give every photograph a camera of its own; otherwise, photographs of one size share one.
+        camera_per_image: Give every photograph its own camera; otherwise, photographs of one size share one.
         max_size: Longest side in pixels to which larger photographs are reduced.
         overwrite: Replace the results of an earlier call.
 
@@ -134,12 +134,12 @@ def process(
 
 
 def _check_replaceable(folder: Path, overwrite: bool) -> None:
-    """Raises FileExistsError if results would replace other files than those of an earlier call."""
+    """Raises FileExistsError if results would replace files that no earlier call has written."""
     present = [name for name in OUTPUTS if (folder / name).exists() or (folder / name).is_symlink()]
     listed = {REPORT}
     try:
-        listed.update(json.loads((folder / REPORT).read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        listed.update(read_json_object(folder / REPORT)["files"])
+    except (OSError, ValueError, KeyError, TypeError):
         listed = set()
     others = sorted({path.relative_to(folder).as_posix() for path in _files_in(folder, present)} - listed)
     if others:
@@ -178,10 +178,7 @@ def _photographs_of(source: Path) -> list[Path] | None:
 
 def _check_camera_model(name: str) -> None:
     """Raises unless pycolmap is installed and recent enough, and the loaders support a camera model."""
-    if importlib.util.find_spec("pycolmap") is None:
-        raise MissingPackageError('pycolmap must be installed to find poses: pip install "voxelfield[colmap]"')
-    import pycolmap
-
+    pycolmap = import_optional("pycolmap", "find poses", "colmap")
     # Older versions would find poses with a camera model other than the requested one.
     if int(pycolmap.__version__.partition(".")[0]) < _OLDEST_MAJOR:
         raise MissingPackageError(

@@ -7,8 +7,7 @@ import logging
 from pathlib import Path
 
 from voxelfield.captures.inspection import PAGE, PICTURE, inspect_scene
-from voxelfield.datasets.loading import folder_of
-from voxelfield.datasets.locate import configured_box
+from voxelfield.datasets.loading import configured_box, folder_of
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from voxelfield.cli.scenes import add_run_arguments, load_scene_of, number
 from voxelfield.config import Range
 from voxelfield.datasets.camera_path import LARGEST_FPS, LARGEST_SIDE, read_camera_path
 from voxelfield.media.frame_folder import FrameFolder, farthest
-from voxelfield.media.video import CODECS, import_av, video_format, write_video
+from voxelfield.media.video import check_video, write_video
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import at_size, interpolate, seen_point, spiral, usual_path
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
@@ -38,8 +38,8 @@ PATHS = ("orbit", "spiral", "interpolate")
 FPS = 30.0
 MAX_FRAMES = 1_000_000
 
-# Options of one kind of output.
-_OF_IMAGES, _OF_VIDEOS = ("range", "format", "depth", "overwrite"), ("show", "codec", "crf", "pixels")
+# Options of numbered images.
+_OF_IMAGES = ("range", "format", "depth", "overwrite")
 
 
 def size(text: str) -> tuple[int, int]:
@@ -80,6 +80,14 @@ def _path(text: str) -> str | Path:
     return Path(text)
 
 
+def _encoding(text: str) -> None:
+    """Refuses options of the encoder."""
+    raise argparse.ArgumentTypeError(
+        f"must be left out, because videos are H.264 in MP4, got {text}: write a folder of images, and encode it with "
+        "ffmpeg"
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add = parser.add_argument
@@ -117,17 +125,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--out",
         type=Path,
-        help=f"a video (mp4, mkv, webm or mov) or a folder (default: PATH.mp4, {VIDEO} without --path). A folder "
+        help=f"a video *.mp4, or a folder (default: PATH.mp4, {VIDEO} without --path). A folder "
         "receives numbered images, and the same command continues where it stopped",
     )
-    add("--codec", choices=CODECS, help="codec of the video (default: by its suffix)")
-    add(
-        "--crf",
-        type=int,
-        metavar="N",
-        help="quality of the video: higher values give smaller, worse files (default: 16 to 24)",
-    )
-    add("--pixels", metavar="LAYOUT", help="FFmpeg's pixel format of the video, such as yuv444p (default: yuv420p)")
+    add("--codec", "--crf", "--pixels", type=_encoding, help=argparse.SUPPRESS)
     add("--format", choices=("png", "exr"), help="format of images (default: png)")
     add("--depth", action="store_true", help="write a 16-bit depth map beside each PNG; EXR always has one")
     add("--overwrite", action="store_true", help="delete the frames of another run, path or size in the folder first")
@@ -142,11 +143,10 @@ def run(options: argparse.Namespace) -> None:
         _exclude(options, ("frames", "split"), f"must be left out with {options.path}, which has its own cameras")
         read_camera_path(options.path)
     if is_video:
-        import_av("write a video")
-        layout = video_format("--out", out, options.codec, crf=options.crf, pixels=options.pixels)
+        check_video("--out", out)
         _exclude(options, _OF_IMAGES, f"is for images: --out must be a folder, got {out}")
     else:
-        _exclude(options, _OF_VIDEOS, f"is for videos: --out must be a video, got {out}")
+        _exclude(options, ("show",), f"is for videos: --out must be a video, got {out}")
         if options.depth and options.format == "exr":
             raise ValueError("--depth is for PNGs: EXR files contain the depth as channel Z")
     trained = voxelfield.load(options.run, options.device)
@@ -159,7 +159,7 @@ def run(options: argparse.Namespace) -> None:
         views = _checked(trained.render_path(cameras, renderer), len(cameras), delay=AHEAD)
         shown = options.show or "rgb"
         depths = depth_range(renderer, cameras) if shown == "depth" else (0.5, 1.0)
-        write_video(out, (picture(view, shown, depths) for view in views), fps, layout)
+        write_video(out, (picture(view, shown, depths) for view in views), fps)
         logger.info("wrote %d frames of %dx%d to %s", len(cameras), cameras.width, cameras.height, out)
     else:
         _write_frames(trained, renderer, cameras, out, options)

@@ -9,8 +9,7 @@ from typing import Any
 
 import voxelfield
 from voxelfield.config import Range
-from voxelfield.datasets.loading import load_scene
-from voxelfield.datasets.locate import find_scene
+from voxelfield.datasets.loading import find_scene, load_scene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.messages import clipped
 from voxelfield.training.trained_model import TrainedModel

@@ -28,7 +28,7 @@ from voxelfield.cli import launching
 from voxelfield.cli.command import INTERRUPTED
 from voxelfield.cli.running import exit_status, one_line_records
 from voxelfield.config import parse
-from voxelfield.datasets.locate import configured_scenes, is_path
+from voxelfield.datasets.loading import configured_scenes, is_path
 from voxelfield.datasets.registry import formats_of, why_no_folder
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import DEVICES, choose_device

@@ -13,7 +13,7 @@ from torch import Tensor
 from voxelfield.datasets.images import from_opacity
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, cameras_of, present_photos, read_split
-from voxelfield.datasets.poses import OPENCV_AXES, inverted, turned_about
+from voxelfield.datasets.poses import OPENCV_AXES, check_poses, inverted, turned_about
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
 from voxelfield.datasets.transparency import shows_object, without_transparency
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 SPLITS = ("train", "val", "test")
 """Names of splits."""
 
-# Number of silhouettes that are evaluated, and below which they may agree by chance, whatever the poses are.
+# Number of silhouettes that are evaluated, and below which they may agree by chance even with wrong poses.
 _SILHOUETTES = 128
 _FEWEST_SILHOUETTES = 4
 
@@ -63,6 +63,8 @@ def load_capture(
         FileNotFoundError: Images are missing.
         ValueError: There is no such split, an image is not as it must be, or as for :func:`assemble`.
     """
+    poses = torch.stack([photo.c2w for photo in photos])
+    check_poses(lambda index: f"{source}: pose of {photos[index].path.name}", poses)
     there = _in_order(present_photos(folder, source, photos, options.missing_images or "skip"))
     lack = [photo.path for photo in there if photo.shrunk is None]
     if 0 < len(lack) < len(there):
@@ -97,16 +99,16 @@ def choose_splits(
 ) -> dict[str, Sequence[Photo]]:
     """Returns the photographs of each split to load.
 
-    Without photographs for the test, those of val stand in if the test split is asked for by name. Without either, some
-    are held out of the training split. With ``holdout=0``, none are, and the test split is left out.
+    Without test photographs, val replaces the test split if that is requested by name. Without either, some are held
+    out of the training split. With ``holdout=0``, none are, and the test split is left out.
 
     Args:
         source: The file that lists the photographs, for messages.
-        listed: The photographs of train, val and test; those of a split may be absent or none.
+        listed: The photographs of train, val and test; a split may be absent or empty.
         options: Which splits to load (None: all that have photographs), and how many photographs are held out.
 
     Raises:
-        ValueError: A split has no photographs; the message says which have some, and what to do.
+        ValueError: A split has no photographs; the message lists the splits that have some, and the remedy.
     """
     splits = {name: listed.get(name, ()) for name in SPLITS}
     if not splits["test"] and not splits["val"] and splits["train"] and options.holdout > 0:
@@ -147,7 +149,7 @@ def scene_of_photos(
     points: Tensor | None = None,
     stated_box: Tensor | None = None,
 ) -> Scene:
-    """Makes a scene of splits that were read from files; the other arguments are those of :func:`assemble`.
+    """Makes a scene of splits that were read from files; see :func:`assemble`.
 
     Args:
         folder: The scene's folder; its name becomes the scene's.
@@ -168,15 +170,15 @@ def scene_of_photos(
         # At the size of the files, so that the box does not depend on the size at which images are loaded.
         chosen = {number: by_path[(split.paths or ())[number]] for number in numbers}
         cameras = cameras_of(list(chosen.values()), options)
-        own = [number for number in numbers if number in split.held]
+        own = [number for number in numbers if number in split.local_indices]
         if all(split.cameras.size(number) == cameras.size(index) for index, number in enumerate(numbers)):
-            return split.of_all([Silhouette.of(split.image(number)[..., 3]) for number in own]), cameras
+            return split.all_gather([Silhouette.of(split.image(number)[..., 3]) for number in own]), cameras
         found = from_opacity(
             [chosen[number].path for number in own],
             [chosen[number].alpha for number in own],
             lambda alpha: Silhouette.of(torch.from_numpy(alpha)),
         )
-        return split.of_all(found), cameras
+        return split.all_gather(found), cameras
 
     poses = looks(torch.stack([photo.c2w for photo in photos]), join_lenses([photo.lens for photo in photos]))
     name = folder.resolve().name
@@ -197,7 +199,7 @@ def assemble(
 ) -> Scene:
     """Makes a scene of loaded splits and determines its box.
 
-    Images of which at least a tenth is transparent show an object, whose box is that of its silhouettes
+    Images of which at least a tenth is transparent show an object, whose box follows from its silhouettes
     (:func:`voxelfield.datasets.silhouettes.box_of_silhouettes`). All others are photographs of a place that extends
     beyond any estimated box, and their transparent pixels are masked. A box in the options takes precedence and bounds
     the scene.
@@ -234,11 +236,7 @@ def assemble(
 
 
 def _box_of_object(source: Path, splits: Mapping[str, Split], silhouettes: Silhouettes) -> Tensor:
-    """Returns the box (2, 3) of the object that images with a transparent background show.
-
-    Raises:
-        ValueError: The silhouettes agree only if the poses have another convention.
-    """
+    """Returns the box (2, 3) of the object that images with a transparent background show."""
     # All runs load the training images.
     split = splits["train"] if "train" in splits else next(iter(splits.values()))
     numbers = torch.linspace(0, len(split) - 1, min(len(split), _SILHOUETTES)).long().tolist()

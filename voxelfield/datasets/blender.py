@@ -12,18 +12,16 @@ import logging
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from voxelfield.datasets.assembly import SPLITS, choose_splits, scene_of_photos
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, present_photos, read_split
+from voxelfield.datasets.poses import check_poses
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transforms import read_transforms
 
 logger = logging.getLogger(__name__)
-
-
-def is_blender(folder: Path) -> bool:
-    """Returns whether a folder has a ``transforms_<split>.json``; see :class:`voxelfield.datasets.registry.Format`."""
-    return bool(available_splits(folder))
 
 
 def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scene:
@@ -39,15 +37,11 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
         The scene, on the CPU. Images are RGBA with straight alpha; those without alpha are opaque.
 
     Raises:
-        FileNotFoundError: The folder, a split's json or an image is missing.
+        FileNotFoundError: A split's json or an image is missing.
         ValueError: An argument, a json file or an image is not as described above; the message is one line and names
             it.
     """
     folder, options = Path(folder), options or LoadOptions()
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"folder must be a scene with transforms_train.json in it, got {folder}, which does not exist"
-        )
     available = available_splits(folder)
     for name in options.splits or ():
         if name not in available and name != "test":
@@ -73,6 +67,9 @@ def _read_photos(folder: Path, name: str, missing_images: Literal["error", "skip
     """Returns the photographs of a split; none if its file lists none, or if all are missing and may be."""
     file = _split_file(folder, name)
     photos, _ = read_transforms(file, may_be_empty=name != "train")
+    if photos:
+        poses = torch.stack([photo.c2w for photo in photos])
+        check_poses(lambda index: f"{file}: pose of {photos[index].path.name}", poses)
     if missing_images == "skip" and name != "train" and not any(photo.path.is_file() for photo in photos):
         if photos:
             logger.warning("%s: all %d images are missing; the split is left out", file, len(photos))

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.poses import check_poses
-from voxelfield.datasets.text import json_object
-from voxelfield.files import read_regular
+from voxelfield.files import json_number, read_json_object
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
@@ -60,7 +59,7 @@ def read_camera_path(path: Path) -> CameraPath:
         ValueError: The file is not a camera path; the message names file, frame and key.
     """
     name = str(path)
-    content = json_object(name, read_regular(path))
+    content = read_json_object(path)
     kind = content.get("camera_type", "perspective")
     if kind not in ("perspective", "equirectangular"):
         raise ValueError(f"{name}: 'camera_type' must be perspective or equirectangular, got {shown(kind)}")
@@ -71,7 +70,13 @@ def read_camera_path(path: Path) -> CameraPath:
     )
     fps = _number(name, content, "fps", 1 / LARGEST_FPS, LARGEST_FPS)
     poses, focals = [], []
-    for where, frame in _frames(name, content, "camera_path"):
+    frames = content.get("camera_path")
+    if not isinstance(frames, list) or not frames:
+        raise ValueError(f"{name}: 'camera_path' must be a list of at least one frame, got {shown(frames)}")
+    for index, frame in enumerate(frames):
+        where = f"{name}: camera_path[{index}]"
+        if not isinstance(frame, dict):
+            raise ValueError(f"{where} must be an object, got {shown(frame)}")
         poses.append(_pose(f"{where}: 'camera_to_world'", frame.get("camera_to_world")))
         if kind == "equirectangular":
             focals.append((width / (2 * math.pi), height / math.pi))
@@ -106,35 +111,20 @@ def camera_path_file(cameras: Cameras, fps: float) -> bytes:
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def _frames(name: str, content: Mapping[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
-    """Returns the frames that a camera path lists under a key, each with its name for messages."""
-    frames = content.get(key)
-    if not isinstance(frames, list) or not frames:
-        raise ValueError(f"{name}: '{key}' must be a list of at least one frame, got {shown(frames)}")
-    for index, frame in enumerate(frames):
-        if not isinstance(frame, dict):
-            raise ValueError(f"{name}: {key}[{index}] must be an object, got {shown(frame)}")
-    return [(f"{name}: {key}[{index}]", frame) for index, frame in enumerate(frames)]
-
-
 def _number(where: str, content: Mapping[str, Any], key: str, low: float, high: float, *, whole: bool = False) -> float:
     """Returns a number between two limits from an object of a camera path; raises ValueError for anything else."""
-    value: Any = content.get(key)
-    if not _is_number(value) or not low <= value <= high or (whole and value != int(value)):
+    value = json_number(content.get(key))
+    if not low <= value <= high or (whole and not value.is_integer()):
         kind = "a whole number" if whole else "a number"
-        raise ValueError(f"{where}: '{key}' must be {kind} from {low:g} to {high:g}, got {shown(value)}")
-    return float(value)
+        raise ValueError(f"{where}: '{key}' must be {kind} from {low:g} to {high:g}, got {shown(content.get(key))}")
+    return value
 
 
 def _pose(name: str, values: object) -> Tensor:
     """Returns a pose (4, 4) float32, from 16 numbers row by row; raises ValueError unless it is a rigid motion."""
-    # Whole numbers of any length are valid JSON; larger ones than this are no float64.
-    if not isinstance(values, list) or len(values) != 16 or not all(_is_number(x) and abs(x) < 1e300 for x in values):
+    numbers = [json_number(value) for value in values] if isinstance(values, list) else []
+    if len(numbers) != 16 or not all(map(math.isfinite, numbers)):
         raise ValueError(f"{name} must be 16 finite numbers, row by row, got {shown(values)}")
-    matrix = torch.tensor(values, dtype=torch.float64).view(4, 4)
+    matrix = torch.tensor(numbers, dtype=torch.float64).view(4, 4)
     check_poses(lambda _: name, matrix[None])
     return matrix.float()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

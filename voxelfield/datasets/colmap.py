@@ -1,18 +1,17 @@
 """Loader of COLMAP's layout: a model, such as ``sparse/0``, and a folder of images.
 
-A folder ``masks`` beside that of the images, if there is one, holds a mask for each image, such as ``a.jpg.png`` or
-``a.png`` for ``a.jpg``: black where pixels must be ignored. COLMAP itself names them in the first way.
+A folder ``masks`` beside the folder of images, if there is one, contains a mask for each image, such as
+``a.jpg.png`` or ``a.png`` for ``a.jpg``: black where pixels must be ignored. COLMAP itself uses the first name.
 
 pycolmap reads the model, binary or text, with or without rigs. Poses have OpenCV axes (y down, looking along z).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ import torch
 
 from voxelfield.datasets.assembly import load_capture
 from voxelfield.datasets.colmap_files import (
-    Location,
     check_binary_model,
     find_model,
     image_paths,
@@ -33,9 +31,10 @@ from voxelfield.datasets.image_paths import mask_path
 from voxelfield.datasets.lenses import READ_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
-from voxelfield.datasets.poses import FARTHEST, check_poses, turned_about
+from voxelfield.datasets.poses import FARTHEST, turned_about
 from voxelfield.datasets.scene import Scene
-from voxelfield.installed import MissingPackageError
+from voxelfield.installed import import_optional
+from voxelfield.messages import reason_of
 from voxelfield.ops._errors import shown
 
 logger = logging.getLogger(__name__)
@@ -44,93 +43,48 @@ FORMAT = "COLMAP"
 """Name of the format."""
 
 
-@dataclass(frozen=True, eq=False)
-class Reconstruction:
-    """A COLMAP model with its images.
-
-    Attributes:
-        location: Their folders.
-        photos: The images that have a pose, whether or not their files exist.
-        points: (M, 3) float64 sparse points, world frame.
-        without_pose: The image files that have no pose in this model.
-    """
-
-    location: Location
-    photos: list[Photo]
-    points: torch.Tensor
-    without_pose: list[Path]
-
-
 def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     """Loads a capture; see :class:`voxelfield.datasets.registry.Format`.
 
     Raises:
         MissingPackageError: pycolmap is not installed.
     """
-    found = read_reconstruction(folder, options.model, options.depth)
-    source, images, counts = found.location
+    source, images, counts = find_model(folder, options.model)
     if counts:
         sizes = ", ".join(f"{name} with {count} images" for name, count in counts.items())
         logger.warning(
             "%s has several models, %s: %s is read, and scene.model=N selects another",
-            source.parent,
-            sizes,
-            source.name,
+            *(source.parent, sizes, source.name),
         )
-    if found.without_pose:
-        there = sum(photo.path.is_file() for photo in found.photos)
-        logger.warning(
-            "%s: %d of %d photographs in %s have a pose; the others are left out, the first is %s",
-            source,
-            there,
-            there + len(found.without_pose),
-            images,
-            found.without_pose[0].name,
-        )
-    photos = with_shrunk_images(found.photos, images, options.downscale)
-    return load_capture(folder, source, photos, options, points=found.points)
-
-
-def read_reconstruction(folder: Path, number: int | None = None, depth: bool = False) -> Reconstruction:
-    """Reads the model of a capture, but not its images.
-
-    Args:
-        folder: A folder that :func:`voxelfield.datasets.colmap_files.is_colmap` recognises.
-        number: Which of several models; None: the one with the most images.
-        depth: Whether to find the points that each image observes, and their depths in it.
-
-    Raises:
-        MissingPackageError: pycolmap is not installed.
-        ValueError: There is no model of that number, it is damaged, has no image with a pose, or its images observe no
-            points although ``depth`` asks for them.
-    """
-    source, images, _ = location = find_model(folder, number)
     model = _read_model(source)
     posed = [image for image in model.images.values() if image.has_pose]
     if not posed:
         raise ValueError(f"{source}: the model must have images with poses, got none of {len(model.images)}")
     paths = image_paths(images, [_name(source, image) for image in posed])
+    without_pose = images_without_pose(images, paths)
+    if without_pose:
+        there = sum(path.is_file() for path in paths)
+        logger.warning(
+            "%s: %d of %d photographs in %s have a pose; the others are left out, the first is %s",
+            *(source, there, there + len(without_pose), images, without_pose[0].name),
+        )
     masks = images.with_name("masks")
-    has_masks = masks.is_dir()
     photos = []
     for path, image in zip(paths, posed, strict=True):
         relative = path.relative_to(images if path.is_relative_to(images) else images.parent)
-        mask = mask_path(masks, relative) if has_masks else None
+        mask = mask_path(masks, relative) if masks.is_dir() else None
         photos.append(_photo(source, path, mask, image, model.cameras[image.camera_id]))
-    if depth:
+    if options.depth:
         photos = _with_observations(source, photos, posed, model)
     points = _points(source, list(model.points3D.values()))
-    return Reconstruction(location, photos, points, images_without_pose(images, paths))
+    return load_capture(folder, source, with_shrunk_images(photos, images, options.downscale), options, points=points)
 
 
 def _with_observations(source: Path, photos: list[Photo], posed: list[Any], model: Any) -> list[Photo]:
     """Returns photographs with the points that their images observe.
 
-    A point's weight is that of the published code of DS-NeRF (Deng et al. 2022): exp(-(e / m)^2) for its reprojection
-    error e and the mean m of all.
-
-    Raises:
-        ValueError: No image observes a point.
+    A point's weight is exp(-(e / m)^2), where e is its reprojection error and m the mean over all points, as in the
+    published code of DS-NeRF (Deng et al. 2022).
     """
     errors = {number: point.error for number, point in model.points3D.items() if point.has_error()}
     mean = max(sum(errors.values()) / max(len(errors), 1), 1e-6)
@@ -171,15 +125,12 @@ def _points(source: Path, points: Sequence[Any]) -> torch.Tensor:
 
 
 def _read_model(source: Path) -> Any:
-    if importlib.util.find_spec("pycolmap") is None:
-        raise MissingPackageError('pycolmap must be installed to read a COLMAP model: pip install "voxelfield[colmap]"')
-    import pycolmap
-
+    pycolmap = import_optional("pycolmap", "read a COLMAP model", "colmap")
     check_binary_model(source)
     try:
         model: Any = pycolmap.Reconstruction(source)
     except (ValueError, RuntimeError, OSError, IndexError) as error:
-        raise ValueError(f"{source}: not a COLMAP model ({' '.join(str(error).split())[:200]})") from error
+        raise ValueError(f"{source}: not a COLMAP model ({reason_of(error)})") from error
     if not is_binary(source):
         for number, name in names_in_text(source).items():
             if b" " in name and number in model.images:
@@ -192,10 +143,8 @@ def _name(source: Path, image: Any) -> str:
         name = str(image.name)
     except UnicodeDecodeError as error:
         raise ValueError(f"{source}: names of images must be UTF-8, got {error.object!r}") from error
-    if Path(name).is_absolute() or ".." in name.replace("\\", "/").split("/"):
-        raise ValueError(f"{source}: names of images must be inside the folder images, got {shown(name)}")
-    if not Path(name).name:
-        raise ValueError(f"{source}: names of images must be names of files, got {shown(name)}")
+    if not Path(name).name or Path(name).is_absolute() or ".." in name.replace("\\", "/").split("/"):
+        raise ValueError(f"{source}: names of images must be files inside the folder images, got {shown(name)}")
     return name
 
 
@@ -215,13 +164,10 @@ def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any)
         )
     w2c = torch.eye(4, dtype=torch.float64)
     w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
-    if not bool(w2c.isfinite().all()):
-        raise ValueError(f"{source}: pose of {image.name} must be finite, got {w2c.tolist()}")
     # A quaternion of zeros would become the identity; others that are not of unit length fail the checks below.
     if not np.any(image.cam_from_world().rotation.quat):
         raise ValueError(f"{source}: pose of {image.name} must have a unit quaternion, got zeros")
     c2w = turned_about(torch.linalg.inv(w2c))
-    check_poses(lambda _: f"{source}: pose of {image.name}", c2w[None])
     size = width, height = camera.width, camera.height
     if model == "equirectangular":
         # pycolmap crashes where it is asked for a focal length that the model does not have.

@@ -10,9 +10,9 @@ import mmap
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from voxelfield.datasets.images import IMAGE_SUFFIXES
+from voxelfield.datasets.images import image_files
 
 # Folders of models, each with the folder of its images, as COLMAP, its scripts and other programs lay them out.
 # Undistorted models belong to the undistorted images only.
@@ -34,21 +34,7 @@ def is_colmap(folder: Path) -> bool:
     return any(_models_in(folder / models) for models, _ in _LAYOUTS)
 
 
-class Location(NamedTuple):
-    """Folders of a capture's model.
-
-    Attributes:
-        model: Folder of the model.
-        images: Folder of its images.
-        counts: If it was chosen among several, with how many images each has a pose for, by the names of their folders.
-    """
-
-    model: Path
-    images: Path
-    counts: dict[str, int]
-
-
-def find_model(folder: Path, number: int | None) -> Location:
+def find_model(folder: Path, number: int | None) -> tuple[Path, Path, dict[str, int]]:
     """Finds a capture's model and its images.
 
     If a capture has several folders of models, those beside their images come first. Several models in one folder, such
@@ -57,6 +43,10 @@ def find_model(folder: Path, number: int | None) -> Location:
     Args:
         folder: A folder that :func:`is_colmap` recognises.
         number: The name of one of several models; None: the one with poses for the most images.
+
+    Returns:
+        The folder of the model, the folder of its images, and, if the model was chosen among several, the number of
+        images with a pose in each, by the names of their folders.
 
     Raises:
         ValueError: There is no model of that number.
@@ -70,11 +60,11 @@ def find_model(folder: Path, number: int | None) -> Location:
             numbers = ", ".join(model.name for model in models if model.name.isdecimal())
             known = f"one of {numbers}" if numbers else "None"
             raise ValueError(f"model must be {known}, as {models_folder} has no other, got {number}")
-        return Location(named, images, {})
+        return named, images, {}
     if len(models) == 1:
-        return Location(models[0], images, {})
+        return models[0], images, {}
     counts = {model.name: count_posed_images(model) for model in models}
-    return Location(max(models, key=lambda model: counts[model.name]), images, counts)
+    return max(models, key=lambda model: counts[model.name]), images, counts
 
 
 def image_paths(images: Path, names: Sequence[str]) -> list[Path]:
@@ -86,18 +76,16 @@ def image_paths(images: Path, names: Sequence[str]) -> list[Path]:
         names: As the model has them; backslashes may separate folders.
     """
     folders = (images, images.parent)
-    names = [
-        name.replace("\\", "/") if not any((base / name).is_file() for base in folders) else name for name in names
-    ]
+    exist = [any((base / name).is_file() for base in folders) for name in names]
+    names = [name if exists else name.replace("\\", "/") for name, exists in zip(names, exist, strict=True)]
     base = next((base for base in folders if any((base / name).is_file() for name in names)), images)
     return [base / name for name in names]
 
 
 def images_without_pose(images: Path, posed: Sequence[Path]) -> list[Path]:
-    """Returns the image files of a folder and its subfolders that are not among those with a pose, sorted."""
+    """Returns the image files of a folder and its subfolders that have no pose, sorted."""
     known = set(posed)
-    every = (path for path in images.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-    return sorted(path for path in every if path not in known)
+    return [path for path in image_files(images, "**/*") if path not in known]
 
 
 def _models_in(folder: Path) -> list[Path]:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from voxelfield.installed import import_optional
+
 _MANIFESTS = Path(__file__).parent / "manifests"
 _MAX_ARCHIVE = 4 << 30  # bytes
 _SHOWN = 3
@@ -52,11 +54,6 @@ class Manifest:
     size: int
 
 
-def manifest_path(name: str) -> Path:
-    """Returns where the manifest of a scene is, if it has one."""
-    return _MANIFESTS / f"{name}.json"
-
-
 def downloadable_scenes() -> tuple[str, ...]:
     """Lists the scenes that can be fetched."""
     return tuple(sorted(path.stem for path in _MANIFESTS.glob("*.json")))
@@ -68,20 +65,13 @@ def load_manifest(name: str) -> Manifest:
     Raises:
         ValueError: There is none; the message lists those there are.
     """
-    path = manifest_path(name)
-    if not path.is_file():
+    if name not in downloadable_scenes():
         raise ValueError(f"scene must be one that has a download ({', '.join(downloadable_scenes())}), got {name!r}")
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads((_MANIFESTS / f"{name}.json").read_text(encoding="utf-8"))
     return Manifest(**{**content, "archives": tuple(content["archives"])})
 
 
-def download(
-    name: str,
-    root: Path | str = "data",
-    urls: Sequence[str] | None = None,
-    *,
-    manifest: Manifest | None = None,
-) -> Path:
+def download(name: str, root: Path | str = "data", urls: Sequence[str] | None = None) -> Path:
     """Completes the scene ``root/name`` from the first archive that answers and is right.
 
     Archives are zip files in which the scene may lie under any folder. Files in place whose hash is wrong are replaced.
@@ -90,17 +80,16 @@ def download(
         name: The scene's name.
         root: Folder of scenes; created if missing.
         urls: Archives to try, in order, instead of the manifest's.
-        manifest: Replaces the package's manifest for ``name``.
 
     Returns:
         The scene's folder, every file of the manifest verified.
 
     Raises:
         ValueError: The scene has no manifest.
-        ModuleNotFoundError: pooch is not installed.
+        MissingPackageError: pooch is not installed.
         DownloadError: No archive gave the scene; the message lists each with its reason.
     """
-    manifest = manifest or load_manifest(name)
+    manifest = load_manifest(name)
     folder = Path(root) / manifest.name
     wanted = _unverified(folder, manifest.files)
     if not wanted:
@@ -135,11 +124,7 @@ def download(
 
 
 def _import_pooch() -> Any:
-    try:
-        import pooch
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError('pooch must be installed: pip install "voxelfield[train]"', name="pooch") from error
-    return pooch
+    return import_optional("pooch", "download scenes")
 
 
 def _fetch(url: str, path: Path) -> None:

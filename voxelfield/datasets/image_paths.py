@@ -1,7 +1,7 @@
 """Image files that a file of a scene names, wherever the names were written.
 
-Names may be those of Windows, absolute ones of another machine, or relative to a folder around the scene. A file is
-always looked for within the scene's folder.
+Names may be Windows paths, absolute paths of another machine, or relative to a parent of the scene's folder. Files are
+only looked for within the scene's folder.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def find_images(file: Path, names: Iterable[str], key: str) -> dict[str, Path]:
         key: The key of the names in the file, for messages.
 
     Returns:
-        The paths by name, all within the folder; that of a file that is found nowhere does not exist.
+        The paths by name, all within the folder; if a file is not found, its path does not exist.
 
     Raises:
-        ValueError: A name cannot be that of a file; or names lead out of the folder, and no file within it is like one
-            of them.
+        ValueError: A name is not a valid path; or names lead out of the folder, and no file within it resembles one of
+            them.
     """
     folder, names = file.parent, list(dict.fromkeys(names))
     found = {name: path for name in names if (path := _existing(folder, _inside(file, name, key))) is not None}
@@ -71,11 +71,7 @@ def find_images(file: Path, names: Iterable[str], key: str) -> dict[str, Path]:
 
 
 def _inside(file: Path, name: str, key: str) -> str:
-    """Returns a name relative to the folder of a file.
-
-    Raises:
-        ValueError: No file can have the name.
-    """
+    """Returns a name relative to the folder of a file."""
     # Of the text alone: links stay as they are, because links within the folder may lead out of it.
     folder = os.path.abspath(file.parent)  # noqa: PTH100
     inside = os.path.relpath(os.path.join(folder, name), folder)  # noqa: PTH118

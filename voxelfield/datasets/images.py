@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,14 @@ from torch import Tensor
 from voxelfield import processes
 from voxelfield.datasets.transparency import CUT_OUT
 from voxelfield.files import open_regular
+from voxelfield.messages import reason_of
 
 logger = logging.getLogger(__name__)
 
 Size = tuple[int, int]
 """Width and height in pixels."""
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
@@ -41,11 +43,32 @@ _NEWS_EVERY = 10.0
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
 
+def image_files(folder: Path, pattern: str = "*") -> list[Path]:
+    """Lists the image files of a folder, which need not exist, sorted by path; ``**/*`` includes its subfolders."""
+    return sorted(path for path in folder.glob(pattern) if path.suffix.lower() in IMAGE_SUFFIXES)
+
+
+def read_array(path: Path) -> npt.NDArray[Any]:
+    """Reads a NumPy array from a file ``.npy``.
+
+    Raises:
+        ValueError: The file is damaged, or no such array.
+    """
+    with open_regular(path) as file:
+        try:
+            array = np.load(file, allow_pickle=False)
+        except Exception as error:  # NumPy evaluates the header: a broken one ends in exceptions of any type
+            raise ValueError(f"{path}: not a NumPy array of numbers ({reason_of(error)})") from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{path}: not a NumPy array of numbers, but an archive")
+    return array
+
+
 def read_images(
     paths: Sequence[Path],
     sizes: Sequence[Size] | None = None,
     alphas: Sequence[Path | None] | None = None,
-    share: slice | None = None,
+    local_slice: slice | None = None,
 ) -> Tensor:
     """Reads the images of a split, several at a time.
 
@@ -53,8 +76,8 @@ def read_images(
         paths: N files that :func:`open_image` opens, N at least 1.
         sizes: N sizes to which they are shrunk by :func:`area_resized`; None keeps them as they are.
         alphas: N files of grey images that replace the alpha channels; None for images that keep their own.
-        share: Those that this process of a group reads, and returns in place of N, while others read the rest; an error
-            of one is raised in all. None: all.
+        local_slice: The images that this process of a group reads and returns, while other processes read the others;
+            an error in one of them is raised in all. None: all images.
 
     Returns:
         (N, H, W, 4) uint8 on the CPU, RGBA with straight alpha; images without alpha become opaque. H and W are the
@@ -67,15 +90,14 @@ def read_images(
     # All headers come before the first pixels, so that a single huge image is refused before it takes memory.
     sizes = image_sizes(paths) if sizes is None else sizes
     room = _common_room(paths, sizes)
-    own = range(len(paths))[share or slice(None)]
+    own = range(len(paths))[local_slice or slice(None)]
     images = np.empty((len(own), room[1], room[0], 4), dtype=np.uint8)
 
-    def fill(index: int) -> bool:
+    def fill(index: int) -> float | None:
         image = _decode(paths[index])
         alpha = alphas[index] if alphas is not None else None
         if alpha is not None:
             image.putalpha(_read_grey(alpha, image.size))
-        has_alpha = image.mode == "RGBA"
         pixels = images[own.index(index)]
         if sizes[index] != room:
             pixels[:] = (0, 0, 0, 255)
@@ -83,21 +105,16 @@ def read_images(
         target = Image.frombuffer("RGBA", room, pixels, "raw", "RGBA", 0, 1)
         target.readonly = 0
         target.paste(image if image.size == sizes[index] else area_resized(image, sizes[index]))
-        return has_alpha
+        # The mean opacity, unless the image has no alpha channel.
+        return float(pixels[: sizes[index][1], : sizes[index][0], 3].mean()) if image.mode == "RGBA" else None
 
-    has_alpha = _read(fill, own, share)
-    if any(has_alpha) and not all(has_alpha):
-
-        def mean_alpha(index: int) -> float:
-            width, height = sizes[index]
-            return float(images[own.index(index), :height, :width, 3].mean())
-
-        with_alpha = [index for index in own if has_alpha[index]]
-        if np.mean(_read(mean_alpha, with_alpha, share)) <= 255 * (1 - CUT_OUT):
-            raise ValueError(
-                f"{paths[has_alpha.index(False)]}: must have an alpha channel, as others have that show an object "
-                "without its background, got none: cut its background out too, or leave the image out"
-            )
+    means = _in_threads(fill, own, local_slice=local_slice)
+    known = [mean for mean in means if mean is not None]
+    if 0 < len(known) < len(means) and np.mean(known) <= 255 * (1 - CUT_OUT):
+        raise ValueError(
+            f"{paths[means.index(None)]}: must have an alpha channel, as others have that show an object without its "
+            "background, got none: cut its background out too, or leave the image out"
+        )
     return torch.from_numpy(images)
 
 
@@ -109,15 +126,15 @@ def from_opacity(
     ``alphas`` are files of grey images that replace the alpha channels; None for images that keep their own.
     """
 
-    def read(index: int) -> _T:
-        image, alpha = _decode(paths[index]), alphas[index]
+    def read(files: tuple[Path, Path | None]) -> _T:
+        image, alpha = _decode(files[0]), files[1]
         if alpha is not None:
             return action(np.array(_read_grey(alpha, image.size)))
         if image.mode == "RGBA":
             return action(np.array(image.getchannel("A")))
         return action(np.full(image.size[::-1], 255, dtype=np.uint8))
 
-    return _in_threads(read, range(len(paths)), "looked at")
+    return _in_threads(read, list(zip(paths, alphas, strict=True)), "looked at")
 
 
 def _read_grey(path: Path, size: Size) -> Image.Image:
@@ -132,13 +149,9 @@ def _read_grey(path: Path, size: Size) -> Image.Image:
 
 
 def _common_room(paths: Sequence[Path], sizes: Sequence[Size]) -> Size:
-    """Returns the width and height in which every image has room.
-
-    Raises:
-        ValueError: The images fill less than a quarter of that room; landscape and portrait photographs of 16:9 fill
-            more than half.
-    """
+    """Returns the width and height in which every image has room, of which the images must fill a quarter."""
     width, height = (max(sides) for sides in zip(*sizes, strict=True))
+    # Landscape and portrait photographs of 16:9 fill more than half.
     if 4 * sum(w * h for w, h in sizes) < len(sizes) * width * height:
         largest = max(range(len(sizes)), key=lambda index: sizes[index][0] * sizes[index][1])
         raise ValueError(
@@ -150,7 +163,7 @@ def _common_room(paths: Sequence[Path], sizes: Sequence[Size]) -> Size:
 
 
 def read_masks(
-    paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], share: slice | None = None
+    paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], local_slice: slice | None = None
 ) -> Tensor:
     """Reads the masks of a split's images: black pixels must be ignored.
 
@@ -158,7 +171,7 @@ def read_masks(
         paths: N image files; None where an image has no mask and all of its pixels count.
         sizes: The N sizes that they must have.
         shown: The N sizes of their images. Of several pixels that are averaged into one all must count.
-        share: As for :func:`read_images`.
+        local_slice: As for :func:`read_images`.
 
     Returns:
         (N, H, W) bool on the CPU: True where a pixel counts. H and W are the largest height and width; a smaller mask
@@ -168,28 +181,21 @@ def read_masks(
         FileNotFoundError: A mask is missing.
         ValueError: A mask is unreadable, of another size, or leaves no pixel.
     """
-    width, height = (max(sides) for sides in zip(*shown, strict=True))
-    own = range(len(paths))[share or slice(None)]
-    masks = np.ones((len(own), height, width), dtype=np.bool_)
 
-    def fill(index: int) -> None:
-        path, size = paths[index], sizes[index]
-        if path is None:
-            return
-        ignored = np.asarray(_read_grey(path, size)) == 0
-        if shown[index] != size:
-            share = Image.fromarray(ignored.astype(np.float32)).resize(shown[index], Image.Resampling.BOX)
-            ignored = np.asarray(share) > 0
+    def read(path: Path, index: int) -> npt.NDArray[np.bool_]:
+        ignored = np.asarray(_read_grey(path, sizes[index])) == 0
+        if shown[index] != sizes[index]:
+            part = Image.fromarray(ignored.astype(np.float32)).resize(shown[index], Image.Resampling.BOX)
+            ignored = np.asarray(part) > 0
         if ignored.all():
             raise ValueError(f"{path}: must leave some pixels of the image, got a mask that is black throughout")
-        masks[own.index(index), : ignored.shape[0], : ignored.shape[1]] = ~ignored
+        return ~ignored
 
-    _read(fill, own, share)
-    return torch.from_numpy(masks)
+    return _stacked(paths, shown, local_slice, np.True_, read)
 
 
 def read_depths(
-    paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], share: slice | None = None
+    paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], local_slice: slice | None = None
 ) -> Tensor:
     """Reads the depths of a split's images, in the units of the files.
 
@@ -199,7 +205,7 @@ def read_depths(
         sizes: The N sizes of their images. Depths may have a higher or a lower resolution.
         shown: The N sizes to which these images are resized. Each pixel has the depth of the nearest one in the file,
             because a mean over an edge would lie on neither side of it.
-        share: As for :func:`read_images`.
+        local_slice: As for :func:`read_images`.
 
     Returns:
         (N, H, W) float32 on the CPU, 0 where nothing is known. H and W are the largest height and width.
@@ -207,48 +213,61 @@ def read_depths(
     Raises:
         ValueError: A file is unreadable, of another kind, or has another ratio of its sides than its image.
     """
+
+    def read(path: Path, index: int) -> npt.NDArray[Any]:
+        image, (w, h) = _depth_image(path), sizes[index]
+        if abs(image.width * h - image.height * w) > max(*image.size, w, h):
+            found = f"{image.width}x{image.height}"
+            raise ValueError(f"{path}: size must be in proportion to its image's, {w}x{h}, got {found}")
+        return np.asarray(image.resize(shown[index], Image.Resampling.NEAREST))
+
+    return _stacked(paths, shown, local_slice, np.float32(0), read)
+
+
+def _depth_image(path: Path) -> Image.Image:
+    """Reads the depths of an image, from a file ``.npy`` in mode F and from others in mode I."""
+    if path.suffix.lower() != ".npy":
+        with open_image(path, depth=True) as image:
+            return image.convert("I")
+    array = read_array(path)
+    array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
+    if array.ndim != 2 or array.dtype.kind != "f" or 0 in array.shape:
+        raise ValueError(f"{path}: must be an array (H, W) of floating point, got {array.shape} of {array.dtype}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        depths = array.astype(np.float32)
+        return Image.fromarray(np.where(np.isfinite(depths) & (depths > 0), depths, np.float32(0)))
+
+
+def _stacked(
+    paths: Sequence[Path | None],
+    shown: Sequence[Size],
+    local_slice: slice | None,
+    empty: np.generic,
+    read: Callable[[Path, int], npt.NDArray[Any]],
+) -> Tensor:
+    """Reads a plane from each of N files into (N, H, W), in several threads; ``read`` gets the path and the index.
+
+    A plane that is smaller than H x W lies at the top left, beside ``empty``, which fills the planes without a file.
+    """
     width, height = (max(sides) for sides in zip(*shown, strict=True))
-    own = range(len(paths))[share or slice(None)]
-    depths = np.zeros((len(own), height, width), dtype=np.float32)
+    own = range(len(paths))[local_slice or slice(None)]
+    planes = np.full((len(own), height, width), empty)
 
     def fill(index: int) -> None:
-        path, (w, h) = paths[index], sizes[index]
-        if path is None:
-            return
-        with _depth_array(path) if path.suffix.lower() == ".npy" else open_image(path, depth=True) as image:
-            found = image.size
-            if abs(found[0] * h - found[1] * w) > max(*found, w, h):
-                raise ValueError(f"size must be in proportion to its image's, {w}x{h}, got {found[0]}x{found[1]}")
-            whole = image if image.mode == "F" else image.convert("I")
-            depth = np.asarray(whole.resize(shown[index], Image.Resampling.NEAREST))
-        depths[own.index(index), : depth.shape[0], : depth.shape[1]] = depth
+        path = paths[index]
+        if path is not None:
+            plane = read(path, index)
+            planes[own.index(index), : plane.shape[0], : plane.shape[1]] = plane
 
-    _read(fill, own, share)
-    return torch.from_numpy(depths)
-
-
-@contextlib.contextmanager
-def _depth_array(path: Path) -> Iterator[Image.Image]:
-    """Opens a NumPy array of depths as an image of mode F; its errors are those of :func:`open_image`."""
-    try:
-        with open_regular(path) as file:
-            array = np.load(file, allow_pickle=False)
-        array = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
-        if array.ndim != 2 or array.dtype.kind != "f" or 0 in array.shape:
-            raise ValueError(f"must be an array (H, W) of floating point, got {array.shape} of {array.dtype}")
-        with np.errstate(over="ignore", invalid="ignore"):
-            depths = array.astype(np.float32)
-            yield Image.fromarray(np.where(np.isfinite(depths) & (depths > 0), depths, np.float32(0)))
-    # NumPy evaluates the header: a broken one ends in exceptions of any type.
-    except Exception as error:
-        raise ValueError(f"{path}: unreadable depths ({' '.join(str(error).split())[:200]})") from error
+    _in_threads(fill, own, local_slice=local_slice)
+    return torch.from_numpy(planes)
 
 
 @contextlib.contextmanager
 def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterator[Image.Image]:
     """Opens an image file; the only way in which this package opens one.
 
-    The format is recognised by the file's content, whatever the ending of its name: PNG, JPEG, WebP, TIFF or BMP. Of a
+    The format is recognised by the file's content, not by the suffix: PNG, JPEG, WebP, TIFF or BMP. Of a
     TIFF with several pages and of the MPO files that phones write, the first picture counts. The size is that of the
     pixels as they are stored.
 
@@ -281,7 +300,7 @@ def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterat
             yield image
     # Damaged files end in exceptions of any type.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = reason_of(error)
         if isinstance(error, Image.UnidentifiedImageError):  # Pillow's own words repeat the path
             reason = f"not a {_FORMAT_NAMES} image"
         raise ValueError(f"{path}: unreadable image ({reason})") from error
@@ -295,7 +314,7 @@ def image_size(path: Path) -> Size:
 
 def image_sizes(paths: Sequence[Path]) -> list[Size]:
     """Returns the sizes of several images, as :func:`image_size` does of one."""
-    return _in_threads(lambda index: image_size(paths[index]), range(len(paths)), "looked at")
+    return _in_threads(image_size, paths, "looked at")
 
 
 def exif_orientation(path: Path) -> int:
@@ -341,47 +360,41 @@ def area_resized(image: Image.Image, size: Size) -> Image.Image:
     return Image.fromarray(np.floor(np.concatenate((rgb, mean_alpha), axis=-1) + 0.5).astype(np.uint8))
 
 
-def _read(action: Callable[[int], _T], numbers: Sequence[int], share: slice | None) -> list[_T]:
-    """Calls an action with each number, in several threads; returns the results, of all processes if they share."""
+def _in_threads(
+    action: Callable[[_S], _T], items: Sequence[_S], done: str = "read", local_slice: slice | None = None
+) -> list[_T]:
+    """Calls an action with each of some items, in several threads; returns the results.
+
+    ``done`` is the participle of its verb, for the log. With a ``local_slice``, all processes return all results.
+    """
 
     def call() -> list[_T]:
-        return _in_threads(action, numbers, "read")
+        results = []
+        logged = time.monotonic()
+        # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
+        with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+            try:
+                for result in pool.map(action, items):
+                    results.append(result)
+                    if time.monotonic() - logged > _NEWS_EVERY:
+                        logged = time.monotonic()
+                        logger.info("%s %d of %d images", done, len(results), len(items))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        return results
 
-    return call() if share is None else processes.concatenated(call)
-
-
-def _in_threads(action: Callable[[int], _T], numbers: Sequence[int], done: str) -> list[_T]:
-    """Calls an action with each of some numbers, in several threads; returns the results.
-
-    ``done`` is the verb for the log, such as ``read``.
-    """
-    results = []
-    logged = time.monotonic()
-    # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        try:
-            for result in pool.map(action, numbers):
-                results.append(result)
-                if time.monotonic() - logged > _NEWS_EVERY:
-                    logged = time.monotonic()
-                    logger.info("%s %d of %d images", done, len(results), len(numbers))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return results
+    return call() if local_slice is None else processes.concatenated(call)
 
 
 def _decode(path: Path, mode: Literal["L"] | None = None) -> Image.Image:
     """Returns an image whose pixels are read, in a mode of Pillow; None: RGBA if it has alpha, otherwise RGB."""
     with open_image(path) as image:
-        wanted = mode or ("RGBA" if _has_alpha(image) else "RGB")
+        has_alpha = "A" in image.getbands() or "transparency" in image.info
+        wanted = mode or ("RGBA" if has_alpha else "RGB")
         image.load()
         # Converting an image to its own mode would copy it, and no other thread could decode meanwhile.
         return image if image.mode == wanted else image.convert(wanted)
-
-
-def _has_alpha(image: Image.Image) -> bool:
-    return "A" in image.getbands() or "transparency" in image.info
 
 
 def _check_exif(image: Image.Image) -> None:

@@ -83,18 +83,6 @@ def _lens(name: str, model: LensModel, values: tuple[float, ...]) -> Lens | None
         raise ValueError(f"{name}: {error} from terms {terms}") from error
 
 
-def lens_of_photos(lenses: Sequence[Lens | None], distortion: bool) -> Lens | None:
-    """Returns the lenses of photographs as one; None if all are pinholes.
-
-    Args:
-        lenses: The lens of each photograph; None stands for a pinhole.
-        distortion: Whether to keep the distortion; without it, fisheyes are equidistant, panoramas are what they are,
-            and all others pinholes.
-    """
-    lens = join_lenses(lenses)
-    return lens if lens is None or distortion else join_lenses([lens.without_distortion()])
-
-
 def transforms_camera(cameras: Cameras, index: int, size: Sequence[int]) -> dict[str, Any]:
     """Returns the entries of a frame in a ``transforms.json`` that describe one camera.
 

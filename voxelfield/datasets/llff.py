@@ -19,10 +19,9 @@ from torch import Tensor
 
 from voxelfield.datasets.assembly import load_capture
 from voxelfield.datasets.image_paths import mask_path
-from voxelfield.datasets.images import IMAGE_SUFFIXES
+from voxelfield.datasets.images import image_files, read_array
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, shrunk_folder
-from voxelfield.datasets.poses import check_poses
 from voxelfield.datasets.scene import Scene
 
 FILE = "poses_bounds.npy"
@@ -31,26 +30,24 @@ FILE = "poses_bounds.npy"
 _SAMPLES = 8
 
 
-def is_llff(folder: Path) -> bool:
-    """Returns whether a folder holds a ``poses_bounds.npy``; see :class:`voxelfield.datasets.registry.Format`."""
-    return (folder / FILE).is_file()
-
-
 def load_llff(folder: Path, options: LoadOptions) -> Scene:
     """Loads a scene; see :class:`voxelfield.datasets.registry.Format`.
 
-    Images are those of the folder ``images``, which those in ``images_N`` stand in for if ``downscale`` is N. Without
-    ``images``, those in ``images_N`` are the images, or else those of the smallest N, which ``downscale`` then shrinks.
-    The points of the scene fill the space that the cameras see between the nearest and the farthest depths.
+    Images are read from the folder ``images``, or from ``images_N`` if ``downscale`` is N. Without ``images``, the
+    folder ``images_N`` is used, or else the one with the smallest N, whose images ``downscale`` then shrinks. The
+    points of the scene fill the space that the cameras see between the nearest and the farthest depths.
     """
     file = folder / FILE
     rows = _read_rows(file)
-    paths = _image_files(folder / "images")
-    shrunk = _image_files(shrunk_folder(folder / "images", options.downscale))
+    paths = image_files(folder / "images")
+    shrunk = image_files(shrunk_folder(folder / "images", options.downscale))
     if not paths and shrunk:
         paths, shrunk, options = shrunk, [], replace(options, downscale=1)
     elif not paths:
-        paths = _smallest_factor(folder)
+        numbered = sorted((int(path.name[7:]), path) for path in folder.glob("images_*") if path.name[7:].isdigit())
+        paths = next(filter(None, (image_files(images) for _, images in numbered)), [])
+        if not paths:
+            raise FileNotFoundError(f"{folder}: images must lie in a folder images or images_N, got none")
     if len(paths) != len(rows):
         raise ValueError(f"{file}: must have a row for each image, got {len(rows)} rows and {len(paths)} images")
     matrices, (near, far) = rows[:, :15].view(-1, 3, 5), rows[:, 15:].unbind(dim=-1)
@@ -62,7 +59,6 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
         raise ValueError(
             f"{file}: sizes, focal lengths and depths must be positive, and the farthest beyond the nearest"
         )
-    check_poses(lambda index: f"{file}: pose of {paths[index].name}", c2w)
     masks = paths[0].parent.with_name(paths[0].parent.name.replace("images", "masks", 1))
     photos = []
     for path, pose, w, h, f in zip(paths, c2w, width.tolist(), height.tolist(), focal.tolist(), strict=True):
@@ -99,33 +95,10 @@ def points_of_frusta(c2w: Tensor, slopes: Tensor, near: Tensor, far: Tensor) -> 
 
 
 def _read_rows(file: Path) -> Tensor:
-    try:
-        rows = np.load(file, allow_pickle=False)
-    except Exception as error:  # NumPy evaluates the header: a broken one ends in anything, TokenError among them
-        raise ValueError(f"{file}: not a NumPy array of numbers ({' '.join(str(error).split())[:200]})") from error
-    if not (isinstance(rows, np.ndarray) and rows.dtype.kind in "fiu" and rows.ndim == 2 and rows.shape[1] == 17):
-        raise ValueError(
-            f"{file}: must be an array of numbers of shape (N, 17), got {getattr(rows, 'shape', type(rows))}"
-        )
+    rows = read_array(file)
+    if not (rows.dtype.kind in "fiu" and rows.ndim == 2 and rows.shape[1] == 17):
+        raise ValueError(f"{file}: must be an array of numbers of shape (N, 17), got {rows.shape} of {rows.dtype}")
     found = torch.from_numpy(rows.astype(np.float64))
     if len(found) == 0 or not bool(found.isfinite().all()):
         raise ValueError(f"{file}: must have at least one row, and finite numbers, got shape {tuple(found.shape)}")
-    return found
-
-
-def _image_files(images: Path) -> list[Path]:
-    """Returns the images in a folder, which need not exist, in the order of their names."""
-    return sorted(path for path in images.glob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-
-
-def _smallest_factor(folder: Path) -> list[Path]:
-    """Returns the images of the ``images_N`` with the smallest N.
-
-    Raises:
-        FileNotFoundError: There are none.
-    """
-    numbered = sorted((int(path.name[7:]), path) for path in folder.glob("images_*") if path.name[7:].isdigit())
-    found = next(filter(None, (_image_files(images) for _, images in numbered)), None)
-    if found is None:
-        raise FileNotFoundError(f"{folder}: images must lie in a folder images or images_N, got none")
     return found

@@ -1,25 +1,37 @@
-"""From a scene's name or folder to the scene."""
+"""From a scene's name or folder to the scene: finds it, says where it was looked for if it is missing, and loads it."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from voxelfield.datasets import colmap
-from voxelfield.datasets.locate import SceneNotFoundError, configured_box, configured_scenes, find_scene, is_path
+from voxelfield.datasets import download as downloads
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.registry import formats_of, recognised_format
+from voxelfield.datasets.registry import formats_of, is_scene, wanted_files
 from voxelfield.datasets.scene import Scene
-from voxelfield.installed import MissingPackageError
+from voxelfield.installed import BUNDLED_SCENE, MissingPackageError, bundled_scene, config_folder
 
 logger = logging.getLogger(__name__)
 
+# The variable that names another folder of scenes.
+_DATA_VARIABLE = "VOXELFIELD_DATA"
+
+
+class SceneNotFoundError(FileNotFoundError):
+    """A scene is in none of the folders that are searched for it."""
+
 
 def load_scene(scene: Path | str, *, root: Path | str = "data", download: bool = False, **options: Any) -> Scene:
-    """Loads a scene in one of the formats of :mod:`voxelfield.datasets.registry`, which its files tell apart.
+    """Loads a scene in one of the formats of :mod:`voxelfield.datasets.registry`; its files determine which.
 
     Args:
         scene: Its folder, or its name. As text, a name in ``configs/scene`` takes precedence over a folder of that name
@@ -81,7 +93,7 @@ def folder_of(scene: str, root: Path | str = "data", download: bool = False) -> 
         DownloadError: ``download`` is set and no archive gave the scene.
     """
     folder, has_settings = Path(scene), scene in configured_scenes()
-    if not has_settings and recognised_format(folder) is not None:
+    if not has_settings and is_scene(folder):
         return folder
     try:
         return find_scene(scene, root, download=download)
@@ -90,3 +102,77 @@ def folder_of(scene: str, root: Path | str = "data", download: bool = False) -> 
         if is_path(scene) or (not has_settings and folder.exists()):
             return folder
         raise
+
+
+def configured_scenes() -> tuple[str, ...]:
+    """Lists the names of the scenes that have settings in ``configs/scene``."""
+    return tuple(sorted(path.stem for path in (config_folder() / "scene").glob("*.yaml")))
+
+
+def configured_box(scene: str) -> Sequence[Sequence[float]] | None:
+    """Returns the box (2, 3) that ``configs/scene`` has for a name, in world units.
+
+    Args:
+        scene: A name or a path. A path never has a configured box, even if its folder has a configured name.
+    """
+    if scene not in configured_scenes():
+        return None
+    box: Sequence[Sequence[float]] | None = OmegaConf.load(config_folder() / "scene" / f"{scene}.yaml").aabb
+    return box
+
+
+def is_path(scene: str) -> bool:
+    """Returns whether a text that names a scene can only be a path: it has a folder in it, or begins like a path."""
+    return len(Path(scene).parts) > 1 or "\\" in scene or scene.startswith((".", "~"))
+
+
+def find_scene(name: str, root: Path | str = "data", *, download: bool = False) -> Path:
+    """Finds a scene's folder: first ``root/name``, then ``$VOXELFIELD_DATA/name``; ``bricks`` comes with voxelfield.
+
+    A folder counts when a format of :mod:`voxelfield.datasets.registry` recognises it. Downloads write the files by
+    which it does so last, so an interrupted download never counts.
+
+    Args:
+        name: The scene's name.
+        root: Folder of scenes (``data.root``), relative to the working directory or absolute.
+        download: If the scene is nowhere and has a public archive, fetch it into ``root``.
+
+    Returns:
+        The scene's folder.
+
+    Raises:
+        SceneNotFoundError: The scene is nowhere; the message says where it was looked for and how to get it.
+        DownloadError: ``download`` is set and no archive gave the scene.
+    """
+    root = Path(root)
+    folders = [root / name]
+    elsewhere = os.environ.get(_DATA_VARIABLE)
+    if elsewhere:
+        folders.append(Path(elsewhere) / name)
+    if name == BUNDLED_SCENE:
+        folders.append(bundled_scene())
+    found = next(filter(is_scene, folders), None)
+    if found is not None:
+        return found
+    if download and name in downloads.downloadable_scenes():
+        return downloads.download(name, root)
+    looked = ", ".join(
+        f"{folder.resolve()}" + (f" (exists, but holds no {wanted_files()})" if folder.is_dir() else "")
+        for folder in folders
+    )
+    unset = "" if elsewhere else f" (${_DATA_VARIABLE} is not set)"
+    raise SceneNotFoundError(
+        f"scene must be in a folder of scenes, got {name!r}, looked for at {looked}{unset}: {_advice(name, root)}"
+    )
+
+
+def _advice(name: str, root: Path) -> str:
+    if name in downloads.downloadable_scenes():
+        command = f"voxelfield download {name} --root {shlex.quote(str(root))}"
+        fetch = f"fetch it with `{command}`, or pass data.download=true to fetch it now"
+    else:
+        fetch = f"it has no download (those that have: {', '.join(downloads.downloadable_scenes())})"
+    if is_scene(Path(name)):
+        # A name has settings and is not a path, so a folder of that name here was not looked at.
+        fetch = f"scene=./{name} is the folder of that name here; {fetch}"
+    return fetch if name == BUNDLED_SCENE else f"{fetch}; scene={BUNDLED_SCENE} needs no download"

@@ -19,11 +19,6 @@ from voxelfield.ops._errors import shown
 FILE = "transforms.json"
 
 
-def is_nerfstudio(folder: Path) -> bool:
-    """Returns whether a folder holds a ``transforms.json``; see :class:`voxelfield.datasets.registry.Format`."""
-    return (folder / FILE).is_file()
-
-
 def load_nerfstudio(folder: Path, options: LoadOptions) -> Scene:
     """Loads a capture; see :class:`voxelfield.datasets.registry.Format`."""
     file = folder / FILE

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.assembly import load_capture
-from voxelfield.datasets.images import IMAGE_SUFFIXES
+from voxelfield.datasets.images import image_files
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, with_shrunk_images
-from voxelfield.datasets.poses import check_poses, turned_about
+from voxelfield.datasets.poses import turned_about
 from voxelfield.datasets.scene import Scene
 from voxelfield.files import open_regular
+from voxelfield.messages import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +42,10 @@ _SPHERE_BOX = torch.tensor([[-1.0] * 3, [1.0] * 3], dtype=torch.float64)
 Matrices = dict[int, npt.NDArray[np.float64]]
 
 
-def is_neus(folder: Path) -> bool:
-    """Returns whether a folder holds such a file and ``image``; see :class:`voxelfield.datasets.registry.Format`."""
-    return (folder / "image").is_dir() and any((folder / name).is_file() for name in FILES)
-
-
 def load_neus(folder: Path, options: LoadOptions) -> Scene:
     """Loads a scene; see :class:`voxelfield.datasets.registry.Format`.
 
-    Its box is that of the unit sphere.
+    Its box encloses the unit sphere.
     """
     file = next(folder / name for name in FILES if (folder / name).is_file())
     world, scale = _read_matrices(file)
@@ -68,11 +64,7 @@ def load_neus(folder: Path, options: LoadOptions) -> Scene:
 
 
 def _read_matrices(file: Path) -> tuple[Matrices, Matrices]:
-    """Returns the matrices (4, 4) of both kinds by the numbers of their images.
-
-    Raises:
-        ValueError: The file holds none, or others than (3, 4) or (4, 4) finite numbers.
-    """
+    """Returns the matrices (4, 4) of both kinds by the numbers of their images."""
     found: dict[str, Matrices] = {"world": {}, "scale": {}}
     try:
         with open_regular(file) as opened, np.load(opened, allow_pickle=False) as archive:
@@ -81,8 +73,9 @@ def _read_matrices(file: Path) -> tuple[Matrices, Matrices]:
                 if name is not None:
                     found[name[1]][int(name[2])] = _checked(member, archive[member])
     except Exception as error:  # damaged archives and headers of NumPy end in exceptions of any type
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{file}: must be a NumPy archive of matrices world_mat_0, ... ({reason})") from error
+        raise ValueError(
+            f"{file}: must be a NumPy archive of matrices world_mat_0, ... ({reason_of(error)})"
+        ) from error
     if not found["world"]:
         raise ValueError(f"{file}: must hold a matrix world_mat_0, ... for each image, got none")
     return found["world"], found["scale"]
@@ -99,11 +92,7 @@ def _checked(name: str, matrix: object) -> npt.NDArray[np.float64]:
 
 
 def _unit_sphere(file: Path, scale: Matrices, world: Collection[int]) -> npt.NDArray[np.float64]:
-    """Returns the matrix (4, 4) from the frame of the unit sphere to the world; the identity if there is none.
-
-    Raises:
-        ValueError: Images have different ones, some have none, or it is not a uniform scale with a rigid motion.
-    """
+    """Returns the matrix (4, 4) from the frame of the unit sphere to the world; the identity if there is none."""
     if not scale:
         return np.eye(4)
     lacking = sorted(set(world) - set(scale))
@@ -121,12 +110,8 @@ def _unit_sphere(file: Path, scale: Matrices, world: Collection[int]) -> npt.NDA
 
 
 def _numbered(file: Path, folder: Path, numbers: Collection[int]) -> dict[int, Path]:
-    """Returns the images in a folder by number: that in their names, or else their rank among the sorted names.
-
-    Raises:
-        ValueError: Names have other numbers, and there are more or fewer images than numbers.
-    """
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+    """Returns the images in a folder by number: the number in the name, or else the rank among the sorted names."""
+    files = image_files(folder)
     by_name = {int(path.stem): path for path in files if re.fullmatch(r"[0-9]{1,9}", path.stem)}
     if len(by_name) == len(files) and by_name.keys() <= set(numbers):
         return by_name
@@ -139,17 +124,13 @@ def _numbered(file: Path, folder: Path, numbers: Collection[int]) -> dict[int, P
 
 
 def _camera(name: str, projection: npt.NDArray[np.float64]) -> tuple[Tensor, Intrinsics]:
-    """Returns the pose (4, 4) float64, OpenGL axes, and the intrinsics of a projection (4, 4) to pixels.
-
-    Raises:
-        ValueError: It is singular, or that of a camera with skew.
-    """
+    """Returns the pose (4, 4) float64, OpenGL axes, and the intrinsics of a projection (4, 4) to pixels."""
     axes, offset = projection[:3, :3], projection[:3, 3]
     try:
         inverse = np.linalg.inv(axes)
     except np.linalg.LinAlgError as error:
         raise ValueError(f"{name} must project space to an image, got a singular matrix") from error
-    # A projection is the same with another sign; that of a camera has a positive determinant.
+    # The sign of a projection is arbitrary; the projection of a camera has a positive determinant.
     if np.linalg.det(axes) < 0:
         inverse, offset = -inverse, -offset
     # axes is the product of the intrinsics, upper triangular, and a rotation; so is the inverse in the other order.
@@ -159,7 +140,6 @@ def _camera(name: str, projection: npt.NDArray[np.float64]) -> tuple[Tensor, Int
     intrinsics /= intrinsics[2, 2]
     c2w = torch.eye(4, dtype=torch.float64)
     c2w[:3, :3], c2w[:3, 3] = torch.from_numpy(rotation * signs), torch.from_numpy(-inverse @ offset)
-    check_poses(lambda _: name, c2w[None])
     (fx, skew, cx), (_, fy, cy) = intrinsics[:2].tolist()
     if not abs(skew) <= _SKEW * fy:
         raise ValueError(f"{name} must be that of a camera without skew, got {skew:g} beside a focal length of {fx:g}")

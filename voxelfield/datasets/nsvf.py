@@ -8,7 +8,7 @@ versions of Tanks & Temples and BlendedMVS.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.assembly import load_capture
-from voxelfield.datasets.images import IMAGE_SUFFIXES
+from voxelfield.datasets.images import image_files
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
-from voxelfield.datasets.poses import FARTHEST, check_poses, turned_about
+from voxelfield.datasets.poses import FARTHEST, turned_about
 from voxelfield.datasets.scene import Scene
 from voxelfield.files import read_regular
 
@@ -28,29 +28,25 @@ FILE = "intrinsics.txt"
 _SPLITS = {"0": "train", "1": "val", "2": "test"}
 
 
-def is_nsvf(folder: Path) -> bool:
-    """Tells if a folder has ``intrinsics.txt`` and ``pose``; see :class:`voxelfield.datasets.registry.Format`."""
-    return (folder / FILE).is_file() and (folder / "pose").is_dir()
-
-
 def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
     """Loads a scene; see :class:`voxelfield.datasets.registry.Format`.
 
     In Tanks & Temples and BlendedMVS no name begins with 2, and names with 1 are the test views. The
-    box is that of ``bbox.txt``.
+    box is read from ``bbox.txt``.
     """
     source = folder / "pose"
     intrinsics = _read_intrinsics(folder / FILE)
-    images = {path.stem: path for path in sorted((folder / "rgb").glob("*")) if path.suffix.lower() in IMAGE_SUFFIXES}
+    images = {path.stem: path for path in image_files(folder / "rgb")}
     photos = []
     listed: dict[str, set[Path]] = {name: set() for name in _SPLITS.values()}
     for file in sorted(source.glob("*.txt")):
         split = _SPLITS.get(file.name[0])
         if split is None:
             raise ValueError(f"{file}: the name must begin with 0, 1 or 2, got {file.name!r}")
-        photo = Photo(images.get(file.stem, folder / "rgb" / f"{file.stem}.png"), _read_pose(file), intrinsics)
-        photos.append(photo)
-        listed[split].add(photo.path)
+        path = images.get(file.stem, folder / "rgb" / f"{file.stem}.png")
+        pose = torch.tensor(_read_numbers(file, (16,), "a 4x4 matrix"), dtype=torch.float64).view(4, 4)
+        photos.append(Photo(path, turned_about(pose), intrinsics))
+        listed[split].add(path)
     if not photos:
         raise FileNotFoundError(f"{source}: must hold a file NAME.txt for each image, got none")
     box = folder / "bbox.txt"
@@ -58,56 +54,37 @@ def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
     return load_capture(folder, source, photos, options, listed, stated_box=stated)
 
 
-def _read_numbers(file: Path) -> list[float]:
-    """Returns the numbers that a file consists of.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It holds something else, or a number that is not finite.
-    """
-    if not file.is_file():
-        raise FileNotFoundError(f"{file}: no such file")
+def _read_numbers(file: Path, counts: Collection[int], wanted: str) -> list[float]:
+    """Returns the finite numbers in a file, which must have one of some counts; ``wanted`` describes them."""
     try:
         numbers = [float(word) for word in read_regular(file).decode("utf-8-sig").split()]
     except ValueError as error:
         raise ValueError(f"{file}: must hold numbers only ({error})") from error
     if not all(map(math.isfinite, numbers)):
         raise ValueError(f"{file}: must hold finite numbers only, got infinity or NaN")
+    if len(numbers) not in counts:
+        raise ValueError(f"{file}: must hold {wanted}, got {len(numbers)} numbers")
     return numbers
 
 
 def _read_intrinsics(file: Path) -> Callable[[int, int], Intrinsics]:
     """Reads a matrix (4, 4), or the eleven numbers of SRN's format, which the size of the images is among."""
-    numbers = _read_numbers(file)
+    numbers = _read_numbers(file, (11, 16), "a 4x4 matrix, or the 11 numbers of SRN's format")
     if len(numbers) == 16:
         fx, _, cx, _, _, fy, cy = numbers[:7]
         size = None
-    elif len(numbers) == 11:
+    else:
         # Focal length, principal point, 0; a translation; near; scale; height and width.
         fx, cx, cy = numbers[:3]
         fy, size = fx, (numbers[10], numbers[9])
-    else:
-        raise ValueError(f"{file}: must hold a 4x4 matrix, or the 11 numbers of SRN's format, got {len(numbers)}")
     if min(fx, fy, *(size or ())) <= 0:
         raise ValueError(f"{file}: focal lengths and sizes must be above 0 pixels, got {numbers}")
     intrinsics = (fx, fy, cx, cy)
     return scaled(intrinsics, size, str(file)) if size else partial(centred, intrinsics)
 
 
-def _read_pose(file: Path) -> Tensor:
-    numbers = _read_numbers(file)
-    if len(numbers) != 16:
-        raise ValueError(f"{file}: must hold a 4x4 matrix, got {len(numbers)} numbers")
-    c2w = torch.tensor(numbers, dtype=torch.float64).view(4, 4)
-    check_poses(lambda _: str(file), c2w[None])
-    return turned_about(c2w)
-
-
 def _read_box(file: Path) -> Tensor:
-    numbers = _read_numbers(file)
-    # A seventh is the size of NSVF's voxels.
-    if len(numbers) not in (6, 7):
-        raise ValueError(f"{file}: must hold the two corners of a box, and optionally a voxel size, got {len(numbers)}")
+    numbers = _read_numbers(file, (6, 7), "the two corners of a box, and optionally a voxel size")
     box = torch.tensor(numbers[:6], dtype=torch.float64).view(2, 3)
     # As float32, like all boxes.
     low, high = box.float()

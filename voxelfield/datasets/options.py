@@ -23,8 +23,8 @@ class ImageOptions:
             validation views; 0: no test views.
         missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;
             None: the usual choice for the format.
-        lens_distortion: Whether to apply lens distortion. Without, photographs count as undistorted: those of a fisheye
-            as equidistant, all others as those of a pinhole.
+        lens_distortion: Whether to apply lens distortion. Without, fisheye lenses are equidistant, and all others are
+            pinholes.
     """
 
     downscale: Count = 1
@@ -38,14 +38,14 @@ class LoadOptions(ImageOptions):
     """The loading options of a scene; the keyword arguments of :func:`voxelfield.load_scene`.
 
     Attributes:
-        splits: Which of train, val and test; None: all that the scene has. Without views for the test, those of val
-            stand in; without either, some are held out (``holdout``), or there is no test split.
+        splits: Which of train, val and test; None: all that the scene has. Without test views, val replaces them;
+            without either, some views are held out (``holdout``), or there is no test split.
         image_size: Images with a side longer than this, in pixels, are shrunk to it; None leaves them unchanged.
-        aabb: (2, 3) box that contains the whole scene, world units. None: that of ``configs/scene`` if the scene is
+        aabb: (2, 3) box that contains the whole scene, world units. None: the box in ``configs/scene`` if the scene is
             given by a name in it, never for a path; otherwise as :func:`voxelfield.datasets.assembly.assemble` says.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
-        divided: Whether each process of a group, all of which must load the scene, reads only its share of the images
-            for training (:attr:`voxelfield.datasets.scene.Split.share`).
+        divided: Whether each process of a group, all of which must load the scene, reads only some of the images
+            for training (:attr:`voxelfield.datasets.scene.Split.local_slice`).
         depth: Whether to read the depths that a capture has: the files that a ``transforms.json`` names, or the points
             of a COLMAP model where its images observe them (``extras`` of :class:`voxelfield.datasets.scene.Split`). A
             capture without depths is then refused.

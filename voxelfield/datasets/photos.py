@@ -14,30 +14,27 @@ from torch import Tensor
 from voxelfield import processes
 from voxelfield.datasets.image_paths import why_missing
 from voxelfield.datasets.images import (
-    IMAGE_SUFFIXES,
     Size,
     exif_orientation,
+    image_files,
     image_sizes,
     read_depths,
     read_images,
     read_masks,
 )
-from voxelfield.datasets.lenses import lens_of_photos
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.lens import Lens
+from voxelfield.rendering.lens import Lens, join_lenses
 
 logger = logging.getLogger(__name__)
 
 Intrinsics = tuple[float, float, float, float]
 """fx, fy, cx, cy in pixels."""
 
-SHORTEST_FOCAL_LENGTH = 1e-3
-"""Shortest valid focal length in pixels. Shorter ones come from damaged files."""
-
-FARTHEST_CENTER = 1e6
-"""Largest distance, in pixels, of a principal point from the corner of its image."""
+# In pixels, the shortest focal length, and the largest distance of a principal point from the corner of its image.
+# Other values come from damaged files.
+_SHORTEST_FOCAL_LENGTH, _FARTHEST_CENTER = 1e-3, 1e6
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +51,7 @@ class Photo:
         mask: An image of the same size that is black where pixels must be ignored; None if all of them count.
         alpha: An image of the same size that replaces the alpha channel, black where the background of an object is
             seen; None if the image keeps its own.
-        time: When it was taken, in whatever unit the format has; None if that is not stated.
+        time: When it was taken, in the unit of the format; None if unknown.
         depth: A file of depths along the optical axis (:func:`voxelfield.datasets.images.read_depths`); None without.
         depth_unit: Length of one unit of ``depth``, world units.
         observed: (K, 4) float64, the points that structure from motion found in the image: column and row as shares of
@@ -118,11 +115,7 @@ def with_shrunk_images(photos: Sequence[Photo], images: Path, downscale: int) ->
         downscale: Factor by which images are shrunk.
     """
     folder = shrunk_folder(images, downscale)
-    shrunk = {
-        path.relative_to(folder).with_suffix(""): path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in IMAGE_SUFFIXES
-    }
+    shrunk = {path.relative_to(folder).with_suffix(""): path for path in image_files(folder, "**/*")}
     return [
         replace(photo, shrunk=shrunk.get(photo.path.relative_to(images).with_suffix("")))
         if photo.path.is_relative_to(images)
@@ -132,7 +125,7 @@ def with_shrunk_images(photos: Sequence[Photo], images: Path, downscale: int) ->
 
 
 def cameras_of(photos: Sequence[Photo], options: LoadOptions) -> Cameras:
-    """Returns the cameras of photographs at the full size of their files, whatever size they are read at.
+    """Returns the cameras of photographs at the full size of their files, even if they are read at another size.
 
     Args:
         photos: At least one; all files exist.
@@ -165,53 +158,52 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
     sizes = image_sizes(whole)
     if len(shrunk) == len(whole):
         paths, limited = shrunk, replace(options, downscale=1)
-        found = zip(shrunk, image_sizes(shrunk), sizes, strict=True)
-        read = [limited.size_of(_checked_shrunk(*each, options.downscale)) for each in found]
+        found = image_sizes(shrunk)
+        _check_shrunk(shrunk, found, sizes, options.downscale)
+        read = [limited.size_of(size) for size in found]
     else:
         paths, read = whole, [options.size_of(size) for size in sizes]
     # Before the pixels are read, which takes much longer than to find invalid cameras.
     cameras = _cameras(photos, sizes, read, options)
     divided = options.divided and name == "train" and 1 < processes.count() <= len(photos)
-    share = processes.rows(len(photos)) if divided else None
-    images = read_images(paths, read, [photo.alpha for photo in photos], share)
+    local_slice = processes.rows(len(photos)) if divided else None
+    images = read_images(paths, read, [photo.alpha for photo in photos], local_slice)
     files = [photo.mask for photo in photos]
-    masks = read_masks(files, sizes, read, share) if any(files) else None
-    extras = _times(photos) | (_depths(photos, sizes, read, share) if options.depth else {})
-    return Split(images, cameras, _names(whole), masks, tuple(whole), extras, share)
+    masks = read_masks(files, sizes, read, local_slice) if any(files) else None
+    extras = _times(photos) | (_depths(photos, sizes, read, local_slice) if options.depth else {})
+    return Split(images, cameras, _names(whole), masks, tuple(whole), extras, local_slice)
 
 
 def _times(photos: Sequence[Photo]) -> dict[str, Tensor]:
     """Returns ``time`` (N,) float32, if photographs have one."""
     times = [photo.time for photo in photos if photo.time is not None]
-    if times:
-        if len(times) < len(photos):
-            bare = next(photo.path for photo in photos if photo.time is None)
-            raise ValueError(f"{bare}: must have a time, as {len(times)} of {len(photos)} images of its split have")
-        return {"time": torch.tensor(times, dtype=torch.float32)}
-    return {}
+    if 0 < len(times) < len(photos):
+        bare = next(photo.path for photo in photos if photo.time is None)
+        raise ValueError(f"{bare}: must have a time, as {len(times)} of {len(photos)} images of its split have")
+    return {"time": torch.tensor(times, dtype=torch.float32)} if times else {}
 
 
 def _depths(
-    photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], share: slice | None
+    photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], local_slice: slice | None
 ) -> dict[str, Tensor]:
-    """Returns ``depth`` (N, H, W) float32, or that of a share, if photographs have depths.
+    """Returns ``depth`` (N, H, W) float32, or a slice of it, if photographs have depths.
 
     Depths of points come with ``depth_weight`` (N, H, W) float16, how reliable each is.
     """
     if any(photo.depth is not None for photo in photos):
         units = torch.tensor([photo.depth_unit for photo in photos], dtype=torch.float32)
-        depths = read_depths([photo.depth for photo in photos], sizes, read, share)
-        return {"depth": depths * units[share or slice(None), None, None]}
+        depths = read_depths([photo.depth for photo in photos], sizes, read, local_slice)
+        return {"depth": depths * units[local_slice or slice(None), None, None]}
     if all(photo.observed is None for photo in photos):
         return {}
     width, height = (max(sides) for sides in zip(*read, strict=True))
-    own = range(len(photos))[share or slice(None)]
+    own = range(len(photos))[local_slice or slice(None)]
     depths, weights = (torch.zeros(len(own), height, width, dtype=dtype) for dtype in (torch.float32, torch.float16))
     for number, depth, weight in zip(own, depths, weights, strict=True):
         observed = photos[number].observed
         if observed is not None:
             size = torch.tensor(read[number])
-            # In NumPy, the last of several values for one pixel stays: that of the most reliable point.
+            # If several points fall into one pixel, NumPy keeps the last, which is the most reliable.
             sorted_points = observed[observed[:, 3].argsort(stable=True)]
             column, row = (sorted_points[:, :2] * size).long().clamp(min=0).minimum(size - 1).numpy().T
             depth.numpy()[row, column] = sorted_points[:, 2]
@@ -253,9 +245,14 @@ def scaled(
 def _cameras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], options: LoadOptions) -> Cameras:
     """Returns the cameras of images that are files of some sizes, and are read at others."""
     scale = torch.tensor(read, dtype=torch.float64) / torch.tensor(sizes)
-    intrinsics = _intrinsics(photos, sizes) * scale.repeat(1, 2)
+    of_files = [_intrinsics_of(photo, size) for photo, size in zip(photos, sizes, strict=True)]
+    intrinsics = torch.tensor(of_files, dtype=torch.float64)
+    check_intrinsics(lambda index: str(photos[index].path), intrinsics)
+    intrinsics = intrinsics * scale.repeat(1, 2)
     c2w = torch.stack([photo.c2w for photo in photos])
-    lens = lens_of_photos([photo.lens for photo in photos], options.lens_distortion)
+    lens = join_lenses([photo.lens for photo in photos])
+    if lens is not None and not options.lens_distortion:
+        lens = join_lenses([lens.without_distortion()])
     cameras = Cameras.of_sizes(c2w.float(), intrinsics.float(), torch.tensor(read), lens)
     if all(photo.motion is None for photo in photos):
         return cameras
@@ -280,15 +277,6 @@ def centred(intrinsics: Intrinsics, width: int, height: int) -> Intrinsics:
     return intrinsics
 
 
-def _intrinsics(photos: Sequence[Photo], sizes: Sequence[Size]) -> torch.Tensor:
-    """Returns the intrinsics (N, 4), float64, for images of some sizes."""
-    intrinsics = torch.tensor(
-        [_intrinsics_of(photo, size) for photo, size in zip(photos, sizes, strict=True)], dtype=torch.float64
-    )
-    check_intrinsics(lambda index: str(photos[index].path), intrinsics)
-    return intrinsics
-
-
 def check_intrinsics(name: Callable[[int], str], intrinsics: Tensor) -> None:
     """Refuses intrinsics (N, 4) that no camera can have: directions through its pixels would overflow float32.
 
@@ -297,12 +285,12 @@ def check_intrinsics(name: Callable[[int], str], intrinsics: Tensor) -> None:
         intrinsics: ``fx, fy, cx, cy`` in pixels.
     """
     focal, center = intrinsics[:, :2], intrinsics[:, 2:]
-    sound = (focal >= SHORTEST_FOCAL_LENGTH) & focal.float().isfinite() & (center.abs() <= FARTHEST_CENTER)
+    sound = (focal >= _SHORTEST_FOCAL_LENGTH) & focal.float().isfinite() & (center.abs() <= _FARTHEST_CENTER)
     if not bool(sound.all()):
         bad = int(sound.all(dim=-1).logical_not().nonzero()[0])
         raise ValueError(
-            f"{name(bad)}: focal lengths must be finite and at least {SHORTEST_FOCAL_LENGTH:g} pixels, and the "
-            f"principal point within {FARTHEST_CENTER:g} pixels, got {intrinsics[bad].tolist()}"
+            f"{name(bad)}: focal lengths must be finite and at least {_SHORTEST_FOCAL_LENGTH:g} pixels, and the "
+            f"principal point within {_FARTHEST_CENTER:g} pixels, got {intrinsics[bad].tolist()}"
         )
 
 
@@ -324,15 +312,14 @@ def _exif_hint(photo: Photo, size: Size) -> str:
     return "; EXIF rotates the image, but pixels are read as they are stored: rotate the file itself"
 
 
-def _checked_shrunk(path: Path, size: Size, whole: Size, downscale: int) -> Size:
-    """Returns the size of a shrunk image, or raises ValueError if no rounding makes it of the whole image's size."""
-    if any(abs(found - side / downscale) > 1 for found, side in zip(size, whole, strict=True)):
-        exact = "x".join(f"{side / downscale:g}" for side in whole)
-        raise ValueError(
-            f"{path}: size must be {exact}, rounded, as the whole image is {whole[0]}x{whole[1]} and downscale is "
-            f"{downscale}, got {size[0]}x{size[1]}"
-        )
-    return size
+def _check_shrunk(paths: Sequence[Path], sizes: Sequence[Size], whole: Sequence[Size], downscale: int) -> None:
+    """Refuses shrunk images whose sizes are not the sizes of the whole images, divided and rounded."""
+    for path, (width, height), (w, h) in zip(paths, sizes, whole, strict=True):
+        if abs(width - w / downscale) > 1 or abs(height - h / downscale) > 1:
+            raise ValueError(
+                f"{path}: size must be {w / downscale:g}x{h / downscale:g}, rounded, as the whole image is {w}x{h} and "
+                f"downscale is {downscale}, got {width}x{height}"
+            )
 
 
 def _names(paths: list[Path]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ _FROM_ORTHONORMAL = 1e-3
 _OUTWARD = -0.5  # cosine of the angle between a camera's look and the way to the other cameras
 # Of cameras around a subject: the cosine of the angle between a look and the direction of the point that all look at,
 # and the length of the mean up direction, at least; and the length of the mean look, at most. Matrices with one of the
-# first two below _UNLIKE are not those of cameras around a subject.
+# first two below _UNLIKE do not belong to cameras around a subject.
 _INWARD = 0.9
 _UPRIGHT = 0.5
 _ALIKE = 0.9
@@ -31,8 +31,7 @@ OPENCV_AXES = (
 )
 """Remedy for poses with OpenCV's axes."""
 
-INVERTED = "the matrices seem to be world to camera, but must be camera to world: invert each"
-"""Remedy for inverted matrices."""
+_INVERTED = "the matrices seem to be world to camera, but must be camera to world: invert each"
 
 
 def check_poses(name: Callable[[int], str], c2w: Tensor) -> None:
@@ -100,19 +99,14 @@ def inverted(c2w: Tensor) -> str | None:
         return None
     inverse = torch.linalg.inv(c2w.double())
     if _surround(inverse):
-        return INVERTED
+        return _INVERTED
     if _surround(turned_about(inverse)):
-        return f"{INVERTED}, then negate the second and the third column, because they have OpenCV's axes"
+        return f"{_INVERTED}, then negate the second and the third column, because they have OpenCV's axes"
     return None
 
 
 def _surround(c2w: Tensor, least: float | None = None) -> bool:
-    """Returns whether cameras (N, 4, 4) stand upright around a point that they look at.
-
-    Args:
-        c2w: Their poses, float64.
-        least: A weaker bound for both criteria; None requires the usual, certain ones.
-    """
+    """Returns whether cameras (N, 4, 4) stand upright around a point that all see; ``least`` weakens the bounds."""
     c2w = c2w[~stray_cameras(c2w)]
     origins, looks = c2w[:, :3, 3], -c2w[:, :3, 2]
     inward = (F.normalize(viewed_point(origins, looks) - origins, dim=-1) * looks).sum(dim=-1).median()

@@ -1,17 +1,17 @@
 """The formats of data sets that :func:`voxelfield.load_scene` reads, and which of them a folder is in.
 
-A format is one file beside this one, with a function that recognises a folder and a function that loads it, and one
-entry in ``FORMATS``.
+A format is one file beside this one, with a function that loads a folder, and one entry in ``FORMATS``.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from voxelfield.datasets import blender, colmap, colmap_files, llff, nerfstudio, neus, nsvf
+from voxelfield.datasets.assembly import SPLITS
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
 
@@ -34,25 +34,34 @@ class Format:
     load: Callable[[Path, LoadOptions], Scene]
 
 
+def _contains(*groups: Sequence[str]) -> Callable[[Path], bool]:
+    """Returns a function that tells whether a folder has one of each group of files, or folders if without suffix."""
+
+    def has(path: Path) -> bool:
+        return path.is_file() if path.suffix else path.is_dir()
+
+    return lambda folder: all(any(has(folder / name) for name in names) for names in groups)
+
+
 FORMATS: tuple[Format, ...] = (
     Format(
         "blender",
         "transforms_train.json, transforms_val.json or transforms_test.json",
-        blender.is_blender,
+        _contains([f"transforms_{split}.json" for split in SPLITS]),
         blender.load_blender,
     ),
-    Format("nerfstudio or instant-ngp", nerfstudio.FILE, nerfstudio.is_nerfstudio, nerfstudio.load_nerfstudio),
+    Format("nerfstudio or instant-ngp", nerfstudio.FILE, _contains([nerfstudio.FILE]), nerfstudio.load_nerfstudio),
     Format(colmap.FORMAT, "sparse/0/images.bin", colmap_files.is_colmap, colmap.load_colmap),
-    Format("LLFF", llff.FILE, llff.is_llff, llff.load_llff),
-    Format("IDR or NeuS", f"{' or '.join(neus.FILES)} and image", neus.is_neus, neus.load_neus),
-    Format("NSVF", f"{nsvf.FILE} and pose", nsvf.is_nsvf, nsvf.load_nsvf),
+    Format("LLFF", llff.FILE, _contains([llff.FILE]), llff.load_llff),
+    Format("IDR or NeuS", f"{' or '.join(neus.FILES)} and image", _contains(neus.FILES, ["image"]), neus.load_neus),
+    Format("NSVF", f"{nsvf.FILE} and pose", _contains([nsvf.FILE], ["pose"]), nsvf.load_nsvf),
 )
 """All formats; the first that recognises a folder and can use its files loads it."""
 
 
-def recognised_format(folder: Path) -> Format | None:
-    """Returns the first format that recognises a folder, or None."""
-    return next((known for known in FORMATS if known.recognises(folder)), None)
+def is_scene(folder: Path) -> bool:
+    """Returns whether a format recognises a folder."""
+    return any(known.recognises(folder) for known in FORMATS)
 
 
 def formats_of(folder: Path) -> list[Format]:
@@ -73,7 +82,7 @@ def formats_of(folder: Path) -> list[Format]:
 
 
 def why_no_folder(path: Path) -> str:
-    """Says in a relative clause why a path is not that of a folder, and which scene may be meant."""
+    """Returns a relative clause that says why a path is no folder, and which scene may be meant."""
     if path.exists():
         return f"which is a file{_scene_around(path)}"
     known = next(parent for parent in path.parents if parent.is_dir() or parent == parent.parent)
@@ -86,15 +95,15 @@ def why_no_folder(path: Path) -> str:
 
 def _scene_around(path: Path) -> str:
     """Names a scene among the folders in a folder, or the scene that a path is a part of."""
-    inside = next((child for child in _folders_in(path) if recognised_format(child) is not None), None)
+    inside = next(filter(is_scene, _folders_in(path)), None)
     if inside is not None:
         return f"; its folder {inside} is a scene"
-    around = next((parent for parent in path.resolve().parents[:2] if recognised_format(parent) is not None), None)
+    around = next(filter(is_scene, path.resolve().parents[:2]), None)
     return "" if around is None else f"; it is a part of the scene {around}"
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    """Returns the folders in a folder by name, without those that begin with a dot; none of what cannot be listed."""
+    """Returns the subfolders of a folder, sorted, without hidden ones; [] if unreadable."""
     try:
         return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
     except OSError:  # the result only serves a message

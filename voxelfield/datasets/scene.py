@@ -31,11 +31,11 @@ class Split:
         paths: The N files that the images were read from; None if they come from elsewhere.
         extras: Further tensors by name, on the CPU, of any dtype: one value for each image, (N,) or (N, K), or for each
             pixel, (N, H, W) or (N, H, W, ...), such as ``time`` (N,) and ``depth`` (N, H, W), which loaders fill
-            (data/README.md), or whatever a loss of one's own needs. Depths are distances along the optical axis, world
-            units, 0 where unknown. The cameras carry those of images as values of their rays
+            (data/README.md), or further data for a custom loss. Depths are distances along the optical axis, world
+            units, 0 where unknown. The cameras carry values of images as values of their rays
             (:attr:`voxelfield.Cameras.values`).
-        share: In a process group, the views of which this process holds the images, the masks and the extras per pixel,
-            with n in place of N; other processes hold those of the other views. None: all views.
+        local_slice: In a process group, the n views whose images, masks and extras per pixel are in this process; the
+            other processes have the other views. None: all views.
 
     Raises:
         TypeError: ``images`` is not uint8, ``masks`` is not bool, or something in ``extras`` is not a tensor.
@@ -48,10 +48,10 @@ class Split:
     masks: Tensor | None = None
     paths: tuple[Path, ...] | None = None
     extras: Mapping[str, Tensor] = field(default_factory=dict)
-    share: slice | None = None
+    local_slice: slice | None = None
 
     def __post_init__(self) -> None:
-        size = (len(self.held), self.cameras.height, self.cameras.width, 4)
+        size = (len(self.local_indices), self.cameras.height, self.cameras.width, 4)
         check_tensor("Split.images", self.images, size, ", as the cameras say")
         check_dtype("Split.images", self.images, (torch.uint8,))
         if len(self.names) != len(self.cameras):
@@ -66,7 +66,7 @@ class Split:
             raise ValueError(f"Split.names must differ, got {twice!r} {self.names.count(twice)} times")
         if self.masks is not None:
             check_field("Split.masks", self.masks, size[:3], torch.bool)
-            for index in self.held:
+            for index in self.local_indices:
                 if not bool(self._cut(self.masks, index).any()):
                     name = self.names[index]
                     raise ValueError(f"Split.masks must leave some pixels of each view, got none of {name!r}")
@@ -89,10 +89,10 @@ class Split:
         """Returns some of the views, with everything that belongs to them, in room for the largest of their images.
 
         Raises:
-            ValueError: The split holds a share of its images.
+            ValueError: Only some images of the split are in this process.
         """
-        if self.share is not None:
-            raise ValueError(f"Split must hold all images where views are selected, got one that {self._holds}")
+        if self.local_slice is not None:
+            raise ValueError(f"Split must hold all images where views are selected, got one that has {self._local}")
         cameras = self.cameras[index]
         chosen = torch.arange(len(self))[index]
         numbers = chosen.tolist()
@@ -111,16 +111,16 @@ class Split:
         )
 
     @property
-    def held(self) -> range:
-        """The views whose images are here: all, unless the processes of a group hold a share each."""
-        return range(len(self.cameras))[self.share or slice(None)]
+    def local_indices(self) -> range:
+        """The views whose images are in this process: all, unless a process group divides them."""
+        return range(len(self.cameras))[self.local_slice or slice(None)]
 
-    def of_all(self, own: Sequence[T]) -> list[T]:
-        """Returns what belongs to all views, in their order, given that of those held.
+    def all_gather(self, local: Sequence[T]) -> list[T]:
+        """Returns the values of all views, in their order, given the values of :attr:`local_indices`.
 
-        A collective call if processes hold a share each.
+        A collective call if a process group divides the views.
         """
-        return list(own) if self.share is None else processes.concatenated(lambda: own)
+        return list(local) if self.local_slice is None else processes.concatenated(lambda: local)
 
     @property
     def size_in_words(self) -> str:
@@ -131,7 +131,7 @@ class Split:
         return f"{size}, {self.cameras.kinds}" if self.cameras.kinds else size
 
     def image(self, index: int) -> Tensor:
-        """Returns one of the images held, (height, width, 4) uint8."""
+        """Returns one of the local images, (height, width, 4) uint8."""
         return self._cut(self.images, index)
 
     def mask(self, index: int, device: torch.device | str = "cpu") -> Tensor | None:
@@ -141,13 +141,13 @@ class Split:
     def _cut(self, stack: Tensor, index: int) -> Tensor:
         width, height = self.cameras.size(index)
         number = range(len(self))[index]
-        if number not in self.held:
-            raise IndexError(f"index must be that of an image that is here, got {index} for a split that {self._holds}")
-        return stack[self.held.index(number), :height, :width]
+        if number not in self.local_indices:
+            raise IndexError(f"index must be one of the local views, got {index} for a split that has {self._local}")
+        return stack[self.local_indices.index(number), :height, :width]
 
     @property
-    def _holds(self) -> str:
-        return f"holds those from {self.held.start} to {self.held.stop - 1} of {len(self)}"
+    def _local(self) -> str:
+        return f"views {self.local_indices.start} to {self.local_indices.stop - 1} of {len(self)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,8 +165,8 @@ class Scene:
         points: (M, 3) points from structure from motion, or points that fill the visible space, world units; None if
             unknown.
         all_poses: (N, 4, 4) where all photographs look, whether their split is loaded or not
-            (:func:`voxelfield.rendering.cameras.looks`), float32 or float64; None: those of the splits.
-        all_cameras: The cameras of all photographs; None: those of the splits.
+            (:func:`voxelfield.rendering.cameras.looks`), float32 or float64; None: the poses of the splits.
+        all_cameras: The cameras of all photographs; None: the cameras of the splits.
         format: Name of the format of :mod:`voxelfield.datasets.registry` that it was read from; empty for none.
 
     Raises:

@@ -52,7 +52,7 @@ class Silhouette:
 
     @classmethod
     def of(cls, alpha: Tensor) -> Silhouette:
-        """Returns the silhouette of an image's opacity (H, W), uint8. An image without opaque pixels says nothing."""
+        """Returns the silhouette of an image's opacity (H, W), uint8. Without opaque pixels, it is the whole image."""
         opaque = alpha >= _LEAST_ALPHA
         if not bool(opaque.any()):
             opaque = torch.ones_like(opaque)
@@ -163,13 +163,8 @@ def _compare_sphere(
 ) -> tuple[Tensor, Tensor]:
     """Computes the same for an equirectangular image.
 
-    Args:
-        pixels: (X, Y, Z, 2) where the centres of the balls appear.
-        rays: (X, Y, Z, 3) right, down and forward from the camera to the centres.
-        radius: Radius of the balls.
-        turn: Angle by which they may appear elsewhere, radians.
-        silhouette: The silhouette.
-        intrinsics: (4,) those of the image.
+    Its (4,) ``intrinsics``, the (X, Y, Z, 2) ``pixels`` in which the centres of the balls appear, and the (X, Y, Z, 3)
+    ``rays`` to them, right, down and forward, are given. The balls may appear elsewhere by an angle ``turn``, radians.
     """
     distance = rays.norm(dim=-1)
     size = (radius / distance).clamp(max=1).asin() + turn
@@ -188,9 +183,7 @@ def _compare_sphere(
 def _is_empty(silhouette: Silhouette, sides: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Returns which windows (X, Y, Z) of an image show nothing, and which reach beyond the image.
 
-    Args:
-        silhouette: What the image shows.
-        sides: The middles and half the sides of the windows along x and y, pixels.
+    ``sides`` are the middles and half the sides of the windows along x and y, in pixels.
     """
     ends, beyond = [], torch.zeros_like(sides[0][0], dtype=torch.bool)
     for (pixel, reach), last in zip(sides, silhouette.counts.shape[::-1], strict=True):

@@ -8,7 +8,7 @@ scaled. A lens that distorts has its coefficients, such as ``k1`` or ``p2``, and
 ``is_fisheye`` (instant-ngp).
 
 With the ``camera_model`` EQUIRECTANGULAR, an image is a panorama or a crop of one. Its focal lengths are pixels per
-half a turn, as nerfstudio has them: those of a whole sphere are half its width and its height, which is the default.
+half a turn, as in nerfstudio: for a whole sphere, half its width and its height, which is the default.
 From left to right, rays turn to the right about the camera's y axis, which is up in the image, and the point (``cx``,
 ``cy``), which may lie outside of a crop, shows the optical axis.
 
@@ -28,9 +28,9 @@ import logging
 import math
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,14 +38,15 @@ from torch import Tensor
 from voxelfield.datasets.image_paths import find_images
 from voxelfield.datasets.lenses import READ_MODELS, TRANSFORMS_MODELS, VELOCITY_KEYS, photo_lens
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
-from voxelfield.datasets.poses import FARTHEST, check_poses
-from voxelfield.datasets.text import json_object
-from voxelfield.files import read_regular
+from voxelfield.datasets.poses import FARTHEST
+from voxelfield.files import json_number, read_json_object
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.lens import LENS_TERMS, Lens, LensModel
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T", float, None)
 
 # The first key that is present counts.
 _FOCAL_KEYS = {"x": ("fl_x", "camera_angle_x", "x_fov"), "y": ("fl_y", "camera_angle_y", "y_fov")}
@@ -55,7 +56,8 @@ _OPTIONAL_PATHS = ("mask_path", "depth_file_path")
 _SAME = 0.01
 # COLMAP's names of two coefficients differ from OpenCV's.
 _ALIASES = {"sx1": "s1", "sy1": "s3"}
-# The coefficients that have keys of their own. nerfstudio lists those of fisheye624, whose names differ elsewhere.
+# The coefficients that have their own keys. For fisheye624, nerfstudio has a list, because other programs name them
+# differently.
 _KEYS: dict[LensModel, tuple[str, ...]] = LENS_TERMS | {"fisheye624": ()}
 
 _MOST_NAMED = 10
@@ -109,7 +111,7 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
     Raises:
         ValueError: It is not as described above, or a lens is of another model.
     """
-    meta = json_object(str(file), read_regular(file))
+    meta = read_json_object(file)
     if may_be_empty and meta.get("frames") == []:
         return [], meta
     frames = _frames(file, meta)
@@ -122,32 +124,62 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
     missing = [path for path in depths.values() if not path.is_file()]
     if missing:
         logger.warning("%s: %d files of depths are missing, the first is %s", file, len(missing), missing[0])
+    whole = _Entries(file, meta)
     common: Callable[[int, int], Intrinsics] | None = None
     photos = []
     for frame, pose in zip(frames, _poses(file, frames), strict=True):
         if not _INTRINSICS.isdisjoint(frame):
-            intrinsics = _intrinsics(file, frame, meta)
+            intrinsics = _intrinsics(_Entries(file, frame), whole)
         else:
-            intrinsics = common = common or _intrinsics(file, {}, meta)
-        known = ChainMap(frame, meta)
+            intrinsics = common = common or _intrinsics(_Entries(file), whole)
+        known = _Entries(file, frame, meta)
         mask, depth = (frame.get(key) for key in _OPTIONAL_PATHS)
-        unit = _number(file, known, "depth_unit_scale_factor", 1e-3)
-        if unit <= 0:
-            raise ValueError(f"{file}: 'depth_unit_scale_factor' must be above 0, got {unit}")
         photos.append(
             Photo(
                 images[frame["file_path"]],
                 pose,
                 intrinsics,
-                _lens(file, known),
+                _lens(known),
                 mask=None if mask is None else masks[mask],
-                time=None if known.get("time") is None else _number(file, known, "time"),
+                time=known.number("time", None),
                 depth=None if depth is None or not depths[depth].is_file() else depths[depth],
-                depth_unit=unit,
-                motion=_motion(file, known),
+                depth_unit=known.number("depth_unit_scale_factor", 1e-3, above=0),
+                motion=_motion(known),
             )
         )
     return photos, meta
+
+
+class _Entries(ChainMap[str, Any]):
+    """Entries of a frame, or those of the whole file for keys that the frame lacks; null counts as absent."""
+
+    def __init__(self, file: Path, *holders: MutableMapping[str, Any]) -> None:
+        super().__init__(*holders)
+        self.file = file
+
+    def number(self, key: str, default: _T, *, above: float = -math.inf, unit: str = "") -> float | _T:
+        """Returns a finite number above a bound, which the message gives in a unit; the default if it is absent."""
+        if self.get(key) is None:
+            return default
+        number = json_number(self.get(key))
+        if not math.isfinite(number):
+            raise self.refusal(key, "be a finite number")
+        if number <= above:
+            raise self.refusal(key, f"be above {above:g}{unit}")
+        return number
+
+    def numbers(self, key: str, count: int) -> list[float]:
+        """Returns a list of finite numbers."""
+        values = self.get(key)
+        numbers = [json_number(value) for value in values] if isinstance(values, list) else []
+        if len(numbers) != count or not all(map(math.isfinite, numbers)):
+            raise self.refusal(key, f"be a list of {count} numbers")
+        return numbers
+
+    def refusal(self, key: str, wanted: str, remedy: str | None = None) -> ValueError:
+        """Returns an error about a value, which must do as ``wanted`` says."""
+        advice = "" if remedy is None else f": {remedy}"
+        return ValueError(f"{self.file}: '{key}' must {wanted}, got {shown(self.get(key))}{advice}")
 
 
 def _check_keys(file: Path, meta: Mapping[str, Any], frames: Sequence[Mapping[str, Any]]) -> None:
@@ -175,19 +207,12 @@ def _is_nothing(value: object) -> bool:
 
 
 def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if "frames" not in meta:
-        raise ValueError(f"{file}: key 'frames' is missing")
-    frames = meta["frames"]
+    frames = meta.get("frames")
     if not isinstance(frames, list) or not frames:
-        raise ValueError(
-            f"{file}: 'frames' must be a list with entries, got {'none' if frames == [] else type(frames).__name__}"
-        )
+        raise ValueError(f"{file}: 'frames' must be a list with entries, got {shown(frames)}")
     for index, frame in enumerate(frames):
         if not isinstance(frame, dict):
             raise ValueError(f"{file}: frame {index} must be an object, got {type(frame).__name__}")
-        for key in ("file_path", "transform_matrix"):
-            if key not in frame:
-                raise ValueError(f"{file}: key '{key}' is missing in frame {index}")
         for key in ("file_path", *_OPTIONAL_PATHS):
             path = frame.get(key)
             if not (isinstance(path, str) and path) and (key == "file_path" or path is not None):
@@ -196,62 +221,37 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _poses(file: Path, frames: Sequence[Mapping[str, Any]]) -> Tensor:
-    """Returns the poses (N, 4, 4) of all frames."""
-
-    def name(index: int) -> str:
-        return f"{file}: 'transform_matrix' of {clipped(frames[index]['file_path'])}"
-
+    """Returns the matrices (N, 4, 4) of all frames."""
     matrices = torch.empty(len(frames), 4, 4, dtype=torch.float64)
     for index, frame in enumerate(frames):
-        matrix = frame["transform_matrix"]
+        matrix = frame.get("transform_matrix")
         try:
             read = torch.tensor(matrix, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise ValueError(f"{name(index)} must be a 4x4 matrix of numbers, got {shown(matrix)}") from error
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            read = torch.empty(0)
         if read.shape != (4, 4):
-            raise ValueError(f"{name(index)} must have shape (4, 4), got {clipped(str(tuple(read.shape)))}")
+            name = clipped(frame["file_path"])
+            raise ValueError(
+                f"{file}: 'transform_matrix' of {name} must be a 4x4 matrix of numbers, got {shown(matrix)}"
+            )
         matrices[index] = read
-    check_poses(name, matrices)
     return matrices
 
 
-def _number(file: Path, meta: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    value = meta.get(key, default)
-    if value is None:
-        raise ValueError(f"{file}: key '{key}' is missing")
-    try:
-        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    except OverflowError:  # JSON has whole numbers of any length
-        number = math.inf
-    if not math.isfinite(number):
-        raise ValueError(f"{file}: '{key}' must be a finite number, got {shown(value)}")
-    return number
-
-
-def _intrinsics(file: Path, frame: Mapping[str, Any], meta: Mapping[str, Any]) -> Callable[[int, int], Intrinsics]:
-    """Returns a function that computes the intrinsics of a frame for an image of a width and a height.
-
-    Raises:
-        ValueError: No focal length is given, or a value is not possible.
-    """
-    sphere = TRANSFORMS_MODELS["equirectangular"]
+def _intrinsics(frame: _Entries, meta: _Entries) -> Callable[[int, int], Intrinsics]:
+    """Returns a function that computes the intrinsics of a frame for an image of a width and a height."""
+    file, sphere = meta.file, TRANSFORMS_MODELS["equirectangular"]
     usual = meta.get("camera_model")
-    if usual != frame.get("camera_model", usual) and sphere in (usual, frame["camera_model"]):
-        meta = {}  # focal lengths of panoramas have another unit
-    known = ChainMap(dict(frame), dict(meta))
-    sides = [None if known.get(key) is None else _number(file, known, key) for key in ("w", "h")]
-    if any(side is not None and side <= 0 for side in sides):
-        raise ValueError(f"{file}: 'w' and 'h' must be above 0 pixels, got {shown(sides[0])} and {shown(sides[1])}")
+    if usual != frame.get("camera_model", usual) and sphere in (usual, frame.get("camera_model")):
+        meta = _Entries(file)  # focal lengths of panoramas have another unit
+    known = _Entries(file, *frame.maps, *meta.maps)
+    w, h = (known.number(key, None, above=0, unit=" pixels") for key in ("w", "h"))
     if known.get("camera_model") == sphere:
-        return _sphere_intrinsics(file, known)
-    x, y = (
-        next((focal for holder in (frame, meta) if (focal := _focal(file, holder, axis)) is not None), None)
-        for axis in _FOCAL_KEYS
-    )
+        return _sphere_intrinsics(known)
+    x, y = (_focal(frame, axis) or _focal(meta, axis) for axis in _FOCAL_KEYS)
     if x is None and y is None:
         raise ValueError(f"{file}: key 'camera_angle_x' is missing, and so is 'fl_x'")
-    w, h = sides
-    cx, cy = (None if known.get(key) is None else _number(file, known, key) for key in ("cx", "cy"))
+    cx, cy = known.number("cx", None), known.number("cy", None)
 
     def of(width: float, height: float) -> Intrinsics:
         across = None if x is None else x(width)
@@ -269,70 +269,54 @@ def _intrinsics(file: Path, frame: Mapping[str, Any], meta: Mapping[str, Any]) -
     return of_image
 
 
-def _sphere_intrinsics(file: Path, known: Mapping[str, Any]) -> Callable[[int, int], Intrinsics]:
+def _sphere_intrinsics(known: _Entries) -> Callable[[int, int], Intrinsics]:
     """Returns the same function for an equirectangular image; in :class:`voxelfield.Lens`, it has pixels per radian."""
     for key in (*_FOCAL_KEYS["x"][1:], *_FOCAL_KEYS["y"][1:]):
         if known.get(key) is not None:
-            raise ValueError(
-                f"{file}: '{key}' must be absent for an EQUIRECTANGULAR image, got {shown(known[key])}: give fl_x and "
-                "fl_y, in pixels per half a turn"
-            )
+            wanted, remedy = "be absent for an EQUIRECTANGULAR image", "give fl_x and fl_y, in pixels per half a turn"
+            raise known.refusal(key, wanted, remedy)
 
     def of_image(width: int, height: int) -> Intrinsics:
-        w, h = _number(file, known, "w", width), _number(file, known, "h", height)
-        fl_x, fl_y = _number(file, known, "fl_x", w / 2), _number(file, known, "fl_y", h)
+        w, h = known.number("w", width), known.number("h", height)
+        fl_x, fl_y = known.number("fl_x", w / 2), known.number("fl_y", h)
         # With pixels per radian in their place, an image would show the whole circle three times.
         for key, focal, least in (("fl_x", fl_x, w / 2), ("fl_y", fl_y, h)):
             if focal < (1 - _SAME) * least:
-                raise ValueError(
-                    f"{file}: '{key}' must be at least {least:g} for an EQUIRECTANGULAR image of {w:g}x{h:g}, in "
-                    f"pixels per half a turn, got {focal:g}"
-                )
-        cx, cy = _number(file, known, "cx", w / 2), _number(file, known, "cy", h / 2)
-        whole = fl_x / math.pi, fl_y / math.pi, cx, cy
-        return scaled(whole, (w, h), f"'w' and 'h' in {file}")(width, height)
+                size = f"an EQUIRECTANGULAR image of {w:g}x{h:g}"
+                raise known.refusal(key, f"be at least {least:g} for {size}, in pixels per half a turn")
+        whole = fl_x / math.pi, fl_y / math.pi, known.number("cx", w / 2), known.number("cy", h / 2)
+        return scaled(whole, (w, h), f"'w' and 'h' in {known.file}")(width, height)
 
     return of_image
 
 
-def _motion(file: Path, meta: Mapping[str, Any]) -> Tensor | None:
+def _motion(known: _Entries) -> Tensor | None:
     """Returns how a camera turns and moves while all rows are exposed, (6,) float64; None if it stands still."""
-    seconds = _number(file, meta, "rolling_shutter_time", 0.0)
+    seconds = known.number("rolling_shutter_time", 0.0)
     if seconds < 0:
-        raise ValueError(f"{file}: 'rolling_shutter_time' must be at least 0 seconds, got {seconds:g}")
-    velocities = []
-    for key in VELOCITY_KEYS:
-        velocity = [0.0] * 3 if meta.get(key) is None else meta[key]
-        if not isinstance(velocity, list) or len(velocity) != 3:
-            raise ValueError(f"{file}: '{key}' must be a list of 3 numbers, got {shown(velocity)}")
-        velocities.append([_number(file, {key: each}, key) for each in velocity])
+        raise known.refusal("rolling_shutter_time", "be at least 0 seconds")
+    velocities = [[0.0] * 3 if known.get(key) is None else known.numbers(key, 3) for key in VELOCITY_KEYS]
     turn, move = motion = seconds * torch.tensor(velocities, dtype=torch.float64)
     if not (float(turn.norm()) <= math.pi and float(move.norm()) <= FARTHEST):
         raise ValueError(
-            f"{file}: '{VELOCITY_KEYS[0]}' and '{VELOCITY_KEYS[1]}' must turn a camera by at most half a turn and move "
-            f"it by at most {FARTHEST:g} units while 'rolling_shutter_time' passes, got {motion.tolist()}"
+            f"{known.file}: '{VELOCITY_KEYS[0]}' and '{VELOCITY_KEYS[1]}' must turn a camera by at most half a turn "
+            f"and move it by at most {FARTHEST:g} units while 'rolling_shutter_time' passes, got {motion.tolist()}"
         )
     return motion.flatten() if bool(motion.any()) else None
 
 
-def _focal(file: Path, holder: Mapping[str, Any], axis: str) -> Callable[[float], float] | None:
-    """Returns a function that computes a focal length from the side of the image along an axis, or None.
-
-    Raises:
-        ValueError: It is not a possible value.
-    """
-    key = next((key for key in _FOCAL_KEYS[axis] if holder.get(key) is not None), None)
+def _focal(entries: _Entries, axis: str) -> Callable[[float], float] | None:
+    """Returns a function that computes a focal length from the side of the image along an axis, or None."""
+    key = next((key for key in _FOCAL_KEYS[axis] if entries.get(key) is not None), None)
     if key is None:
         return None
-    value = _number(file, holder, key)
     if key.startswith("fl"):
-        if value <= 0:
-            raise ValueError(f"{file}: '{key}' must be above 0 pixels, got {value}")
-        return lambda side: value
+        length = entries.number(key, math.nan, above=0, unit=" pixels")
+        return lambda side: length
     in_degrees = key.endswith("fov")
+    value = entries.number(key, math.nan)
     if not 0.0 < value < (180.0 if in_degrees else math.pi):
-        expected = "degrees between 0 and 180" if in_degrees else "radians between 0 and pi"
-        raise ValueError(f"{file}: '{key}' must be {expected}, got {value}")
+        raise entries.refusal(key, "be degrees between 0 and 180" if in_degrees else "be radians between 0 and pi")
     slope = 2 * math.tan(0.5 * (math.radians(value) if in_degrees else value))
     return lambda side: side / slope
 
@@ -342,12 +326,11 @@ def _warn_of_two_focal_lengths(file: Path, meta: Mapping[str, Any], frames: Iter
     for holder in (meta, *frames):
         for (axis, keys), side in zip(_FOCAL_KEYS.items(), ("w", "h"), strict=True):
             given = [key for key in keys if holder.get(key) is not None]
-            if len(given) < 2 or holder.get(side, meta.get(side)) is None:
+            length = _Entries(file, {side: holder.get(side, meta.get(side))}).number(side, None)
+            if len(given) < 2 or length is None:
                 continue
-            length = _number(file, ChainMap(dict(holder), dict(meta)), side)
-            counts, other = (
-                focal(length) for key in given[:2] if (focal := _focal(file, {key: holder[key]}, axis)) is not None
-            )
+            focals = [_focal(_Entries(file, {key: holder[key]}), axis) for key in given[:2]]
+            counts, other = (focal(length) for focal in focals if focal is not None)
             if not math.isclose(counts, other, rel_tol=_SAME):
                 logger.warning(
                     "%s: %r (%s) has no effect, because %r (%s) is another focal length",
@@ -356,49 +339,36 @@ def _warn_of_two_focal_lengths(file: Path, meta: Mapping[str, Any], frames: Iter
                 return
 
 
-def _lens(file: Path, meta: Mapping[str, Any]) -> Lens | None:
-    keys = [key for key in meta if _LENS_KEY.fullmatch(key) and meta[key] is not None]
+def _lens(known: _Entries) -> Lens | None:
+    keys = [key for key in known if _LENS_KEY.fullmatch(key) and known.get(key) is not None]
     for key in (*(key for key in keys if key.startswith("ftheta")), "latlong", "equirectangular", "orthographic"):
-        if meta.get(key) not in (None, False) or key in keys:
+        if known.get(key) not in (None, False) or key in keys:
             panorama = key in ("latlong", "equirectangular")
             remedy = "give 'camera_model' as EQUIRECTANGULAR" if panorama else "undistort the images first"
-            raise ValueError(f"{file}: '{key}' must be absent, got {shown(meta[key])}: {remedy}")
-    fisheye = meta.get("is_fisheye")
+            raise known.refusal(key, "be absent", remedy)
+    fisheye = known.get("is_fisheye")
     if not (fisheye is None or isinstance(fisheye, bool)):
-        raise ValueError(f"{file}: 'is_fisheye' must be true or false, got {shown(fisheye)}")
-    name = meta.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")
+        raise known.refusal("is_fisheye", "be true or false")
+    name = known.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")
     models = READ_MODELS | {"FISHEYE624": READ_MODELS["RAD_TAN_THIN_PRISM_FISHEYE"]}
     if not isinstance(name, str) or name not in models:
-        raise ValueError(
-            f"{file}: 'camera_model' must be one of {', '.join(models)}, got {shown(name)}: undistort the images first"
-        )
+        raise known.refusal("camera_model", f"be one of {', '.join(models)}", "undistort the images first")
     model, order = models[name]
     if fisheye is not None and fisheye != ("fisheye" in model):
-        raise ValueError(f"{file}: 'is_fisheye' must be {not fisheye} for 'camera_model' {name!r}, got {fisheye}")
-    terms = {_ALIASES.get(key, key): value for key in keys if (value := _number(file, meta, key)) != 0}
-    listed = meta.get("distortion_params")
-    if listed is not None:
+        raise known.refusal("is_fisheye", f"be {not fisheye} for 'camera_model' {name!r}")
+    terms = {_ALIASES.get(key, key): value for key in keys if (value := known.number(key, 0.0)) != 0}
+    listed = "distortion_params"
+    if known.get(listed) is not None:
         if terms:
-            raise ValueError(
-                f"{file}: 'distortion_params' must be absent beside {', '.join(terms)}, got {shown(listed)}"
-            )
-        return photo_lens(str(file), model, _listed_terms(file, listed, model, order))
-    if not terms.keys() <= set(_KEYS[model]):
+            raise known.refusal(listed, f"be absent beside {', '.join(terms)}")
+        names = order if model == "fisheye624" else ("k1", "k2", "k3", "k4", "p1", "p2")
+        terms = dict(zip(names, known.numbers(listed, len(names)), strict=True))
+        if not {name for name in names if terms[name] != 0} <= set(LENS_TERMS[model]):
+            raise known.refusal(listed, f"be absent or zeros for a {model} lens")
+    elif not terms.keys() <= set(_KEYS[model]):
         fitting = [TRANSFORMS_MODELS[each] for each, names in _KEYS.items() if terms.keys() <= set(names)]
         raise ValueError(
-            f"{file}: 'camera_model' must be {' or '.join(fitting) or 'that of one lens'} for a lens with "
+            f"{known.file}: 'camera_model' must be {' or '.join(fitting) or 'that of one lens'} for a lens with "
             f"{', '.join(sorted(terms))}, got {name!r}"
         )
-    return photo_lens(str(file), model, terms)
-
-
-def _listed_terms(file: Path, numbers: Any, model: LensModel, order: Sequence[str]) -> dict[str, float]:
-    """Returns the terms that nerfstudio lists under ``distortion_params``."""
-    key = "distortion_params"
-    names = order if model == "fisheye624" else ("k1", "k2", "k3", "k4", "p1", "p2")
-    if not isinstance(numbers, list) or len(numbers) != len(names):
-        raise ValueError(f"{file}: '{key}' must be a list of {len(names)} numbers, got {shown(numbers)}")
-    terms = {name: _number(file, {key: number}, key) for name, number in zip(names, numbers, strict=True)}
-    if not {name for name in terms if terms[name] != 0} <= set(LENS_TERMS[model]):
-        raise ValueError(f"{file}: '{key}' must be absent or zeros for a {model} lens, got {shown(numbers)}")
-    return terms
+    return photo_lens(str(known.file), model, terms)

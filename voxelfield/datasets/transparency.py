@@ -22,9 +22,9 @@ _HALF = 128
 
 
 def transparency(split: Split) -> list[float]:
-    """Returns the mean transparency of each image of a split, from 0 to 1; see :meth:`Split.of_all`."""
-    alphas = (split.image(index).numpy()[..., 3] for index in split.held)
-    return split.of_all([1 - float(alpha.sum(dtype=np.int64)) / (255 * alpha.size) for alpha in alphas])
+    """Returns the mean transparency of each image of a split, from 0 to 1; see :meth:`Split.all_gather`."""
+    alphas = (split.image(index).numpy()[..., 3] for index in split.local_indices)
+    return split.all_gather([1 - float(alpha.sum(dtype=np.int64)) / (255 * alpha.size) for alpha in alphas])
 
 
 def check_visible(split: Split) -> None:
@@ -33,7 +33,7 @@ def check_visible(split: Split) -> None:
     Raises:
         ValueError: There are some; the message names the first.
     """
-    blank = split.of_all([index for index in split.held if not bool(split.image(index)[..., 3].any())])
+    blank = split.all_gather([index for index in split.local_indices if not bool(split.image(index)[..., 3].any())])
     if blank:
         file = split.names[blank[0]] if split.paths is None else split.paths[blank[0]]
         others = f", like {len(blank) - 1} others of {len(split)}" if len(blank) > 1 else ""
@@ -64,11 +64,7 @@ def shows_object(source: Path, splits: Mapping[str, Split]) -> bool:
     logger.warning(
         "%s: %.2g %% of all pixels are transparent, in %d of %d images: they count as pixels without a value, because "
         "images of an object without its background have at least %.0f %%",
-        source,
-        100 * mean,
-        some,
-        len(shares),
-        100 * CUT_OUT,
+        *(source, 100 * mean, some, len(shares), 100 * CUT_OUT),
     )
     return False
 
@@ -82,13 +78,13 @@ def without_transparency(split: Split) -> Split:
     alpha = split.images[..., 3]
     opaque = alpha >= _HALF
     alpha.fill_(255)
-    if all(split.of_all([bool(opaque.all())])):
+    if all(split.all_gather([bool(opaque.all())])):
         return split
     masks = opaque if split.masks is None else opaque & split.masks
     sizes = split.cameras.all_sizes().tolist()
-    pairs = zip(split.held, masks, strict=True)
+    pairs = zip(split.local_indices, masks, strict=True)
     bare = [index for index, mask in pairs if not bool(mask[: sizes[index][1], : sizes[index][0]].any())]
-    for index in split.of_all(bare):
+    for index in split.all_gather(bare):
         file = split.names[index] if split.paths is None else split.paths[index]
         raise ValueError(f"{file}: must have opaque pixels that are not masked, got none: leave it out")
     return replace(split, masks=masks)

@@ -36,7 +36,7 @@ class BackgroundWriter:
         self._waiting.append(self._pool.submit(function, *arguments))
 
     def close(self, cancel: bool = False) -> None:
-        """Waits for all calls. After an error or Ctrl-C, those that have not been started are skipped.
+        """Waits for all calls. After an error or Ctrl-C, calls that have not been started are skipped.
 
         Args:
             cancel: Skip them in any case, and ignore errors.

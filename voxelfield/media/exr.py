@@ -8,22 +8,14 @@ from typing import Any
 import numpy as np
 
 from voxelfield.files import MARK, atomic_path
-from voxelfield.installed import MissingPackageError
+from voxelfield.installed import import_optional
 from voxelfield.rendering.images import linear_light
 from voxelfield.rendering.render import View
 
 
 def import_openexr() -> Any:
-    """Returns the module OpenEXR.
-
-    Raises:
-        MissingPackageError: OpenEXR is not installed.
-    """
-    try:
-        import OpenEXR
-    except ModuleNotFoundError as error:
-        raise MissingPackageError('OpenEXR must be installed to write EXR: pip install "voxelfield[exr]"') from error
-    return OpenEXR
+    """Returns the module OpenEXR; raises MissingPackageError if it is not installed."""
+    return import_optional("OpenEXR", "write EXR", "exr")
 
 
 def write_exr(path: Path, view: View) -> None:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from voxelfield.files import atomic_write, is_replaceable
+from voxelfield.files import atomic_write, is_replaceable, read_json_object
 from voxelfield.media.exr import import_openexr, write_exr
 from voxelfield.media.png import PngWriter, write_png
 from voxelfield.rendering.cameras import Cameras
@@ -104,14 +104,11 @@ class FrameFolder:
         """Returns the description of the frames in the folder, or None if the folder is empty."""
         path = self._folder / DESCRIPTION
         if path.is_file():
-            try:
-                known = json.loads(path.read_text(encoding="utf-8"))
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}: not valid JSON ({error})") from error
-            if not isinstance(known, dict) or not wanted.keys() <= known.keys():
+            known = read_json_object(path)
+            if not wanted.keys() <= known.keys():
                 raise FileExistsError(f"{path} was not written by voxelfield render: choose another folder")
             return known
-        # Hidden files, such as those of a file manager, do no harm.
+        # Hidden files, such as a file manager leaves, do no harm.
         others = sorted(entry.name for entry in self._folder.glob("*") if not entry.name.startswith("."))
         if others:
             raise FileExistsError(
@@ -160,9 +157,8 @@ def _digest(cameras: Cameras) -> str:
     digest = hashlib.sha256()
     lens = None if cameras.lens is None else cameras.lens.rows
     for tensor in (cameras.c2w, cameras.intrinsics, lens, cameras.rolling):
-        if tensor is None:
-            continue
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        if tensor is not None:
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

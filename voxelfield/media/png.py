@@ -48,10 +48,7 @@ class PngWriter(BackgroundWriter):
 
         Raises:
             Exception: An earlier image could not be written.
-            ValueError: ``rgb`` has another shape.
         """
-        if rgb.ndim != 3 or rgb.shape[-1] != 3:
-            raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
         self.submit(_write_on_device, path, OnDevice(to_uint8(rgb)))
 
 

@@ -18,8 +18,7 @@ import yaml
 
 from voxelfield import _library, processes
 from voxelfield.config import parse
-from voxelfield.datasets.loading import load_scene
-from voxelfield.datasets.locate import find_scene
+from voxelfield.datasets.loading import find_scene, load_scene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import check_pictures, evaluate_split

@@ -68,8 +68,8 @@ class PixelSampler:
         images: Images = "held",
     ) -> None:
         self._device, self._on_host, self._split = device, images == "host", split
-        self._gathers = gathers = images == "device" and split.share is not None
-        self._share = None if gathers else split.share
+        self._gathers = gathers = images == "device" and split.local_slice is not None
+        self._share = None if gathers else split.local_slice
         self._of_images: dict[str, Tensor] = {}
         self._of_pixels: dict[str, Tensor | DividedRows] = {}
         self._drawable = None
@@ -343,7 +343,7 @@ class PatchSampler:
             sums = area[:, size:, size:] - area[:, :-size, size:] - area[:, size:, :-size] + area[:, :-size, :-size]
             image, y, x = (sums == size * size).nonzero(as_tuple=True)
             corners = pixel_numbers(split, (image * height + y) * width + x).to(device)
-            self._corners = _gathered(corners) if gathers else _rows(split.share, corners)
+            self._corners = _gathered(corners) if gathers else _rows(split.local_slice, corners)
             if len(self._corners) == 0:
                 raise ValueError(
                     f"patch_size must fit into an image, or into the part that its mask leaves, got {size}"
@@ -390,7 +390,7 @@ def pixels_that_count(split: Split) -> Tensor | None:
     if split.cameras.sizes is None:
         return split.masks
     height, width = split.images.shape[1:3]
-    columns, rows = (side[:, None] for side in split.cameras.sizes[split.share or slice(None)].unbind(dim=1))
+    columns, rows = (side[:, None] for side in split.cameras.sizes[split.local_slice or slice(None)].unbind(dim=1))
     inside = (torch.arange(width) < columns)[:, None] & (torch.arange(height) < rows)[..., None]
     return inside if split.masks is None else inside & split.masks
 
@@ -398,7 +398,7 @@ def pixels_that_count(split: Split) -> Tensor | None:
 def pixel_numbers(split: Split, own: Tensor) -> Tensor:
     """Returns the numbers of pixels among those of all images, given their numbers among those of the images held."""
     size = split.cameras.height * split.cameras.width
-    return (own + split.held.start * size).to(pixel_number_type(split))
+    return (own + split.local_indices.start * size).to(pixel_number_type(split))
 
 
 def pixel_number_type(split: Split) -> torch.dtype:

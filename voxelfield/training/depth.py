@@ -72,7 +72,7 @@ class DepthSupervision(Part):
             )
         counted = pixels_that_count(split)
         known = known if counted is None else known & counted
-        count = sum(split.of_all([int(image.sum()) for image in known]))
+        count = sum(split.all_gather([int(image.sum()) for image in known]))
         if count == 0:
             raise ValueError(
                 "trainer.loss.depth must be 0 for training images whose depths are all unknown or masked, got "

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from voxelfield.datasets.measures import ENOUGH_SKY, sky_share
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.datasets.sky import ENOUGH_SKY, sky_share
 from voxelfield.fields.environment import Environment
 from voxelfield.models.batch import Batch
 from voxelfield.models.part import Part
@@ -77,6 +77,6 @@ def choose_environment(scene: Scene, warp: Warp | None) -> Literal["none", "map"
 
 def mean_color(split: Split) -> Tensor:
     """Returns the mean colour (3,) of the images of all processes, float32 in [0, 1]; a collective call."""
-    some = (split.image(index)[::_STRIDE, ::_STRIDE, :3] for index in split.held)
-    means = split.of_all([pixels.float().mean(dim=(0, 1)).tolist() for pixels in some])
+    some = (split.image(index)[::_STRIDE, ::_STRIDE, :3] for index in split.local_indices)
+    means = split.all_gather([pixels.float().mean(dim=(0, 1)).tolist() for pixels in some])
     return torch.tensor(means).mean(dim=0) / 255

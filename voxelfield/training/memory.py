@@ -78,8 +78,8 @@ def estimate_memory(
     carried = sum(values.numel() * values.itemsize for values in split.extras.values() if values.dim() >= 3)
     held = split.images.numel() + numbers + weights + carried
     # Where all are wanted, there is a moment in which those held are there twice.
-    share = split.share is not None and images == "device"
-    return replace(estimate, images=held + held * len(split) // len(split.held) if share else held)
+    share = split.local_slice is not None and images == "device"
+    return replace(estimate, images=held + held * len(split) // len(split.local_indices) if share else held)
 
 
 def place_of_images(

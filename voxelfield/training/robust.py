@@ -197,7 +197,7 @@ class RobustWeights(Part):
             trained = split is self._split
             if not trained and (split.paths is None or not processes.is_first()):
                 continue
-            for index in split.held:
+            for index in split.local_indices:
                 mask = self.mask(index) if trained else split.mask(index)
                 if mask is None:
                     mask = torch.ones(split.image(index).shape[:2], dtype=torch.bool)

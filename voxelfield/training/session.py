@@ -188,13 +188,13 @@ class Session:
             keep = config.trainer.keep_checkpoints
             self._writer = CheckpointWriter(self.output, keep, lambda: self._records.flush())
         self._fingerprint: Future[dict[str, Tensor]] | None = None
-        if self._writes or (self.output is not None and scene.train.share is not None):
+        if self._writes or (self.output is not None and scene.train.local_slice is not None):
             # Checkpoints need the fingerprint; it is computed in the background, so that they need not wait.
             with_images = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fingerprint")
             self._fingerprint = with_images.submit(fingerprint, scene.train)
             with_images.shutdown(wait=False)
         _library.ensure_loaded(self.device.type)
-        share = scene.train.share is not None
+        share = scene.train.local_slice is not None
         self._images: Images = place_of_images(self._memory_with, config.trainer.images, self.device, share)
         if self.device.type == "cuda":
             check_memory(self.estimate_memory(), self.device)
@@ -623,7 +623,7 @@ class Session:
         config = {**checkpoint["config"], "model": self.config.model}
         saved = parse(RunConfig, config, "config of the checkpoint")
         check_resumable(checkpoint, saved, self.config, self.model, self.parts)
-        if processes.is_first() or self.scene.train.share is not None:
+        if processes.is_first() or self.scene.train.local_slice is not None:
             self._compare_data(checkpoint["data"])
         self.optimizers.gather()
         if self._writer is not None and path is not None:
@@ -654,7 +654,7 @@ class Session:
         """Returns the fingerprint of all training data; a collective call if processes hold a share each."""
         train = self.scene.train
         own = fingerprint(train) if self._fingerprint is None else self._fingerprint.result()
-        return own | {"images": torch.tensor(train.of_all(own["images"].tolist()))}
+        return own | {"images": torch.tensor(train.all_gather(own["images"].tolist()))}
 
     def _record(self, seconds: float, since_last: float) -> None:
         """Records the metrics of the last steps; if they are not finite, saves the state for inspection and stops."""

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from voxelfield.datasets.measures import BLURRED, sharpness
 from voxelfield.datasets.scene import Split
-from voxelfield.datasets.sharpness import BLURRED, sharpness
 from voxelfield.models.batch import Batch
 from voxelfield.models.part import Part
 from voxelfield.training.batches import PixelSampler
@@ -38,7 +38,7 @@ def sharpness_weights(split: Split, exponent: float) -> Tensor:
     """Computes the weights of photographs, (N,) float32 on the CPU, whose mean is 1.
 
     Photographs that ``voxelfield inspect`` calls blurred count as the ratio of their sharpness to the lowest that is
-    not blurred (:data:`voxelfield.datasets.sharpness.BLURRED` of the median), to the power of ``exponent``; all others
+    not blurred (:data:`voxelfield.datasets.measures.BLURRED` of the median), to the power of ``exponent``; all others
     count alike. Sharpness is that of the images as they are trained on: blur smaller than their pixels is none.
 
     A collective call if processes hold a share of the images each.
@@ -47,7 +47,9 @@ def sharpness_weights(split: Split, exponent: float) -> Tensor:
         split: The photographs.
         exponent: Not negative; 0 gives equal weights.
     """
-    measured = split.of_all([sharpness(Image.fromarray(split.image(index).numpy())) for index in split.held])
+    measured = split.all_gather(
+        [sharpness(Image.fromarray(split.image(index).numpy())) for index in split.local_indices]
+    )
     least = BLURRED * median(measured)
     weights = torch.tensor([min(1.0, value / least) if least > 0 else 1.0 for value in measured]).pow(exponent)
     return weights / weights.mean()

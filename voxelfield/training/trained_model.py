@@ -247,8 +247,8 @@ class TrainedModel:
                     environment=self.model.environment is not None,
                 )
                 own = chosen[processes.rank() :: processes.count()]
-                if split.share is not None:
-                    own = [index for index in chosen if index in split.held]
+                if split.local_slice is not None:
+                    own = [index for index in chosen if index in split.local_indices]
                 return evaluate_views(comparison, own, on_view=called, progress=progress and processes.is_first())
 
         parts = processes.gather_results(evaluate_own)

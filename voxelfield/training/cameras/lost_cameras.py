@@ -99,9 +99,9 @@ class LostCameras(Part):
         self._refinement, self._model, self._trainer, self._exposure = refinement, model, trainer, exposure
         self._factor = min(-(-max(cameras.width, cameras.height) // _SIDE), cameras.shortest_side)
         self._split = shrunk(split, self._factor)
-        masks = map(split.mask, split.held)
+        masks = map(split.mask, split.local_indices)
         comparable = [mask is None or bool(F.max_pool2d(mask[None].float(), self._factor).any()) for mask in masks]
-        self._comparable = torch.tensor(split.of_all(comparable))
+        self._comparable = torch.tensor(split.all_gather(comparable))
         self._starts = starts
 
     def before_step(self, step: int) -> None:
@@ -213,18 +213,18 @@ def shrunk(split: Split, factor: int) -> Split:
         factor: Side of the squares.
     """
     rgba = split.images.movedim(-1, 1)
-    images = torch.stack(split.of_all([_shrunk_image(image.float(), factor) for image in rgba]))
+    images = torch.stack(split.all_gather([_shrunk_image(image.float(), factor) for image in rgba]))
     masks = None
     if split.masks is not None:
-        own = torch.zeros(len(split.held), *images.shape[1:3], dtype=torch.bool)
-        sizes = split.cameras.all_sizes()[split.share or slice(None)].tolist()
+        own = torch.zeros(len(split.local_indices), *images.shape[1:3], dtype=torch.bool)
+        sizes = split.cameras.all_sizes()[split.local_slice or slice(None)].tolist()
         for small, mask, (width, height) in zip(own, split.masks, sizes, strict=True):
             share = F.avg_pool2d(mask[None, :height, :width].float(), factor)[0]
             small[: height // factor, : width // factor] = share >= min(1.0, float(share.max()))
         # Each mask would otherwise be pickled with the memory of all.
-        masks = torch.stack(split.of_all([small.clone() for small in own]))
+        masks = torch.stack(split.all_gather([small.clone() for small in own]))
     cameras = split.cameras.shrunk(factor)
-    return replace(split, images=images, cameras=cameras, masks=masks, paths=None, extras={}, share=None)
+    return replace(split, images=images, cameras=cameras, masks=masks, paths=None, extras={}, local_slice=None)
 
 
 def _shrunk_image(rgba: Tensor, factor: int) -> Tensor:

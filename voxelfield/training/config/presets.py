@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from voxelfield.config import parse, unknown_key
-from voxelfield.datasets.locate import find_scene
+from voxelfield.datasets.loading import find_scene
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.installed import config_folder

@@ -32,7 +32,7 @@ def fingerprint(split: Split) -> dict[str, Tensor]:
     columns += [] if cameras.rolling is None else [cameras.rolling]
     # zlib releases Python's interpreter lock.
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        images = list(pool.map(lambda index: _image(split, index), split.held))
+        images = list(pool.map(lambda index: _image(split, index), split.local_indices))
     rows = torch.cat(columns, dim=1)
     return {"images": torch.tensor(images), "cameras": torch.tensor([_checksum(camera) for camera in rows])}
 

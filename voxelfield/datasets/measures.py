@@ -1,11 +1,19 @@
-"""Whether photographs show a sky, or anything else so far away that it looks alike from all places."""
+"""Measures of photographs: how sharp they are, and whether they show a sky, which looks alike from all places."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from PIL import Image, ImageOps
 
 from voxelfield.datasets.scene import Split
 from voxelfield.fields.environment import project
+
+SHARPNESS_SIZE = 512
+"""Longest side, in pixels, of the copies whose sharpness is measured; larger images are reduced to it."""
+
+BLURRED = 0.2
+"""Share of a capture's median sharpness below which a photograph counts as blurred."""
 
 ENOUGH_SKY = 0.03
 """Value of :func:`sky_share` from which on a capture counts as one with a sky.
@@ -23,11 +31,40 @@ _COMPARED_ROWS = 64
 _FEWEST, _FEWEST_SHARE, _AGREEMENT = 3, 0.05, 0.03
 
 
+def sharpness(image: Image.Image) -> float:
+    """Returns the variance of the Laplacian: high for an image full of edges, near 0 for a blurred one.
+
+    Only images of one capture are comparable, since the value depends on their subject.
+
+    Args:
+        image: Any mode; transparent pixels count as white.
+
+    Returns:
+        The variance, in squared grey levels of 256; 0 for an image below 3 pixels.
+    """
+    pixels = grey(image)
+    if max(pixels.size) > SHARPNESS_SIZE:
+        pixels = ImageOps.contain(pixels, (SHARPNESS_SIZE, SHARPNESS_SIZE), Image.Resampling.BOX)
+    if min(pixels.size) < 3:
+        return 0.0
+    values = np.asarray(pixels, dtype=np.float32)
+    around = values[:-2, 1:-1] + values[2:, 1:-1] + values[1:-1, :-2] + values[1:-1, 2:]
+    return float((around - 4 * values[1:-1, 1:-1]).var())
+
+
+def grey(image: Image.Image) -> Image.Image:
+    """Returns an image in mode L; transparent pixels count as white."""
+    if "A" in image.getbands():
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("L")
+
+
 def sky_share(split: Split) -> float:
     """Returns the share of pixels in directions on whose colours the photographs agree.
 
     What is infinitely far away has one colour in each direction, whereas photographs from different places see other
-    matter there. Only some of the pixels are read. A collective call if processes hold a share of the images each.
+    matter there. Only some of the pixels are read. A collective call if a process group divides the images.
 
     Args:
         split: The photographs.
@@ -37,7 +74,7 @@ def sky_share(split: Split) -> float:
     # Of each direction: the number of photographs that show it and of their pixels, and the sums of the photographs'
     # mean colours and of their squares.
     totals = torch.zeros(rows * columns, 8)
-    for index in split.held:
+    for index in split.local_indices:
         image, mask = split.image(index)[..., :3], split.mask(index)
         every = max(1, min(image.shape[:2]) // _RAYS_ACROSS)
         v, u = torch.meshgrid(*(torch.arange(0, side, every) for side in image.shape[:2]), indexing="ij")
@@ -51,7 +88,7 @@ def sky_share(split: Split) -> float:
         *color, count = torch.zeros(rows * columns, 4).index_add(0, row * columns + column, pixels).unbind(dim=1)
         means = torch.stack(color, dim=1) / count.clamp(min=1)[:, None]
         totals += torch.cat(((count > 0).float()[:, None], count[:, None], means, means.square()), dim=1)
-    photographs, count, *sums = torch.stack(split.of_all([totals])).sum(dim=0).split((1, 1, 3, 3), dim=1)
+    photographs, count, *sums = torch.stack(split.all_gather([totals])).sum(dim=0).split((1, 1, 3, 3), dim=1)
     mean, square = (each / photographs.clamp(min=1) for each in sums)
     variance = (square - mean.square()).mean(dim=1, keepdim=True)
     enough = photographs >= max(_FEWEST, _FEWEST_SHARE * len(split))
