@@ -15,7 +15,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.view_pictures import depth_colors
-from voxelfield.viewer.photographs import Photographs
+from voxelfield.viewer.page import thumbnail
 from voxelfield.viewer.pictures import MODES, Painter, Viewpoint, content_box, viewpoint_of
 from voxelfield.warps.nested_boxes import NestedBoxes
 
@@ -71,7 +71,7 @@ def test_supersampling_is_for_sharp_pictures_alone(viewpoint):
 def test_thumbnails_keep_the_aspect():
     train = bricks().train
     tall = Split(train.images[:1, :, :20], replace(train.cameras[[0]], width=20), train.names[:1])
-    assert Photographs({"train": tall}).thumbnail(0, 10, torch.ones(3)).shape == (10, 5, 3)
+    assert thumbnail(tall, 0, 10, torch.ones(3)).shape == (10, 5, 3)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -64,9 +64,9 @@ def test_a_saved_path_leads_through_its_key_cameras(tmp_path):
 
 def test_an_empty_view_is_explained():
     with served_page() as page:
-        empty = SimpleNamespace(pixels=torch.full((4, 6, 3), 255), sharp=True, seconds=0.1)
-        page.view.show_status(empty)
+        pixels = torch.full((4, 6, 3), 255)
+        page.view.show_status(pixels, sharp=True, seconds=0.1)
         assert page.view.status.content.startswith("6 x 4 in 100 ms (at rest)\n\n**Only the background is visible")
-        empty.pixels[0, 0, 0] = 0
-        page.view.show_status(empty)
+        pixels[0, 0, 0] = 0
+        page.view.show_status(pixels, sharp=True, seconds=0.1)
         assert page.view.status.content == "6 x 4 in 100 ms (at rest)"

@@ -1,18 +1,60 @@
-"""The page as a whole."""
+"""The page: its panels and its server."""
 
 from __future__ import annotations
 
+import functools
+import math
+import shlex
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import Any, TypeAlias
 
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.datasets.camera_path import camera_path_file
+from voxelfield.datasets.scene import Scene, Split
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.images import composite_background
+from voxelfield.rendering.paths import through
+from voxelfield.rendering.pixels import to_uint8
+from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.trained_model import TrainedModel
-from voxelfield.viewer.address import Address, import_viser
-from voxelfield.viewer.path_panel import PathPanel
-from voxelfield.viewer.photographs import CamerasPanel, Photographs
-from voxelfield.viewer.pictures import MODES
-from voxelfield.viewer.state import DEFAULT_ROWS, ViewerState
-from voxelfield.viewer.worker import Picture, RenderWorker
+from voxelfield.viewer.address import Address
+from voxelfield.viewer.pictures import MODES, Viewpoint, viewpoint_of
+from voxelfield.viewer.state import ViewerState, viewpoint_of_camera
+from voxelfield.viewer.worker import RenderWorker
+
+Photographs: TypeAlias = Mapping[str, tuple[Split, int]]
+"""Photographs by name, such as ``train/r_0``: each is the image of a split at an index."""
+
+PATH_FILE = "camera_path.json"
+
+MOST_KEYS = 500
+"""Largest number of key cameras of a path."""
+
+MOST_FRAMES = 36_000
+"""Largest number of frames of a path: ten minutes at 60 frames per second."""
+
+_SECONDS_BETWEEN_FILES = 1.0
+_SECONDS_BETWEEN_STATUS = 0.5
+
+_KEYS = """
+- **drag** to orbit, **right-drag** to move sideways, **scroll** to come closer
+- **W A S D** to fly level, **Q** and **E** down and up, **arrow keys** to turn
+"""
+_EMPTY = "Only the background is visible: the field is empty, or the camera looks elsewhere."
+
+_THUMBNAIL_SIDE = 96
+_SPLIT_COLORS = {"train": (40, 110, 220), "test": (220, 120, 30)}
+_OTHER_COLOR = (120, 120, 120)
+
+_PATH_COLOR = (220, 50, 90)
+_LINE_POINTS_PER_SPAN = 24
 
 _BRAND_COLOR = (47, 111, 220)
 _JPEG_MOVING, _JPEG_AT_REST = 80, 95
@@ -20,19 +62,229 @@ _JPEG_MOVING, _JPEG_AT_REST = 80, 95
 # Desired frames per second at which pictures are usually still legible.
 _RATE_CPU, _RATE_CUDA = 6, 60
 
-_KEYS = """
-- **drag** to orbit, **right-drag** to move sideways, **scroll** to come closer
-- **W A S D** to fly level, **Q** and **E** down and up, **arrow keys** to turn
-"""
-_EMPTY = "Only the background is visible: the field is empty, or the camera looks elsewhere."
-_SECONDS_BETWEEN_STATUS = 0.5
+
+def photographs_of(scene: Scene, splits: Iterable[str], refined: RefinedCameras | None) -> Photographs:
+    """Returns the photographs of a scene.
+
+    Args:
+        scene: The scene.
+        splits: Names of splits; those that the scene does not have are ignored.
+        refined: Cameras that training has refined, which the splits' cameras are made to follow.
+    """
+    found = {name: scene.splits[name] for name in splits if name in scene.splits}
+    if refined is not None:
+        found = {name: refined.follow_split(split) for name, split in found.items()}
+    return {f"{name}/{view}": (split, index) for name, split in found.items() for index, view in enumerate(split.names)}
+
+
+def thumbnail(split: Split, index: int, side: int, background: Tensor) -> Tensor:
+    """Returns a small copy of a photograph, (h, w, 3) uint8.
+
+    Args:
+        split: The photograph's split.
+        index: Its index there.
+        side: Pixels of the longer side.
+        background: (3,) colour behind transparent pixels, on the CPU.
+    """
+    image = composite_background(split.image(index), background).permute(2, 0, 1)[None]
+    factor = side / max(image.shape[-2:])
+    size = [max(1, round(factor * length)) for length in image.shape[-2:]]
+    return to_uint8(F.interpolate(image, size, mode="area")[0].permute(1, 2, 0))
+
+
+class ViewPanel:
+    """Displayed quantity, resolution, and the way back.
+
+    Args:
+        state: The page.
+        rate: Desired frames per second while a camera moves.
+        progress: Returns the progress of training, in Markdown.
+    """
+
+    def __init__(self, state: ViewerState, rate: int, progress: Callable[[], str]) -> None:
+        self._state = state
+        self._progress = progress
+        self._status_shown = 0.0
+        gui = state.server.gui
+        self.mode = gui.add_dropdown("Show", MODES, initial_value=state.mode, hint="Depth is blue near, red far away.")
+        hint = "Picture height while the camera rests."
+        self.rows = gui.add_slider("Rows at rest", 100, 2160, 20, state.rows, hint=hint)
+        hint = "While the camera moves, pictures are smaller."
+        self.rate = gui.add_slider("Moving, frames/s", 1, 120, 1, rate, hint=hint)
+        self.status = gui.add_markdown("Waiting for the first picture.")
+        self.home = gui.add_button("Home", icon="home", hint="Returns to the initial view.")
+        with gui.add_folder("Keys", expand_by_default=False, order=1e6):
+            gui.add_markdown(_KEYS)
+        for control in (self.mode, self.rows, self.rate):
+            control.on_update(state.callback(lambda _: self._change()))
+        self.home.on_click(state.callback(lambda client: state.move(client, state.home)))
+
+    def show_status(self, pixels: Tensor, sharp: bool, seconds: float) -> None:
+        """Shows the size and the drawing time of a sharp picture (H, W, 3), and now and then of others."""
+        now = time.perf_counter()
+        if not sharp and now - self._status_shown < _SECONDS_BETWEEN_STATUS:
+            return
+        self._status_shown = now
+        height, width = pixels.shape[:2]
+        status = f"{width} x {height} in {1000 * seconds:.0f} ms ({'at rest' if sharp else 'moving'})"
+        if sharp and bool((pixels == pixels[0, 0]).all()):
+            status += f"\n\n**{_EMPTY}**"
+        self.status.content = f"{status}\n\n{self._progress()}".rstrip()
+
+    def _change(self) -> None:
+        self._state.mode, self._state.rows = self.mode.value, self.rows.value
+        self._state.worker.frames_per_second = float(self.rate.value)
+        self._state.request_all()
+
+
+class CamerasPanel:
+    """Frusta with photographs, and moving to one.
+
+    Args:
+        state: The page.
+        photographs: At least one photograph.
+    """
+
+    def __init__(self, state: ViewerState, photographs: Photographs) -> None:
+        self._state = state
+        self.photographs = photographs
+        self._building = threading.Lock()
+        # Of many cameras around a scene, neighbours do not overlap.
+        self._scale = state.extent * min(0.04, 0.6 / math.sqrt(len(photographs)))
+        gui = state.server.gui
+        self.shown = gui.add_checkbox("Show cameras", False, hint="Click one to go there.")
+        self.view = gui.add_dropdown("Go to", tuple(photographs))
+        self.shown.on_update(state.callback(lambda _: self._show(), long=True))
+        self.view.on_update(state.callback(self._go))
+        self.frusta: list[Any] = []
+
+    def update_visibility(self) -> None:
+        """Hides frusta around a browser's camera, which would cover its picture."""
+        cameras = [client.camera.position for client in self._state.server.get_clients().values()]
+        for frustum in self.frusta:
+            near = any(float(np.linalg.norm(frustum.position - camera)) < 1.5 * self._scale for camera in cameras)
+            visible = self.shown.value and not near
+            if frustum.visible != visible:
+                frustum.visible = visible
+
+    def _show(self) -> None:
+        with self._building:
+            if self.shown.value and not self.frusta:
+                self.frusta = [self._frustum(name, *photograph) for name, photograph in self.photographs.items()]
+        self.update_visibility()
+
+    def _frustum(self, name: str, split: Split, index: int) -> Any:
+        def select(client: Any) -> None:
+            self.view.value = name
+            self._move(client)
+
+        width, height = split.cameras.size(index)
+        return self._state.add_frustum(
+            f"/cameras/{name}",
+            viewpoint_of(split.cameras, index),
+            width / height,
+            select,
+            scale=self._scale,
+            color=_SPLIT_COLORS.get(name.partition("/")[0], _OTHER_COLOR),
+            image=thumbnail(split, index, _THUMBNAIL_SIDE, self._state.background).numpy(),
+            format="jpeg",
+            visible=False,
+        )
+
+    def _go(self, client: Any) -> None:
+        # Without a client the value was set by a click at a frustum.
+        if client is not None:
+            self._move(client)
+
+    def _move(self, client: Any) -> None:
+        split, index = self.photographs[self.view.value]
+        self._state.move(client, viewpoint_of(split.cameras, index, aspect=client.camera.aspect))
+
+
+class PathPanel:
+    """Key cameras, and the file of the path through them.
+
+    Args:
+        state: The page.
+        run: The run's path for the command line.
+    """
+
+    def __init__(self, state: ViewerState, run: str) -> None:
+        self._state = state
+        self.keys: list[Viewpoint] = []
+        self._drawn: list[Any] = []
+        self._next_file = 0.0
+        gui = state.server.gui
+        self.count = gui.add_markdown("")
+        self.add = gui.add_button("Add key camera", icon="plus", hint="At the current camera pose.")
+        self.edit = gui.add_button_group("", ("Remove last", "Clear"))
+        self.seconds = gui.add_number("Seconds", 6.0, min=0.1, max=3600.0, step=0.1)
+        self.fps = gui.add_number("Frames/s", 30, min=1, max=240, step=1)
+        self.size = gui.add_vector2("Size", (1920, 1080), min=(16, 16), max=(8192, 8192), step=2)
+        self.export = gui.add_button(f"Save {PATH_FILE}", icon="download")
+        # A text field, because Markdown would interpret the name of the run.
+        command = f"voxelfield render {shlex.quote(run)} --path {PATH_FILE}"
+        self.command = gui.add_text("Video", command, disabled=True, hint="Renders the video of a saved path.")
+        self.add.on_click(state.callback(self._append))
+        self.edit.on_click(state.callback(lambda _: self._edit()))
+        self.export.on_click(state.callback(self._save))
+        self._draw()
+
+    def path(self, frames: int) -> Cameras:
+        """Returns cameras on a smooth path through the key cameras, of which there is at least one."""
+        width, height = (round(side) for side in self.size.value)
+        keys = [key.cameras(height, width) for key in self.keys]
+        c2w, intrinsics = (torch.cat([getattr(key, name) for key in keys]) for name in ("c2w", "intrinsics"))
+        return through(Cameras(c2w, intrinsics, width, height), frames)
+
+    def _append(self, client: Any) -> None:
+        if len(self.keys) >= MOST_KEYS:
+            raise ValueError(f"a path has at most {MOST_KEYS} key cameras")
+        self.keys = [*self.keys, viewpoint_of_camera(client.camera)]
+        self._draw()
+
+    def _edit(self) -> None:
+        self.keys = [] if self.edit.value == "Clear" else self.keys[:-1]
+        self._draw()
+
+    def _draw(self) -> None:
+        """Shows the path and the number of its key cameras."""
+        count = len(self.keys)
+        self.count.content = f"{count} key camera{'' if count == 1 else 's'}"
+        self.export.disabled = count == 0
+        for handle in self._drawn:
+            handle.remove()
+        self._drawn = [self._frustum(number, key) for number, key in enumerate(self.keys)]
+        if count > 1:
+            points = self.path(_LINE_POINTS_PER_SPAN * (count - 1) + 1).c2w[:, :3, 3].numpy()
+            line = {"colors": _PATH_COLOR, "thickness": 2.0, "thickness_units": "screen"}
+            segments = np.asarray(list(pairwise(points)))
+            self._drawn.append(self._state.server.scene.add_line_segments("/path/line", points=segments, **line))
+
+    def _frustum(self, number: int, key: Viewpoint) -> Any:
+        width, height = self.size.value
+        look = {"scale": 0.05 * self._state.extent, "color": _PATH_COLOR}
+        move = functools.partial(self._state.move, viewpoint=key)
+        return self._state.add_frustum(f"/path/{number}", key, width / height, move, **look)
+
+    def _save(self, client: Any) -> None:
+        seconds, fps = float(self.seconds.value), int(self.fps.value)
+        frames = max(1, round(seconds * fps))
+        if frames > MOST_FRAMES:
+            raise ValueError(f"seconds times fps must be at most {MOST_FRAMES} frames, got {seconds:g} x {fps}")
+        # A browser that does not read would make files pile up here.
+        if time.monotonic() < self._next_file:
+            raise ValueError("a path can be saved once per second")
+        content = camera_path_file(self.path(frames), fps)
+        self._next_file = time.monotonic() + _SECONDS_BETWEEN_FILES
+        client.send_file_download(PATH_FILE, content, save_immediately=True)
 
 
 class ViewerPage:
     """Serves a page for exploring a field.
 
     Args:
-        address: Where to serve it.
+        address: Where to serve it, as checked by :meth:`Address.check`.
         run: The field, or its state at the beginning of the training in progress.
         name: The run's path for the command line.
         photographs: Photographs of the scene, in the frame in which the field was trained; there may be none.
@@ -40,8 +292,8 @@ class ViewerPage:
         progress: Returns the progress of training, in Markdown.
 
     Raises:
-        ValueError: The port cannot be listened on.
-        MissingPackageError: viser is not installed, or is a version that bypasses the checks.
+        ValueError: The port has just been taken by another program.
+        MissingPackageError: The installed version of viser bypasses the checks.
     """
 
     def __init__(
@@ -53,8 +305,6 @@ class ViewerPage:
         poll: Callable[[], TrainedModel | None] | None = None,
         progress: Callable[[], str] = str,
     ) -> None:
-        import_viser()
-        address.check()
         # Its import needs viser.
         from voxelfield.viewer.server import start_server
 
@@ -62,9 +312,10 @@ class ViewerPage:
         self.server = start_server(address, f"voxelfield: {run.config.scene.name}")
         device = run.model.device
         rate = _RATE_CUDA if device.type == "cuda" else _RATE_CPU
-        self.worker = RenderWorker(device, self._deliver, rate, run if poll is None else poll)
-        first = photographs.camera(0) if len(photographs) else None
-        self.state = ViewerState(self.server, self.worker, run, first)
+        # A field that does not change is returned once.
+        self.worker = RenderWorker(device, self._deliver, rate, poll or functools.partial(next, iter([run]), None))
+        split, index = next(iter(photographs.values()), (None, 0))
+        self.state = ViewerState(self.server, self.worker, run, None if split is None else (split.cameras, index))
         gui = self.server.gui
         gui.configure_theme(control_width="medium", show_logo=False, show_share_button=False, brand_color=_BRAND_COLOR)
         self.server.scene.set_up_direction(self.state.up.tolist())
@@ -75,7 +326,7 @@ class ViewerPage:
         with tabs.add_tab("View", icon="eye"):
             self.view = ViewPanel(self.state, rate, progress)
         self.cameras: CamerasPanel | None = None
-        if len(photographs):
+        if photographs:
             with tabs.add_tab("Cameras", icon="camera"):
                 self.cameras = CamerasPanel(self.state, photographs)
         with tabs.add_tab("Path", icon="route"):
@@ -103,58 +354,13 @@ class ViewerPage:
     async def _disconnect(self, client: Any) -> None:
         self.worker.disconnect(client.client_id)
 
-    def _deliver(self, client_id: int, picture: Picture) -> None:
+    def _deliver(self, client_id: int, pixels: Tensor, sharp: bool, seconds: float) -> None:
         client = self.server.get_clients().get(client_id)
         if client is None:
             self.worker.disconnect(client_id)
             return
-        quality = _JPEG_AT_REST if picture.sharp else _JPEG_MOVING
-        client.scene.set_background_image(picture.pixels.numpy(), format="jpeg", jpeg_quality=quality)
+        quality = _JPEG_AT_REST if sharp else _JPEG_MOVING
+        client.scene.set_background_image(pixels.numpy(), format="jpeg", jpeg_quality=quality)
         # Otherwise viser would send it up to a sixtieth of a second later.
         client.flush()
-        self.view.show_status(picture)
-
-
-class ViewPanel:
-    """Displayed quantity, resolution, and the way back.
-
-    Args:
-        state: The page.
-        rate: Desired frames per second while a camera moves.
-        progress: Returns the progress of training, in Markdown.
-    """
-
-    def __init__(self, state: ViewerState, rate: int, progress: Callable[[], str]) -> None:
-        self._state = state
-        self._progress = progress
-        self._status_shown = 0.0
-        gui, worker = state.server.gui, state.worker
-        self.mode = gui.add_dropdown("Show", MODES, initial_value="rgb", hint="Depth is blue near, red far away.")
-        hint = "Picture height while the camera rests."
-        self.rows = gui.add_slider("Rows at rest", 100, 2160, 20, DEFAULT_ROWS, hint=hint)
-        hint = "While the camera moves, pictures are smaller."
-        self.rate = gui.add_slider("Moving, frames/s", 1, 120, 1, rate, hint=hint)
-        self.status = gui.add_markdown("Waiting for the first picture.")
-        self.home = gui.add_button("Home", icon="home", hint="Returns to the initial view.")
-        with gui.add_folder("Keys", expand_by_default=False, order=1e6):
-            gui.add_markdown(_KEYS)
-        self.mode.on_update(state.callback(lambda _: setattr(worker, "mode", self.mode.value)))
-        self.rows.on_update(state.callback(lambda _: self._change_rows()))
-        self.rate.on_update(state.callback(lambda _: setattr(worker, "frames_per_second", float(self.rate.value))))
-        self.home.on_click(state.callback(lambda client: state.move(client, state.home)))
-
-    def show_status(self, picture: Picture) -> None:
-        """Shows the drawing time of a sharp picture, and now and then of others."""
-        now = time.perf_counter()
-        if not picture.sharp and now - self._status_shown < _SECONDS_BETWEEN_STATUS:
-            return
-        self._status_shown = now
-        height, width = picture.pixels.shape[:2]
-        status = f"{width} x {height} in {1000 * picture.seconds:.0f} ms ({'at rest' if picture.sharp else 'moving'})"
-        if picture.sharp and bool((picture.pixels == picture.pixels[0, 0]).all()):
-            status += f"\n\n**{_EMPTY}**"
-        self.status.content = f"{status}\n\n{self._progress()}".rstrip()
-
-    def _change_rows(self) -> None:
-        self._state.rows = self.rows.value
-        self._state.request_all()
+        self.view.show_status(pixels, sharp, seconds)

@@ -19,8 +19,6 @@ from voxelfield.viewer.worker import PictureRequest, RenderWorker
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_ROWS = 800
-
 _OVERVIEW_SIZE = 512
 
 
@@ -39,6 +37,7 @@ class ViewerState:
         background: (3,) colour behind the scene, on the CPU.
         home: The initial viewpoint: the first photograph, the reference camera, or obliquely above the box.
         up: (3,) the direction that points up in the photographs.
+        mode: The quantity that all clients see.
         rows: Largest height of pictures at rest, pixels.
     """
 
@@ -54,7 +53,7 @@ class ViewerState:
         cameras, index = (reference_camera(run.model.warp, *size), 0) if first is None else first
         self.up = torch.tensor([0.0, 0.0, 1.0]) if cameras is None else up_direction(cameras).float().cpu()
         self.home = viewpoint_of(overview(self.box, *size) if cameras is None else cameras, index)
-        self.rows = DEFAULT_ROWS
+        self.mode, self.rows = "rgb", 800
         self._lock = threading.RLock()
 
     def callback(self, work: Callable[[Any], None], *, long: bool = False) -> Callable[[Any], None]:
@@ -95,9 +94,11 @@ class ViewerState:
             client.camera.wxyz = wxyz_of(viewpoint.matrix)
         client.flush()
 
-    def add_frustum(self, name: str, viewpoint: Viewpoint, aspect: float, **options: Any) -> Any:
+    def add_frustum(
+        self, name: str, viewpoint: Viewpoint, aspect: float, on_click: Callable[[Any], None], **options: Any
+    ) -> Any:
         """Draws a camera; returns viser's handle."""
-        return self.server.scene.add_camera_frustum(
+        frustum = self.server.scene.add_camera_frustum(
             name,
             fov=viewpoint.fov,
             aspect=aspect,
@@ -107,16 +108,19 @@ class ViewerState:
             position=viewpoint.matrix[:3, 3].numpy(),
             **options,
         )
+        frustum.on_click(self.callback(on_click))
+        return frustum
 
     def request(self, client: Any) -> None:
         """Requests the picture for the camera of a client."""
         camera = client.camera
         height = min(camera.image_height, self.rows)
         width = max(1, round(height * camera.image_width / camera.image_height))
-        self.worker.request(client.client_id, PictureRequest(viewpoint_of_camera(camera), height, width))
+        request = PictureRequest(viewpoint_of_camera(camera), self.mode, height, width)
+        self.worker.request(client.client_id, request)
 
     def request_all(self) -> None:
-        """Requests the pictures of all clients again, after a setting has changed that requests depend on."""
+        """Requests the pictures of all clients again, after :attr:`mode` or :attr:`rows` has changed."""
         for client in self.server.get_clients().values():
             self.request(client)
 
