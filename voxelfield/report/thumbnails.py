@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import processes
+from voxelfield.media.html import jpeg_bytes
 from voxelfield.rendering.images import turbo
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.render import View
@@ -115,13 +115,4 @@ def _pictures(view: tuple[Tensor, Tensor]) -> ViewPictures:
     colors, depth = view[0].cpu().permute(1, 2, 0) / 255, view[1].cpu().float()
     shown = (colors[..., :3], colors[..., 3:6], turbo(colors[..., 6]), depth_colors(depth, colors[..., 7]))
     height, width = depth.shape
-    render, truth, wrong, distance = map(_jpeg, shown)
-    return ViewPictures(render, truth, wrong, distance, width, height)
-
-
-def _jpeg(rgb: Tensor) -> bytes:
-    file = io.BytesIO()
-    # Without subsampling, because maps of error and depth consist of colours.
-    # Without optimize=True, for which Pillow's buffer holds one byte per pixel: noisy images need more and would fail.
-    Image.fromarray(to_uint8(rgb).numpy()).save(file, format="JPEG", quality=85, subsampling=0)
-    return file.getvalue()
+    return ViewPictures(*(jpeg_bytes(Image.fromarray(to_uint8(rgb).numpy())) for rgb in shown), width, height)
