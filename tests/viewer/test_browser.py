@@ -13,8 +13,7 @@ from viewer_scene import served_page, session, trained_run
 
 from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.training.config import LoggerConfig
-from voxelfield.viewer.pictures import Painter, viewpoint_of
-from voxelfield.viewer.state import viewpoint_of_camera
+from voxelfield.viewer.pictures import Painter, viewpoint_of, viewpoint_of_camera
 from voxelfield.viewer.watch import TrainingViewer
 from voxelfield.viewer.worker import Detail
 
@@ -118,11 +117,11 @@ def test_the_page_shows_the_field_and_obeys(browser, page):
     ahead[2] = 0.0
     assert float(step @ ahead) > 0.99 * float(step.norm() * ahead.norm()), "w flies forward, level"
     browser.button("Home")
-    eventually(lambda: moved_from(page, page.state.home) < 1e-3, "home")
+    eventually(lambda: moved_from(page, page.home) < 1e-3, "home")
 
     # Modes and settings.
     browser.choose("Show", "depth")
-    eventually(lambda: page.state.mode == "depth", "the mode")
+    eventually(lambda: page.view.mode.value == "depth", "the mode")
     shows(browser, page, "depth")
     page.view.mode.value = "rgb"
     page.view.rows.value = 200
@@ -153,7 +152,7 @@ def test_cameras_are_shown_and_gone_to(browser, page):
     behind = viewpoint_at(photographs, number)
     c2w = behind.matrix.clone()
     c2w[:3, 3] += 0.5 * c2w[:3, 2]
-    page.state.move(client, type(behind).of(c2w, 0.7))
+    page.move(client, type(behind).of(c2w, 0.7))
     eventually(lambda: moved_from(page, type(behind).of(c2w, 0.7)) < 1e-3, "the way there")
     settled(page)
     browser.drag((client.camera.image_width // 2, client.camera.image_height // 2), (0, 0))
@@ -167,7 +166,7 @@ def test_a_path_is_recorded_and_saved(browser, page):
     client, photographs = only_client(page), photographs_of(page)
     browser.tab("Path")
     for number, view in enumerate((0, 5, 9), start=1):
-        page.state.move(client, viewpoint_at(photographs, view))
+        page.move(client, viewpoint_at(photographs, view))
         settled(page)
         browser.button("Add key camera")
         eventually(lambda number=number: len(page.path.keys) == number, "a key camera")

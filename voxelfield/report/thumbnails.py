@@ -115,4 +115,5 @@ def _pictures(view: tuple[Tensor, Tensor]) -> ViewPictures:
     colors, depth = view[0].cpu().permute(1, 2, 0) / 255, view[1].cpu().float()
     shown = (colors[..., :3], colors[..., 3:6], turbo(colors[..., 6]), depth_colors(depth, colors[..., 7]))
     height, width = depth.shape
-    return ViewPictures(*(jpeg_bytes(Image.fromarray(to_uint8(rgb).numpy())) for rgb in shown), width, height)
+    render, truth, error, distance = (jpeg_bytes(Image.fromarray(to_uint8(rgb).numpy())) for rgb in shown)
+    return ViewPictures(render, truth, error, distance, width, height)

@@ -11,7 +11,6 @@ import socket
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, urlsplit
 
 from voxelfield.installed import MissingPackageError
 
@@ -145,11 +144,8 @@ class Address:
         return headers
 
     def _has_token(self, path: str) -> bool:
-        try:
-            given = parse_qs(urlsplit(path).query, max_num_fields=20).get("token", [])
-        except ValueError:
-            return False
-        return len(given) == 1 and _same(given[0], self.token)
+        given = [item for item in path.partition("?")[2].split("&") if item.startswith("token=")]
+        return len(given) == 1 and _same(given[0], f"token={self.token}")
 
     @property
     def _cookie(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import shlex
 import threading
@@ -18,16 +19,17 @@ from torch.nn import functional as F
 
 from voxelfield.datasets.camera_path import camera_path_file
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.cameras import Cameras, overview, reference_camera, up_direction
 from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.paths import through
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.trained_model import TrainedModel
 from voxelfield.viewer.address import Address
-from voxelfield.viewer.pictures import MODES, Viewpoint, viewpoint_of
-from voxelfield.viewer.state import ViewerState, viewpoint_of_camera
-from voxelfield.viewer.worker import RenderWorker
+from voxelfield.viewer.pictures import MODES, Viewpoint, content_box, viewpoint_of, viewpoint_of_camera, wxyz_of
+from voxelfield.viewer.worker import PictureRequest, RenderWorker
+
+logger = logging.getLogger(__name__)
 
 Photographs: TypeAlias = Mapping[str, tuple[Split, int]]
 """Photographs by name, such as ``train/r_0``: each is the image of a split at an index."""
@@ -49,6 +51,7 @@ _KEYS = """
 """
 _EMPTY = "Only the background is visible: the field is empty, or the camera looks elsewhere."
 
+_OVERVIEW_SIZE = 512
 _THUMBNAIL_SIDE = 96
 _SPLIT_COLORS = {"train": (40, 110, 220), "test": (220, 120, 30)}
 _OTHER_COLOR = (120, 120, 120)
@@ -92,32 +95,204 @@ def thumbnail(split: Split, index: int, side: int, background: Tensor) -> Tensor
     return to_uint8(F.interpolate(image, size, mode="area")[0].permute(1, 2, 0))
 
 
+def first_view(run: TrainedModel, photographs: Photographs) -> tuple[Viewpoint, Tensor]:
+    """Returns the initial viewpoint, and the direction (3,) that points up, on the CPU.
+
+    The viewpoint is the first photograph's, or else the reference camera's, or else obliquely above the box.
+    """
+    size = (_OVERVIEW_SIZE, _OVERVIEW_SIZE)
+    cameras, index = reference_camera(run.model.warp, *size), 0
+    if photographs:
+        split, index = next(iter(photographs.values()))
+        cameras = split.cameras
+    if cameras is None:
+        return viewpoint_of(overview(content_box(run), *size), 0), torch.tensor([0.0, 0.0, 1.0])
+    return viewpoint_of(cameras, index), up_direction(cameras).float().cpu()
+
+
+class ViewerPage:
+    """Serves a page for exploring a field.
+
+    Args:
+        address: Where to serve it, as checked by :meth:`Address.check`.
+        run: The field, or its state at the beginning of the training in progress.
+        name: The run's path for the command line.
+        photographs: Photographs of the scene, in the frame in which the field was trained; there may be none.
+        poll: Returns the field if training has changed it since the last call; None if it does not change.
+        progress: Returns the progress of training, in Markdown.
+
+    Attributes:
+        box: (2, 3) the part of space that matters, world units, on the CPU.
+        extent: Diagonal of the box, world units.
+        background: (3,) colour behind the scene, on the CPU.
+        home: The initial viewpoint.
+
+    Raises:
+        ValueError: The port has just been taken by another program.
+        MissingPackageError: The installed version of viser bypasses the checks.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        run: TrainedModel,
+        name: str,
+        photographs: Photographs,
+        poll: Callable[[], TrainedModel | None] | None = None,
+        progress: Callable[[], str] = str,
+    ) -> None:
+        # Its import needs viser.
+        from voxelfield.viewer.server import start_server
+
+        self.address = address
+        self.box = content_box(run)
+        self.extent = float((self.box[1] - self.box[0]).norm())
+        self.background = run.model.background.cpu()
+        self.home, up = first_view(run, photographs)
+        self._lock = threading.RLock()
+        self.server = start_server(address, f"voxelfield: {run.config.scene.name}")
+        device = run.model.device
+        rate = _RATE_CUDA if device.type == "cuda" else _RATE_CPU
+        # A field that does not change is returned once.
+        self.worker = RenderWorker(device, self._deliver, rate, poll or functools.partial(next, iter([run]), None))
+        gui, camera = self.server.gui, self.server.initial_camera
+        gui.configure_theme(control_width="medium", show_logo=False, show_share_button=False, brand_color=_BRAND_COLOR)
+        self.server.scene.set_up_direction(up.tolist())
+        self._place(camera, self.home)
+        camera.near, camera.far = 1e-3 * self.extent, 1e3 * self.extent
+        tabs = gui.add_tab_group()
+        with tabs.add_tab("View", icon="eye"):
+            self.view = ViewPanel(self, rate, progress)
+        self.cameras: CamerasPanel | None = None
+        if photographs:
+            with tabs.add_tab("Cameras", icon="camera"):
+                self.cameras = CamerasPanel(self, photographs)
+        with tabs.add_tab("Path", icon="route"):
+            self.path = PathPanel(self, name)
+        self.server.on_client_connect(self._connect)
+        self.server.on_client_disconnect(self._disconnect)
+
+    def close(self) -> None:
+        """Stops serving."""
+        from voxelfield.viewer.server import stop_server
+
+        self.worker.close()
+        stop_server(self.server)
+
+    def callback(self, work: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Returns a callback for a control, which viser runs in a thread of its pool.
+
+        Callbacks run one at a time, because they share the page.
+
+        Args:
+            work: Called with viser's handle of the client, or None if the value was set here. A ValueError is shown to
+                the client.
+        """
+
+        def call(event: Any) -> None:
+            try:
+                with self._lock:
+                    work(event.client)
+            except Exception as error:
+                if event.client is not None and isinstance(error, ValueError):
+                    event.client.add_notification("This is not possible", str(error), color="red")
+                else:
+                    logger.error("viewer: a browser's request failed: %s: %s", type(error).__name__, error)
+
+        return call
+
+    def _place(self, camera: Any, viewpoint: Viewpoint) -> None:
+        """Gives one of viser's cameras a position, a direction and a field of view."""
+        c2w = viewpoint.matrix.double()
+        position, ahead = c2w[:3, 3].numpy(), -c2w[:3, 2]
+        # Dragging rotates the camera about the point that it looks at.
+        distance = max(float(ahead @ (self.box.double().mean(dim=0) - c2w[:3, 3])), 0.1 * self.extent)
+        camera.position = position
+        camera.look_at = position + distance * ahead.numpy()
+        camera.fov = viewpoint.fov
+
+    def move(self, client: Any, viewpoint: Viewpoint) -> None:
+        """Moves the camera of a client."""
+        with client.atomic():
+            self._place(client.camera, viewpoint)
+            client.camera.wxyz = wxyz_of(viewpoint.matrix)
+        client.flush()
+
+    def add_frustum(
+        self, name: str, viewpoint: Viewpoint, aspect: float, on_click: Callable[[Any], None], **options: Any
+    ) -> Any:
+        """Draws a camera; returns viser's handle."""
+        frustum = self.server.scene.add_camera_frustum(
+            name,
+            fov=viewpoint.fov,
+            aspect=aspect,
+            thickness=1.5,
+            thickness_units="screen",
+            wxyz=wxyz_of(viewpoint.matrix),
+            position=viewpoint.matrix[:3, 3].numpy(),
+            **options,
+        )
+        frustum.on_click(self.callback(on_click))
+        return frustum
+
+    def request(self, client: Any) -> None:
+        """Requests the picture for the camera of a client."""
+        camera = client.camera
+        height = min(camera.image_height, self.view.rows.value)
+        width = max(1, round(height * camera.image_width / camera.image_height))
+        request = PictureRequest(viewpoint_of_camera(camera), self.view.mode.value, height, width)
+        self.worker.request(client.client_id, request)
+
+    # Coroutines run where messages arrive, without waiting for a thread of viser's pool.
+    async def _connect(self, client: Any) -> None:
+        async def moved(_: Any) -> None:
+            self.request(client)
+            if self.cameras is not None:
+                self.cameras.update_visibility()
+
+        client.camera.on_update(moved)
+        self.request(client)
+
+    async def _disconnect(self, client: Any) -> None:
+        self.worker.disconnect(client.client_id)
+
+    def _deliver(self, client_id: int, pixels: Tensor, sharp: bool, seconds: float) -> None:
+        client = self.server.get_clients().get(client_id)
+        if client is None:
+            self.worker.disconnect(client_id)
+            return
+        quality = _JPEG_AT_REST if sharp else _JPEG_MOVING
+        client.scene.set_background_image(pixels.numpy(), format="jpeg", jpeg_quality=quality)
+        # Otherwise viser would send it up to a sixtieth of a second later.
+        client.flush()
+        self.view.show_status(pixels, sharp, seconds)
+
+
 class ViewPanel:
     """Displayed quantity, resolution, and the way back.
 
     Args:
-        state: The page.
+        page: The page.
         rate: Desired frames per second while a camera moves.
         progress: Returns the progress of training, in Markdown.
     """
 
-    def __init__(self, state: ViewerState, rate: int, progress: Callable[[], str]) -> None:
-        self._state = state
+    def __init__(self, page: ViewerPage, rate: int, progress: Callable[[], str]) -> None:
+        self._page = page
         self._progress = progress
         self._status_shown = 0.0
-        gui = state.server.gui
-        self.mode = gui.add_dropdown("Show", MODES, initial_value=state.mode, hint="Depth is blue near, red far away.")
-        hint = "Picture height while the camera rests."
-        self.rows = gui.add_slider("Rows at rest", 100, 2160, 20, state.rows, hint=hint)
-        hint = "While the camera moves, pictures are smaller."
-        self.rate = gui.add_slider("Moving, frames/s", 1, 120, 1, rate, hint=hint)
+        gui = page.server.gui
+        self.mode = gui.add_dropdown("Show", MODES, hint="Depth is blue near, red far away.")
+        rest, moving = "Picture height while the camera rests.", "While the camera moves, pictures are smaller."
+        self.rows = gui.add_slider("Rows at rest", 100, 2160, 20, 800, hint=rest)
+        self.rate = gui.add_slider("Moving, frames/s", 1, 120, 1, rate, hint=moving)
         self.status = gui.add_markdown("Waiting for the first picture.")
         self.home = gui.add_button("Home", icon="home", hint="Returns to the initial view.")
         with gui.add_folder("Keys", expand_by_default=False, order=1e6):
             gui.add_markdown(_KEYS)
         for control in (self.mode, self.rows, self.rate):
-            control.on_update(state.callback(lambda _: self._change()))
-        self.home.on_click(state.callback(lambda client: state.move(client, state.home)))
+            control.on_update(page.callback(lambda _: self._change()))
+        self.home.on_click(page.callback(lambda client: page.move(client, page.home)))
 
     def show_status(self, pixels: Tensor, sharp: bool, seconds: float) -> None:
         """Shows the size and the drawing time of a sharp picture (H, W, 3), and now and then of others."""
@@ -132,35 +307,34 @@ class ViewPanel:
         self.status.content = f"{status}\n\n{self._progress()}".rstrip()
 
     def _change(self) -> None:
-        self._state.mode, self._state.rows = self.mode.value, self.rows.value
-        self._state.worker.frames_per_second = float(self.rate.value)
-        self._state.request_all()
+        self._page.worker.frames_per_second = float(self.rate.value)
+        for client in self._page.server.get_clients().values():
+            self._page.request(client)
 
 
 class CamerasPanel:
     """Frusta with photographs, and moving to one.
 
     Args:
-        state: The page.
+        page: The page.
         photographs: At least one photograph.
     """
 
-    def __init__(self, state: ViewerState, photographs: Photographs) -> None:
-        self._state = state
+    def __init__(self, page: ViewerPage, photographs: Photographs) -> None:
+        self._page = page
         self.photographs = photographs
-        self._building = threading.Lock()
         # Of many cameras around a scene, neighbours do not overlap.
-        self._scale = state.extent * min(0.04, 0.6 / math.sqrt(len(photographs)))
-        gui = state.server.gui
+        self._scale = page.extent * min(0.04, 0.6 / math.sqrt(len(photographs)))
+        gui = page.server.gui
         self.shown = gui.add_checkbox("Show cameras", False, hint="Click one to go there.")
         self.view = gui.add_dropdown("Go to", tuple(photographs))
-        self.shown.on_update(state.callback(lambda _: self._show(), long=True))
-        self.view.on_update(state.callback(self._go))
+        self.shown.on_update(page.callback(lambda _: self._show()))
+        self.view.on_update(page.callback(self._go))
         self.frusta: list[Any] = []
 
     def update_visibility(self) -> None:
         """Hides frusta around a browser's camera, which would cover its picture."""
-        cameras = [client.camera.position for client in self._state.server.get_clients().values()]
+        cameras = [client.camera.position for client in self._page.server.get_clients().values()]
         for frustum in self.frusta:
             near = any(float(np.linalg.norm(frustum.position - camera)) < 1.5 * self._scale for camera in cameras)
             visible = self.shown.value and not near
@@ -168,9 +342,8 @@ class CamerasPanel:
                 frustum.visible = visible
 
     def _show(self) -> None:
-        with self._building:
-            if self.shown.value and not self.frusta:
-                self.frusta = [self._frustum(name, *photograph) for name, photograph in self.photographs.items()]
+        if self.shown.value and not self.frusta:
+            self.frusta = [self._frustum(name, *photograph) for name, photograph in self.photographs.items()]
         self.update_visibility()
 
     def _frustum(self, name: str, split: Split, index: int) -> Any:
@@ -179,14 +352,14 @@ class CamerasPanel:
             self._move(client)
 
         width, height = split.cameras.size(index)
-        return self._state.add_frustum(
+        return self._page.add_frustum(
             f"/cameras/{name}",
             viewpoint_of(split.cameras, index),
             width / height,
             select,
             scale=self._scale,
             color=_SPLIT_COLORS.get(name.partition("/")[0], _OTHER_COLOR),
-            image=thumbnail(split, index, _THUMBNAIL_SIDE, self._state.background).numpy(),
+            image=thumbnail(split, index, _THUMBNAIL_SIDE, self._page.background).numpy(),
             format="jpeg",
             visible=False,
         )
@@ -198,23 +371,23 @@ class CamerasPanel:
 
     def _move(self, client: Any) -> None:
         split, index = self.photographs[self.view.value]
-        self._state.move(client, viewpoint_of(split.cameras, index, aspect=client.camera.aspect))
+        self._page.move(client, viewpoint_of(split.cameras, index, aspect=client.camera.aspect))
 
 
 class PathPanel:
     """Key cameras, and the file of the path through them.
 
     Args:
-        state: The page.
+        page: The page.
         run: The run's path for the command line.
     """
 
-    def __init__(self, state: ViewerState, run: str) -> None:
-        self._state = state
+    def __init__(self, page: ViewerPage, run: str) -> None:
+        self._page = page
         self.keys: list[Viewpoint] = []
         self._drawn: list[Any] = []
         self._next_file = 0.0
-        gui = state.server.gui
+        gui = page.server.gui
         self.count = gui.add_markdown("")
         self.add = gui.add_button("Add key camera", icon="plus", hint="At the current camera pose.")
         self.edit = gui.add_button_group("", ("Remove last", "Clear"))
@@ -225,16 +398,16 @@ class PathPanel:
         # A text field, because Markdown would interpret the name of the run.
         command = f"voxelfield render {shlex.quote(run)} --path {PATH_FILE}"
         self.command = gui.add_text("Video", command, disabled=True, hint="Renders the video of a saved path.")
-        self.add.on_click(state.callback(self._append))
-        self.edit.on_click(state.callback(lambda _: self._edit()))
-        self.export.on_click(state.callback(self._save))
+        self.add.on_click(page.callback(self._append))
+        self.edit.on_click(page.callback(lambda _: self._edit()))
+        self.export.on_click(page.callback(self._save))
         self._draw()
 
     def path(self, frames: int) -> Cameras:
         """Returns cameras on a smooth path through the key cameras, of which there is at least one."""
         width, height = (round(side) for side in self.size.value)
         keys = [key.cameras(height, width) for key in self.keys]
-        c2w, intrinsics = (torch.cat([getattr(key, name) for key in keys]) for name in ("c2w", "intrinsics"))
+        c2w, intrinsics = torch.cat([key.c2w for key in keys]), torch.cat([key.intrinsics for key in keys])
         return through(Cameras(c2w, intrinsics, width, height), frames)
 
     def _append(self, client: Any) -> None:
@@ -259,13 +432,13 @@ class PathPanel:
             points = self.path(_LINE_POINTS_PER_SPAN * (count - 1) + 1).c2w[:, :3, 3].numpy()
             line = {"colors": _PATH_COLOR, "thickness": 2.0, "thickness_units": "screen"}
             segments = np.asarray(list(pairwise(points)))
-            self._drawn.append(self._state.server.scene.add_line_segments("/path/line", points=segments, **line))
+            self._drawn.append(self._page.server.scene.add_line_segments("/path/line", points=segments, **line))
 
     def _frustum(self, number: int, key: Viewpoint) -> Any:
         width, height = self.size.value
-        look = {"scale": 0.05 * self._state.extent, "color": _PATH_COLOR}
-        move = functools.partial(self._state.move, viewpoint=key)
-        return self._state.add_frustum(f"/path/{number}", key, width / height, move, **look)
+        look = {"scale": 0.05 * self._page.extent, "color": _PATH_COLOR}
+        move = functools.partial(self._page.move, viewpoint=key)
+        return self._page.add_frustum(f"/path/{number}", key, width / height, move, **look)
 
     def _save(self, client: Any) -> None:
         seconds, fps = float(self.seconds.value), int(self.fps.value)
@@ -278,89 +451,3 @@ class PathPanel:
         content = camera_path_file(self.path(frames), fps)
         self._next_file = time.monotonic() + _SECONDS_BETWEEN_FILES
         client.send_file_download(PATH_FILE, content, save_immediately=True)
-
-
-class ViewerPage:
-    """Serves a page for exploring a field.
-
-    Args:
-        address: Where to serve it, as checked by :meth:`Address.check`.
-        run: The field, or its state at the beginning of the training in progress.
-        name: The run's path for the command line.
-        photographs: Photographs of the scene, in the frame in which the field was trained; there may be none.
-        poll: Returns the field if training has changed it since the last call; None if it does not change.
-        progress: Returns the progress of training, in Markdown.
-
-    Raises:
-        ValueError: The port has just been taken by another program.
-        MissingPackageError: The installed version of viser bypasses the checks.
-    """
-
-    def __init__(
-        self,
-        address: Address,
-        run: TrainedModel,
-        name: str,
-        photographs: Photographs,
-        poll: Callable[[], TrainedModel | None] | None = None,
-        progress: Callable[[], str] = str,
-    ) -> None:
-        # Its import needs viser.
-        from voxelfield.viewer.server import start_server
-
-        self.address = address
-        self.server = start_server(address, f"voxelfield: {run.config.scene.name}")
-        device = run.model.device
-        rate = _RATE_CUDA if device.type == "cuda" else _RATE_CPU
-        # A field that does not change is returned once.
-        self.worker = RenderWorker(device, self._deliver, rate, poll or functools.partial(next, iter([run]), None))
-        split, index = next(iter(photographs.values()), (None, 0))
-        self.state = ViewerState(self.server, self.worker, run, None if split is None else (split.cameras, index))
-        gui = self.server.gui
-        gui.configure_theme(control_width="medium", show_logo=False, show_share_button=False, brand_color=_BRAND_COLOR)
-        self.server.scene.set_up_direction(self.state.up.tolist())
-        camera, extent = self.server.initial_camera, self.state.extent
-        self.state.place(camera, self.state.home)
-        camera.near, camera.far = 1e-3 * extent, 1e3 * extent
-        tabs = gui.add_tab_group()
-        with tabs.add_tab("View", icon="eye"):
-            self.view = ViewPanel(self.state, rate, progress)
-        self.cameras: CamerasPanel | None = None
-        if photographs:
-            with tabs.add_tab("Cameras", icon="camera"):
-                self.cameras = CamerasPanel(self.state, photographs)
-        with tabs.add_tab("Path", icon="route"):
-            self.path = PathPanel(self.state, name)
-        self.server.on_client_connect(self._connect)
-        self.server.on_client_disconnect(self._disconnect)
-
-    def close(self) -> None:
-        """Stops serving."""
-        from voxelfield.viewer.server import stop_server
-
-        self.worker.close()
-        stop_server(self.server)
-
-    # Coroutines run where messages arrive, without waiting for a thread of viser's pool.
-    async def _connect(self, client: Any) -> None:
-        async def moved(_: Any) -> None:
-            self.state.request(client)
-            if self.cameras is not None:
-                self.cameras.update_visibility()
-
-        client.camera.on_update(moved)
-        self.state.request(client)
-
-    async def _disconnect(self, client: Any) -> None:
-        self.worker.disconnect(client.client_id)
-
-    def _deliver(self, client_id: int, pixels: Tensor, sharp: bool, seconds: float) -> None:
-        client = self.server.get_clients().get(client_id)
-        if client is None:
-            self.worker.disconnect(client_id)
-            return
-        quality = _JPEG_AT_REST if sharp else _JPEG_MOVING
-        client.scene.set_background_image(pixels.numpy(), format="jpeg", jpeg_quality=quality)
-        # Otherwise viser would send it up to a sixtieth of a second later.
-        client.flush()
-        self.view.show_status(pixels, sharp, seconds)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,6 +82,27 @@ def viewpoint_of(cameras: Cameras, index: int, aspect: float | None = None) -> V
     if aspect is not None:
         tangent = max(tangent, max(cx, width - cx) / fx / aspect)
     return Viewpoint.of(cameras.c2w[index], 2 * math.atan(tangent))
+
+
+def viewpoint_of_camera(camera: Any) -> Viewpoint:
+    """Returns the viewpoint of a viser camera, whose axes are x right, y down, z forward."""
+    from viser import transforms
+
+    c2w = torch.eye(4, dtype=torch.float64)
+    c2w[:3, :3] = torch.from_numpy(transforms.SO3(np.asarray(camera.wxyz)).as_matrix())
+    c2w[:3, 1:3] *= -1
+    c2w[:3, 3] = torch.from_numpy(np.asarray(camera.position, dtype=np.float64))
+    return Viewpoint.of(c2w, camera.fov)
+
+
+def wxyz_of(c2w: Tensor) -> np.ndarray:
+    """Returns the quaternion of a pose (4, 4) in the axes of viser's cameras."""
+    from viser import transforms
+
+    rotation = c2w[:3, :3].double().clone()
+    rotation[:, 1:] *= -1
+    quaternion: np.ndarray = transforms.SO3.from_matrix(rotation.numpy()).wxyz
+    return quaternion
 
 
 class Painter:
