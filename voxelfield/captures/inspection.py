@@ -51,7 +51,7 @@ def inspect_scene(
     Args:
         folder: Folder of the scene, in any format that :func:`voxelfield.datasets.loading.load_scene` reads.
         out: Folder for :data:`PICTURE` and :data:`PAGE`; created if missing.
-        aabb: (2, 3) box in world units; None for that of the format.
+        aabb: (2, 3) box in world units; None for the format's box.
         model: Number of the COLMAP model where a folder has several; None: the one with the most images.
 
     Returns:
@@ -129,13 +129,8 @@ def measures(capture: Capture) -> list[tuple[str, str]]:
     if capture.motion is not None:
         turn, move = capture.motion.unbind(dim=-1)
         some = int(capture.motion.any(dim=-1).sum())
-        rows.append(
-            (
-                "rolling shutter",
-                f"{some} of {len(capture)} images, during which cameras turn by {_range(turn.rad2deg())} degrees and "
-                f"move by {_range(move)} units",
-            )
-        )
+        motion = f"turn by {_range(turn.rad2deg())} degrees and move by {_range(move)} units"
+        rows.append(("rolling shutter", f"{some} of {len(capture)} images, during which cameras {motion}"))
     if capture.warp is not None:
         rows.append(capture.warp.summary)
     spread = capture.origins.amax(dim=0) - capture.origins.amin(dim=0)
@@ -155,7 +150,7 @@ def measures(capture: Capture) -> list[tuple[str, str]]:
         rows.append(("sparse points", f"{len(capture.points)}, of which {100 * float(inside):.0f} % in the box"))
     if any(capture.transparency):
         percent = 100 * sum(capture.transparency) / len(capture)
-        some = sum(share > 0 for share in capture.transparency)
+        some = sum(fraction > 0 for fraction in capture.transparency)
         rows.append(("transparent pixels", f"{percent:.2g} % of all, in {some} of {len(capture)} images"))
     rows.append(("coordinates", "right-handed world as in the files; cameras look along -z, with y up"))
     return rows

@@ -44,7 +44,7 @@ class Evaluation:
     scores: Mapping[str, tuple[float, ...]]
 
     def means(self) -> dict[str, float]:
-        """Returns the means over the views, by name. PSNR is not that of the mean error, as in NeRF papers."""
+        """Returns the means over the views, by name; for PSNR the mean of the views' PSNR, as in NeRF papers."""
         return {name: math.fsum(values) / len(values) for name, values in self.scores.items()}
 
     @property
@@ -68,12 +68,12 @@ class Evaluation:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     @classmethod
-    def joined(cls, parts: Sequence[Evaluation], names: Iterable[str]) -> Evaluation:
-        """Returns the evaluation of views of some names, in their order, each of which is in one of several parts."""
+    def joined(cls, evaluations: Sequence[Evaluation], names: Iterable[str]) -> Evaluation:
+        """Joins evaluations of different views into one of the named views, in the order of the names."""
         scores: dict[str, dict[str, float]] = {}
-        for part in parts:
-            for name, values in part.scores.items():
-                scores.setdefault(name, {}).update(zip(part.names, values, strict=True))
+        for evaluation in evaluations:
+            for name, values in evaluation.scores.items():
+                scores.setdefault(name, {}).update(zip(evaluation.names, values, strict=True))
         order = tuple(names)
         return cls(order, {name: tuple(values[view] for view in order) for name, values in scores.items()})
 

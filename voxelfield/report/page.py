@@ -102,10 +102,10 @@ def make_page(record: RunRecord) -> str:
         open_views=OPEN_VIEWS,
         error_maximum=ERROR_MAXIMUM,
         resources=[
-            ("Wall-clock time", _shares(metrics.get("seconds", {}), _PARTS, duration)),
+            ("Wall-clock time", _breakdown(metrics.get("seconds", {}), _PARTS, duration)),
             (
                 "Estimated device memory for training",
-                _shares(metrics.get("estimated_gib", {}), _MEMORY, amount_of_memory),
+                _breakdown(metrics.get("estimated_gib", {}), _MEMORY, amount_of_memory),
             ),
             ("Measured memory", peaks),
         ],
@@ -168,7 +168,7 @@ def _views(record: RunRecord) -> list[dict[str, Any]]:
     ]
 
 
-def _shares(
+def _breakdown(
     amounts: Mapping[str, float], labels: Mapping[str, str], write: Callable[[float], str]
 ) -> list[tuple[str, str, str]]:
     """Returns label, amount and percentage of the parts of a sum."""

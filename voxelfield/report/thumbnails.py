@@ -31,8 +31,8 @@ class ViewPictures:
     Attributes:
         render: JPEG file, as are all four.
         truth: The photograph, over the background of the evaluation.
-        error: Absolute difference, averaged over the channels, in Turbo colours from 0 to ``ERROR_MAXIMUM``; that of
-            the whole image, not of the small pictures.
+        error: Absolute difference, averaged over the channels, in Turbo colours from 0 to ``ERROR_MAXIMUM``,
+            computed before the reduction.
         depth: Depth in Turbo colours from near (blue) to far (red), white in empty space.
         width: Width of each picture, in pixels.
         height: Height of each picture, in pixels.
@@ -89,8 +89,8 @@ class Thumbnails:
         """Adds the views of all processes that train together; a collective call, which waits for the device."""
         if processes.count() == 1:
             return
-        own = {name: (colors.cpu(), depth.cpu()) for name, (colors, depth) in self._views.items()}
-        for views in processes.gather_objects(own):
+        local = {name: (colors.cpu(), depth.cpu()) for name, (colors, depth) in self._views.items()}
+        for views in processes.gather_objects(local):
             self._views |= views
 
     def pictures(self) -> dict[str, ViewPictures]:

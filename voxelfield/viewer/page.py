@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
-from torch.nn import functional as F
 
+from voxelfield.captures.capture import thumbnail
 from voxelfield.datasets.camera_path import camera_path_file
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras, overview, reference_camera, up_direction
-from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.paths import through
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
@@ -71,28 +71,13 @@ def photographs_of(scene: Scene, splits: Iterable[str], refined: RefinedCameras 
 
     Args:
         scene: The scene.
-        splits: Names of splits; those that the scene does not have are ignored.
+        splits: Names of splits, which the scene need not have.
         refined: Cameras that training has refined, which the splits' cameras are made to follow.
     """
     found = {name: scene.splits[name] for name in splits if name in scene.splits}
     if refined is not None:
         found = {name: refined.follow_split(split) for name, split in found.items()}
     return {f"{name}/{view}": (split, index) for name, split in found.items() for index, view in enumerate(split.names)}
-
-
-def thumbnail(split: Split, index: int, side: int, background: Tensor) -> Tensor:
-    """Returns a small copy of a photograph, (h, w, 3) uint8.
-
-    Args:
-        split: The photograph's split.
-        index: Its index there.
-        side: Pixels of the longer side.
-        background: (3,) colour behind transparent pixels, on the CPU.
-    """
-    image = composite_background(split.image(index), background).permute(2, 0, 1)[None]
-    factor = side / max(image.shape[-2:])
-    size = [max(1, round(factor * length)) for length in image.shape[-2:]]
-    return to_uint8(F.interpolate(image, size, mode="area")[0].permute(1, 2, 0))
 
 
 def first_view(run: TrainedModel, photographs: Photographs) -> tuple[Viewpoint, Tensor]:
@@ -124,7 +109,7 @@ class ViewerPage:
     Attributes:
         box: (2, 3) the part of space that matters, world units, on the CPU.
         extent: Diagonal of the box, world units.
-        background: (3,) colour behind the scene, on the CPU.
+        background: Colour behind the scene, three numbers from 0 to 255.
         home: The initial viewpoint.
 
     Raises:
@@ -147,7 +132,7 @@ class ViewerPage:
         self.address = address
         self.box = content_box(run)
         self.extent = float((self.box[1] - self.box[0]).norm())
-        self.background = run.model.background.cpu()
+        self.background = tuple(to_uint8(run.model.background).tolist())
         self.home, up = first_view(run, photographs)
         self._lock = threading.RLock()
         self.server = start_server(address, f"voxelfield: {run.config.scene.name}")
@@ -352,6 +337,7 @@ class CamerasPanel:
             self._move(client)
 
         width, height = split.cameras.size(index)
+        image = Image.fromarray(split.image(index).numpy())
         return self._page.add_frustum(
             f"/cameras/{name}",
             viewpoint_of(split.cameras, index),
@@ -359,7 +345,7 @@ class CamerasPanel:
             select,
             scale=self._scale,
             color=_SPLIT_COLORS.get(name.partition("/")[0], _OTHER_COLOR),
-            image=thumbnail(split, index, _THUMBNAIL_SIDE, self._page.background).numpy(),
+            image=np.asarray(thumbnail(image, _THUMBNAIL_SIDE, self._page.background)),
             format="jpeg",
             visible=False,
         )

@@ -100,7 +100,7 @@ class RenderWorker:
     Args:
         device: Device of the field.
         deliver: Called by the thread with a client, its picture (H, W, 3) uint8 on the CPU, whether it has full size,
-            for a camera at rest, and the seconds of drawing. The time of this call counts as part of the picture's.
+            for a camera at rest, and the seconds of drawing. This call counts as part of a picture's duration.
         frames_per_second: Desired rate while a camera moves.
         poll: Called by the thread; returns the field if it has changed since the last call, otherwise None. Nobody else
             may change this field.
@@ -152,7 +152,7 @@ class RenderWorker:
         self._thread.join(_CLOSING_SECONDS)
 
     def _loop(self) -> None:
-        # Separates work on CUDA from that of training, so that neither waits for the other.
+        # A separate stream, so that neither drawing nor training waits for the other.
         stream = contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
         with torch.no_grad(), stream:
             while not self._closed:
