@@ -86,7 +86,7 @@ setup(
     | {name: ["*.json", "*.png"] for name in SCENES}
     | {
         "voxelfield": ["py.typed"],
-        "voxelfield.captures": ["*.html"],
+        "voxelfield.captures": ["templates/*"],
         "voxelfield.datasets": ["manifests/*.json"],
         "voxelfield.export": ["templates/*"],
         "voxelfield.report": ["templates/*"],

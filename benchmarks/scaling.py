@@ -35,7 +35,7 @@ from torch import distributed
 from voxelfield import processes
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.part import Part
-from voxelfield.report.history import read_history
+from voxelfield.report.record import read_history
 from voxelfield.runs.train import load_configured_scene
 from voxelfield.training.config import preset
 from voxelfield.training.session import Session

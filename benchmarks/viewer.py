@@ -33,8 +33,7 @@ from PIL import Image
 
 from voxelfield.cli.view import run
 from voxelfield.viewer.page import ViewerPage
-from voxelfield.viewer.pictures import Viewpoint
-from voxelfield.viewer.state import wxyz_of
+from voxelfield.viewer.pictures import Viewpoint, wxyz_of
 
 _MESSAGES_PER_SECOND = 240
 _WARM_UP_SECONDS = 3.0
@@ -51,9 +50,9 @@ class Client:
     def __init__(self, page: ViewerPage, size: tuple[int, int]) -> None:
         self._page = page
         self._size = size
-        home = page.state.home
+        home = page.home
         self._fov = home.fov
-        self._target = page.state.box.mean(dim=0).double()
+        self._target = page.box.mean(dim=0).double()
         self._start = home.matrix.double()
         self.pictures: list[tuple[float, bytes]] = []
         self._arrived = asyncio.Event()
@@ -171,7 +170,7 @@ async def measure_latency(client: Client, count: int) -> dict[str, Any]:
 
 def measure(page: ViewerPage, options: argparse.Namespace, found: dict[str, Any]) -> None:
     """Measures the images that a client receives, and stores the results in ``found``."""
-    page.state.rows = options.size
+    page.view.rows.value = options.size
     if options.rate is not None:
         page.view.rate.value = options.rate
     found["wished"] = page.worker.frames_per_second

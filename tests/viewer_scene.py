@@ -56,10 +56,9 @@ def trained_run() -> TrainedModel:
 def served_page(host: str = "127.0.0.1", name: str = "RUN") -> Iterator[Any]:
     """The page of the trained run, served at ``page.address``."""
     from voxelfield.viewer.address import Address
-    from voxelfield.viewer.page import ViewerPage
-    from voxelfield.viewer.photographs import Photographs
+    from voxelfield.viewer.page import ViewerPage, photographs_of
 
-    photographs = Photographs.of(bricks(), ("train", "test"), None)
+    photographs = photographs_of(bricks(), ("train", "test"), None)
     page = ViewerPage(Address(host, free_port()), trained_run(), name, photographs)
     try:
         yield page

@@ -21,8 +21,16 @@ from room_corner import corner_cameras, photograph, write_photographs
 import voxelfield
 from voxelfield.captures.capture import read_capture
 from voxelfield.captures.checks import Finding, check_capture
-from voxelfield.captures.drawing import SPLITS, draw, frustum_lines
-from voxelfield.captures.inspection import PAGE, PICTURE, inspect_scene, make_page, measures
+from voxelfield.captures.inspection import (
+    PAGE,
+    PICTURE,
+    SPLITS,
+    draw,
+    frustum_lines,
+    inspect_scene,
+    make_page,
+    measures,
+)
 from voxelfield.captures.photographs import fingerprint
 from voxelfield.cli.command import main
 from voxelfield.datasets.measures import sharpness

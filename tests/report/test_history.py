@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from voxelfield.report.history import read_history
+from voxelfield.report.record import read_history
 from voxelfield.training.logs.logging import TensorBoardLogger
 
 

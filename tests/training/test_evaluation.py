@@ -184,8 +184,7 @@ def test_no_gradient_is_recorded(split):
 
 
 def test_failures_are_named(split, tmp_path):
-    with pytest.raises(ValueError, match="views must name at least one view, got none"):
-        evaluate_split(_renderer(split), split, WHITE, views=[])
+    assert evaluate_split(_renderer(split), split, WHITE, views=[], progress=False) == Evaluation((), {})
 
     def wrong_size(cameras, index):
         return View(torch.zeros(16, 12, 3), torch.zeros(16, 12), torch.zeros(16, 12))

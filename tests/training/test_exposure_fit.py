@@ -10,7 +10,7 @@ from torch import Tensor
 
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import Evaluation, evaluate_split
-from voxelfield.evaluation.exposure_fit import cross_fitted
+from voxelfield.evaluation.metrics import cross_fitted
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 

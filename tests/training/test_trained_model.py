@@ -184,14 +184,14 @@ def test_a_run_says_what_drawing_from_stored_values_costs(train, scene, device, 
     def exhausted(*args, **options):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(trained_model, "evaluate_views", exhausted)
+    monkeypatch.setattr(trained_model, "evaluate_split", exhausted)
     assert loaded.baking_cost(scene.test, evaluation) is None
     assert "not enough memory to measure what drawing from stored values costs" in caplog.text
 
     def endless(*args, **options):
         raise FloatingPointError("rendered view 'a' has 3 pixels that are NaN or infinite")
 
-    monkeypatch.setattr(trained_model, "evaluate_views", endless)
+    monkeypatch.setattr(trained_model, "evaluate_split", endless)
     assert loaded.baking_cost(scene.test, evaluation) is None
     assert "is not known: without them, rendered view 'a' has 3 pixels that are NaN or infinite" in caplog.text
 

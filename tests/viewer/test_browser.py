@@ -13,8 +13,7 @@ from viewer_scene import served_page, session, trained_run
 
 from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.training.config import LoggerConfig
-from voxelfield.viewer.pictures import Painter, viewpoint_of
-from voxelfield.viewer.state import viewpoint_of_camera
+from voxelfield.viewer.pictures import Painter, viewpoint_of, viewpoint_of_camera
 from voxelfield.viewer.watch import TrainingViewer
 from voxelfield.viewer.worker import Detail
 
@@ -48,10 +47,13 @@ def only_client(page):
 
 def settled(page) -> None:
     """Waits until the sharp picture of the requested view has been sent."""
-    eventually(
-        lambda: page.worker._clients and all(client.detail == Detail.SHARP for client in page.worker._clients.values()),
-        "a sharp picture",
-    )
+
+    def is_sharp() -> bool:
+        clients = page.worker._clients.values()
+        drawn = clients and all(client.detail == Detail.SHARP for client in clients)
+        return drawn and "(at rest)" in page.view.status.content
+
+    eventually(is_sharp, "a sharp picture")
 
 
 def expected_picture(page, mode: str) -> torch.Tensor:
@@ -115,23 +117,28 @@ def test_the_page_shows_the_field_and_obeys(browser, page):
     ahead[2] = 0.0
     assert float(step @ ahead) > 0.99 * float(step.norm() * ahead.norm()), "w flies forward, level"
     browser.button("Home")
-    eventually(lambda: moved_from(page, page.state.home) < 1e-3, "home")
+    eventually(lambda: moved_from(page, page.home) < 1e-3, "home")
 
     # Modes and settings.
     browser.choose("Show", "depth")
-    eventually(lambda: worker.mode == "depth", "the mode")
+    eventually(lambda: page.view.mode.value == "depth", "the mode")
     shows(browser, page, "depth")
     page.view.mode.value = "rgb"
     page.view.rows.value = 200
     settled(page)
-    assert worker._clients[client.client_id].request.height == 200
+    eventually(lambda: worker._clients[client.client_id].request.height == 200, "the height")
     page.view.rows.value = 800
     page.view.rate.value = 33
-    assert worker.frames_per_second == 33
+    eventually(lambda: worker.frames_per_second == 33, "the rate")
 
 
 def photographs_of(page):
-    return page.cameras._photographs
+    return page.cameras.photographs
+
+
+def viewpoint_at(photographs, number: int):
+    split, index = list(photographs.values())[number]
+    return viewpoint_of(split.cameras, index)
 
 
 def test_cameras_are_shown_and_gone_to(browser, page):
@@ -142,15 +149,15 @@ def test_cameras_are_shown_and_gone_to(browser, page):
     eventually(lambda: len(page.cameras.frusta) == len(photographs), "frusta")
     # From far behind one camera, that is what one clicks at in the middle of the picture.
     number = 7
-    behind = viewpoint_of(*photographs.camera(number))
+    behind = viewpoint_at(photographs, number)
     c2w = behind.matrix.clone()
     c2w[:3, 3] += 0.5 * c2w[:3, 2]
-    page.state.move(client, type(behind).of(c2w, 0.7))
+    page.move(client, type(behind).of(c2w, 0.7))
     eventually(lambda: moved_from(page, type(behind).of(c2w, 0.7)) < 1e-3, "the way there")
     settled(page)
     browser.drag((client.camera.image_width // 2, client.camera.image_height // 2), (0, 0))
     eventually(lambda: moved_from(page, behind) < 1e-3, "the camera's place")
-    assert page.cameras.view.value == photographs.names[number]
+    assert page.cameras.view.value == list(photographs)[number]
     shows(browser, page, "rgb")
 
 
@@ -159,7 +166,7 @@ def test_a_path_is_recorded_and_saved(browser, page):
     client, photographs = only_client(page), photographs_of(page)
     browser.tab("Path")
     for number, view in enumerate((0, 5, 9), start=1):
-        page.state.move(client, viewpoint_of(*photographs.camera(view)))
+        page.move(client, viewpoint_at(photographs, view))
         settled(page)
         browser.button("Add key camera")
         eventually(lambda number=number: len(page.path.keys) == number, "a key camera")
@@ -169,8 +176,8 @@ def test_a_path_is_recorded_and_saved(browser, page):
     path = read_camera_path(browser.downloaded("camera_path.json"))
     assert (len(path.cameras), path.fps) == (5, 10)
     for station, view in zip((0, 2, 4), (0, 5, 9), strict=True):
-        cameras, index = photographs.camera(view)
-        torch.testing.assert_close(path.cameras.c2w[station], cameras.c2w[index], atol=1e-3, rtol=0)
+        expected = viewpoint_at(photographs, view).matrix
+        torch.testing.assert_close(path.cameras.c2w[station], expected, atol=1e-3, rtol=0)
     browser.button("Clear")
     eventually(lambda: page.path.keys == [], "no key camera")
 

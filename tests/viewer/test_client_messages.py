@@ -226,7 +226,7 @@ def test_a_path_has_a_largest_number_of_frames(page, client, monkeypatch):
 
 
 def test_a_path_has_a_largest_number_of_key_cameras(page, client, monkeypatch):
-    monkeypatch.setattr("voxelfield.viewer.path_panel.MOST_KEYS", 2)
+    monkeypatch.setattr("voxelfield.viewer.page.MOST_KEYS", 2)
     for _ in range(3):
         client.set(page.path.add, True)
     assert client.receive("NotificationShowMessage")["props"]["body"] == "a path has at most 2 key cameras"
@@ -238,7 +238,7 @@ def test_a_path_has_a_largest_number_of_key_cameras(page, client, monkeypatch):
 def test_files_are_not_asked_for_one_after_another(page, client, monkeypatch):
     """A browser that reads none of them would fill the memory."""
     monkeypatch.setattr(page.path, "_next_file", 0.0)
-    monkeypatch.setattr("voxelfield.viewer.path_panel._SECONDS_BETWEEN_FILES", 1e6)
+    monkeypatch.setattr("voxelfield.viewer.page._SECONDS_BETWEEN_FILES", 1e6)
     client.set(page.path.add, True)
     eventually(lambda: not page.path.export.disabled)
     client.set(page.path.export, True)

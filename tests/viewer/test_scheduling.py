@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,19 +21,20 @@ PATIENCE = 60
 
 
 def test_pictures_become_as_large_as_time_allows():
-    client = _Client(1, PictureRequest(viewpoint_of(bricks().train.cameras, 0), 800, 1200))
+    request = PictureRequest(viewpoint_of(bricks().train.cameras, 0), "rgb", 800, 1200)
+    client = _Client(1, request)
 
     def settle(pixels_per_second: float) -> int:
         for _ in range(30):
-            height, width = client.size()
-            client.record(height * width, 0.01 + height * width / pixels_per_second, 0.1)
+            height, width = client.size(request, 0.1)
+            client.record(height * width, 0.01 + height * width / pixels_per_second)
         return height * width
 
     slow = settle(5e5)
     assert 0.07 < 0.01 + slow / 5e5 < 0.13
     assert settle(1e9) == 800 * 1200
     assert 0.07 < 0.01 + settle(5e5) / 5e5 < 0.13
-    height, width = client.size()
+    height, width = client.size(request, 0.1)
     assert width / height == pytest.approx(1.5, rel=0.02)
 
 
@@ -42,9 +45,9 @@ class Receiver:
         self.frames = []
         self._came = threading.Condition()
 
-    def __call__(self, who, frame):
+    def __call__(self, who, pixels, sharp, seconds):
         with self._came:
-            self.frames.append((who, frame))
+            self.frames.append((who, SimpleNamespace(pixels=pixels, sharp=sharp)))
             self._came.notify_all()
 
     def wait(self, condition):
@@ -53,13 +56,17 @@ class Receiver:
             return [frame for _, frame in self.frames]
 
 
+def poll_once(run):
+    return partial(next, iter([run]), None)
+
+
 @pytest.fixture
 def working():
     workers = []
 
-    def start(source=None):
+    def start(poll=None):
         receiver = Receiver()
-        worker = RenderWorker(torch.device("cpu"), receiver, 20.0, source or trained_run())
+        worker = RenderWorker(torch.device("cpu"), receiver, 20.0, poll or poll_once(trained_run()))
         workers.append(worker)
         return worker, receiver
 
@@ -69,8 +76,15 @@ def working():
         assert not worker._thread.is_alive()
 
 
-def request_from(view: int, size: int = 32) -> PictureRequest:
-    return PictureRequest(viewpoint_of(bricks().train.cameras, view), size, size)
+def request_from(view: int, size: int = 32, mode: str = "rgb") -> PictureRequest:
+    return PictureRequest(viewpoint_of(bricks().train.cameras, view), mode, size, size)
+
+
+def assert_shows(pixels: torch.Tensor, request: PictureRequest) -> None:
+    """Whether a picture is the sharp one of a request."""
+    size = (request.height, request.width)
+    expected = Painter(trained_run()).picture(request.viewpoint, request.mode, *size, sharp=True)
+    assert (pixels.int() - expected.int()).abs().max() <= 1
 
 
 def test_the_picture_sharpens_at_rest(working):
@@ -79,19 +93,16 @@ def test_the_picture_sharpens_at_rest(working):
     frames = receiver.wait(lambda frames: frames and frames[-1].sharp)
     assert not frames[0].sharp
     assert frames[0].pixels.shape[0] < 80
-    expected = Painter(trained_run()).picture(request_from(2).viewpoint, "rgb", 80, 80, sharp=True)
-    assert (frames[-1].pixels.int() - expected.int()).abs().max() <= 1
+    assert_shows(frames[-1].pixels, request_from(2, 80))
 
 
 def test_what_is_wanted_last_is_what_is_seen_last(working):
     worker, receiver = working()
     for view in range(8):
         worker.request(1, request_from(view))
-    worker.mode = "depth"
+    worker.request(1, request_from(7, mode="depth"))
     frames = receiver.wait(lambda frames: frames and frames[-1].sharp)
-    assert frames[-1].request == request_from(7)
-    expected = Painter(trained_run()).picture(request_from(7).viewpoint, "depth", 32, 32, sharp=True)
-    assert (frames[-1].pixels.int() - expected.int()).abs().max() <= 1
+    assert_shows(frames[-1].pixels, request_from(7, mode="depth"))
     assert sum(frame.sharp for frame in frames) == 1
 
 
@@ -100,8 +111,9 @@ def test_everybody_sees_a_view_of_their_own(working):
     worker.request(1, request_from(1))
     worker.request(2, request_from(2))
     receiver.wait(lambda frames: sum(frame.sharp for frame in frames) == 2)
-    last = {who: frame.request for who, frame in receiver.frames}
-    assert last == {1: request_from(1), 2: request_from(2)}
+    last = {who: frame.pixels for who, frame in receiver.frames}
+    for who in (1, 2):
+        assert_shows(last[who], request_from(who))
     worker.disconnect(2)
     assert list(worker._clients) == [1]
 
@@ -123,7 +135,8 @@ def test_a_movement_ends_a_sharp_picture(working, monkeypatch):
     worker.request(1, request_from(2, 64))
     moved.set()
     frames = receiver.wait(lambda frames: frames and frames[-1].sharp)
-    assert [frame.request for frame in frames if frame.sharp] == [request_from(2, 64)]
+    (sharp,) = (frame for frame in frames if frame.sharp)
+    assert_shows(sharp.pixels, request_from(2, 64))
 
 
 def test_what_cannot_be_drawn_for_one_is_drawn_for_others(working, monkeypatch, caplog):
@@ -141,7 +154,8 @@ def test_what_cannot_be_drawn_for_one_is_drawn_for_others(working, monkeypatch, 
     receiver.wait(lambda frames: frames and frames[-1].sharp)
     assert {who for who, _ in receiver.frames} == {2}
     worker.request(1, request_from(3))
-    receiver.wait(lambda frames: frames[-1].sharp and frames[-1].request == request_from(3))
+    frames = receiver.wait(lambda frames: frames[-1].sharp and {who for who, _ in receiver.frames} == {1, 2})
+    assert_shows(frames[-1].pixels, request_from(3))
     assert caplog.text.count("not from here") == 1
 
 
@@ -149,23 +163,21 @@ def test_what_cannot_be_drawn_for_one_is_drawn_for_others(working, monkeypatch, 
 @pytest.mark.parametrize("size", [(1, 1), (1, 400), (400, 1)])
 def test_the_narrowest_pictures_are_drawn(working, mode, size, caplog):
     worker, receiver = working()
-    worker.mode = mode
-    worker.request(1, PictureRequest(request_from(1).viewpoint, *size))
+    worker.request(1, PictureRequest(request_from(1).viewpoint, mode, *size))
     frames = receiver.wait(lambda frames: frames and frames[-1].sharp)
     assert frames[-1].pixels.shape[:2] == size
     assert "cannot draw" not in caplog.text
 
 
 def test_a_newer_field_replaces_the_picture_without_a_movement(working, monkeypatch):
-    monkeypatch.setattr("voxelfield.viewer.worker._UPDATE_SHARE", 1.0)
+    monkeypatch.setattr("voxelfield.viewer.worker._UPDATE_FRACTION", 1.0)
     fields = [session().result()]
     worker, receiver = working(lambda: fields.pop() if fields else None)
     worker.request(1, request_from(2))
     first = receiver.wait(lambda frames: frames and frames[-1].sharp)[-1]
     fields.append(trained_run())
     frames = receiver.wait(lambda frames: sum(frame.sharp for frame in frames) == 2)
-    expected = Painter(trained_run()).picture(request_from(2).viewpoint, "rgb", 32, 32, sharp=True)
-    assert (frames[-1].pixels.int() - expected.int()).abs().max() <= 1
+    assert_shows(frames[-1].pixels, request_from(2))
     assert (frames[-1].pixels.int() - first.pixels.int()).abs().max() > 20
 
 
@@ -220,7 +232,7 @@ def test_a_run_with_other_settings_keeps_them(working):
     trainer = replace(run.trainer, evaluation_background="black")
     model = type(run.model)(run.field, run.occupancy, trainer.sampling)
     dark = replace(run, config=replace(run.config, trainer=trainer), model=model)
-    worker, receiver = working(dark)
+    worker, receiver = working(poll_once(dark))
     worker.request(1, request_from(0, 16))
     frames = receiver.wait(lambda frames: frames and frames[-1].sharp)
     assert frames[-1].pixels[0, 0].tolist() == [0, 0, 0]

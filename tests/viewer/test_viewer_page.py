@@ -13,8 +13,8 @@ from viewer_scene import bricks, served_page, trained_run
 from voxelfield.cli import view
 from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.export import save_model
-from voxelfield.viewer.pictures import viewpoint_of
-from voxelfield.viewer.state import ViewerState
+from voxelfield.viewer.page import first_view
+from voxelfield.viewer.pictures import content_box, viewpoint_of
 from voxelfield.warps.ndc_box import NdcBox
 
 pytest.importorskip("viser")
@@ -27,7 +27,7 @@ def test_a_model_file_is_served_without_its_scene(tmp_path):
     parser = ArgumentParser()
     view.add_arguments(parser)
     options = parser.parse_args([str(path), "--device", "cpu", "--port", str(free_port())])
-    view.run(options, wait=lambda page: shown.append(page.state.box))
+    view.run(options, wait=lambda page: shown.append(page.box))
     low, high = trained_run().occupancy.bounds()
     torch.testing.assert_close(shown[0], torch.stack((low, high)))
 
@@ -37,13 +37,13 @@ def test_the_first_view_without_photographs():
     rows = ((1.0, 0.0, 0.0, 0.5), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0))
     warp = NdcBox(box, rows, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 1.0)
     facing = SimpleNamespace(model=SimpleNamespace(warp=warp, background=background))
-    state = ViewerState(None, None, facing)
-    assert torch.equal(state.home.matrix[:3], torch.tensor(rows))
-    assert torch.equal(state.up, torch.tensor([0.0, 1.0, 0.0]))
-    state = ViewerState(None, None, trained_run())
-    towards = state.box.mean(dim=0) - state.home.matrix[:3, 3]
-    torch.testing.assert_close(towards / towards.norm(), -state.home.matrix[:3, 2])
-    assert torch.equal(state.up, torch.tensor([0.0, 0.0, 1.0]))
+    home, up = first_view(facing, {})
+    assert torch.equal(home.matrix[:3], torch.tensor(rows))
+    assert torch.equal(up, torch.tensor([0.0, 1.0, 0.0]))
+    home, up = first_view(trained_run(), {})
+    towards = content_box(trained_run()).mean(dim=0) - home.matrix[:3, 3]
+    torch.testing.assert_close(towards / towards.norm(), -home.matrix[:3, 2])
+    assert torch.equal(up, torch.tensor([0.0, 0.0, 1.0]))
 
 
 def test_a_saved_path_leads_through_its_key_cameras(tmp_path):
@@ -64,9 +64,9 @@ def test_a_saved_path_leads_through_its_key_cameras(tmp_path):
 
 def test_an_empty_view_is_explained():
     with served_page() as page:
-        empty = SimpleNamespace(pixels=torch.full((4, 6, 3), 255), sharp=True, seconds=0.1)
-        page.view.show_status(empty)
+        pixels = torch.full((4, 6, 3), 255)
+        page.view.show_status(pixels, sharp=True, seconds=0.1)
         assert page.view.status.content.startswith("6 x 4 in 100 ms (at rest)\n\n**Only the background is visible")
-        empty.pixels[0, 0, 0] = 0
-        page.view.show_status(empty)
+        pixels[0, 0, 0] = 0
+        page.view.show_status(pixels, sharp=True, seconds=0.1)
         assert page.view.status.content == "6 x 4 in 100 ms (at rest)"

@@ -14,7 +14,7 @@ from viewer_scene import session
 from voxelfield.cli.command import main
 from voxelfield.installed import MissingPackageError
 from voxelfield.training.config import LoggerConfig
-from voxelfield.viewer import address, watch
+from voxelfield.viewer import watch
 from voxelfield.viewer.address import Address
 
 
@@ -73,7 +73,7 @@ def test_a_local_page_tells_of_the_tunnel_and_an_open_one_warns(caplog):
 def test_without_viser_the_message_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "viser", None)
     with pytest.raises(MissingPackageError, match=r'viser must be installed .*: pip install "voxelfield\[viewer\]"'):
-        address.import_viser()
+        Address().check()
 
 
 @pytest.mark.parametrize("failing", ["page", "copy"])

@@ -26,7 +26,7 @@ from voxelfield.warps.warp import Warp
 # Of the pixels whose rays are compared with the box: the least alpha, and their number along the longer side.
 _OPAQUE, _LATTICE = 128, 40
 
-_THUMBNAIL = 192  # pixels of the longer side
+_THUMBNAIL_SIDE = 192  # pixels of the longer side
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +136,7 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
         points=(torch.zeros(0, 3) if scene.points is None else scene.points).double(),
         sharpness=tuple(map(sharpness, images)),
         fingerprints=np.stack([fingerprint(image) for image in images]),
-        thumbnails=tuple(map(_thumbnail, images)),
+        thumbnails=tuple(thumbnail(image, _THUMBNAIL_SIDE) for image in images),
         warp=warp,
         transparency=tuple(share for split in splits for share in transparency(split)),
         beyond_box=tuple(_share_beyond(split, index, scene.aabb) if warp is None else 0.0 for _, split, index in views),
@@ -158,7 +158,9 @@ def _share_beyond(split: Split, index: int, aabb: Tensor) -> float:
     return float((rays.near >= rays.far).double().mean())
 
 
-def _thumbnail(image: Image.Image) -> Image.Image:
-    small = image.copy()
-    small.thumbnail((_THUMBNAIL, _THUMBNAIL), Image.Resampling.BOX)
-    return Image.alpha_composite(Image.new("RGBA", small.size, "white"), small).convert("RGB")
+def thumbnail(image: Image.Image, side: int, background: str | tuple[int, ...] = "white") -> Image.Image:
+    """Returns a small copy of an RGBA image over a background, whose longer side has at most ``side`` pixels."""
+    small = Image.new("RGB", image.size, background)
+    small.paste(image, mask=image)
+    small.thumbnail((side, side), Image.Resampling.BOX)
+    return small

@@ -30,7 +30,6 @@ _SAME_POSITION = 1e-5  # of the extent of all cameras
 _SAME_ANGLE = 0.01  # degrees
 _ROLLED = 60.0  # degrees
 _STEEP = 0.35  # cosine of the elevation beyond which up and down mean little to a camera
-_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def box_cuts_images(capture: Capture) -> Finding | None:
     return Finding(
         "box cuts images",
         f"{100 * beyond.mean():.0f} % of the opaque pixels look past the box, most of them in "
-        f"{_list([capture.names[index] for index in worst])}: enlarge scene.aabb, or make everything beside the "
+        f"{listed([capture.names[index] for index in worst])}: enlarge scene.aabb, or make everything beside the "
         "subject transparent",
         tuple(sorted(worst)),
     )
@@ -282,7 +281,7 @@ def _about(capture: Capture, chosen: Tensor | Sequence[bool], title: str, messag
     if not views:
         return None
     are, have = ("is", "has") if len(views) == 1 else ("are", "have")
-    names = _list([capture.names[index] for index in views])
+    names = listed([capture.names[index] for index in views])
     return Finding(title, message.format(names=names, are=are, have=have, count=len(capture)), views)
 
 
@@ -291,10 +290,11 @@ def _duplicates(capture: Capture, same: Callable[[int], Tensor], title: str, rem
     pairs = [(int(found[0]), index) for index in range(1, len(capture)) if len(found := same(index).nonzero())]
     if not pairs:
         return None
-    names = _list([f"{capture.names[one]} and {capture.names[other]}" for one, other in pairs])
+    names = listed([f"{capture.names[one]} and {capture.names[other]}" for one, other in pairs])
     return Finding(title, f"{names} {remedy}", tuple(sorted({index for pair in pairs for index in pair})))
 
 
-def _list(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+def listed(names: Sequence[str], count: int = 3) -> str:
+    """Returns the first ``count`` names, and the number of the others."""
+    more = len(names) - count
+    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")

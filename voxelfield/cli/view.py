@@ -11,9 +11,8 @@ import voxelfield
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of
 from voxelfield.installed import MissingPackageError
 from voxelfield.training.trained_model import TrainedModel
-from voxelfield.viewer.address import Address, import_viser
-from voxelfield.viewer.page import ViewerPage
-from voxelfield.viewer.photographs import Photographs
+from voxelfield.viewer.address import Address
+from voxelfield.viewer.page import Photographs, ViewerPage, photographs_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,6 @@ def run(options: argparse.Namespace, wait: Callable[[ViewerPage], None] | None =
         options: The parsed command line.
         wait: Called with the page, which is closed when it returns; None waits for Ctrl-C.
     """
-    import_viser()
     address = Address(options.host, options.port)
     address.check()
     trained = voxelfield.load(options.run, options.device)
@@ -58,5 +56,5 @@ def _photographs(run: TrainedModel, options: argparse.Namespace) -> Photographs:
         scene = load_scene_of(run, options, None)
     except (OSError, ValueError, MissingPackageError) as error:
         logger.warning("the scene's cameras and photographs are not shown: %s", error)
-        return Photographs({})
-    return Photographs.of(scene, ("train", "val", "test"), run.cameras)
+        return {}
+    return photographs_of(scene, ("train", "val", "test"), run.cameras)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from tqdm import tqdm
 
-from voxelfield.evaluation.exposure_fit import cross_fitted
-from voxelfield.evaluation.metrics import psnr, ssim
+from voxelfield.evaluation.metrics import cross_fitted, psnr, ssim
 from voxelfield.files import atomic_write, is_replaceable
 from voxelfield.media.png import PngWriter
 from voxelfield.rendering.images import composite_background
@@ -45,7 +44,7 @@ class Evaluation:
     scores: Mapping[str, tuple[float, ...]]
 
     def means(self) -> dict[str, float]:
-        """Returns the means over the views, by name. PSNR is not that of the mean error, as in NeRF papers."""
+        """Returns the means over the views, by name; for PSNR the mean of the views' PSNR, as in NeRF papers."""
         return {name: math.fsum(values) / len(values) for name, values in self.scores.items()}
 
     @property
@@ -69,12 +68,12 @@ class Evaluation:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     @classmethod
-    def joined(cls, parts: Sequence[Evaluation], names: Iterable[str]) -> Evaluation:
-        """Returns the evaluation of views of some names, in their order, each of which is in one of several parts."""
+    def joined(cls, evaluations: Sequence[Evaluation], names: Iterable[str]) -> Evaluation:
+        """Joins evaluations of different views into one of the named views, in the order of the names."""
         scores: dict[str, dict[str, float]] = {}
-        for part in parts:
-            for name, values in part.scores.items():
-                scores.setdefault(name, {}).update(zip(part.names, values, strict=True))
+        for evaluation in evaluations:
+            for name, values in evaluation.scores.items():
+                scores.setdefault(name, {}).update(zip(evaluation.names, values, strict=True))
         order = tuple(names)
         return cls(order, {name: tuple(values[view] for view in order) for name, values in scores.items()})
 
@@ -93,65 +92,7 @@ def evenly_spaced(count: int, total: int) -> list[int]:
     return [index * total // count for index in range(count)] if count < total else list(range(total))
 
 
-class Comparison:
-    """Renders the views of a split, and compares them with the ground truth.
-
-    The arguments are as for :func:`evaluate_split`; with ``environment``, views show it and not ``background``, so that
-    a fitted exposure applies to all of their pixels.
-    """
-
-    def __init__(
-        self,
-        render_view: Callable[[Cameras, int], View],
-        split: Split,
-        background: torch.Tensor,
-        *,
-        lpips: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
-        fit_exposure: bool = False,
-        environment: bool = False,
-    ) -> None:
-        self.split = split
-        self._render_view, self._background = render_view, background
-        self._lpips, self._fit_exposure, self._environment = lpips, fit_exposure, environment
-        # All at once, because copying each camera separately would wait for the views before it.
-        self._cameras = split.cameras.to(background.device)
-        self._uploads = Uploads()
-
-    @torch.no_grad()
-    def __call__(self, index: int) -> tuple[View, torch.Tensor, torch.Tensor | None, Mapping[str, torch.Tensor]]:
-        """Compares one view, without waiting for the device.
-
-        Returns:
-            The view as rendered, which may have colours outside [0, 1]; the ground truth (H, W, 3) in [0, 1] and the
-            mask (H, W) of pixels that count, None for all, on the view's device; and scalars there: ``bad``, the number
-            of pixels that are not finite, and the metrics by name.
-
-        Raises:
-            ValueError: The rendered image has another size than its ground truth.
-        """
-        name, background = self.split.names[index], self._background
-        view = self._render_view(self._cameras, index)
-        rgb = view.rgb
-        truth = composite_background(self._uploads.to(self.split.image(index), rgb.device), background)
-        if rgb.shape != truth.shape:
-            raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
-        bad = (~rgb.isfinite()).any(dim=-1).sum()
-        rgb = rgb.clamp(0, 1)
-        counted = self.split.mask(index)
-        mask = None if counted is None else self._uploads.to(counted, rgb.device)
-        shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
-        figures = {"bad": bad.float(), "psnr": psnr(rgb, truth, mask), "ssim": ssim(shown, truth)}
-        if self._lpips is not None:
-            # The network rejects NaN with a message of its own; views with NaN are rejected by evaluate_views.
-            figures["lpips"] = self._lpips(shown.nan_to_num(), truth)
-        if self._fit_exposure:
-            captured = torch.ones_like(view.opacity) if self._environment else view.opacity
-            fitted = cross_fitted(rgb, captured, truth, background, mask)
-            shown = fitted if mask is None else torch.where(mask[..., None], fitted, truth)
-            figures |= {"psnr_fitted": psnr(fitted, truth, mask), "ssim_fitted": ssim(shown, truth)}
-        return view, truth, mask, figures
-
-
+@torch.no_grad()
 def evaluate_split(
     render_view: Callable[[Cameras, int], View],
     split: Split,
@@ -160,6 +101,7 @@ def evaluate_split(
     views: Sequence[int] | None = None,
     lpips: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     fit_exposure: bool = False,
+    environment: bool = False,
     on_view: Sequence[OnView] = (),
     progress: bool = True,
 ) -> Evaluation:
@@ -173,56 +115,53 @@ def evaluate_split(
         render_view: Called with the split's cameras and a camera index; renders that view on any device.
         split: Images with their cameras and names.
         background: (3,) floating point in [0, 1]; the colour over which ``render_view`` composites.
-        views: Indices of the views to evaluate, in [0, N); None means all.
+        views: Indices of the views to evaluate, in [0, N); None means all, and none gives an evaluation without scores.
         lpips: Compares two images (H, W, 3), like :class:`voxelfield.evaluation.lpips.Lpips`; None for no LPIPS.
-        fit_exposure: Evaluate each view a second time, after
-            :func:`voxelfield.evaluation.exposure_fit.cross_fitted` has corrected each half of it by a fit to the other
-            half.
-        on_view: Called with each view, for example
-            :meth:`voxelfield.report.thumbnails.Thumbnails.add`; they should not synchronise with the device.
+        fit_exposure: Evaluate each view a second time, after :func:`voxelfield.evaluation.metrics.cross_fitted` has
+            corrected each half of it by a fit to the other half.
+        environment: Whether views show an environment and not ``background``, so that a fitted exposure applies to all
+            of their pixels.
+        on_view: Called with each view, for example :meth:`voxelfield.report.thumbnails.Thumbnails.add`; they should not
+            synchronise with the device.
         progress: Show a progress bar if the standard error stream is a terminal.
 
     Returns:
         Metrics per view and their means.
 
     Raises:
-        ValueError: There is no view to evaluate, or a rendered image has another size than its ground truth.
-        FloatingPointError: A rendered image contains NaN or infinity.
-    """
-    indices = range(len(split.names)) if views is None else views
-    if len(indices) == 0:
-        raise ValueError("views must name at least one view, got none")
-    comparison = Comparison(render_view, split, background, lpips=lpips, fit_exposure=fit_exposure)
-    return evaluate_views(comparison, indices, on_view=on_view, progress=progress)
-
-
-def evaluate_views(
-    comparison: Comparison, indices: Sequence[int], *, on_view: Sequence[OnView] = (), progress: bool = True
-) -> Evaluation:
-    """Evaluates views of a split.
-
-    Args:
-        comparison: Renders and compares a view.
-        indices: Indices of the views to evaluate, in [0, N); none gives an evaluation without scores.
-        on_view: As for :func:`evaluate_split`.
-        progress: As for :func:`evaluate_split`.
-
-    Raises:
         ValueError: A rendered image has another size than its ground truth.
         FloatingPointError: A rendered image contains NaN or infinity.
     """
+    # All at once, because copying each camera separately would wait for the views before it.
+    cameras, uploads = split.cameras.to(background.device), Uploads()
     names: list[str] = []
     scores: list[torch.Tensor] = []
-    figures: Mapping[str, torch.Tensor] = {}
+    figures: dict[str, torch.Tensor] = {}
     # tqdm takes None as "only on a terminal"
     bar = {"desc": "evaluate", "unit": "view", "leave": False, "disable": not progress or None}
-    for index in tqdm(indices, **bar):
-        view, truth, mask, figures = comparison(index)
+    for index in tqdm(range(len(split)) if views is None else views, **bar):
+        name, view = split.names[index], render_view(cameras, index)
+        device, rgb, counted = view.rgb.device, view.rgb.clamp(0, 1), split.mask(index)
+        truth = composite_background(uploads.to(split.image(index), device), background)
+        if rgb.shape != truth.shape:
+            raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
+        mask = None if counted is None else uploads.to(counted, device)
+        shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
+        bad = (~view.rgb.isfinite()).any(dim=-1).sum()
+        figures = {"bad": bad.float(), "psnr": psnr(rgb, truth, mask), "ssim": ssim(shown, truth)}
+        if lpips is not None:
+            # The network rejects NaN with another message; views with NaN are rejected below.
+            figures["lpips"] = lpips(shown.nan_to_num(), truth)
+        if fit_exposure:
+            opacity = torch.ones_like(view.opacity) if environment else view.opacity
+            fitted = cross_fitted(rgb, opacity, truth, background, mask)
+            shown = fitted if mask is None else torch.where(mask[..., None], fitted, truth)
+            figures |= {"psnr_fitted": psnr(fitted, truth, mask), "ssim_fitted": ssim(shown, truth)}
         # Left on the device: reading each number immediately would delay the launch of the next view.
         scores.append(torch.stack(list(figures.values())))
-        names.append(comparison.split.names[index])
+        names.append(name)
         for call in on_view:
-            call(names[-1], view, truth, mask)
+            call(name, view, truth, mask)
     rows = [row.cpu().to(torch.float64).tolist() for row in scores]
     measured = dict(zip(figures, zip(*rows, strict=True), strict=True)) if rows else {}
     for name, count in zip(names, measured.pop("bad", ()), strict=True):

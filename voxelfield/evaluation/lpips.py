@@ -1,6 +1,6 @@
 """LPIPS (Zhang et al., 2018) with VGG16 features, as reported in NeRF papers.
 
-LPIPS is optional. ``pip install "voxelfield[lpips]"`` installs torchmetrics, which contains the metric's own weights.
+LPIPS is optional. ``pip install "voxelfield[lpips]"`` installs torchmetrics, which contains the metric's weights.
 The weights of VGG16 must be installed by the user, so that an evaluation never downloads half a gigabyte unasked.
 torchvision is not required, because it would have to match the installed torch exactly.
 """
@@ -34,7 +34,7 @@ def weights_file() -> Path:
 
 
 def check_lpips() -> Path:
-    """Checks that everything LPIPS needs is installed; returns the file of the metric's own weights.
+    """Checks that everything LPIPS needs is installed; returns the file of the metric's weights.
 
     Raises:
         MissingPackageError: torchmetrics is not installed.

@@ -19,6 +19,7 @@ from voxelfield.fields.environment import environment_of
 from voxelfield.fields.field import RadianceField
 from voxelfield.files import MARK, atomic_write, is_replaceable
 from voxelfield.grids.sparse_grid import BLOCK_CELLS
+from voxelfield.media.html import page_template
 from voxelfield.rendering.backends.baked_images import BakedImages
 from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras, up_direction
@@ -78,9 +79,6 @@ def save_web_page(
         FileExistsError: There is an ``index.html`` that voxelfield has not written.
         OSError: A file cannot be written.
     """
-    # Imported here, because it takes long and few programs write pages.
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     if not len(cameras):
         raise ValueError("cameras must be at least one, got none")
     check_drawable(field)
@@ -114,11 +112,8 @@ def save_web_page(
         "up": up_direction(cameras).tolist(),
         "pivot": pivot.tolist(),
     }
-    environment = Environment(
-        loader=PackageLoader("voxelfield.export"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
     constants = "\n".join(_constants(field, occupancy, settings, background, bricks))
-    template = environment.get_template("web.html")
+    template = page_template("voxelfield.export", "web.html")
     stale = _files_of(page) - set(files.values())
     with atomic_write(page) as opened:
         for text in template.generate(mark=MARK, title=title, scene=scene, constants=constants, parts=parts):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from voxelfield.report.history import Curve
+from voxelfield.report.record import Curve
 
 # Legible on white and on black, because the page follows the reader's light or dark mode.
 COLORS = ("#2f7fd6", "#e0602a", "#1f9d70", "#a550c0", "#b08510", "#d0416f", "#3a97a6", "#808894")

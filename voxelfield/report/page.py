@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 import yaml
 
 from voxelfield.files import atomic_write
+from voxelfield.media.html import page_template
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM
 from voxelfield.report import charts
 from voxelfield.report.advice import advise
 from voxelfield.report.charts import Chart
-from voxelfield.report.history import Curve
-from voxelfield.report.record import RunRecord
+from voxelfield.report.record import Curve, RunRecord
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.config import RunConfig
 from voxelfield.training.state.run_directory import REPORT
@@ -88,19 +87,9 @@ def make_page(record: RunRecord) -> str:
     Args:
         record: The run. Its texts may be anything: all of them are escaped.
     """
-    # Imported here, because it takes long and few programs write reports.
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("voxelfield.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    environment.filters["data_uri"] = lambda file, kind: f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
     metrics = record.metrics
     peaks = [(label, amount_of_memory(metrics[key])) for key, label in _PEAKS.items() if key in metrics]
-    return environment.get_template("report.html").render(
+    return page_template("voxelfield.report", "report.html").render(
         scene=metrics["scene"],
         finished=record.finished,
         split=metrics.get("split", "test"),
@@ -113,10 +102,10 @@ def make_page(record: RunRecord) -> str:
         open_views=OPEN_VIEWS,
         error_maximum=ERROR_MAXIMUM,
         resources=[
-            ("Wall-clock time", _shares(metrics.get("seconds", {}), _PARTS, duration)),
+            ("Wall-clock time", _breakdown(metrics.get("seconds", {}), _PARTS, duration)),
             (
                 "Estimated device memory for training",
-                _shares(metrics.get("estimated_gib", {}), _MEMORY, amount_of_memory),
+                _breakdown(metrics.get("estimated_gib", {}), _MEMORY, amount_of_memory),
             ),
             ("Measured memory", peaks),
         ],
@@ -179,7 +168,7 @@ def _views(record: RunRecord) -> list[dict[str, Any]]:
     ]
 
 
-def _shares(
+def _breakdown(
     amounts: Mapping[str, float], labels: Mapping[str, str], write: Callable[[float], str]
 ) -> list[tuple[str, str, str]]:
     """Returns label, amount and percentage of the parts of a sum."""

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
-from voxelfield.files import read_regular
-from voxelfield.report.history import Curve, History, read_history
+from voxelfield.files import open_regular, read_regular
 from voxelfield.report.thumbnails import ViewPictures
 from voxelfield.training.config import RunConfig
+from voxelfield.training.logs.logging import EVENTS
 from voxelfield.training.state.run_directory import METRICS
+
+Curve: TypeAlias = tuple[tuple[int, float], ...]
+"""Steps, rising, with a value each."""
+
+History: TypeAlias = Mapping[str, Curve]
+"""Curves by tag, such as ``train/psnr``."""
 
 _LOGGED = re.compile(r"^\[[^]]*\]\[[^]]*\]\[(?:WARNING|ERROR|CRITICAL)\] - (.*)$", re.MULTILINE)
 
@@ -73,6 +80,36 @@ class RunRecord:
         """Returns the last value that was recorded under a tag, or None."""
         curve = self.curve(tag)
         return curve[-1][1] if curve else None
+
+
+def read_history(directory: Path) -> dict[str, Curve]:
+    """Reads the scalars that TensorBoard shows of a run.
+
+    Args:
+        directory: Run directory. Records of an interrupted run after the step from which it was resumed are left out.
+
+    Returns:
+        Curves by tag, none if nothing was recorded (``logger=none``).
+
+    Raises:
+        ValueError: One of TensorBoard's files is not a file, but a named pipe, for example.
+    """
+    files = list(directory.glob(EVENTS))
+    if not files:
+        return {}
+    for file in files:
+        open_regular(file).close()  # TensorBoard would wait for a named pipe
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    # 0 loads all items of a kind, 1 only one.
+    limits = {"scalars": 0, "tensors": 1, "images": 1, "histograms": 1, "compressedHistograms": 1, "audio": 1}
+    # Below errors, it warns about steps that an interrupted run logged twice and reports the end of the last file.
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    events = EventAccumulator(str(directory), size_guidance=limits).Reload()
+    return {
+        tag: tuple((event.step, float(event.value)) for event in events.Scalars(tag))
+        for tag in events.Tags()["scalars"]
+    }
 
 
 def _commands(directory: Path) -> Iterator[tuple[str, str]]:

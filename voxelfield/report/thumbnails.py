@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import processes
+from voxelfield.media.html import jpeg_bytes
 from voxelfield.rendering.images import turbo
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.render import View
@@ -31,8 +31,8 @@ class ViewPictures:
     Attributes:
         render: JPEG file, as are all four.
         truth: The photograph, over the background of the evaluation.
-        error: Absolute difference, averaged over the channels, in Turbo colours from 0 to ``ERROR_MAXIMUM``; that of
-            the whole image, not of the small pictures.
+        error: Absolute difference, averaged over the channels, in Turbo colours from 0 to ``ERROR_MAXIMUM``,
+            computed before the reduction.
         depth: Depth in Turbo colours from near (blue) to far (red), white in empty space.
         width: Width of each picture, in pixels.
         height: Height of each picture, in pixels.
@@ -89,8 +89,8 @@ class Thumbnails:
         """Adds the views of all processes that train together; a collective call, which waits for the device."""
         if processes.count() == 1:
             return
-        own = {name: (colors.cpu(), depth.cpu()) for name, (colors, depth) in self._views.items()}
-        for views in processes.gather_objects(own):
+        local = {name: (colors.cpu(), depth.cpu()) for name, (colors, depth) in self._views.items()}
+        for views in processes.gather_objects(local):
             self._views |= views
 
     def pictures(self) -> dict[str, ViewPictures]:
@@ -115,13 +115,5 @@ def _pictures(view: tuple[Tensor, Tensor]) -> ViewPictures:
     colors, depth = view[0].cpu().permute(1, 2, 0) / 255, view[1].cpu().float()
     shown = (colors[..., :3], colors[..., 3:6], turbo(colors[..., 6]), depth_colors(depth, colors[..., 7]))
     height, width = depth.shape
-    render, truth, wrong, distance = map(_jpeg, shown)
-    return ViewPictures(render, truth, wrong, distance, width, height)
-
-
-def _jpeg(rgb: Tensor) -> bytes:
-    file = io.BytesIO()
-    # Without subsampling, because maps of error and depth consist of colours.
-    # Without optimize=True, for which Pillow's buffer holds one byte per pixel: noisy images need more and would fail.
-    Image.fromarray(to_uint8(rgb).numpy()).save(file, format="JPEG", quality=85, subsampling=0)
-    return file.getvalue()
+    render, truth, error, distance = (jpeg_bytes(Image.fromarray(to_uint8(rgb).numpy())) for rgb in shown)
+    return ViewPictures(render, truth, error, distance, width, height)

@@ -18,11 +18,10 @@ from voxelfield import processes
 from voxelfield.config import parse
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import (
-    Comparison,
     Evaluation,
     OnView,
     check_pictures,
-    evaluate_views,
+    evaluate_split,
     evenly_spaced,
     save_images,
 )
@@ -232,26 +231,28 @@ class TrainedModel:
     ) -> Evaluation:
         """Compares the chosen views of :meth:`_as_photographed`, see :meth:`evaluate`; a collective call."""
 
-        def evaluate_own() -> Evaluation:
+        def evaluate_local() -> Evaluation:
             called = list(callbacks)
             with contextlib.ExitStack() as stack:
                 if images is not None:
                     check_pictures("images", images, (split.names[index] for index in chosen))
                     called.append(save_images(images, stack.enter_context(PngWriter())))
-                comparison = Comparison(
+                local = chosen[processes.rank() :: processes.count()]
+                if split.local_slice is not None:
+                    local = [index for index in chosen if index in split.local_indices]
+                return evaluate_split(
                     self._photographing(self._default_renderer if backend is None else self.renderer(backend), tones),
                     split,
                     self.model.background,
+                    views=local,
                     lpips=Lpips(self.model.device) if lpips else None,
                     fit_exposure=self.trainer.exposure != "none" or tones is not None,
                     environment=self.model.environment is not None,
+                    on_view=called,
+                    progress=progress and processes.is_first(),
                 )
-                own = chosen[processes.rank() :: processes.count()]
-                if split.local_slice is not None:
-                    own = [index for index in chosen if index in split.local_indices]
-                return evaluate_views(comparison, own, on_view=called, progress=progress and processes.is_first())
 
-        parts = processes.gather_results(evaluate_own)
+        parts = processes.gather_results(evaluate_local)
         return Evaluation.joined(parts, (split.names[index] for index in chosen))
 
     def baking_cost(self, split: Split, evaluation: Evaluation, views: int = 3) -> float | None:

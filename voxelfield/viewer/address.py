@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import ipaddress
 import logging
 import re
@@ -10,8 +10,7 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from typing import TYPE_CHECKING
 
 from voxelfield.installed import MissingPackageError
 
@@ -43,7 +42,16 @@ class Address:
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16))
 
     def check(self) -> None:
-        """Raises ValueError unless a server can listen here."""
+        """Raises unless the page can be served here.
+
+        Raises:
+            MissingPackageError: viser is not installed.
+            ValueError: This is not an address of this machine, or the port is taken.
+        """
+        if importlib.util.find_spec("viser") is None:
+            raise MissingPackageError(
+                'viser must be installed to view fields in a browser: pip install "voxelfield[viewer]"'
+            )
         host_name, port_name = self.names
         if not 1 <= self.port <= 65535:
             raise ValueError(f"{port_name} must be 1 to 65535, got {self.port}")
@@ -136,11 +144,8 @@ class Address:
         return headers
 
     def _has_token(self, path: str) -> bool:
-        try:
-            given = parse_qs(urlsplit(path).query, max_num_fields=20).get("token", [])
-        except ValueError:
-            return False
-        return len(given) == 1 and _same(given[0], self.token)
+        given = [item for item in path.partition("?")[2].split("&") if item.startswith("token=")]
+        return len(given) == 1 and _same(given[0], f"token={self.token}")
 
     @property
     def _cookie(self) -> str:
@@ -159,19 +164,3 @@ def _is_loopback(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def import_viser() -> Any:
-    """Imports viser.
-
-    Raises:
-        MissingPackageError: It is not installed.
-    """
-    try:
-        return importlib.import_module("viser")
-    except ModuleNotFoundError as error:
-        if error.name != "viser":
-            raise
-        raise MissingPackageError(
-            'viser must be installed to view fields in a browser: pip install "voxelfield[viewer]"'
-        ) from error

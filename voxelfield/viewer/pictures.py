@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,12 +15,11 @@ from voxelfield.datasets import camera_path
 from voxelfield.grids.boxes import box_tensor
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.view_pictures import picture as converted
+from voxelfield.rendering.view_pictures import picture
 from voxelfield.training.trained_model import TrainedModel
 
-Mode = Literal["rgb", "depth"]
-MODES: tuple[Mode, ...] = get_args(Mode)
+MODES = ("rgb", "depth")
+"""Quantities that the page can show."""
 
 FIELDS_OF_VIEW = (math.radians(camera_path.FIELDS_OF_VIEW[0]), math.radians(camera_path.FIELDS_OF_VIEW[1]))
 """Smallest and largest field of view that a browser may request, radians."""
@@ -66,12 +67,12 @@ class Viewpoint:
 def viewpoint_of(cameras: Cameras, index: int, aspect: float | None = None) -> Viewpoint:
     """Returns the viewpoint of a photograph, wide enough for all of it; lens distortion is ignored.
 
-    That of a panorama shows 90 degrees around its optical axis.
+    The viewpoint of a panorama shows 90 degrees around the optical axis.
 
     Args:
         cameras: The cameras.
         index: Index of the camera.
-        aspect: Width over height of the image in which the photograph must fit; None for that of the photograph.
+        aspect: Width over height of the image in which the photograph must fit; None for the photograph's aspect.
     """
     one = cameras[[index]].pinholes()
     fx, fy, cx, cy = one.intrinsics[0].tolist()
@@ -83,23 +84,44 @@ def viewpoint_of(cameras: Cameras, index: int, aspect: float | None = None) -> V
     return Viewpoint.of(cameras.c2w[index], 2 * math.atan(tangent))
 
 
+def viewpoint_of_camera(camera: Any) -> Viewpoint:
+    """Returns the viewpoint of a viser camera, whose axes are x right, y down, z forward."""
+    from viser import transforms
+
+    c2w = torch.eye(4, dtype=torch.float64)
+    c2w[:3, :3] = torch.from_numpy(transforms.SO3(np.asarray(camera.wxyz)).as_matrix())
+    c2w[:3, 1:3] *= -1
+    c2w[:3, 3] = torch.from_numpy(np.asarray(camera.position, dtype=np.float64))
+    return Viewpoint.of(c2w, camera.fov)
+
+
+def wxyz_of(c2w: Tensor) -> np.ndarray:
+    """Returns the quaternion of a pose (4, 4) in the axes of viser's cameras."""
+    from viser import transforms
+
+    rotation = c2w[:3, :3].double().clone()
+    rotation[:, 1:] *= -1
+    quaternion: np.ndarray = transforms.SO3.from_matrix(rotation.numpy()).wxyz
+    return quaternion
+
+
 class Painter:
     """Draws a field that does not change.
 
     Args:
-        run: The field, and the settings with which its own evaluation renders it.
+        run: The field, and the settings with which its evaluation renders it.
     """
 
     def __init__(self, run: TrainedModel) -> None:
         self._run = run
         self._content = content_box(run)
-        self._renderers: dict[bool, FieldRenderer] = {}
+        self._renderer = functools.cache(lambda supersampling: run.renderer(supersampling=supersampling))
 
     @torch.no_grad()
     def picture(
         self,
         viewpoint: Viewpoint,
-        mode: Mode,
+        mode: str,
         height: int,
         width: int,
         *,
@@ -110,17 +132,18 @@ class Painter:
 
         Args:
             viewpoint: The camera.
-            mode: The displayed quantity.
+            mode: The displayed quantity, one of :data:`MODES`.
             height: Height of the whole picture, pixels.
             width: Width of the whole picture, pixels.
             rows: First row of the band, and the one after its last; None for the whole picture.
-            sharp: Use as many rays per pixel as the run's own evaluation instead of one.
+            sharp: Use as many rays per pixel as the run's evaluation instead of one.
 
         Returns:
             (rows, width, 3) uint8 on the CPU.
         """
-        view = self._renderer(sharp).view(viewpoint.cameras(height, width, rows).to(self._run.model.device), 0)
-        return to_uint8(converted(view, mode, self._depths(viewpoint.matrix[:3, 3]))).cpu()
+        renderer = self._renderer(self._run.trainer.evaluation.supersampling if sharp else 1)
+        view = renderer.view(viewpoint.cameras(height, width, rows).to(self._run.model.device), 0)
+        return to_uint8(picture(view, mode, self._depths(viewpoint.matrix[:3, 3]))).cpu()
 
     def _depths(self, camera: Tensor) -> tuple[float, float]:
         """Returns the depths of the first and the last colour for a camera at a position (3,), world units."""
@@ -133,17 +156,11 @@ class Painter:
         far = float(torch.maximum((camera - low).abs(), (camera - high).abs()).norm())
         return near, max(far, 1.001 * near)
 
-    def _renderer(self, sharp: bool) -> FieldRenderer:
-        sharp = sharp and self._run.trainer.evaluation.supersampling > 1
-        if sharp not in self._renderers:
-            self._renderers[sharp] = self._run.renderer(supersampling=None if sharp else 1)
-        return self._renderers[sharp]
-
 
 def content_box(run: TrainedModel) -> Tensor:
     """Returns the part of space that matters, (2, 3) world units on the CPU.
 
-    It is the smallest of nested boxes, or that of the occupied cells.
+    It is the smallest of nested boxes, or the box of the occupied cells.
     """
     if run.model.warp is not None:
         return box_tensor(run.model.warp.aabb, torch.device("cpu"))

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import http
 import logging
 import socket
-import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +23,6 @@ import websockets.asyncio.server
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Request, Response
-from websockets.protocol import State
 from websockets.sync.client import connect
 
 from voxelfield.installed import MissingPackageError
@@ -56,27 +54,17 @@ def start_server(address: Address, label: str) -> Any:
         MissingPackageError: The installed version of viser bypasses the checks.
     """
     log = _LogOnce()
-    connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
     server: Any = None
-    extended = False
 
     def control_of(uuid: str) -> Any:
         return None if server is None else server.gui._gui_input_handle_from_uuid.get(uuid)
 
-    def create_connection(*arguments: Any, **options: Any) -> _Connection:
-        connection = _Connection(control_of, log, *arguments, **options)
-        connections.add(connection)
-        return connection
-
     def serve(
         handler: Any, *place: Any, process_request: Callable[..., Response | None] | None = None, **options: Any
     ) -> Any:
-        nonlocal extended
-        extended = True
-
         def check(connection: ServerConnection, request: Request) -> Response | None:
             refusal = address.refusal(request.path, request.headers)
-            if sum(each.protocol.state is State.OPEN for each in connections) >= MOST_CONNECTIONS:
+            if len(connection.server.connections) >= MOST_CONNECTIONS:
                 refusal = http.HTTPStatus.SERVICE_UNAVAILABLE, f"at most {MOST_CONNECTIONS} browsers may be connected"
             if refusal is not None:
                 log.warn(f"refused a request: {refusal[1]}")
@@ -94,7 +82,7 @@ def start_server(address: Address, label: str) -> Any:
         options |= {
             "process_request": check,
             "process_response": add_headers,
-            "create_connection": create_connection,
+            "create_connection": functools.partial(_Connection, control_of, log),
             "logger": websockets_logger,
             "max_size": LARGEST_MESSAGE,
         }
@@ -112,7 +100,7 @@ def start_server(address: Address, label: str) -> Any:
     try:
         if server.get_port() != address.port:
             raise ValueError(f"{address.names[1]} must be a free port, got {address.port}, which was just taken")
-        bypassed = _bypassed(server, address) if extended else "requests"
+        bypassed = _bypassed(server, address)
         if bypassed is not None:
             raise MissingPackageError(
                 f"viser must be a version of which voxelfield can check {bypassed}, got {viser.__version__}: "
@@ -182,6 +170,8 @@ def quiet() -> Iterator[None]:
 class _LogOnce:
     """Logs each kind of warning once, in one line, so that no client can fill the log.
 
+    It has no lock, because all warnings come from the thread of viser's event loop.
+
     Attributes:
         enabled: Whether anything is logged yet.
     """
@@ -189,17 +179,14 @@ class _LogOnce:
     def __init__(self) -> None:
         self.enabled = False
         self._logged: set[str] = set()
-        self._lock = threading.Lock()
 
     def warn(self, message: str) -> None:
         """Logs a warning unless a similar one, which differs in the value after ``, got``, has been logged."""
         message = clipped(" ".join(message.split()))
         kind = message.partition(", got ")[0]
-        with self._lock:
-            if not self.enabled or kind in self._logged or len(self._logged) >= _MOST_WARNINGS:
-                return
+        if self.enabled and kind not in self._logged and len(self._logged) < _MOST_WARNINGS:
             self._logged.add(kind)
-        logger.warning("viewer: %s (logged once)", message)
+            logger.warning("viewer: %s (logged once)", message)
 
     def replace(self, record: logging.LogRecord) -> bool:
         """Filters out a record of websockets, and logs it here instead, without its traceback."""

@@ -14,9 +14,8 @@ from voxelfield.training.config import LoggerConfig
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.session import Session
 from voxelfield.training.trained_model import TrainedModel
-from voxelfield.viewer.address import Address, import_viser
-from voxelfield.viewer.page import ViewerPage
-from voxelfield.viewer.photographs import Photographs
+from voxelfield.viewer.address import Address
+from voxelfield.viewer.page import ViewerPage, photographs_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +44,7 @@ class TrainingViewer:
     def __init__(self, config: LoggerConfig | None = None) -> None:
         config = LoggerConfig() if config is None else config
         self._address = Address(config.viewer_host, config.viewer_port, ("logger.viewer_host", "logger.viewer_port"))
-        # Reported before images are loaded, because the user can correct it.
-        import_viser()
+        # Before images are loaded, because the user can correct it.
         self._address.check()
         self.page: ViewerPage | None = None
         self._failed = False
@@ -57,7 +55,7 @@ class TrainingViewer:
     def begin(self, session: Session) -> None:
         """Opens the page."""
         with self._survive():
-            photographs = Photographs.of(session.scene, ("train", "test"), session.cameras)
+            photographs = photographs_of(session.scene, ("train", "test"), session.cameras)
             name = str(session.output or "RUN")
             self._template = session.result()
             self.page = ViewerPage(self._address, self._template, name, photographs, self.poll, lambda: self._progress)

@@ -1,0 +1,38 @@
+"""HTML pages that need no other file."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from PIL.Image import Image
+
+
+def page_template(package: str, name: str) -> Template:
+    """Returns a template of a package, in which all text is escaped.
+
+    Its filter ``data_uri`` embeds an image file of a kind, such as ``png``.
+
+    Args:
+        package: Name of a package with a folder ``templates``.
+        name: Name of a file there.
+    """
+    # Imported here, because it takes long and few programs write pages.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["data_uri"] = lambda file, kind: f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
+    return environment.get_template(name)
+
+
+def jpeg_bytes(image: Image) -> bytes:
+    """Encodes a small image as a JPEG file, whose colours are as sharp as its brightness."""
+    file = io.BytesIO()
+    # Without optimize=True, for which Pillow's buffer holds one byte per pixel: noisy images need more and would fail.
+    image.save(file, format="JPEG", quality=85, subsampling=0)
+    return file.getvalue()
