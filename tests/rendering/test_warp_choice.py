@@ -22,8 +22,13 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import exp_se3
 from voxelfield.training.config import RunConfig, SceneConfig, parse
 from voxelfield.warps.bounds import stray_cameras
-from voxelfield.warps.choice import WarpConfig, choose_warp, nested_boxes_of_cameras
-from voxelfield.warps.forward import NotForwardError, ndc_box_of_cameras
+from voxelfield.warps.choice import (
+    NotForwardError,
+    WarpConfig,
+    choose_warp,
+    ndc_box_of_cameras,
+    nested_boxes_of_cameras,
+)
 from voxelfield.warps.ndc_box import NdcBox
 from voxelfield.warps.nested_boxes import NestedBoxes
 from voxelfield.warps.warp import Warp

@@ -20,7 +20,7 @@ _FARTHEST = 1000.0
 
 
 @dataclass(frozen=True)
-class NdcBox:
+class NdcBox(Warp):
     """The space in front of a reference camera, in a projection that turns its frustum into a box.
 
     A point at (x, y) and at depth d in front of the reference camera is at x / d, y / d and near / d in warped
@@ -47,6 +47,7 @@ class NdcBox:
     near: float
     window: Window
     depth: float
+    count = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "aabb", parse_box(self.aabb))
@@ -71,11 +72,6 @@ class NdcBox:
                 f"aabb must have its centre beyond the near plane at depth {self.near:.4g}, got {self.aabb} with the "
                 f"centre at depth {self.depth_of_centre:.4g}"
             )
-
-    @property
-    def count(self) -> int:
-        """See :class:`Warp`."""
-        return 1
 
     @property
     def depth_of_centre(self) -> float:
@@ -103,16 +99,6 @@ class NdcBox:
         return parse_box((tuple(map(min, zip(*corners, strict=True))), tuple(map(max, zip(*corners, strict=True)))))
 
     @property
-    def clearance(self) -> float:
-        """See :class:`Warp`. Zero, because no samples lie before the near plane."""
-        return 0.0
-
-    @property
-    def is_forward_facing(self) -> bool:
-        """See :class:`Warp`."""
-        return True
-
-    @property
     def reference(self) -> tuple[Pose, Window] | None:
         """See :class:`Warp`."""
         return self.camera, self.window
@@ -125,19 +111,13 @@ class NdcBox:
     @property
     def settings(self) -> dict[str, Any]:
         """See :class:`Warp`."""
-        recorded = {name: getattr(self, name) for name in ("near", "camera", "window", "depth")}
-        return {"ndc": True, **recorded}
+        return {"ndc": True, "near": self.near, "camera": self.camera, "window": self.window, "depth": self.depth}
 
     @property
     def summary(self) -> tuple[str, str]:
         """See :class:`Warp`."""
         text = f"all cameras face the same way; near plane at depth {self.near:.4g}"
         return "normalised device coordinates", text
-
-    @property
-    def op_arguments(self) -> list[float]:
-        """See :class:`Warp`."""
-        return []
 
     def agrees_with(self, other: Warp | None) -> bool:
         """See :class:`Warp`. Ignores rounding: the last digits of a window depend on the processor."""
@@ -213,10 +193,6 @@ class NdcBox:
         steepest = max(x0 * x0, x1 * x1) + max(y0 * y0, y1 * y1)
         nearest = max(1.0, float(((self.near - self._depth(origins)) / self.near).max()))
         return float(angles.max()) * nearest * (1 + steepest) / self._slope
-
-    def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
-        """See :class:`Warp`. Rays can pass through all of them."""
-        return torch.ones(tuple(resolution), dtype=torch.bool, device=device)
 
     @property
     def _numbers(self) -> list[float]:
