@@ -15,7 +15,7 @@ from balls import BOX, CENTRE, RADIUS, VOXELS, ball_field, cameras_around, expec
 from file_limits import files_at_most
 from torch.nn import functional as F
 
-from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions, fill_holes, largest_component
+from voxelfield.export.mesh import FieldSurface, SurfaceOptions, close_holes, keep_largest_component
 from voxelfield.export.mesh_file import Mesh, Texture, save_mesh, save_points
 from voxelfield.export.surfaces import half_absorbing_density
 from voxelfield.rendering.cameras import Cameras
@@ -124,11 +124,11 @@ def test_points_are_even_on_the_surface_and_colored(tmp_path):
 
 
 def test_fewer_faces_keep_the_shape_and_the_colors(mesh):
-    small = surface_of().mesh(MeshOptions(max_faces=500))
+    small = surface_of().mesh(max_faces=500)
     assert 400 <= len(small.faces) <= 500 < len(mesh.faces)
     assert (radii(small.vertices) - radii(mesh.vertices).mean()).abs().max() < VOXEL
     assert (small.colors.float() / 255 - expected_colors(small.vertices)).abs().max() < 0.05
-    unchanged = surface_of().mesh(MeshOptions(max_faces=10**6))
+    unchanged = surface_of().mesh(max_faces=10**6)
     assert torch.equal(unchanged.faces, mesh.faces)
 
 
@@ -139,8 +139,8 @@ def test_what_merging_triangles_breaks_off_is_left_out_again(monkeypatch):
 
     monkeypatch.setattr("voxelfield.export.mesh.decimate", merge)
     options = {"max_faces": 10}
-    assert surface_of().mesh(MeshOptions(**options)).vertices.max() > 50
-    whole, kept = surface_of().mesh(), surface_of().mesh(MeshOptions(**options, largest_component=True))
+    assert surface_of().mesh(**options).vertices.max() > 50
+    whole, kept = surface_of().mesh(), surface_of().mesh(**options, largest_component=True)
     assert torch.equal(kept.vertices, whole.vertices)
     assert len(kept.faces) == len(whole.faces)
 
@@ -150,7 +150,7 @@ def test_the_largest_component_is_that_of_the_largest_area():
     large = torch.tensor([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
     small = torch.rand(30, 3) * 0.1 + 20
     faces = torch.cat((torch.tensor([[30, 31, 32]]), torch.tensor([[i, i + 1, i + 2] for i in range(28)])))
-    vertices, kept = largest_component(torch.cat((small, large)), faces)
+    vertices, kept = keep_largest_component(torch.cat((small, large)), faces)
     assert torch.equal(vertices[kept[0]], large)
     assert kept.shape == (1, 3)
 
@@ -159,7 +159,7 @@ def test_holes_are_filled_without_moving_anything(mesh):
     top = mesh.vertices[mesh.faces][:, :, 2].amin(dim=1) > CENTRE[2] + 0.8 * RADIUS
     open_faces = mesh.faces[~top]
     assert not trimesh.Trimesh(mesh.vertices.numpy(), open_faces.numpy(), process=False).is_watertight
-    faces = fill_holes(mesh.vertices, open_faces)
+    faces = close_holes(mesh.vertices, open_faces)
     assert torch.equal(faces[: len(open_faces)], open_faces)
     closed = trimesh.Trimesh(mesh.vertices.numpy(), faces.numpy(), process=False)
     assert closed.is_watertight
@@ -205,7 +205,7 @@ def test_lenses_are_left_out_of_depth_maps():
 @pytest.mark.parametrize("suffix", [".obj", ".glb"])
 def test_a_texture_shows_the_fields_colors(tmp_path, suffix):
     pytest.importorskip("xatlas")
-    mesh = surface_of().mesh(MeshOptions(max_faces=600, texture=128))
+    mesh = surface_of().mesh(max_faces=600, texture=128)
     path = tmp_path / f"ball{suffix}"
     save_mesh(path, mesh)
     found = opened(path)
@@ -302,8 +302,8 @@ def test_nested_boxes_are_fused_in_world_units():
         ({"level": 0.0}, "level must be a density above 0, got 0"),
         ({"level": float("nan")}, "level must be a density above 0, got nan"),
         ({"kind": "tsdf", "level": 1.0}, "level must be left out for surface tsdf, which has none, got 1"),
-        ({"resolution": 0}, "resolution must be at least 1, got 0"),
-        ({"box": 0}, "box must be at least 1, got 0"),
+        ({"resolution": 0}, "resolution must be an int of at least 1, got 0"),
+        ({"box": 0}, "box must be an int of at least 1, got 0"),
         ({"box": 2}, "box must be 1 to 1, as many as the field has, got 2"),
         ({"level": 1e6}, "level must be a density that the field reaches, got 1e+06"),
         ({"kind": "tsdf"}, "cameras must be at least one for surface tsdf, got none"),
@@ -326,7 +326,7 @@ def test_other_endings_are_refused(mesh, tmp_path):
         save_mesh(tmp_path / "ball.stl", mesh)
     with pytest.raises(ValueError, match=r"path must be a file \*.ply, got .*xyz"):
         save_points(tmp_path / "ball.xyz", surface_of().points(1))
-    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="count must be an int of at least 1, got 0"):
         surface_of().points(0)
-    with pytest.raises(ValueError, match="max_faces must be at least 1, got 0"):
-        MeshOptions(max_faces=0)
+    with pytest.raises(ValueError, match="max_faces must be an int of at least 1, got 0"):
+        surface_of().mesh(max_faces=0)

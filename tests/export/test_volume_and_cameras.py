@@ -49,7 +49,7 @@ def test_a_volume_has_the_fields_values(tmp_path, boxes, chunk):
 
 def test_wrong_volumes_are_named(tmp_path):
     for options, message in (
-        ({"resolution": 0}, "resolution must be at least 1, got 0"),
+        ({"resolution": 0}, "resolution must be an int of at least 1, got 0"),
         ({"box": 2}, "box must be 1 to 1, as many as the field has, got 2"),
     ):
         with pytest.raises(ValueError, match=message):

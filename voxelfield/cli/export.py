@@ -14,17 +14,17 @@ import voxelfield
 from voxelfield.cli.running import number
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of, scene_folder
 from voxelfield.export.camera_file import save_cameras
-from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions, surface_of
+from voxelfield.export.mesh import SurfaceOptions, surface_of
 from voxelfield.export.mesh_file import MESH_SUFFIXES, save_mesh, save_points
 from voxelfield.export.splat_file import SPLAT_SUFFIXES, save_splats
-from voxelfield.export.splats import SplatOptions, splats_of
+from voxelfield.export.splats import splats_of
 from voxelfield.export.volume import save_volume
 from voxelfield.export.web_page import check_drawable, save_web_page
 from voxelfield.fields.environment import environment_of
 from voxelfield.files import check_suffix
 from voxelfield.media.png import PngWriter
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.occupied_density import is_empty
+from voxelfield.rendering.occupancy import is_empty
 from voxelfield.training.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -89,10 +89,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--largest-component", action="store_true", help="leave out all but the largest connected part")
     parser.add_argument("--fill-holes", action="store_true", help="close holes with fans of triangles")
-    parser.add_argument("--max-faces", type=int, metavar="N", help="merge triangles until at most N are left")
+    parser.add_argument(
+        "--max-faces", type=number(int, 1), metavar="N", help="merge triangles until at most N are left"
+    )
     parser.add_argument(
         "--texture",
-        type=int,
+        type=number(int, 1),
         metavar="PIXELS",
         help="paint a texture with sides of about PIXELS (obj, glb; see --max-faces)",
     )
@@ -127,14 +129,13 @@ def run(options: argparse.Namespace) -> None:
     if options.splats is None and options.fit_steps is not None:
         raise ValueError(f"--fit-steps must come with --splats, got {options.fit_steps} without it")
     wanted = SurfaceOptions(options.surface, options.level, options.resolution, options.box)
-    shape = MeshOptions(options.largest_component, options.fill_holes, options.max_faces, options.texture)
     trained = voxelfield.load(options.run, options.device)
     if options.environment is not None:
         _export_environment(options, trained)
     elif options.splats is not None and environment_of(trained.field) is not None:
         raise ValueError("--splats must come with --environment for this run, whose environment Gaussians do not show")
     if options.mesh is not None or options.points is not None:
-        _export_surface(options, trained, wanted, shape)
+        _export_surface(options, trained, wanted)
     if options.splats is not None:
         _export_splats(options, trained)
     if options.web is not None:
@@ -151,14 +152,17 @@ def run(options: argparse.Namespace) -> None:
         logger.info("wrote %d cameras to %s", sum(map(len, scene.splits.values())), options.cameras)
 
 
-def _export_surface(
-    options: argparse.Namespace, trained: TrainedModel, wanted: SurfaceOptions, shape: MeshOptions
-) -> None:
+def _export_surface(options: argparse.Namespace, trained: TrainedModel, wanted: SurfaceOptions) -> None:
     fused = wanted.kind == "tsdf"
     cameras = load_scene_of(trained, options, ("train",)).train.cameras if fused else None
-    surface: FieldSurface = surface_of(trained, wanted, cameras)
+    surface = surface_of(trained, wanted, cameras)
     if options.mesh is not None:
-        mesh = surface.mesh(shape)
+        mesh = surface.mesh(
+            largest_component=options.largest_component,
+            fill_holes=options.fill_holes,
+            max_faces=options.max_faces,
+            texture=options.texture,
+        )
         save_mesh(options.mesh, mesh)
         logger.info("wrote %d triangles of %d vertices to %s", len(mesh.faces), len(mesh.vertices), options.mesh)
     if options.points is not None:
@@ -183,8 +187,8 @@ def _training_cameras(options: argparse.Namespace, trained: TrainedModel) -> Cam
 
 def _export_splats(options: argparse.Namespace, trained: TrainedModel) -> None:
     cameras = _training_cameras(options, trained)
-    wanted = SplatOptions(options.count, options.fit_steps)
-    splats = splats_of(trained.field, trained.occupancy, trained.model.settings, cameras, wanted)
+    source = trained.field, trained.occupancy, trained.model.settings
+    splats = splats_of(*source, cameras, count=options.count, fit_steps=options.fit_steps)
     save_splats(options.splats, splats)
     logger.info("wrote %d Gaussians to %s", len(splats), options.splats)
 

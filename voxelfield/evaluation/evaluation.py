@@ -18,7 +18,7 @@ from voxelfield.evaluation.exposure_fit import cross_fitted
 from voxelfield.evaluation.metrics import psnr, ssim
 from voxelfield.files import atomic_write, is_replaceable
 from voxelfield.media.png import PngWriter
-from voxelfield.rendering.images import composite_background
+from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.render import View
 from voxelfield.transfers import Uploads
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield.export.lattice import in_chunks
 from voxelfield.export.mesh_file import Mesh, Texture, mesh_package
 from voxelfield.fields.field import Field, colors_at
 from voxelfield.rendering.march import RenderSettings
@@ -41,13 +42,14 @@ def surface_colors(field: Field, points: Tensor, normals: Tensor, chunk: int) ->
     Returns:
         (M, 3) in [0, 1], float32.
     """
-    found = [points.new_zeros(0, 3)]
     count = _AROUND + 1
-    for part, outwards in zip(points.split(max(chunk // count, 1)), normals.split(max(chunk // count, 1)), strict=True):
+
+    def means(part: Tensor, outwards: Tensor) -> Tensor:
         views = -_directions_around(outwards)
         rgb = colors_at(field, part.repeat_interleave(count, dim=0), views.reshape(-1, 3))
-        found.append(rgb.view(-1, count, 3).mean(dim=1).clamp(0, 1))
-    return torch.cat(found)
+        return rgb.view(-1, count, 3).mean(dim=1).clamp(0, 1)
+
+    return in_chunks(means, max(chunk // count, 1), points, normals)
 
 
 def _directions_around(normals: Tensor) -> Tensor:
@@ -77,18 +79,18 @@ def rendered_colors(
     So points of a simplified mesh beside the field's surface get the surface's colour. Where a ray hits nothing, the
     colour is :func:`surface_colors`, whose arguments these are; rays begin at a distance ``reach`` from the surface.
     """
-    found = [points.new_zeros(0, 3)]
-    # A ray has few samples, because it is short.
-    size = max(chunk // 16, 1)
-    for part, outwards in zip(points.split(size), normals.split(size), strict=True):
+
+    def colors(part: Tensor, outwards: Tensor) -> Tensor:
         near = torch.zeros_like(part[:, 0])
         rays = Rays(part + reach * outwards, -outwards, near, near + 2 * reach)
         seen = render(field, rays, occupancy, settings)
         shown = seen.rgb / seen.opacity.clamp(min=_MIN_OPACITY)[:, None]
         missed = seen.opacity < _MIN_OPACITY
         shown[missed] = surface_colors(field, part[missed], outwards[missed], chunk)
-        found.append(shown.clamp(0, 1))
-    return torch.cat(found)
+        return shown.clamp(0, 1)
+
+    # A ray has few samples, because it is short.
+    return in_chunks(colors, max(chunk // 16, 1), points, normals)
 
 
 def textured(mesh: Mesh, size: int, colors: Callable[[Tensor, Tensor], Tensor], chunk: int) -> Mesh:

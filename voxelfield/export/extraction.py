@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.export.lattice import CHUNK, SLAB, Lattice, OccupiedVertices
+from voxelfield.export.lattice import CHUNK, SLAB, Lattice, OccupiedVertices, in_chunks
 from voxelfield.export.mesh_file import mesh_package
 from voxelfield.export.surfaces import Surface
 
@@ -116,8 +116,8 @@ def _refined(surface: Surface, lattice: Lattice, chunk: int, first: int, steps: 
     """
     device = surface.device
     shift = torch.tensor([first, 0, 0], device=device)
-    moved = [torch.zeros(0, 3)]
-    for part, inside in zip(steps.to(device).split(chunk), positive.to(device).split(chunk), strict=True):
+
+    def refine(part: Tensor, inside: Tensor) -> Tensor:
         low = part.floor().long()
         along = (part - low > 0).float()
         begin, end = torch.zeros_like(along[:, 0]), torch.ones_like(along[:, 0])
@@ -127,5 +127,6 @@ def _refined(surface: Surface, lattice: Lattice, chunk: int, first: int, steps: 
             begin, end = torch.where(same, middle, begin), torch.where(same, end, middle)
         on_edge = along.sum(dim=-1, keepdim=True) == 1
         found = torch.where(on_edge, low + along * ((begin + end) / 2)[:, None], part)
-        moved.append(lattice.positions(found.double() + shift).cpu())
-    return torch.cat(moved)
+        return lattice.positions(found.double() + shift).cpu()
+
+    return in_chunks(refine, chunk, steps.to(device), positive.to(device))

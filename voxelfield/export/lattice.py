@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,14 +11,22 @@ from torch.nn import functional as F
 
 from voxelfield.fields.field import Field, warp_of
 from voxelfield.grids.boxes import Box, box_extent, cell_indices, parse_box
-from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.occupied_density import occupied_points
+from voxelfield.rendering.occupancy import OccupancyGrid, occupied_points
 
 SLAB = 16
 """Layers of cells that are extracted at once."""
 
 CHUNK = 1 << 20
 """Points that are evaluated at once."""
+
+
+def in_chunks(function: Callable[..., Tensor], size: int, *rows: Tensor) -> Tensor:
+    """Applies a function of rows, each (M, ...), to at most ``size`` rows at once, to bound memory.
+
+    Returns:
+        The joined results.
+    """
+    return torch.cat([function(*parts) for parts in zip(*(each.split(size) for each in rows), strict=True)])
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from voxelfield.export.surfaces import (
     surface_normals,
 )
 from voxelfield.fields.field import Field
+from voxelfield.ops._checks import check_at_least_one
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -69,34 +70,8 @@ class SurfaceOptions:
             raise ValueError(f"level must be left out for surface tsdf, which has none, got {self.level:g}")
         for name in ("resolution", "box", "slab", "chunk"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-
-
-@dataclass(frozen=True)
-class MeshOptions:
-    """Processing of a mesh, in this order.
-
-    Args:
-        largest_component: Remove all but the connected part with the largest area.
-        fill_holes: Close holes by fans of triangles.
-        max_faces: Largest number of triangles after merging; None merges none.
-        texture: Approximate side, in pixels, of a texture; None makes none.
-
-    Raises:
-        ValueError: A number is below 1.
-    """
-
-    largest_component: bool = False
-    fill_holes: bool = False
-    max_faces: int | None = None
-    texture: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_faces", "texture"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            if value is not None:
+                check_at_least_one(name, value)
 
 
 class FieldSurface:
@@ -147,7 +122,14 @@ class FieldSurface:
             raise ValueError(f"{wrong}: the field is empty, or it needs a lower level or surface tsdf")
 
     @torch.no_grad()
-    def mesh(self, options: MeshOptions | None = None) -> Mesh:
+    def mesh(
+        self,
+        *,
+        largest_component: bool = False,
+        fill_holes: bool = False,
+        max_faces: int | None = None,
+        texture: int | None = None,
+    ) -> Mesh:
         """Returns the surface as triangles with normals and colours.
 
         Normals are the directions in which the density, or the fused distance, decreases fastest, or the triangles' own
@@ -156,30 +138,37 @@ class FieldSurface:
         :func:`voxelfield.export.appearance.rendered_colors`.
 
         Args:
-            options: Processing of the mesh; None for none.
+            largest_component: Remove all but the connected part with the largest area.
+            fill_holes: Then close holes by fans of triangles.
+            max_faces: Then merge triangles until at most so many are left; None merges none.
+            texture: Approximate side, in pixels, of a texture; None makes none.
 
         Raises:
             MissingPackageError: A package of the extra ``mesh`` is not installed.
+            ValueError: A number is below 1.
         """
-        options = options or MeshOptions()
-        for wanted, package in ((options.max_faces, "fast_simplification"), (options.texture, "xatlas")):
-            if wanted is not None:
+        for name, number, package in (
+            ("max_faces", max_faces, "fast_simplification"),
+            ("texture", texture, "xatlas"),
+        ):
+            if number is not None:
+                check_at_least_one(name, number)
                 mesh_package(package)
         vertices, faces = self.vertices, self.faces
-        if options.largest_component:
-            vertices, faces = largest_component(vertices, faces)
-        if options.fill_holes:
-            faces = fill_holes(vertices, faces)
+        if largest_component:
+            vertices, faces = keep_largest_component(vertices, faces)
+        if fill_holes:
+            faces = close_holes(vertices, faces)
         outwards = torch.from_numpy(_trimesh(vertices, faces).vertex_normals.copy()).float()
         normals, colors = self._appearance(vertices, outwards)
-        if options.max_faces is not None and len(faces) > options.max_faces:
-            merged, faces = decimate(vertices, faces, options.max_faces)
-            if options.largest_component:  # merging breaks some triangles off
-                merged, faces = largest_component(merged, faces)
+        if max_faces is not None and len(faces) > max_faces:
+            merged, faces = decimate(vertices, faces, max_faces)
+            if largest_component:  # merging breaks some triangles off
+                merged, faces = keep_largest_component(merged, faces)
             _, nearest = mesh_package("scipy.spatial").cKDTree(vertices.numpy()).query(merged.numpy())
             vertices, normals, colors = merged, normals[nearest], colors[nearest]
         mesh = Mesh(vertices, faces, normals, colors)
-        if options.texture is None:
+        if texture is None:
             return mesh
 
         def paint(points: Tensor, normals: Tensor) -> Tensor:
@@ -187,7 +176,7 @@ class FieldSurface:
             reach = PAINTING_REACH * self._voxel
             return rendered_colors(self._field, self._occupancy, self._settings, at, outwards, reach, self._chunk)
 
-        return textured(mesh, options.texture, paint, self._chunk)
+        return textured(mesh, texture, paint, self._chunk)
 
     @torch.no_grad()
     def points(self, count: int, seed: int = 0) -> PointCloud:
@@ -200,8 +189,7 @@ class FieldSurface:
         Raises:
             ValueError: ``count`` is below 1.
         """
-        if count < 1:
-            raise ValueError(f"count must be at least 1, got {count}")
+        check_at_least_one("count", count)
         mesh = _trimesh(self.vertices, self.faces)
         points, faces = mesh_package("trimesh.sample").sample_surface(mesh, count, seed=seed)
         points, outwards = (torch.from_numpy(np.asarray(each)).float() for each in (points, mesh.face_normals[faces]))
@@ -249,7 +237,7 @@ def _trimesh(vertices: Tensor, faces: Tensor) -> Any:
     return mesh_package("trimesh").Trimesh(vertices.numpy(), faces.numpy(), process=False)
 
 
-def largest_component(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor]:
+def keep_largest_component(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the connected part with the largest area of a mesh of vertices (V, 3) and faces (F, 3)."""
     edges = torch.cat((faces[:, :2], faces[:, 1:]))
     labels = mesh_package("trimesh.graph").connected_component_labels(edges.numpy(), node_count=len(vertices))
@@ -259,7 +247,7 @@ def largest_component(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor]:
     return vertices[used], index
 
 
-def fill_holes(vertices: Tensor, faces: Tensor) -> Tensor:
+def close_holes(vertices: Tensor, faces: Tensor) -> Tensor:
     """Returns faces that also close the holes, each with a fan of triangles between the vertices of its rim.
 
     A fan is flat where the rim is, and good where the rim is convex; a large hole of another shape gets folds. A hole

@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from voxelfield.export.lattice import warped_voxels
+from voxelfield.export.lattice import in_chunks, warped_voxels
 from voxelfield.export.splat_file import Splats
 from voxelfield.export.splat_rendering import MAX_ALPHA, MIN_ALPHA, render_splats
 from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.fields.field import Field, RadianceField, warp_of
 from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.ops._checks import check_at_least_one
 from voxelfield.ops.ray_sums import exclusive_sum
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.cameras import Cameras, check_not_empty
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render
@@ -49,34 +50,14 @@ _FINAL_RATE = 0.1
 _ROWS, _COLUMNS = (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)  # of a symmetric matrix
 
 
-@dataclass(frozen=True)
-class SplatOptions:
-    """How a field becomes splats.
-
-    Args:
-        count: Largest number of Gaussians; the voxels that cameras see most are kept.
-        fit_steps: Steps in which they are fitted to images of the field; None: in proportion to their number.
-
-    Raises:
-        ValueError: A number is out of range.
-    """
-
-    count: int = 1_000_000
-    fit_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"count must be at least 1, got {self.count}")
-        if self.fit_steps is not None and self.fit_steps < 0:
-            raise ValueError(f"fit_steps must not be negative, got {self.fit_steps}")
-
-
 def splats_of(
     field: RadianceField,
     occupancy: OccupancyGrid,
     settings: RenderSettings,
     cameras: Cameras,
-    options: SplatOptions | None = None,
+    *,
+    count: int = 1_000_000,
+    fit_steps: int | None = None,
 ) -> Splats:
     """Converts what cameras see of a field into 3D Gaussians, one per voxel.
 
@@ -90,27 +71,29 @@ def splats_of(
         occupancy: The occupied cells, on the field's device.
         settings: Sampling settings.
         cameras: The training cameras, on any device; lenses are ignored.
-        options: Numbers of Gaussians and of steps; None for the defaults.
+        count: Largest number of Gaussians; the voxels that cameras see most are kept.
+        fit_steps: Steps in which they are fitted to images of the field; None: in proportion to their number.
 
     Returns:
         The Gaussians, on the field's device.
 
     Raises:
-        ValueError: There are no cameras, they see nothing, or colours depend on more than position and direction.
+        ValueError: A number is out of range, there are no cameras, they see nothing, or colours depend on more than
+            position and direction.
     """
-    options = options or SplatOptions()
-    if not len(cameras):
-        raise ValueError("cameras must be at least one, got none")
+    check_at_least_one("count", count)
+    if fit_steps is not None and fit_steps < 0:
+        raise ValueError(f"fit_steps must not be negative, got {fit_steps}")
+    check_not_empty(cameras)
     if inputs := (*field.extra_inputs, *field.density_inputs):
         raise ValueError(f"field must depend on position and direction alone, got one that needs {', '.join(inputs)}")
     cameras = replace(cameras.to(field.aabb.device).pinholes(all_round=True), values={})
     with torch.no_grad():
-        splats, voxels = _convert(field, occupancy, settings, cameras, options.count)
+        splats, voxels = _convert(field, occupancy, settings, cameras, count)
     logger.info("%d voxels become Gaussians", len(splats))
-    steps = options.fit_steps
-    if steps is None:
-        steps = max(_MIN_STEPS, math.ceil(_PIXELS_PER_SPLAT * len(splats) / _WINDOW**2))
-    return fit_splats(splats, voxels, field, occupancy, settings, cameras, steps) if steps else splats
+    if fit_steps is None:
+        fit_steps = max(_MIN_STEPS, math.ceil(_PIXELS_PER_SPLAT * len(splats) / _WINDOW**2))
+    return fit_splats(splats, voxels, field, occupancy, settings, cameras, fit_steps) if fit_steps else splats
 
 
 class _Light(NamedTuple):
@@ -170,20 +153,14 @@ def _visible_light(
     field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, rays: int
 ) -> Iterator[_Light]:
     """Yields the visible samples of about as many ``rays``, camera by camera, evenly spaced in the images."""
-    warp, device = warp_of(field), field.aabb.device
+    warp = warp_of(field)
     stride = math.sqrt(int(cameras.all_sizes().prod(dim=-1).sum()) / rays)
     if stride < 1:
         cameras = cameras.enlarged(round(1 / stride))
     every = max(1, round(stride))
     for camera in range(len(cameras)):
-        width, height = cameras.size(camera)
-        rows = torch.arange(every // 2, height, every, device=device) + 0.5
-        columns = torch.arange(every // 2, width, every, device=device) + 0.5
-        y, x = torch.meshgrid(rows, columns, indexing="ij")
-        pixels = torch.stack((x, y), dim=-1).view(-1, 2)
         found = []
-        for part in pixels.split(_CHUNK):
-            cast = cameras.rays(torch.full((len(part),), camera, device=device), part, field.aabb)
+        for cast in cameras.image_chunks(camera, field.aabb, _CHUNK, every):
             seen = render(field, cast, occupancy, settings)
             samples, directions = seen.samples, cast.directions[seen.samples.ray_index]
             distances = samples.t
@@ -244,12 +221,7 @@ def _convert(
     shadow = (axes * (variances.prod(dim=-1, keepdim=True) / variances)[:, None]) @ axes.mT
     facing = (shadow * _symmetric(moments[:, 10:])).sum(dim=(1, 2)) / light_sum[:, 0]
     opacity = (areas / (2 * math.pi * facing.sqrt().float())).clamp(max=MAX_ALPHA)
-    harmonics = torch.cat(
-        [
-            _fit_harmonics(*each)
-            for each in zip(*(x.split(_CHUNK) for x in (squares, colors, light_sum[:, 0].float())), strict=True)
-        ]
-    )
+    harmonics = in_chunks(_fit_harmonics, _CHUNK, squares, colors, light_sum[:, 0].float())
     splats = Splats(
         (mean + centre).float(),
         0.5 * variances.log().float(),
@@ -343,13 +315,7 @@ def fit_splats(
         camera = _random_window(cameras, random)
         background = torch.rand(3, generator=random).to(device)
         with torch.no_grad():
-            rays = camera.image_rays(0, field.aabb)
-            truth = torch.cat(
-                [
-                    render(field, rays[first : first + _CHUNK], occupancy, settings).over(background)
-                    for first in range(0, len(rays), _CHUNK)
-                ]
-            )
+            truth = render(field, camera.image_rays(0, field.aabb), occupancy, settings).over(background)
         shown = render_splats(current(), camera, background, voxels)
         adam.zero_grad()
         (shown.view(-1, 3) - truth).square().mean().backward()

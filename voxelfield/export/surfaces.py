@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.export.lattice import Lattice, OccupiedVertices
+from voxelfield.export.lattice import Lattice, OccupiedVertices, in_chunks
 from voxelfield.fields.field import Field, warp_of
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
-from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.occupied_density import occupied_density
+from voxelfield.rendering.occupancy import OccupancyGrid, occupied_density
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import render
 
@@ -151,9 +150,8 @@ def depth_map(
         (H, W) distances along the rays, world units, for the largest height and width of the cameras, which are on the
         field's device; infinite where more than half of the light comes through, and outside of a smaller image.
     """
-    rays, (width, height) = cameras.image_rays(index, field.aabb), cameras.size(index)
-    parts = [rays[first : first + chunk] for first in range(0, len(rays), chunk)]
-    depths = torch.cat([_median_depth(field, part, occupancy, settings) for part in parts])
+    chunks, (width, height) = cameras.image_chunks(index, field.aabb, chunk), cameras.size(index)
+    depths = torch.cat([_median_depth(field, rays, occupancy, settings) for rays in chunks])
     image = depths.new_full((cameras.height, cameras.width), torch.inf)
     image[:height, :width] = depths.view(height, width)
     return image
@@ -193,9 +191,10 @@ def surface_normals(surface: Surface, points: Tensor, step: float, chunk: int) -
     where the function is constant or unknown.
     """
     offsets = torch.eye(3, device=points.device) * (step / 2)
-    found = [points.new_zeros(0, 3)]
-    for part in points.split(max(chunk // 6, 1)):
+
+    def normals(part: Tensor) -> Tensor:
         ends = torch.stack([part + sign * offset for offset in offsets for sign in (1, -1)])
         values = surface(ends.view(-1, 3)).view(3, 2, -1)
-        found.append(F.normalize((values[:, 1] - values[:, 0]).nan_to_num(0.0), dim=0).T)
-    return torch.cat(found)
+        return F.normalize((values[:, 1] - values[:, 0]).nan_to_num(0.0), dim=0).T
+
+    return in_chunks(normals, max(chunk // 6, 1), points)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.export.lattice import CHUNK, Lattice, OccupiedVertices, Region
+from voxelfield.export.lattice import CHUNK, OccupiedVertices, Region
 from voxelfield.fields.field import Field, colors_at
 from voxelfield.files import atomic_path, check_suffix
+from voxelfield.ops._checks import check_at_least_one
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 
+@torch.no_grad()
 def save_volume(
     path: Path | str,
     field: Field,
@@ -46,59 +47,39 @@ def save_volume(
     """
     check_suffix("path", path, (".npz",))
     for name, value in (("resolution", resolution), ("chunk", chunk)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+        if value is not None:
+            check_at_least_one(name, value)
     region = Region.of(field, occupancy, box)
     lattice = region.lattice(resolution)
-    values = _Layers(field, occupancy, lattice, chunk)
+    reached = OccupiedVertices(field, occupancy, lattice, chunk)
+    views = torch.eye(3, device=field.aabb.device)
+    views = torch.cat((views, -views))
+
+    def density(points: Tensor) -> Tensor:
+        return _finite("densities", field.density(points))
+
+    def rgb(points: Tensor) -> Tensor:
+        found = colors_at(field, points.repeat_interleave(len(views), dim=0), views.repeat(len(points), 1))
+        mean = _finite("colours", found).view(-1, len(views), 3).mean(dim=1).clamp(0, 1)
+        return (255 * mean).round().to(torch.uint8)
+
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
-        for name, layer, (kind, shape) in (
-            ("density", values.density, (np.float32, lattice.shape)),
-            ("rgb", values.rgb, (np.uint8, (*lattice.shape, 3))),
+        for name, values, empty, size in (
+            ("density", density, torch.zeros(()), chunk),
+            ("rgb", rgb, torch.zeros(3, dtype=torch.uint8), chunk // len(views) + 1),
         ):
             with file.open(f"{name}.npy", "w", force_zip64=True) as array:
-                head = {"descr": np.dtype(kind).str, "fortran_order": False, "shape": shape}
+                shape = (*lattice.shape, *empty.shape)
+                head = {"descr": empty.numpy().dtype.str, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(array, head)
                 for number in range(lattice.shape[0]):
-                    array.write(layer(number).cpu().numpy().tobytes())
+                    inside = reached.layers(number, number + 1).view(-1)
+                    layer = empty.to(inside.device).repeat(len(inside), *[1] * empty.dim())
+                    for part in inside.nonzero()[:, 0].split(size):
+                        layer[part] = values(lattice.layer_positions(part, number))
+                    array.write(layer.cpu().numpy().tobytes())
         with file.open("aabb.npy", "w") as array:
             np.lib.format.write_array(array, np.array(region.box, np.float32))
-
-
-class _Layers:
-    """Layers of a lattice in a field."""
-
-    def __init__(self, field: Field, occupancy: OccupancyGrid, lattice: Lattice, chunk: int) -> None:
-        self._field, self._lattice, self._chunk = field, lattice, chunk
-        self._reached = OccupiedVertices(field, occupancy, lattice, chunk)
-        views = torch.eye(3, device=field.aabb.device)
-        self._views = torch.cat((views, -views))
-
-    @torch.no_grad()
-    def density(self, number: int) -> Tensor:
-        """Returns the densities (Y * Z,) of a layer, 0 where none is evaluated."""
-        return self._evaluate(number, self._density, torch.zeros(()), self._chunk)
-
-    @torch.no_grad()
-    def rgb(self, number: int) -> Tensor:
-        """Returns the colours (Y * Z, 3) of a layer, uint8, black where none is evaluated."""
-        return self._evaluate(number, self._rgb, torch.zeros(3, dtype=torch.uint8), self._chunk // len(self._views) + 1)
-
-    def _evaluate(self, number: int, values: Callable[[Tensor], Tensor], empty: Tensor, chunk: int) -> Tensor:
-        inside = self._reached.layers(number, number + 1).view(-1)
-        layer = empty.to(inside.device).repeat(len(inside), *[1] * empty.dim())
-        for part in inside.nonzero()[:, 0].split(chunk):
-            layer[part] = values(self._lattice.layer_positions(part, number))
-        return layer
-
-    def _density(self, points: Tensor) -> Tensor:
-        return _finite("densities", self._field.density(points))
-
-    def _rgb(self, points: Tensor) -> Tensor:
-        count = len(self._views)
-        found = colors_at(self._field, points.repeat_interleave(count, dim=0), self._views.repeat(len(points), 1))
-        mean = _finite("colours", found).view(-1, count, 3).mean(dim=1).clamp(0, 1)
-        return (255 * mean).round().to(torch.uint8)
 
 
 def _finite(name: str, values: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from voxelfield.files import MARK, atomic_write, is_replaceable
 from voxelfield.grids.sparse_grid import BLOCK_CELLS
 from voxelfield.rendering.backends.baked_images import BakedImages
 from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, stored_bytes
-from voxelfield.rendering.cameras import Cameras, up_direction
+from voxelfield.rendering.cameras import Cameras, check_not_empty, up_direction
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.pixels import to_uint8
@@ -81,8 +81,7 @@ def save_web_page(
     # Imported here, because it takes long and few programs write pages.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    if not len(cameras):
-        raise ValueError("cameras must be at least one, got none")
+    check_not_empty(cameras)
     check_drawable(field)
     page = Path(folder) / "index.html"
     if not is_replaceable(page):

@@ -17,7 +17,7 @@ from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.selection import MIN_WEIGHT
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
-from voxelfield.warps.warp import Warp
+from voxelfield.warps.warp import Warp, nested_box_args
 
 # Number of consecutive unused rows of a fixed capacity that share a random position. At a single position, the atomic
 # additions of their zero gradients to a grid would be serialised on a GPU; at as many positions as rows, each row would
@@ -108,7 +108,7 @@ def march(
     """
     offset = rays.random() if jitter else None
     return march_through(
-        _cuts(warp),
+        nested_box_args(warp),
         *_mapped(rays, warp),
         occupancy.bits,
         occupancy.aabb,
@@ -134,10 +134,8 @@ def select(
     Raises:
         ValueError: The rays lack such a value.
     """
-    values: dict[str, Tensor] = {}
-    if names := getattr(field, "density_inputs", ()):
-        given = rays.select_values(names, getattr(field, "optional_inputs", ()))
-        values = {name: value.index_select(0, samples.ray_index) for name, value in given.items()}
+    given = rays.select_values(field, "density_inputs")
+    values = {name: value.index_select(0, samples.ray_index) for name, value in given.items()}
     return ops.select_samples(
         density_at_samples(field)(samples.positions, **values),
         samples.positions,
@@ -198,7 +196,7 @@ def visible_samples(
             min_weight=settings.min_weight,
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,
             capacity=None if capacity is None else capacity.visible,
-            boxes=_cuts(warp),
+            boxes=nested_box_args(warp),
             blocks=density.blocks,
         )
         return packed, None
@@ -221,11 +219,6 @@ def _mapped(rays: Rays, warp: Warp | None) -> tuple[Tensor, Tensor, Tensor, Tens
     """Returns origins, directions, near and far of rays as the ops that march them expect them."""
     whole = (rays.origins, rays.directions, rays.near, rays.far)
     return whole if warp is None else warp.map_rays(*whole)
-
-
-def _cuts(warp: Warp | None) -> list[float]:
-    """Returns the numbers by which ops cut rays into the pieces of nested boxes."""
-    return [] if warp is None else warp.op_arguments
 
 
 def _without_nan(samples: ops.PackedSamples, aabb: Tensor) -> ops.PackedSamples:

@@ -1,4 +1,7 @@
-"""Occupancy grids, which mark the cells of space that contain matter, so that rays are sampled only there."""
+"""Occupancy grids, which mark the cells of space that contain matter, so that rays are sampled only there.
+
+The density as rendered is zero in cells that are not occupied.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,25 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from voxelfield import ops
+from voxelfield.fields.field import Field, warp_of
 from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
 from voxelfield.ops._autograd import traces_ops
-from voxelfield.ops._checks import check_dtype, check_fraction, check_result, check_same_device, check_tensor
+from voxelfield.ops._checks import (
+    check_at_least_one,
+    check_dtype,
+    check_fraction,
+    check_result,
+    check_same_device,
+    check_tensor,
+)
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.empty_distance import empty_distance
+
+MIN_DENSITY = 1e-3
+"""Density per world unit up to which space counts as empty, because it is invisible."""
+
+# Random points at which a field is tested for being empty.
+_POINTS = 16384
 
 # Share of the threshold below which cells are empty even in a thin mist.
 _LOWEST_SHARE = 0.01
@@ -204,8 +221,8 @@ class OccupancyGrid(nn.Module):
         _check_thresholds(threshold, share_of_mean)
         check_fraction("decay", decay)
         for name, count in (("chunk", chunk), ("cells", cells)):
-            if count is not None and count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}")
+            if count is not None:
+                check_at_least_one(name, count)
         if self._cells is None:
             self._cells = self.allowed.nonzero()
         extent = self.aabb[1] - self.aabb[0]
@@ -281,13 +298,10 @@ class OccupancyGrid(nn.Module):
         """
         if not bool(self.occupied.any()):
             raise RuntimeError("no cell is occupied: the field is empty everywhere")
-        low, high = torch.zeros(3), torch.zeros(3)
-        for axis, size in enumerate(self.occupied.shape):
-            others = [a for a in range(3) if a != axis]
-            filled = self.occupied.any(dim=others[1]).any(dim=others[0]).nonzero()[:, 0].cpu()
-            low[axis], high[axis] = filled[0] / size, (filled[-1] + 1) / size
+        filled = self.occupied.nonzero()
+        corners = torch.stack((filled.amin(dim=0), filled.amax(dim=0) + 1)).cpu()
         lower, upper = self.aabb.cpu()
-        return torch.stack((lower + low * (upper - lower), lower + high * (upper - lower)))
+        return lower + corners / torch.tensor(self.occupied.shape) * (upper - lower)
 
     def _occupy(self, occupied: Tensor, aabb: Tensor) -> None:
         """Sets the occupied cells and their box, in place, because a captured CUDA graph may read them."""
@@ -373,3 +387,38 @@ def _check_thresholds(threshold: float, share_of_mean: float | None) -> None:
         raise ValueError(f"threshold must lie in (0, 1), got {threshold}")
     if share_of_mean is not None and not 0 < share_of_mean < math.inf:
         raise ValueError(f"share_of_mean must be positive and finite, or None, got {share_of_mean}")
+
+
+def occupied_points(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:
+    """Returns which world positions (M, 3) lie in occupied cells of the field's warp, (M,) bool; False outside."""
+    warp = warp_of(field)
+    return occupancy.contains(points if warp is None else warp.from_world(points)[0])
+
+
+def occupied_density(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:
+    """Returns the density at world positions (M, 3), (M,) float32 per world unit, 0 where no cell is occupied."""
+    return torch.where(occupied_points(field, occupancy, points), field.density(points), 0)
+
+
+@torch.no_grad()
+def is_empty(field: Field, occupancy: OccupancyGrid) -> bool:
+    """Returns whether a field is empty: no density at random points of occupied cells reaches ``MIN_DENSITY``.
+
+    A field with densities that are not finite does not count as empty.
+
+    Args:
+        field: The field.
+        occupancy: The cells in which rays are sampled, on the field's device.
+    """
+    cells = occupancy.occupied.nonzero()
+    if len(cells) == 0:
+        return True
+    generator = torch.Generator(cells.device).manual_seed(0)
+    chosen = cells[torch.randint(len(cells), (_POINTS,), generator=generator, device=cells.device)]
+    within = torch.rand(chosen.shape, generator=generator, device=cells.device)
+    low, high = occupancy.aabb
+    points = low + (chosen + within) / torch.tensor(occupancy.occupied.shape, device=cells.device) * (high - low)
+    warp = warp_of(field)
+    if warp is not None:
+        points = warp.to_world(points)[0]
+    return bool((occupied_density(field, occupancy, points) <= MIN_DENSITY).all())

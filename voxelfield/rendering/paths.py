@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.ops._checks import check_at_least_one
-from voxelfield.rendering.cameras import Cameras, orbit, scaled_rolling
+from voxelfield.rendering.cameras import Cameras, check_not_empty, orbit, scaled_rolling
 from voxelfield.rendering.render import View
 from voxelfield.rendering.rigid import quaternions, rotations
 from voxelfield.warps.warp import Warp
@@ -106,10 +106,8 @@ def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
     Raises:
         ValueError: There are no cameras, or ``frames`` or ``keys`` is below 1.
     """
-    if keys < 1:
-        raise ValueError(f"keys must be at least 1, got {keys}")
-    if len(cameras) == 0:
-        raise ValueError("cameras must be at least one, to lay a path through, got none")
+    check_at_least_one("keys", keys)
+    check_not_empty(cameras)
     return through(cameras.pinholes()[_keys(cameras.c2w.double().cpu(), keys)], frames)
 
 
@@ -128,8 +126,7 @@ def through(cameras: Cameras, frames: int) -> Cameras:
     Raises:
         ValueError: There are no cameras, or ``frames`` is below 1.
     """
-    if len(cameras) == 0:
-        raise ValueError("cameras must be at least one, to lay a path through, got none")
+    check_not_empty(cameras)
     check_at_least_one("frames", frames)
     width, height = cameras.size(0)
     keys = at_size(cameras.to("cpu"), width, height)
@@ -184,8 +181,7 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
         ValueError: There are no cameras, they look in all directions, the target is behind them, or ``frames`` is below
             1.
     """
-    if len(cameras) == 0:
-        raise ValueError("cameras must be at least one, to lay a spiral through, got none")
+    check_not_empty(cameras)
     check_at_least_one("frames", frames)
     device = cameras.c2w.device
     poses = cameras.c2w.double()

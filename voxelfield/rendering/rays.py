@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -71,16 +71,18 @@ class Rays:
         rows, total = self.part
         return torch.rand(total, dtype=self.near.dtype, device=self.near.device)[rows]
 
-    def select_values(self, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Tensor]:
-        """Returns some of the values, (R, ...) by name.
+    def select_values(self, field: object, member: str) -> dict[str, Tensor]:
+        """Returns the values, (R, ...) by name, on which a field depends.
 
         Args:
-            names: Their names.
-            optional: Names that are left out if the rays do not have them.
+            field: The field.
+            member: ``extra_inputs`` or ``density_inputs``, the member of the field that names the values, if it has
+                such a member. Those of ``optional_inputs`` are left out if the rays do not have them.
 
         Raises:
             ValueError: The rays do not have a value that is not optional.
         """
+        names, optional = getattr(field, member, ()), getattr(field, "optional_inputs", ())
         missing = [name for name in names if name not in self.values and name not in optional]
         if missing:
             raise ValueError(

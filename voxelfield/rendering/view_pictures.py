@@ -7,8 +7,8 @@ from torch import Tensor
 
 from voxelfield.grids.boxes import box_tensor
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.images import turbo
 from voxelfield.rendering.paths import at_size
+from voxelfield.rendering.pixels import turbo
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.warps.warp import Warp

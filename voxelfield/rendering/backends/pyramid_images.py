@@ -13,6 +13,7 @@ from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.ops import _constants
 from voxelfield.ops._internal.render_pyramid_image import pyramid_image_fits, render_pyramid_image
 from voxelfield.rendering.backends.backend import Draw, ImageBackend, ImageSource, one_kernel, stored_dtype
+from voxelfield.warps.warp import nested_box_args
 
 
 class PyramidImages(ImageBackend):
@@ -69,6 +70,6 @@ class PyramidImages(ImageBackend):
             density_initial=decoder.activation.initial,
             view_degree=decoder.view_degree,
             blocks=pyramid.blocks[: len(levels)],
-            boxes=[] if source.field.warp is None else source.field.warp.op_arguments,
+            boxes=nested_box_args(source.field.warp),
         )
         return one_kernel(render, source)
