@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from voxelfield.devices import choose_device
-from voxelfield.export.model_file import ModelFileError, read_model
-from voxelfield.training.state.checkpoint import checkpoints, contents_of
+from voxelfield.export.model_file import load_model
+from voxelfield.training.state.checkpoint import checkpoints
 from voxelfield.training.state.run_directory import MODEL_FILE
-from voxelfield.training.trained_model import TrainedModel, load_trained_model, restore_trained_model
+from voxelfield.training.trained_model import TrainedModel, load_trained_model
 
 
 def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
@@ -37,9 +36,4 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
         raise ValueError(f"RUN must have one field, got one of several regions, which are no longer read: {path}")
     if path.is_dir() and not checkpoints(path) and (path / MODEL_FILE).is_file():
         path = path / MODEL_FILE
-    if path.suffix != ".safetensors":
-        return load_trained_model(path, device)
-    parts = read_model(path, device)
-    with contents_of(path, ModelFileError):
-        trained = restore_trained_model(parts.config, parts.field, parts.occupancy, parts.steps, device)
-        return replace(trained, tones=parts.tones)
+    return load_model(path, device) if path.suffix == ".safetensors" else load_trained_model(path, device)

@@ -386,8 +386,8 @@ def test_cameras_refuse_an_int_index():
             ValueError,
             r"intrinsics must be on the device of [\w.]+, cpu, but it is on meta",
         ),
-        ({"width": 0}, ValueError, r"width must be at least 1, got 0"),
-        ({"height": 4.0}, TypeError, r"height must be an int, got float"),
+        ({"width": 0}, ValueError, r"width must be an int of at least 1, got 0"),
+        ({"height": 4.0}, ValueError, r"height must be an int of at least 1, got 4.0"),
         ({"lens": torch.zeros(1, 6)}, TypeError, r"lens must be a Lens or None, got Tensor"),
         (
             {"lens": Lens("fisheye", torch.zeros(2, 6))},

@@ -14,7 +14,7 @@ import voxelfield
 from voxelfield.cli.running import number
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of, scene_folder
 from voxelfield.export.camera_file import save_cameras
-from voxelfield.export.mesh import SurfaceOptions, surface_of
+from voxelfield.export.mesh import FieldSurface
 from voxelfield.export.mesh_file import MESH_SUFFIXES, save_mesh, save_points
 from voxelfield.export.splat_file import SPLAT_SUFFIXES, save_splats
 from voxelfield.export.splats import splats_of
@@ -128,14 +128,13 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--texture must be written to an obj or glb, got --mesh {options.mesh}")
     if options.splats is None and options.fit_steps is not None:
         raise ValueError(f"--fit-steps must come with --splats, got {options.fit_steps} without it")
-    wanted = SurfaceOptions(options.surface, options.level, options.resolution, options.box)
     trained = voxelfield.load(options.run, options.device)
     if options.environment is not None:
         _export_environment(options, trained)
     elif options.splats is not None and environment_of(trained.field) is not None:
         raise ValueError("--splats must come with --environment for this run, whose environment Gaussians do not show")
     if options.mesh is not None or options.points is not None:
-        _export_surface(options, trained, wanted)
+        _export_surface(options, trained)
     if options.splats is not None:
         _export_splats(options, trained)
     if options.web is not None:
@@ -143,8 +142,7 @@ def run(options: argparse.Namespace) -> None:
     if options.volume is not None:
         if is_empty(trained.field, trained.occupancy):
             logger.warning("the field is empty: %s contains no visible density", options.volume)
-        size = {"resolution": options.resolution, "box": options.box}
-        save_volume(options.volume, trained.field, trained.occupancy, **size)
+        save_volume(options.volume, trained.model, resolution=options.resolution, box=options.box)
         logger.info("wrote %s", options.volume)
     if options.cameras is not None:
         scene = load_scene_of(trained, options, None, downscale=1)
@@ -152,10 +150,17 @@ def run(options: argparse.Namespace) -> None:
         logger.info("wrote %d cameras to %s", sum(map(len, scene.splits.values())), options.cameras)
 
 
-def _export_surface(options: argparse.Namespace, trained: TrainedModel, wanted: SurfaceOptions) -> None:
-    fused = wanted.kind == "tsdf"
+def _export_surface(options: argparse.Namespace, trained: TrainedModel) -> None:
+    fused = options.surface == "tsdf"
     cameras = load_scene_of(trained, options, ("train",)).train.cameras if fused else None
-    surface = surface_of(trained, wanted, cameras)
+    surface = FieldSurface(
+        trained.model,
+        kind=options.surface,
+        level=options.level,
+        resolution=options.resolution,
+        box=options.box,
+        cameras=cameras,
+    )
     if options.mesh is not None:
         mesh = surface.mesh(
             largest_component=options.largest_component,
@@ -187,17 +192,12 @@ def _training_cameras(options: argparse.Namespace, trained: TrainedModel) -> Cam
 
 def _export_splats(options: argparse.Namespace, trained: TrainedModel) -> None:
     cameras = _training_cameras(options, trained)
-    source = trained.field, trained.occupancy, trained.model.settings
-    splats = splats_of(*source, cameras, count=options.count, fit_steps=options.fit_steps)
+    splats = splats_of(trained.model, cameras, count=options.count, fit_steps=options.fit_steps)
     save_splats(options.splats, splats)
     logger.info("wrote %d Gaussians to %s", len(splats), options.splats)
 
 
 def _export_web_page(options: argparse.Namespace, trained: TrainedModel) -> None:
-    model = trained.model
     check_drawable(trained.field)  # before the scene is loaded
-    save_web_page(
-        *(options.web, trained.field, trained.occupancy, model.settings, model.background),
-        *(_training_cameras(options, trained), trained.model.centre, trained.config.scene.name),
-    )
+    save_web_page(options.web, trained.model, _training_cameras(options, trained), trained.config.scene.name)
     logger.info("wrote %s", options.web / "index.html")

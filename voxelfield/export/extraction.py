@@ -18,9 +18,7 @@ _BISECTIONS = 8
 
 
 @torch.no_grad()
-def extract_surface(
-    surface: Surface, lattice: Lattice, *, slab: int = SLAB, chunk: int = CHUNK
-) -> tuple[Tensor, Tensor]:
+def extract_surface(surface: Surface, lattice: Lattice) -> tuple[Tensor, Tensor]:
     """Finds the triangles of a surface by marching cubes (Lewiner et al. 2003, by scikit-image).
 
     Marching cubes finds the edges of the lattice that the surface crosses; bisection of the surface's function along
@@ -29,29 +27,27 @@ def extract_surface(
     Args:
         surface: The surface; its function is evaluated at the vertices that it names, on their device.
         lattice: Points whose cells are searched.
-        slab: Layers of cells at once.
-        chunk: Evaluations at once.
 
     Returns:
         (V, 3) vertices, world units, float32, and (F, 3) triangles, int64, counterclockwise as seen from outside; on
-        the CPU. The same for any ``slab``, but for the order.
+        the CPU.
 
     Raises:
         MissingPackageError: scikit-image is not installed.
     """
-    reached = surface.vertices(lattice, chunk)
-    bounds = [0, *range(slab + 1, lattice.shape[0], slab), lattice.shape[0]]
+    reached = surface.vertices(lattice)
+    bounds = [0, *range(SLAB + 1, lattice.shape[0], SLAB), lattice.shape[0]]
     edges, triangles, vertices = [], [], []
     last, count = torch.zeros(0, *lattice.shape[1:]), 0
     for layers in pairwise(bounds):
-        first, values = layers[0] - len(last), torch.cat((last, _evaluate(surface, lattice, reached, chunk, layers)))
+        first, values = layers[0] - len(last), torch.cat((last, _evaluate(surface, lattice, reached, layers)))
         last = values[-1:]
         steps, faces = _march(values)
         edges.append(_edges(steps, lattice, first))
         triangles.append(faces + count)
         count += len(steps)
         positive = values[steps.long().unbind(-1)] > 0
-        vertices.append(_refined(surface, lattice, chunk, first, steps, positive))
+        vertices.append(_refined(surface, lattice, first, steps, positive))
     # Neighbouring slabs have the vertices on the layer between them in common.
     unique, index = torch.cat(edges).unique(return_inverse=True)
     merged = torch.zeros(len(unique), 3)
@@ -60,14 +56,12 @@ def extract_surface(
 
 
 @torch.no_grad()
-def _evaluate(
-    surface: Surface, lattice: Lattice, vertices: OccupiedVertices, chunk: int, layers: tuple[int, int]
-) -> Tensor:
+def _evaluate(surface: Surface, lattice: Lattice, vertices: OccupiedVertices, layers: tuple[int, int]) -> Tensor:
     """Returns the values (n, Y, Z), on the CPU, of the layers from one on up to another, where these are reached."""
     reached = vertices.layers(*layers)
     values = torch.full(reached.shape, surface.elsewhere, device=reached.device)
     flat = values.view(-1)
-    for part in reached.view(-1).nonzero()[:, 0].split(chunk):
+    for part in reached.view(-1).nonzero()[:, 0].split(CHUNK):
         flat[part] = surface(lattice.layer_positions(part, layers[0]))
     return torch.where(values.abs() < _CLOSEST, torch.where(values < 0, -_CLOSEST, _CLOSEST), values).cpu()
 
@@ -107,7 +101,7 @@ def _edges(steps: Tensor, lattice: Lattice, first: int) -> Tensor:
 
 
 @torch.no_grad()
-def _refined(surface: Surface, lattice: Lattice, chunk: int, first: int, steps: Tensor, positive: Tensor) -> Tensor:
+def _refined(surface: Surface, lattice: Lattice, first: int, steps: Tensor, positive: Tensor) -> Tensor:
     """Moves vertices along their edges to where the function changes its sign; returns world positions on the CPU.
 
     ``first`` is the first layer of a slab, ``steps`` are its vertices (V, 3), in steps from the first point of that
@@ -129,4 +123,4 @@ def _refined(surface: Surface, lattice: Lattice, chunk: int, first: int, steps: 
         found = torch.where(on_edge, low + along * ((begin + end) / 2)[:, None], part)
         return lattice.positions(found.double() + shift).cpu()
 
-    return in_chunks(refine, chunk, steps.to(device), positive.to(device))
+    return in_chunks(refine, steps.to(device), positive.to(device))

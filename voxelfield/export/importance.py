@@ -8,24 +8,19 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.fields.field import RadianceField
 from voxelfield.grids.combination import Combination
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.working_copies import sample_levels
+from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.march import RenderSettings, visible_samples
-from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.march import visible_samples
 from voxelfield.rendering.render import shaded
 
+# Rays at once, to bound memory.
+_CHUNK = 1 << 17
 
-def feature_importance(
-    field: RadianceField,
-    occupancy: OccupancyGrid,
-    settings: RenderSettings,
-    cameras: Cameras,
-    rays: int,
-    chunk: int = 1 << 17,
-) -> list[Tensor]:
+
+def feature_importance(model: Model, cameras: Cameras, rays: int) -> list[Tensor]:
     r"""Estimates how much images change with each feature.
 
     A feature's importance is the mean, over the colour values of all images, of the squared derivative in the feature.
@@ -37,17 +32,14 @@ def feature_importance(
     squared, and distributed to the surrounding vertices, as if samples were independent.
 
     Args:
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
-        settings: Sampling settings.
+        model: The field with its occupied cells and its sampling.
         cameras: Cameras among which the rays are divided evenly; their pixels are random.
         rays: Number of rays.
-        chunk: Number of rays per chunk, to bound memory.
 
     Returns:
         (X, Y, Z, C) float32 for each level of the grid, on the field's device; zero for inactive levels.
     """
-    grid, device = field.grid, field.aabb.device
+    field, grid, settings, device = model.field, model.field.grid, model.settings, model.device
     cameras = cameras.to(device)
     numbers = torch.arange(len(cameras), device=device).repeat_interleave(-(-rays // max(len(cameras), 1)))
     sizes = cameras.all_sizes().to(device, torch.float32)
@@ -59,11 +51,11 @@ def feature_importance(
         else (grid, Combination(), [])
     )
     dense = len(sums) - len(sparse)
-    for chosen in numbers.split(chunk):
+    for chosen in numbers.split(_CHUNK):
         pixels = torch.rand(len(chosen), 2, generator=random, device=device) * sizes[chosen]
         cast = cameras.rays(chosen, pixels, field.aabb)
         with torch.no_grad():
-            samples, _ = visible_samples(field, cast, occupancy, settings)
+            samples, _ = visible_samples(field, cast, model.occupancy, settings)
             features = grid(samples.positions)
             points = first.to_unit(samples.positions)
         features.requires_grad_()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from voxelfield.export.appearance import rendered_colors, surface_colors, textured
 from voxelfield.export.extraction import extract_surface
-from voxelfield.export.lattice import CHUNK, SLAB, Region
+from voxelfield.export.lattice import Region
 from voxelfield.export.mesh_file import Mesh, PointCloud, mesh_package
 from voxelfield.export.surfaces import (
     DensitySurface,
@@ -21,12 +20,9 @@ from voxelfield.export.surfaces import (
     half_absorbing_density,
     surface_normals,
 )
-from voxelfield.fields.field import Field
+from voxelfield.models.model import Model
 from voxelfield.ops._checks import check_at_least_one
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.march import RenderSettings
-from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.training.trained_model import TrainedModel
 
 SurfaceKind = Literal["density", "tsdf"]
 
@@ -37,51 +33,16 @@ PAINTING_REACH = 1.5
 """Distance from a surface, in voxels, at which the rays that paint a texture begin."""
 
 
-@dataclass(frozen=True)
-class SurfaceOptions:
-    """The surface of a field, and how finely it is sampled.
+class FieldSurface:
+    """The surface of a field, extracted once, from which meshes and points are made.
 
     Args:
+        model: The field with its occupied cells and its sampling, such as :attr:`voxelfield.TrainedModel.model`.
         kind: ``density`` is where the density crosses a level, ``tsdf`` is fused from depth maps.
         level: Density at the surface, per world unit, for ``density``; None: the density at which a voxel absorbs half
             of the light.
         resolution: Cells along the longest edge of the box; None: as many as the field has voxels along it.
         box: Number of the nested box to export, including all boxes inside it, with its voxel size; 1 is the smallest.
-        slab: Layers of cells at once, to bound memory.
-        chunk: Evaluations of the field at once, to bound memory.
-
-    Raises:
-        ValueError: An argument is not as above.
-    """
-
-    kind: SurfaceKind = "density"
-    level: float | None = None
-    resolution: int | None = None
-    box: int = 1
-    slab: int = SLAB
-    chunk: int = CHUNK
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(SurfaceKind):
-            raise ValueError(f"surface must be one of {', '.join(get_args(SurfaceKind))}, got {self.kind!r}")
-        if self.level is not None and not 0 < self.level < float("inf"):
-            raise ValueError(f"level must be a density above 0, got {self.level:g}")
-        if self.level is not None and self.kind == "tsdf":
-            raise ValueError(f"level must be left out for surface tsdf, which has none, got {self.level:g}")
-        for name in ("resolution", "box", "slab", "chunk"):
-            value = getattr(self, name)
-            if value is not None:
-                check_at_least_one(name, value)
-
-
-class FieldSurface:
-    """The surface of a field, extracted once, for meshes and points.
-
-    Args:
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
-        settings: Sampling settings.
-        options: Definition of the surface.
         cameras: Cameras whose depth maps are fused, for ``tsdf``, without their lenses.
 
     Attributes:
@@ -90,34 +51,44 @@ class FieldSurface:
 
     Raises:
         MissingPackageError: A package of the extra ``mesh`` is not installed.
-        ValueError: The field has no such surface or box, or there are no cameras to fuse.
+        ValueError: An argument is not as above, the field has no such surface or box, or there are no cameras to fuse.
     """
 
     def __init__(
         self,
-        field: Field,
-        occupancy: OccupancyGrid,
-        settings: RenderSettings,
-        options: SurfaceOptions,
+        model: Model,
+        *,
+        kind: SurfaceKind = "density",
+        level: float | None = None,
+        resolution: int | None = None,
+        box: int = 1,
         cameras: Cameras | None = None,
     ) -> None:
+        if kind not in get_args(SurfaceKind):
+            raise ValueError(f"surface must be one of {', '.join(get_args(SurfaceKind))}, got {kind!r}")
+        if level is not None and not 0 < level < float("inf"):
+            raise ValueError(f"level must be a density above 0, got {level:g}")
+        if level is not None and kind == "tsdf":
+            raise ValueError(f"level must be left out for surface tsdf, which has none, got {level:g}")
+        if resolution is not None:
+            check_at_least_one("resolution", resolution)
         # Before the surface is extracted, which may take minutes.
         for package in ("skimage.measure", "trimesh", "scipy.spatial"):
             mesh_package(package)
-        self._field, self._occupancy, self._settings, self._chunk = field, occupancy, settings, options.chunk
-        region = Region.of(field, occupancy, options.box)
+        self._model, self._field = model, model.field
+        region = Region.of(model.field, model.occupancy, box)
         self._voxel = region.voxel
-        level = half_absorbing_density(self._voxel) if options.level is None else options.level
-        tsdf = options.kind == "tsdf"
-        self._surface: Surface = self._fused(cameras) if tsdf else DensitySurface(field, occupancy, level)
+        wanted = half_absorbing_density(self._voxel) if level is None else level
+        self._surface: Surface = DensitySurface(model.field, model.occupancy, wanted)
+        if kind == "tsdf":
+            self._surface = self._fused(cameras)
         # With one more point on each side, the surface is closed at the field's box.
-        lattice = region.lattice(options.resolution).enlarged()
-        self.vertices, self.faces = extract_surface(self._surface, lattice, slab=options.slab, chunk=options.chunk)
+        self.vertices, self.faces = extract_surface(self._surface, region.lattice(resolution).enlarged())
         if not len(self.faces):
-            if tsdf:
+            if kind == "tsdf":
                 raise ValueError("cameras must see a surface for surface tsdf, got empty space in all of their pixels")
-            wrong = f"level must be a density that the field reaches, got {level:g}"
-            if options.level is None:
+            wrong = f"level must be a density that the field reaches, got {wanted:g}"
+            if level is None:
                 wrong += ", at which a voxel absorbs half of the light"
             raise ValueError(f"{wrong}: the field is empty, or it needs a lower level or surface tsdf")
 
@@ -174,9 +145,9 @@ class FieldSurface:
         def paint(points: Tensor, normals: Tensor) -> Tensor:
             at, outwards = (each.to(self._field.aabb.device) for each in (points, normals))
             reach = PAINTING_REACH * self._voxel
-            return rendered_colors(self._field, self._occupancy, self._settings, at, outwards, reach, self._chunk)
+            return rendered_colors(self._model, at, outwards, reach)
 
-        return textured(mesh, texture, paint, self._chunk)
+        return textured(mesh, texture, paint)
 
     @torch.no_grad()
     def points(self, count: int, seed: int = 0) -> PointCloud:
@@ -199,38 +170,18 @@ class FieldSurface:
         """Returns the surface that is fused from depth maps of the field."""
         if cameras is None or not len(cameras):
             raise ValueError("cameras must be at least one for surface tsdf, got none")
-        field, occupancy, device = self._field, self._occupancy, self._field.aabb.device
-        pinholes = cameras.pinholes(all_round=True).to(device)
-        # A ray has many samples.
-        chunk = max(self._chunk // 16, 1)
-        maps = [depth_map(field, occupancy, self._settings, pinholes, chunk, i).cpu() for i in range(len(pinholes))]
-        return FusedDepth(field, occupancy, pinholes, torch.stack(maps).to(device), TRUNCATION * self._voxel)
+        model, pinholes = self._model, cameras.pinholes(all_round=True).to(self._model.device)
+        maps = torch.stack([depth_map(model, pinholes, index).cpu() for index in range(len(pinholes))])
+        return FusedDepth(model.field, model.occupancy, pinholes, maps.to(model.device), TRUNCATION * self._voxel)
 
     def _appearance(self, points: Tensor, outwards: Tensor) -> tuple[Tensor, Tensor]:
         """Returns normals and sRGB colours of points of triangles that face ``outwards``; all of them are (M, 3)."""
         device = self._field.aabb.device
         there, outwards = points.to(device), outwards.to(device)
-        normals = surface_normals(self._surface, there, self._voxel, self._chunk)
+        normals = surface_normals(self._surface, there, self._voxel)
         normals = torch.where((normals * outwards).sum(dim=-1, keepdim=True) > 0, normals, outwards)
-        colors = surface_colors(self._field, there, normals, self._chunk)
+        colors = surface_colors(self._field, there, normals)
         return normals.cpu(), (255 * colors).round().to(torch.uint8).cpu()
-
-
-def surface_of(
-    run: TrainedModel, options: SurfaceOptions | None = None, cameras: Cameras | None = None
-) -> FieldSurface:
-    """Finds the surface of a run's field, from which meshes and points are made.
-
-    Args:
-        run: The run, as :func:`voxelfield.load` returns it.
-        options: Definition of the surface; None for the level set of the density at its default level.
-        cameras: As for :class:`FieldSurface`.
-
-    Raises:
-        MissingPackageError: A package of the extra ``mesh`` is not installed.
-        ValueError: The field has no such surface or box, or there are no cameras to fuse.
-    """
-    return FieldSurface(run.field, run.occupancy, run.model.settings, options or SurfaceOptions(), cameras)
 
 
 def _trimesh(vertices: Tensor, faces: Tensor) -> Any:

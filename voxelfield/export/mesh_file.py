@@ -103,7 +103,7 @@ def save_points(path: Path | str, cloud: PointCloud) -> None:
 
 def binary_ply(rows: np.ndarray) -> bytes:
     """Returns the file of points, whose properties are the fields of ``rows``: little-endian float32, and bytes."""
-    properties = "".join(f"property {_PLY_TYPES[rows.dtype[name].str]} {name}\n" for name in rows.dtype.names)
+    properties = "".join(f"property {_PLY_TYPES[rows.dtype[name].str]} {name}\n" for name in rows.dtype.names or ())
     header = f"ply\nformat binary_little_endian 1.0\nelement vertex {len(rows)}\n{properties}end_header\n"
     return header.encode() + rows.tobytes()
 

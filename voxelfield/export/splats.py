@@ -15,13 +15,11 @@ from voxelfield.export.lattice import in_chunks, warped_voxels
 from voxelfield.export.splat_file import Splats
 from voxelfield.export.splat_rendering import MAX_ALPHA, MIN_ALPHA, render_splats
 from voxelfield.fields.decoders import spherical_harmonics
-from voxelfield.fields.field import Field, RadianceField, warp_of
 from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.models.model import Model
 from voxelfield.ops._checks import check_at_least_one
 from voxelfield.ops.ray_sums import exclusive_sum
 from voxelfield.rendering.cameras import Cameras, check_not_empty
-from voxelfield.rendering.march import RenderSettings
-from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render
 from voxelfield.rendering.rigid import quaternions
 
@@ -50,15 +48,7 @@ _FINAL_RATE = 0.1
 _ROWS, _COLUMNS = (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)  # of a symmetric matrix
 
 
-def splats_of(
-    field: RadianceField,
-    occupancy: OccupancyGrid,
-    settings: RenderSettings,
-    cameras: Cameras,
-    *,
-    count: int = 1_000_000,
-    fit_steps: int | None = None,
-) -> Splats:
+def splats_of(model: Model, cameras: Cameras, *, count: int = 1_000_000, fit_steps: int | None = None) -> Splats:
     """Converts what cameras see of a field into 3D Gaussians, one per voxel.
 
     Each Gaussian has the mean and the covariance of the light that comes from its voxel and its neighbours, weighted by
@@ -67,9 +57,7 @@ def splats_of(
     of spherical harmonics to the colours seen. :func:`fit_splats` then refines all of them.
 
     Args:
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
-        settings: Sampling settings.
+        model: The field with its occupied cells and its sampling, such as :attr:`voxelfield.TrainedModel.model`.
         cameras: The training cameras, on any device; lenses are ignored.
         count: Largest number of Gaussians; the voxels that cameras see most are kept.
         fit_steps: Steps in which they are fitted to images of the field; None: in proportion to their number.
@@ -85,15 +73,15 @@ def splats_of(
     if fit_steps is not None and fit_steps < 0:
         raise ValueError(f"fit_steps must not be negative, got {fit_steps}")
     check_not_empty(cameras)
-    if inputs := (*field.extra_inputs, *field.density_inputs):
+    if inputs := (*model.field.extra_inputs, *model.field.density_inputs):
         raise ValueError(f"field must depend on position and direction alone, got one that needs {', '.join(inputs)}")
-    cameras = replace(cameras.to(field.aabb.device).pinholes(all_round=True), values={})
+    cameras = replace(cameras.to(model.device).pinholes(all_round=True), values={})
     with torch.no_grad():
-        splats, voxels = _convert(field, occupancy, settings, cameras, count)
+        splats, voxels = _convert(model, cameras, count)
     logger.info("%d voxels become Gaussians", len(splats))
     if fit_steps is None:
         fit_steps = max(_MIN_STEPS, math.ceil(_PIXELS_PER_SPLAT * len(splats) / _WINDOW**2))
-    return fit_splats(splats, voxels, field, occupancy, settings, cameras, fit_steps) if fit_steps else splats
+    return fit_splats(splats, voxels, model, cameras, fit_steps) if fit_steps else splats
 
 
 class _Light(NamedTuple):
@@ -115,13 +103,13 @@ class _Cells:
     of neighbouring voxels thus overlap, as Gaussians must.
     """
 
-    def __init__(self, field: Field, occupancy: OccupancyGrid) -> None:
-        self._low, self._high = occupancy.aabb
-        grid = getattr(field, "grid", None)
-        if isinstance(grid, VoxelPyramid):
-            self._edges = grid.finest_voxels()[0].float()
+    def __init__(self, model: Model) -> None:
+        self._low, self._high = model.occupancy.aabb
+        self._warp = model.warp
+        if isinstance(model.grid, VoxelPyramid):
+            self._edges = model.grid.finest_voxels()[0].float()
         else:
-            self._edges = self._low.new_tensor(warped_voxels(field, occupancy))
+            self._edges = self._low.new_tensor(warped_voxels(model.field, model.occupancy))
         self._random = torch.Generator(self._low.device).manual_seed(0)  # on a CPU, the same run gives the same file
         self.enlarge(1.0)
 
@@ -143,17 +131,15 @@ class _Cells:
         )
         return (cells[:, 0] * self._shape[1] + cells[:, 1]) * self._shape[2] + cells[:, 2]
 
-    def edges(self, field: Field, points: Tensor) -> Tensor:
+    def edges(self, points: Tensor) -> Tensor:
         """Returns the shortest edges (M,) of voxels at world positions (M, 3), world units."""
-        warp, shortest = warp_of(field), self._edges.min()
+        warp, shortest = self._warp, self._edges.min()
         return shortest.expand(len(points)) if warp is None else warp.from_world(points)[1] * shortest
 
 
-def _visible_light(
-    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, rays: int
-) -> Iterator[_Light]:
+def _visible_light(model: Model, cameras: Cameras, rays: int) -> Iterator[_Light]:
     """Yields the visible samples of about as many ``rays``, camera by camera, evenly spaced in the images."""
-    warp = warp_of(field)
+    field, warp, settings = model.field, model.warp, model.settings
     stride = math.sqrt(int(cameras.all_sizes().prod(dim=-1).sum()) / rays)
     if stride < 1:
         cameras = cameras.enlarged(round(1 / stride))
@@ -161,7 +147,7 @@ def _visible_light(
     for camera in range(len(cameras)):
         found = []
         for cast in cameras.image_chunks(camera, field.aabb, _CHUNK, every):
-            seen = render(field, cast, occupancy, settings)
+            seen = render(field, cast, model.occupancy, settings)
             samples, directions = seen.samples, cast.directions[seen.samples.ray_index]
             distances = samples.t
             if warp is not None:
@@ -173,13 +159,11 @@ def _visible_light(
         yield _Light(*(torch.cat(each) for each in zip(*found, strict=True)))
 
 
-def _convert(
-    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, count: int
-) -> tuple[Splats, Tensor]:
+def _convert(model: Model, cameras: Cameras, count: int) -> tuple[Splats, Tensor]:
     """Returns the Gaussians of at most ``count`` voxels, and the edges (N,) of these voxels, world units."""
-    cells, rays = _Cells(field, occupancy), _RAYS_PER_SPLAT * count
+    cells, rays = _Cells(model), _RAYS_PER_SPLAT * count
     while True:
-        chosen, areas, needed = _most_visible(_visible_light(field, occupancy, settings, cameras, rays), cells, count)
+        chosen, areas, needed = _most_visible(_visible_light(model, cameras, rays), cells, count)
         if not len(chosen):
             raise ValueError("cameras must see the field, got empty space in all of their pixels")
         if needed <= count or cells.are_few:
@@ -191,8 +175,8 @@ def _convert(
     fit = torch.triu_indices(16, 16, device=device)
     squares = torch.zeros(len(chosen), fit.shape[1], device=device)
     colors = torch.zeros(len(chosen), 16, 3, device=device)
-    centre = field.aabb.mean(dim=0)
-    for light in _visible_light(field, occupancy, settings, cameras, rays):
+    centre = model.field.aabb.mean(dim=0)
+    for light in _visible_light(model, cameras, rays):
         number = cells.of(light.warped)
         index = torch.searchsorted(chosen, number).clamp(max=len(chosen) - 1)
         kept = (chosen[index] == number).nonzero()[:, 0]
@@ -209,7 +193,7 @@ def _convert(
     moments, squares, colors, areas = moments[seen], squares[seen], colors[seen], areas[seen]
     light_sum = moments[:, :1]
     mean = moments[:, 1:4] / light_sum
-    voxels = cells.edges(field, (mean + centre).float())
+    voxels = cells.edges((mean + centre).float())
     scatter = _symmetric(moments[:, 4:10]) - light_sum[..., None] * mean[:, :, None] * mean[:, None]
     even = _EVEN_LIGHT * (voxels.double().square() / 6)[:, None, None] * torch.eye(3, device=device)
     spread = (scatter + even) / (light_sum + _EVEN_LIGHT)[..., None]
@@ -221,7 +205,7 @@ def _convert(
     shadow = (axes * (variances.prod(dim=-1, keepdim=True) / variances)[:, None]) @ axes.mT
     facing = (shadow * _symmetric(moments[:, 10:])).sum(dim=(1, 2)) / light_sum[:, 0]
     opacity = (areas / (2 * math.pi * facing.sqrt().float())).clamp(max=MAX_ALPHA)
-    harmonics = in_chunks(_fit_harmonics, _CHUNK, squares, colors, light_sum[:, 0].float())
+    harmonics = in_chunks(_fit_harmonics, squares, colors, light_sum[:, 0].float(), evaluations=16)
     splats = Splats(
         (mean + centre).float(),
         0.5 * variances.log().float(),
@@ -276,9 +260,7 @@ def _symmetric(six: Tensor) -> Tensor:
 def fit_splats(
     splats: Splats,
     voxels: Tensor,
-    field: Field,
-    occupancy: OccupancyGrid,
-    settings: RenderSettings,
+    model: Model,
     cameras: Cameras,
     steps: int,
 ) -> Splats:
@@ -291,15 +273,14 @@ def fit_splats(
     Args:
         splats: N Gaussians.
         voxels: (N,) edges of the voxels that they represent, world units; nearer to a camera, they are not drawn.
-        field: The field, on their device.
-        occupancy: The occupied cells.
-        settings: Sampling settings.
+        model: The model of the field, on their device.
         cameras: Pinhole cameras.
         steps: Number of windows, at least 1.
 
     Returns:
         The fitted Gaussians that are not negligible.
     """
+    field, settings = model.field, model.settings
     device, random = voxels.device, torch.Generator().manual_seed(0)
     offsets = torch.zeros_like(splats.means)
     learned = [offsets, *(each.clone() for each in (*vars(splats).values(),)[1:])]
@@ -315,7 +296,7 @@ def fit_splats(
         camera = _random_window(cameras, random)
         background = torch.rand(3, generator=random).to(device)
         with torch.no_grad():
-            truth = render(field, camera.image_rays(0, field.aabb), occupancy, settings).over(background)
+            truth = render(field, camera.image_rays(0, field.aabb), model.occupancy, settings).over(background)
         shown = render_splats(current(), camera, background, voxels)
         adam.zero_grad()
         (shown.view(-1, 3) - truth).square().mean().backward()

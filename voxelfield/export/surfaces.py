@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.export.lattice import Lattice, OccupiedVertices, in_chunks
-from voxelfield.fields.field import Field, warp_of
+from voxelfield.export.lattice import CHUNK, Lattice, OccupiedVertices, in_chunks
+from voxelfield.fields.field import Field
+from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid, occupied_density
@@ -46,9 +47,9 @@ class Surface:
         """Device of the field."""
         return self._field.aabb.device
 
-    def vertices(self, lattice: Lattice, chunk: int) -> OccupiedVertices:
-        """Returns which points of a lattice need to be evaluated; ``chunk`` of them at once, to bound memory."""
-        return OccupiedVertices(self._field, self._occupancy, lattice, chunk)
+    def vertices(self, lattice: Lattice) -> OccupiedVertices:
+        """Returns which points of a lattice need to be evaluated."""
+        return OccupiedVertices(self._field, self._occupancy, lattice)
 
 
 class DensitySurface(Surface):
@@ -139,35 +140,34 @@ class FusedDepth(Surface):
 
 
 @torch.no_grad()
-def depth_map(
-    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, chunk: int, index: int
-) -> Tensor:
+def depth_map(model: Model, cameras: Cameras, index: int) -> Tensor:
     """Renders the median depth of every pixel of one camera: where a ray has lost half of its light.
 
-    Unlike the mean, the median is never between two surfaces that a pixel shows. ``chunk`` rays are rendered at once.
+    Unlike the mean, the median is never between two surfaces that a pixel shows.
 
     Returns:
         (H, W) distances along the rays, world units, for the largest height and width of the cameras, which are on the
         field's device; infinite where more than half of the light comes through, and outside of a smaller image.
     """
-    chunks, (width, height) = cameras.image_chunks(index, field.aabb, chunk), cameras.size(index)
-    depths = torch.cat([_median_depth(field, rays, occupancy, settings) for rays in chunks])
+    # A ray has many samples.
+    chunks, (width, height) = cameras.image_chunks(index, model.field.aabb, CHUNK // 16), cameras.size(index)
+    settings = model.settings
+    depths = torch.cat([_median_depth(model, rays, settings) for rays in chunks])
     image = depths.new_full((cameras.height, cameras.width), torch.inf)
     image[:height, :width] = depths.view(height, width)
     return image
 
 
-def _median_depth(field: Field, rays: Rays, occupancy: OccupancyGrid, settings: RenderSettings) -> Tensor:
+def _median_depth(model: Model, rays: Rays, settings: RenderSettings) -> Tensor:
     """Returns the depth (R,) of each ray, linear within the sample that takes the second half of its light."""
-    found = render(field, rays, occupancy, settings)
+    found = render(model.field, rays, model.occupancy, settings)
     samples, weights = found.samples, found.weights.double()
     if not len(weights):
         return torch.full_like(rays.near, torch.inf)
-    warp = warp_of(field)
     middle, length = samples.t, samples.dt
-    if warp is not None:
-        middle = warp.world_distances(samples, rays.origins, rays.directions)
-        length = warp.world_lengths(samples, rays.origins, rays.directions)
+    if model.warp is not None:
+        middle = model.warp.world_distances(samples, rays.origins, rays.directions)
+        length = model.warp.world_lengths(samples, rays.origins, rays.directions)
     absorbed = weights.cumsum(0)
     before = torch.cat((absorbed.new_zeros(1), absorbed))
     start, stop = samples.ray_offsets[:-1], samples.ray_offsets[1:]
@@ -184,11 +184,11 @@ def half_absorbing_density(length: float) -> float:
     return math.log(2) / length
 
 
-def surface_normals(surface: Surface, points: Tensor, step: float, chunk: int) -> Tensor:
+def surface_normals(surface: Surface, points: Tensor, step: float) -> Tensor:
     """Returns the directions (M, 3) in which a surface's function decreases fastest at ``points`` (M, 3) on it.
 
-    They are unit vectors, from central differences over a distance ``step`` with ``chunk`` evaluations at once; zero
-    where the function is constant or unknown.
+    They are unit vectors, from central differences over a distance ``step``; zero where the function is constant or
+    unknown.
     """
     offsets = torch.eye(3, device=points.device) * (step / 2)
 
@@ -197,4 +197,4 @@ def surface_normals(surface: Surface, points: Tensor, step: float, chunk: int) -
         values = surface(ends.view(-1, 3)).view(3, 2, -1)
         return F.normalize((values[:, 1] - values[:, 0]).nan_to_num(0.0), dim=0).T
 
-    return in_chunks(normals, max(chunk // 6, 1), points)
+    return in_chunks(normals, points, evaluations=6)

@@ -9,23 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.export.lattice import CHUNK, OccupiedVertices, Region
-from voxelfield.fields.field import Field, colors_at
+from voxelfield.export.lattice import OccupiedVertices, Region, in_chunks
+from voxelfield.fields.field import colors_at
 from voxelfield.files import atomic_path, check_suffix
+from voxelfield.models.model import Model
 from voxelfield.ops._checks import check_at_least_one
-from voxelfield.rendering.occupancy import OccupancyGrid
 
 
 @torch.no_grad()
-def save_volume(
-    path: Path | str,
-    field: Field,
-    occupancy: OccupancyGrid,
-    *,
-    resolution: int | None = None,
-    box: int = 1,
-    chunk: int = CHUNK,
-) -> None:
+def save_volume(path: Path | str, model: Model, *, resolution: int | None = None, box: int = 1) -> None:
     """Writes a field's values on a lattice, as a compressed NumPy archive, layer by layer.
 
     The archive has ``density`` (X, Y, Z) float32, per world unit, ``rgb`` (X, Y, Z, 3) uint8, and ``aabb`` (2, 3)
@@ -34,11 +26,9 @@ def save_volume(
 
     Args:
         path: ``*.npz``.
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
+        model: The field with its occupied cells, such as :attr:`voxelfield.TrainedModel.model`.
         resolution: Cells along the longest edge of the box; None: as many as the field has voxels along it.
         box: Number of the nested box to write, with its voxel size; 1 is the smallest.
-        chunk: Evaluations of the field at once, to bound memory.
 
     Raises:
         ValueError: The path has another suffix, a number is below 1, or there is no such box.
@@ -46,12 +36,12 @@ def save_volume(
         OSError: The file cannot be written.
     """
     check_suffix("path", path, (".npz",))
-    for name, value in (("resolution", resolution), ("chunk", chunk)):
-        if value is not None:
-            check_at_least_one(name, value)
+    if resolution is not None:
+        check_at_least_one("resolution", resolution)
+    field, occupancy = model.field, model.occupancy
     region = Region.of(field, occupancy, box)
     lattice = region.lattice(resolution)
-    reached = OccupiedVertices(field, occupancy, lattice, chunk)
+    reached = OccupiedVertices(field, occupancy, lattice)
     views = torch.eye(3, device=field.aabb.device)
     views = torch.cat((views, -views))
 
@@ -64,9 +54,9 @@ def save_volume(
         return (255 * mean).round().to(torch.uint8)
 
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
-        for name, values, empty, size in (
-            ("density", density, torch.zeros(()), chunk),
-            ("rgb", rgb, torch.zeros(3, dtype=torch.uint8), chunk // len(views) + 1),
+        for name, values, empty, count in (
+            ("density", density, torch.zeros(()), 1),
+            ("rgb", rgb, torch.zeros(3, dtype=torch.uint8), len(views)),
         ):
             with file.open(f"{name}.npy", "w", force_zip64=True) as array:
                 shape = (*lattice.shape, *empty.shape)
@@ -75,8 +65,8 @@ def save_volume(
                 for number in range(lattice.shape[0]):
                     inside = reached.layers(number, number + 1).view(-1)
                     layer = empty.to(inside.device).repeat(len(inside), *[1] * empty.dim())
-                    for part in inside.nonzero()[:, 0].split(size):
-                        layer[part] = values(lattice.layer_positions(part, number))
+                    points = lattice.layer_positions(inside.nonzero()[:, 0], number)
+                    layer[inside] = in_chunks(values, points, evaluations=count)
                     array.write(layer.cpu().numpy().tobytes())
         with file.open("aabb.npy", "w") as array:
             np.lib.format.write_array(array, np.array(region.box, np.float32))

@@ -19,10 +19,10 @@ from voxelfield.fields.environment import environment_of
 from voxelfield.fields.field import RadianceField
 from voxelfield.files import MARK, atomic_write, is_replaceable
 from voxelfield.grids.sparse_grid import BLOCK_CELLS
+from voxelfield.models.model import Model
 from voxelfield.rendering.backends.baked_images import BakedImages
 from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras, check_not_empty, up_direction
-from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.renderer import fastest_backend
@@ -46,16 +46,7 @@ class _Texture(NamedTuple):
     texels: Tensor
 
 
-def save_web_page(
-    folder: Path | str,
-    field: RadianceField,
-    occupancy: OccupancyGrid,
-    settings: RenderSettings,
-    background: Tensor,
-    cameras: Cameras,
-    pivot: Tensor,
-    title: str = "voxelfield",
-) -> None:
+def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str = "voxelfield") -> None:
     """Writes ``index.html``, a page that draws a field in a browser and lets one move through it.
 
     The page draws what the backend ``render_baked_image`` draws, up to rounding, without the lens. It asks no server
@@ -63,12 +54,9 @@ def save_web_page(
 
     Args:
         folder: Folder of the page, created if needed.
-        field: A field that ``render_baked_image`` draws.
-        occupancy: The occupied cells, on the field's device.
-        settings: Sampling settings.
-        background: (3,) colour behind the scene, unless the field has an environment.
+        model: The model of a field that ``render_baked_image`` draws, such as :attr:`voxelfield.TrainedModel.model`.
+            The view turns around :attr:`voxelfield.Model.centre`.
         cameras: Cameras on any device; the first is where the page starts, and all of them determine what is up.
-        pivot: (3,) the point around which the view turns, world units.
         title: Title of the page.
 
     Raises:
@@ -82,6 +70,7 @@ def save_web_page(
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     check_not_empty(cameras)
+    field, occupancy = model.field, model.occupancy
     check_drawable(field)
     page = Path(folder) / "index.html"
     if not is_replaceable(page):
@@ -111,12 +100,12 @@ def save_web_page(
         "intrinsics": first.intrinsics[0].tolist(),
         "size": [width, height],
         "up": up_direction(cameras).tolist(),
-        "pivot": pivot.tolist(),
+        "pivot": model.centre.tolist(),
     }
     environment = Environment(
         loader=PackageLoader("voxelfield.export"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    constants = "\n".join(_constants(field, occupancy, settings, background, bricks))
+    constants = "\n".join(_constants(model, bricks))
     template = environment.get_template("web.html")
     stale = _files_of(page) - set(files.values())
     with atomic_write(page) as opened:
@@ -213,10 +202,9 @@ def _packed_weights(field: RadianceField, bricks: Bricks) -> Tensor:
     return torch.cat(padded).view(1, -1, columns // 4, 4)
 
 
-def _constants(
-    field: RadianceField, occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor, bricks: Bricks
-) -> Iterator[str]:
+def _constants(model: Model, bricks: Bricks) -> Iterator[str]:
     """Yields the lines that define the constants of the shader."""
+    field, settings = model.field, model.settings
     decoder = field.decoder
     assert isinstance(decoder, DeferredMLPDecoder)
     textures, width = bricks.values.shape[-1] // 4, -(-decoder.color_network[0].shape[0] // 4)
@@ -235,8 +223,8 @@ def _constants(
         "MIN_TRANSMITTANCE": settings.min_transmittance,
         "MIN_WEIGHT": settings.min_weight,
     }
-    vectors = {"BACKGROUND": background.tolist()}
-    lists = {"LATTICE": bricks.aabb, "CELLS": occupancy.aabb}
+    vectors = {"BACKGROUND": model.background.tolist()}
+    lists = {"LATTICE": bricks.aabb, "CELLS": model.occupancy.aabb}
     for name, values in (("LOW", bricks.low), ("EXTENT", bricks.extent)):
         lists[name] = F.pad(values, (0, 4 * textures - len(values))).view(-1, 4)
     if field.warp is None:

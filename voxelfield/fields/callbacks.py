@@ -12,8 +12,6 @@ from voxelfield.ops import PackedSamples
 from voxelfield.ops._checks import check_field, check_result
 from voxelfield.ops._errors import ArgumentTypeError
 
-__all__ = ["CallbackField", "ColorFunction", "DensityFunction"]
-
 DensityFunction = Callable[[Tensor], Tensor]
 """Maps world positions (N, 3) to densities (N,), per world unit."""
 

@@ -259,9 +259,8 @@ class RadianceField(nn.Module):
         features = self.grid.sampled_levels[0].float()
         return self.decoder.density(features.flatten(0, 2)).view(features.shape[:-1])
 
-    @property
-    def has_pyramid_density(self) -> bool:
-        """Whether the density has a form that a single kernel can march through.
+    def pyramid_parts(self) -> tuple[VoxelPyramid, FusedMLPDecoder, ExponentialDensity] | None:
+        """Returns the grid, the decoder and its activation if a single kernel can march through the density, or None.
 
         This requires a pyramid of at most 8 levels, concatenated, with "border" padding, each of 4 channels and fewer
         than 2^31 elements; and a fused network decoder, deferred or not, with at most 16 geometry outputs and an
@@ -270,39 +269,39 @@ class RadianceField(nn.Module):
         """
         grid, decoder = self.grid, self.decoder
         if type(self) is not RadianceField or type(grid) is not VoxelPyramid:
-            return False
-        if type(decoder) not in (FusedMLPDecoder, DeferredMLPDecoder):
-            return False
-        assert isinstance(decoder, FusedMLPDecoder)
-        return (
-            type(decoder.activation) is ExponentialDensity
-            and decoder.density_network[-1].shape[0] <= _constants.MAX_GEOMETRY
+            return None
+        if not isinstance(decoder, FusedMLPDecoder) or type(decoder) not in (FusedMLPDecoder, DeferredMLPDecoder):
+            return None
+        activation = decoder.activation
+        if type(activation) is not ExponentialDensity:
+            return None
+        fits = (
+            decoder.density_network[-1].shape[0] <= _constants.MAX_GEOMETRY
             and grid.reduce == "concat"
             and grid.active <= _constants.MAX_FIELD_LEVELS
             and all(level.padding == "border" and level.channels == _constants.LEVEL_CHANNELS for level in grid.grids)
             and all(level.numel() < 2**31 - 1 for level in grid.levels)  # the kernels count in 32 bits
             and all(x.dtype in (torch.float32, torch.float16) for x in (*grid.levels, *decoder.parameters()))
         )
+        return (grid, decoder, activation) if fits else None
 
     def pyramid_density(self) -> PyramidDensity | None:
         """Returns the density in the form that a single kernel can march through.
 
-        None if it has another form (:attr:`has_pyramid_density`) or if, on CUDA, it is not read from float16 copies
+        None if it has another form (:meth:`pyramid_parts`) or if, on CUDA, it is not read from float16 copies
         (:meth:`VoxelPyramid.enable_copies`).
         """
-        if not self.has_pyramid_density:
+        parts = self.pyramid_parts()
+        if parts is None:
             return None
-        grid, decoder = self.grid, self.decoder
-        assert isinstance(grid, VoxelPyramid)
-        assert isinstance(decoder, FusedMLPDecoder)
-        assert isinstance(decoder.activation, ExponentialDensity)
+        grid, decoder, activation = parts
         levels = grid.sampled_levels
         if levels[0].is_cuda and levels[0].dtype != torch.float16:
             return None
         first, last = decoder.density_network
         # Inactive levels read zero, so their columns of the first matrix have no effect.
         weights = [first[:, : _constants.LEVEL_CHANNELS * len(levels)], last]
-        return PyramidDensity(levels, grid.blocks[: len(levels)], grid.aabb, weights, decoder.activation.initial)
+        return PyramidDensity(levels, grid.blocks[: len(levels)], grid.aabb, weights, activation.initial)
 
 
 def warp_of(field: Field) -> Warp | None:

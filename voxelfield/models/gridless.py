@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from voxelfield.grids.boxes import box_extent, parse_box
 from voxelfield.grids.voxel_grid import cubic_voxels
 
 
-class Gridless:
+class Gridless(nn.Module):
     """A box that is divided into cubic cells, without vertices, features or parameters.
 
     The resolution of the trainer's stages then defines the distance between samples alone.
@@ -34,6 +34,7 @@ class Gridless:
     working_copies = None
 
     def __init__(self, aabb: Tensor, resolution: int) -> None:
+        super().__init__()
         self.aabb = aabb
         self._resolution = resolution
 
@@ -52,16 +53,9 @@ class Gridless:
     def resize(self, resolution: int, optimizer: object = None, *, aabb: object = None) -> None:
         """Does nothing: :attr:`voxelfield.Model.resolution` applies."""
 
-    def modules(self) -> Iterator[nn.Module]:
-        """Returns no modules."""
-        return iter(())
-
     def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
         """Returns no copies."""
         return []
 
     def refresh_copies(self) -> None:
-        """Does nothing."""
-
-    def to(self, dtype: torch.dtype) -> None:
         """Does nothing."""

@@ -158,17 +158,22 @@ class PyramidModel(Model):
         super().__init__(field, occupancy, sampling)
         self.config = config
 
+    @property
+    def grid(self) -> VoxelPyramid:
+        """See :class:`Model`."""
+        grid = super().grid
+        assert isinstance(grid, VoxelPyramid)
+        return grid
+
     def resized(self, resolution: int, box: Tensor | None) -> Sequence[nn.Parameter]:
         """Only a new box changes the dense levels, which have the resolutions of all stages from the beginning."""
         if box is not None:
             return self.grid.levels
-        assert isinstance(self.grid, VoxelPyramid)
         return [grid.features for grid in self.grid.sparse_grids[: len(self.config.sparse_levels(resolution))]]
 
     def add_detail(self, resolution: int) -> None:
         """Allocates blocks of the sparse levels."""
         grid, limit = self.grid, self.config.max_blocks
-        assert isinstance(grid, VoxelPyramid)
         levels = self.config.sparse_levels(resolution)
         if not levels:
             return
@@ -186,12 +191,9 @@ class PyramidModel(Model):
 
     def count_features(self, finest: int) -> int:
         """Returns the number of grid elements; sparse levels count with the largest number of blocks they may have."""
-        grid = self.grid
-        assert isinstance(grid, VoxelPyramid)
-        return sum(level.features.numel() for level in grid.grids) + self.count_sparse_features()
+        return sum(level.features.numel() for level in self.grid.grids) + self.count_sparse_features()
 
     def count_sparse_features(self) -> int:
         """Returns the number of elements of the largest number of blocks that the sparse levels may have."""
-        grid = self.grid
-        assert isinstance(grid, VoxelPyramid)
-        return sum(grid.block_limits(self.config.max_blocks).values()) * BLOCK_VERTICES**3 * self.config.channels
+        blocks = sum(self.grid.block_limits(self.config.max_blocks).values())
+        return blocks * BLOCK_VERTICES**3 * self.config.channels

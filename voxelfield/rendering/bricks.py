@@ -62,7 +62,7 @@ class Bricks:
 
 def can_bake(field: object) -> bool:
     """Returns whether a field is one that :func:`bake` accepts."""
-    return isinstance(field, RadianceField) and field.has_pyramid_density and field.shade is not None
+    return isinstance(field, RadianceField) and field.shade is not None and field.pyramid_parts() is not None
 
 
 @torch.no_grad()
@@ -117,9 +117,9 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
     return Bricks(log_density, values, lowest, extent, lattice.blocks, box)
 
 
-def lattice_spacing(field: RadianceField, per_voxel: int = PER_VOXEL) -> float:
+def lattice_spacing(field: RadianceField) -> float:
     """Returns the largest distance between neighbouring vertices that :func:`bake` stores, in warped coordinates."""
-    return float(_lattice(field, per_voxel)[1].max())
+    return float(_lattice(field, PER_VOXEL)[1].max())
 
 
 def stored_bytes(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VOXEL) -> int:

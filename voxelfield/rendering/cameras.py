@@ -55,9 +55,9 @@ class Cameras:
             of the image, in pixels, it has the pose ``c2w``. None: all rows have that pose.
 
     Raises:
-        TypeError: A tensor has another dtype, a size is not an int, or ``lens`` is not a :class:`Lens`.
-        ValueError: A tensor has another shape or device, a size is below 1, or ``width`` and ``height`` are not the
-            largest of ``sizes``.
+        TypeError: A tensor has another dtype, or ``lens`` is not a :class:`Lens`.
+        ValueError: A tensor has another shape or device, a size is not an int of at least 1, or ``width`` and
+            ``height`` are not the largest of ``sizes``.
     """
 
     c2w: Tensor
@@ -72,11 +72,8 @@ class Cameras:
     def __post_init__(self) -> None:
         check_field("Cameras.c2w", self.c2w, ("N", 4, 4), torch.float32)
         check_float32("Cameras.intrinsics", self.intrinsics, (len(self), 4), "Cameras.c2w", self.c2w)
-        for name, size in (("width", self.width), ("height", self.height)):
-            if not isinstance(size, int):
-                raise TypeError(f"Cameras.{name} must be an int, got {type(size).__name__}")
-            if size < 1:
-                raise ValueError(f"Cameras.{name} must be at least 1, got {size}")
+        check_at_least_one("Cameras.width", self.width)
+        check_at_least_one("Cameras.height", self.height)
         if self.sizes is not None:
             check_field("Cameras.sizes", self.sizes, (len(self), 2), torch.int64)
             if self.sizes.device.type != "cpu":

@@ -20,11 +20,9 @@ from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
 from voxelfield.ops._autograd import traces_ops
 from voxelfield.ops._checks import (
     check_at_least_one,
-    check_dtype,
+    check_field,
     check_fraction,
     check_result,
-    check_same_device,
-    check_tensor,
 )
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.empty_distance import empty_distance
@@ -127,7 +125,7 @@ class OccupancyGrid(nn.Module):
             TypeError: ``allowed`` is not bool.
             ValueError: ``allowed`` has another shape or device.
         """
-        self._check_cells("allowed", allowed)
+        check_field("allowed", allowed, tuple(self.occupied.shape), torch.bool, "occupied", self.occupied)
         self.allowed.copy_(allowed)
         self.density_ema_max.zero_()
         self._cells = None
@@ -144,7 +142,7 @@ class OccupancyGrid(nn.Module):
             TypeError: ``cells`` is not bool.
             ValueError: ``cells`` has another shape or device.
         """
-        self._check_cells("cells", cells)
+        check_field("cells", cells, tuple(self.occupied.shape), torch.bool, "occupied", self.occupied)
         self.allowed &= ~cells
         self.density_ema_max.masked_fill_(cells, 0)
         self._cells = None
@@ -242,11 +240,6 @@ class OccupancyGrid(nn.Module):
             else:  # a cell may have been drawn more than once
                 highest.scatter_reduce_(0, index, seen.float(), "amax")
         self._occupy(self._reaches(self.density_ema_max, step, threshold, share_of_mean), self.aabb)
-
-    def _check_cells(self, name: str, cells: Tensor) -> None:
-        check_tensor(name, cells, tuple(self.occupied.shape), " as occupied")
-        check_dtype(name, cells, (torch.bool,))
-        check_same_device(name, cells, "occupied", self.occupied)
 
     def _reaches(self, density: Tensor, step: float, threshold: float, share_of_mean: float | None) -> Tensor:
         """Returns where one sample may exceed the threshold's opacity, which includes all non-finite densities."""

@@ -20,6 +20,9 @@ from voxelfield.warps.warp import Warp
 # of 60 degrees.
 _SAME_WAY = 0.75
 
+# Number of turns of a spiral.
+_TURNS = 2.0
+
 # Columns of the quaternion in the interpolated rows: position, unit quaternion, other numbers.
 _TURN = slice(3, 7)
 
@@ -160,7 +163,7 @@ def _catmull_rom(numbers: Tensor, stations: Tensor) -> Tensor:
     return 0.5 * (2 * b + (c - a) * t + (2 * a - 5 * b + 4 * c - d) * t**2 + (3 * b - a - 3 * c + d) * t**3)
 
 
-def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0) -> Cameras:
+def spiral(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     """Creates a spiral through forward-facing cameras, as LLFF does for its captures (Mildenhall et al. 2019).
 
     All frames look at the point of the mean camera's axis that is nearest to ``target``. Around the mean position they
@@ -172,7 +175,6 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
             size, and no lens.
         target: (3,) point in the scene, world frame.
         frames: Number of cameras; the last one is one step before the first.
-        turns: Number of turns of the spiral.
 
     Returns:
         ``frames`` cameras on the device of ``cameras``, with the mean up direction of these.
@@ -194,7 +196,7 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
     if distance <= 0:
         raise ValueError(f"target must lie in front of the cameras, got {target.tolist()}, {-distance:.3g} behind them")
     reach = ((poses[:, :3, 3] - centre) @ axes).abs().quantile(0.9, dim=0)
-    angle = 2 * math.pi * turns * torch.arange(frames, device=device, dtype=torch.float64) / frames
+    angle = 2 * math.pi * _TURNS * torch.arange(frames, device=device, dtype=torch.float64) / frames
     swing = torch.stack((angle.cos(), -angle.sin(), -(0.5 * angle).sin()), dim=-1)
     positions = centre + (swing * reach) @ axes.mT
     focus = centre - distance * axes[:, 2]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import Field
-from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_at_least_one, check_choice, check_float32, check_same_device
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.pixel_colors import PIXEL_AVERAGING, pixel_colors
 from voxelfield.rendering.backends.backend import GenericBackend, ImageBackend, ImageSource
@@ -21,8 +21,6 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View
-
-__all__ = ["BACKENDS", "FieldRenderer", "fastest_backend"]
 
 BACKENDS: tuple[type[ImageBackend], ...] = (PyramidImages, GridImages, BakedImages)
 """Backends that are faster than the general one, in the order in which they are tried."""
@@ -106,9 +104,7 @@ class FieldRenderer:
         backends: Sequence[type[ImageBackend]] = BACKENDS,
     ) -> None:
         color: Tensor = background.maps[0].new_zeros(3) if isinstance(background, Environment) else background
-        check_tensor("background", color, (3,))
-        check_dtype("background", color, (torch.float32,))
-        check_same_device("background", color, "field", field.aabb)
+        check_float32("background", color, (3,), "field", field.aabb)
         check_same_device("occupancy", occupancy.aabb, "field", field.aabb)
         check_at_least_one("supersampling", supersampling)
         check_at_least_one("chunk", chunk)

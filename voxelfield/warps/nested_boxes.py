@@ -100,10 +100,9 @@ class NestedBoxes(Warp):
         sides = [(centre, half * reach) for centre, half in zip(*self._centre_and_half, strict=True)]
         return parse_box(([centre - half for centre, half in sides], [centre + half for centre, half in sides]))
 
-    def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
+    def voxels_in_world(self, voxels: Sequence[float], number: int) -> Sequence[float]:
         """See :class:`Warp`."""
-        x, y, z = (edge * self.unit * self.ratio ** (number - 1) for edge in voxels)
-        return x, y, z
+        return [edge * self.unit * self.ratio ** (number - 1) for edge in voxels]
 
     @property
     def warped_aabb(self) -> Box:

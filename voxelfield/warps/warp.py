@@ -85,12 +85,13 @@ class Warp(Protocol):
 
     def world_box(self, number: int) -> Box:
         """Returns one of the boxes, world units. Number 1 is :attr:`aabb`; each further box contains the one before."""
+        return self.aabb
 
     def agrees_with(self, other: Warp | None) -> bool:
         """Returns whether a field in this warp can continue training in ``other``; by default only in an equal one."""
         return self == other
 
-    def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
+    def voxels_in_world(self, voxels: Sequence[float], number: int) -> Sequence[float]:
         """Returns the edges, in world units, of a voxel in a box.
 
         Args:
