@@ -27,7 +27,7 @@ def feature_importance(model: Model, cameras: Cameras, rays: int) -> list[Tensor
     If the features' errors are small and independent, the sum of importance times squared error over all features is
     the images' mean squared error.
 
-    The derivatives are those of one random combination of a pixel's colour channels, over a random background; the mean
+    Derivatives are taken of one random combination of a pixel's colour channels, over a random background; the mean
     of its square is the sum of the channels' squares. They are taken in the features interpolated at a ray's samples,
     squared, and distributed to the surrounding vertices, as if samples were independent.
 

@@ -105,7 +105,7 @@ class FieldSurface:
 
         Normals are the directions in which the density, or the fused distance, decreases fastest, or the triangles' own
         if that is undefined or inward. Colours are :func:`surface_colors`. Both are computed before triangles are
-        merged; each remaining vertex has those of the nearest earlier one. A texture is painted with
+        merged; each remaining vertex takes them from the nearest earlier one. A texture is painted with
         :func:`voxelfield.export.appearance.rendered_colors`.
 
         Args:

@@ -80,7 +80,7 @@ def save_model(
             steps; a model with a feature that is not finite is stored exactly.
         cameras: With these, cells count as occupied only where one of the cameras' pixels shows a sample, on a finer
             grid of cells, and steps follow how much each feature matters for their images. Matter that none of them
-            sees is lost, so they should be those of the training images.
+            sees is lost, so pass the cameras of the training images.
 
     Raises:
         ValueError: ``quality`` is not one of these.

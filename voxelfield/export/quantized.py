@@ -13,19 +13,19 @@ LARGEST_CODE = 127
 """Largest magnitude of a code, so that codes fit a signed byte."""
 
 
-def steps_by_spread(levels: Sequence[Tensor], share: float) -> list[Tensor]:
+def steps_by_spread(levels: Sequence[Tensor], fraction: float) -> list[Tensor]:
     """Chooses steps from the standard deviation of each channel.
 
     Args:
         levels: (N_l, C_l) finite features of each level.
-        share: Step of the level with the most vertices, as a share of each channel's standard deviation. In a level of
-            n vertices, it is smaller by the square root of n's ratio to their number, because more samples read each.
+        fraction: Step of the level with the most vertices, in standard deviations of each channel. In a level of n
+            vertices, it is smaller by the square root of n's ratio to their number, because more samples read each.
 
     Returns:
         The step of each level's channels (C_l,) float32, on the device of ``levels``.
     """
     largest = max(len(values) for values in levels)
-    scales = [share * (len(values) / max(largest, 1)) ** 0.5 for values in levels]
+    scales = [fraction * (len(values) / max(largest, 1)) ** 0.5 for values in levels]
     # A level without values has steps of zero.
     padded = [values.float() if len(values) else values.new_zeros(1, values.shape[1]).float() for values in levels]
     return [scale * values.std(dim=0, correction=0) for scale, values in zip(scales, padded, strict=True)]

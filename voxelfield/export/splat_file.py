@@ -89,7 +89,7 @@ def save_splats(path: Path | str, splats: Splats) -> None:
 
 def _ply(splats: Splats) -> bytes:
     rotations = F.normalize(splats.rotations, dim=-1)
-    # All coefficients of red come first, then those of green and of blue.
+    # All coefficients of red come first, then green, then blue.
     rest = splats.harmonics[:, 1:].mT.flatten(1)
     unused_normals = torch.zeros_like(splats.means)
     columns = (splats.means, unused_normals, splats.harmonics[:, 0], rest, splats.opacity_logits[:, None])

@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 _RAYS_PER_SPLAT = 4
 _CHUNK = 1 << 16
 
-# Voxels are enlarged until as many as there may be Gaussians have this share of all light, or so few are left.
+# Voxels are enlarged until the brightest ones, one for each Gaussian, have this fraction of all light, or so few are
+# left.
 _KEPT_LIGHT = 0.95
 _FEWEST_VOXELS = 4
 # A voxel counts as if it had this much more light, spread evenly: few rays do not determine a shape.
@@ -220,9 +221,9 @@ def _convert(model: Model, cameras: Cameras, count: int) -> tuple[Splats, Tensor
 def _most_visible(images: Iterator[_Light], cells: _Cells, count: int) -> tuple[Tensor, Tensor, int]:
     """Returns the numbers of the voxels that are seen most, in order, the areas that they cover in images, and more.
 
-    Areas are means over the cameras that see a voxel, world units, as if nothing were in front of it: what absorbs part
-    of its light takes the same part of a camera's share in the mean. The last result is how many voxels have most of
-    all light.
+    Areas are means over the cameras that see a voxel, world units, as if nothing were in front of it: a camera whose
+    light is partly absorbed on the way has a proportionally smaller weight. The last result is how many voxels
+    have most of all light.
     """
     numbers, sums = [], []
     for light in images:

@@ -175,8 +175,8 @@ def _median_depth(model: Model, rays: Rays, settings: RenderSettings) -> Tensor:
     at = torch.searchsorted(absorbed, wanted)
     reached = at < stop
     at = at.clamp(max=len(weights) - 1)
-    share = ((wanted - before[at]) / weights[at]).clamp(0, 1)
-    return torch.where(reached, middle[at] + (share.float() - 0.5) * length[at], torch.inf)
+    fraction = ((wanted - before[at]) / weights[at]).clamp(0, 1)
+    return torch.where(reached, middle[at] + (fraction.float() - 0.5) * length[at], torch.inf)
 
 
 def half_absorbing_density(length: float) -> float:

@@ -82,9 +82,9 @@ class Decoder(Protocol):
       ``"position"``, (M, 3) the positions at which the grid is read (in warped coordinates if the field has a warp),
       and names of :attr:`voxelfield.Rays.values`, (R, ...) for ``ray_index`` to select from, such as ``"time"`` or
       ``"image"``, the index of the training image.
-    - ``optional_inputs``, a tuple of str: those of them that are left out if rays do not have them. The decoder then
+    - ``optional_inputs``, a tuple of str: inputs that are left out if rays do not have them. The decoder then
       uses the argument's default, such as None for "the mean of all images".
-    - ``density_inputs``, a tuple of str: those of them that :meth:`density` takes as keyword arguments too, (M, ...)
+    - ``density_inputs``, a tuple of str: inputs that :meth:`density` takes as keyword arguments too, (M, ...)
       there, one row for each sample. Values of rays must have a default, because the density is also evaluated away
       from rays, to find occupied space: at a random time, for example, so that the cells of all times are found.
     - ``shade``, a method for deferred shading: see :class:`voxelfield.fields.field.Field`. The call then returns
@@ -209,7 +209,7 @@ class ColorMLPDecoder(_DensityFirstDecoder):
 
         Runs in the autocast dtype, if autocast is enabled, up to the sigmoid.
         """
-        dtype = next(self.network.parameters()).dtype  # may differ from that of the grid
+        dtype = next(self.network.parameters()).dtype  # may differ from the grid's
         inputs = torch.cat((features[:, 1:].to(dtype), view.to(dtype)), dim=-1)
         return torch.sigmoid(self.network(inputs).float())
 

@@ -1,4 +1,4 @@
-"""Radiance fields: the interface that rendering requires, and the package's own field, a grid with a decoder."""
+"""Radiance fields: the interface that rendering requires, and the package's field, a grid with a decoder."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ class Field(Protocol):
     - ``shade``, a method for deferred shading, or None: :meth:`sample` then returns features (M, C) in place of rgb,
       the first three of which are a diffuse colour. ``shade(features, directions, count=None)`` takes the means (R, C)
       of these features along rays, weighted as colours are, and the rays' unit directions (R, 3), and returns the
-      colours (R, 3) that the rays would have if they were opaque. Of a point's own features it returns the point's
+      colours (R, 3) that the rays would have if they were opaque. Given the features of a point, it returns the point's
       colour. Only the first ``count`` rows are needed, one int64 on the device; None: all.
     - ``extra_inputs``, ``optional_inputs`` and ``density_inputs``, tuples of str: names of
-      :attr:`voxelfield.Rays.values` on which the field depends. :meth:`sample` takes those of ``extra_inputs`` as
-      keyword arguments (R, ...), without those of ``optional_inputs`` that the rays do not have. :meth:`density` takes
-      those of ``density_inputs`` as keyword arguments (M, ...); they need a default, because the density is also
+      :attr:`voxelfield.Rays.values` on which the field depends. :meth:`sample` takes ``extra_inputs`` as
+      keyword arguments (R, ...), except ``optional_inputs`` that the rays do not have. :meth:`density` takes
+      ``density_inputs`` as keyword arguments (M, ...); they need a default, because the density is also
       evaluated away from rays. Rays that lack another value are rejected.
 
-    A field with a warp of its own has two further members, ``warp`` and ``density_in_warp``, as in
+    A field with a warp has two further members, ``warp`` and ``density_in_warp``, as in
     :class:`RadianceField`. The positions, distances and lengths of its samples are then in warped coordinates.
     """
 
@@ -149,7 +149,7 @@ class RadianceField(nn.Module):
 
     @property
     def aabb(self) -> Tensor:
-        """A box (2, 3) around all that the field represents, world units: the grid's, or that of its warp."""
+        """A box (2, 3) around all that the field represents, world units: the grid's box, or its warp's."""
         if self.warp is None:
             return self.grid.aabb
         # Cached, because tensors cannot be copied from the host during CUDA graph capture.
@@ -334,7 +334,7 @@ def colors_at(field: Field, points: Tensor, directions: Tensor) -> Tensor:
 
 
 def single_samples(points: Tensor) -> PackedSamples:
-    """Returns points (M, 3), in the field's own coordinates, as the only samples of M rays."""
+    """Returns points (M, 3), in the field's coordinates, as the only samples of M rays."""
     rays = torch.arange(len(points) + 1, device=points.device)
     zeros = torch.zeros_like(points[:, 0])
     return PackedSamples(points, zeros, zeros, rays[:-1], rays, rays[-1:])

@@ -1,4 +1,4 @@
-"""The model: a field, the cells in which it has matter, and how its rays are sampled and trained."""
+"""The model: a field, its occupied cells, and how its rays are sampled and trained."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Model(Part):
 
     Args:
         field: The field, on its device.
-        occupancy: The cells in which it has matter, on the same device.
+        occupancy: The occupied cells, on the same device.
         sampling: How its rays are sampled.
 
     Attributes:
@@ -202,16 +202,16 @@ class Model(Part):
 
         Args:
             backend: As for :class:`voxelfield.FieldRenderer`.
-            supersampling: As for :class:`voxelfield.FieldRenderer`; None for that of the sampling.
+            supersampling: As for :class:`voxelfield.FieldRenderer`; None for the sampling's.
             background: (3,) float32 on the field's device; None for :attr:`environment`, or else :attr:`background`.
             few: Only a few images will be rendered, for which no backend bakes the field.
         """
-        own = self.background if self.environment is None else self.environment
+        default = self.background if self.environment is None else self.environment
         return FieldRenderer(
             self.field,
             self.occupancy,
             self.settings,
-            own if background is None else background,
+            default if background is None else background,
             supersampling=self.sampling.supersampling if supersampling is None else supersampling,
             pixel_averaging=self.sampling.pixel_averaging,
             chunk=self.sampling.chunk,
@@ -225,7 +225,7 @@ class Model(Part):
 
         Args:
             field: The field; None for :attr:`field`.
-            occupancy: The cells in which it has matter; None for :attr:`occupancy`.
+            occupancy: The occupied cells; None for :attr:`occupancy`.
         """
         model = copy.copy(self)
         model._setup = None
@@ -332,9 +332,9 @@ class Model(Part):
         settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
         every = max(1, min(cameras.width, cameras.height) // _PIXELS_LOOKED_AT)
         with self.autocast():
-            own = cameras[processes.rank() :: processes.count()]
+            local = cameras[processes.rank() :: processes.count()]
             return processes.sum_of(
-                count_visible_samples(self.field, self.occupancy, settings, own, shape, every=every)
+                count_visible_samples(self.field, self.occupancy, settings, local, shape, every=every)
             )
 
     def restrict_occupancy(self) -> None:
@@ -514,6 +514,6 @@ class Model(Part):
         return {"field": self.field.state_dict(), "occupancy": self.occupancy.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads a state from the entries of a checkpoint, among which are those of :meth:`state_dict`."""
+        """Loads a state from the entries of a checkpoint, which include the entries of :meth:`state_dict`."""
         self.field.load_state_dict(state["field"])
         self.occupancy.load_state_dict(state["occupancy"])

@@ -114,7 +114,7 @@ class ModelConfig:
         """Builds the field in its state at the start of training.
 
         Args:
-            aabb: (2, 3) the grid's box: the scene's, or that of warped coordinates.
+            aabb: (2, 3) the grid's box: the scene's box, or a box in warped coordinates.
             resolutions: Resolutions of the trainer's stages, in order.
             device: Device of the field; may be ``meta``, to find out shapes only.
         """
@@ -125,7 +125,7 @@ class ModelConfig:
 
         Args:
             field: The field.
-            occupancy: The cells in which it has matter, on the same device.
+            occupancy: The occupied cells, on the same device.
             sampling: How its rays are sampled.
         """
         return Model(field, occupancy, sampling)

@@ -177,7 +177,7 @@ class PyramidModel(Model):
         levels = self.config.sparse_levels(resolution)
         if not levels:
             return
-        # The cells are those of the finest blocks, so that of these none is allocated for what its neighbour shows.
+        # Cells have the size of the finest blocks, so that no such block is allocated for content of its neighbour.
         cells = self.count_shown(grid.sparse_grids[len(levels) - 1].exists.shape)
         wanted = grid.allocate(resolution, cells, self.occupancy.aabb, self.setup.optimizer.grid, max_blocks=limit)
         limits = grid.block_limits(limit)

@@ -50,8 +50,8 @@ class SHConfig(ModelConfig):
             Finer ones, except the coarsest of all, store only density and constant colour, which at degree 2 is a
             seventh of the memory. Null means that all levels have them.
         degree: Degree of the spherical harmonics.
-        init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range], those of the
-            other levels at zero.
+        init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range],
+            features of the other levels at zero.
         density: Settings of the activation that maps the first channel to density.
     """
 

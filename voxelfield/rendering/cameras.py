@@ -114,7 +114,7 @@ class Cameras:
 
     @classmethod
     def of_sizes(cls, c2w: Tensor, intrinsics: Tensor, sizes: Tensor, lens: Lens | None = None) -> Cameras:
-        """Returns cameras whose images may differ in size; the arguments are those of the class.
+        """Returns cameras whose images may differ in size; with the arguments of the class.
 
         Args:
             c2w: (N, 4, 4) float32, N at least 1.
@@ -181,7 +181,7 @@ class Cameras:
 
         Args:
             values: Tensors (N, ...), or numbers that are the same for all cameras, by name. A number becomes float32;
-                that of ``image`` becomes int64, as in training.
+                ``image`` becomes int64, as in training.
 
         Raises:
             ValueError: A value has another shape.
@@ -358,9 +358,9 @@ class Cameras:
 
     def border_rays(self) -> tuple[Tensor, Tensor]:
         """Returns origins and unit directions, both (N, P, 3), of rays through P points along each image's border."""
-        share = torch.linspace(0, 1, _ALONG_EDGE)
-        zero, one = torch.zeros_like(share), torch.ones_like(share)
-        pairs = ((share, zero), (share, one), (zero, share), (one, share))
+        along = torch.linspace(0, 1, _ALONG_EDGE)
+        zero, one = torch.zeros_like(along), torch.ones_like(along)
+        pairs = ((along, zero), (along, one), (zero, along), (one, along))
         border = torch.cat([torch.stack(pair, dim=-1) for pair in pairs])
         pixels = (border * self.all_sizes()[:, None]).to(self.c2w.device)
         index = torch.arange(len(self), device=self.c2w.device).repeat_interleave(len(border))
@@ -401,12 +401,12 @@ class Cameras:
             (N, 2) float32, the smallest and the largest angle over all directions, radians.
         """
         device = self.c2w.device
-        share = torch.linspace(0, 1, _LATTICE, device=device)
-        points = torch.cartesian_prod(share, share) * self.all_sizes().to(device)[:, None]
+        along = torch.linspace(0, 1, _LATTICE, device=device)
+        points = torch.cartesian_prod(along, along) * self.all_sizes().to(device)[:, None]
         # Offsets of half a pixel to either side of each point, horizontally and vertically.
         moves = torch.tensor([[0.5, 0.0], [-0.5, 0.0], [0.0, 0.5], [0.0, -0.5]], device=device)
         pixels = points[:, :, None] + moves
-        camera_index = torch.arange(len(self), device=device).repeat_interleave(len(share) ** 2 * len(moves))
+        camera_index = torch.arange(len(self), device=device).repeat_interleave(len(along) ** 2 * len(moves))
         directions = self._directions(camera_index, pixels.view(-1, 2)).view(*pixels.shape[:3], 3)
         across, down = directions[:, :, 0] - directions[:, :, 1], directions[:, :, 2] - directions[:, :, 3]
         # Singular values of the map from pixels to directions, computed from the product with its transpose.
@@ -431,8 +431,8 @@ def viewing_poses(c2w: Tensor, lens: Lens | None) -> Tensor:
         lens: Their lenses.
 
     Returns:
-        (M, 4, 4): the poses, but that of an equirectangular image is replaced by those of six cameras that look at the
-        sides of a cube around it, beginning with its own.
+        (M, 4, 4): the poses. Each equirectangular camera is replaced by six that look at the sides of a cube around it,
+        beginning with its own viewing direction.
     """
     if lens is None or not lens.spheres:
         return c2w
@@ -573,13 +573,13 @@ def _upright_axes(cameras: Cameras) -> Tensor:
 
 
 def _azimuths(cameras: Tensor, frames: int) -> Tensor:
-    """Returns the azimuths of a path's frames, radians, from those of the cameras (N,)."""
-    share = torch.arange(frames, device=cameras.device, dtype=torch.float64) / frames
+    """Returns the azimuths of a path's frames from the azimuths of the cameras (N,), radians."""
+    turns = torch.arange(frames, device=cameras.device, dtype=torch.float64) / frames
     ordered = cameras.sort().values
     gaps = torch.cat((ordered.diff(), ordered[:1] + 2 * math.pi - ordered[-1:]))
     widest = int(gaps.argmax())
     arc = 2 * math.pi - float(gaps[widest])
     if len(cameras) == 1 or arc >= math.pi:
-        return 2 * math.pi * share
+        return 2 * math.pi * turns
     first = ordered[(widest + 1) % len(ordered)]
-    return first + arc / 2 * (1 + torch.sin(2 * math.pi * share))
+    return first + arc / 2 * (1 + torch.sin(2 * math.pi * turns))

@@ -65,7 +65,7 @@ class Capacity:
 
 
 class Sampler(Protocol):
-    """Places samples on rays: :func:`visible_samples`, or a function of one's own with the same arguments."""
+    """Places samples on rays: :func:`visible_samples`, or a user's function with the same arguments."""
 
     def __call__(
         self,
@@ -78,7 +78,7 @@ class Sampler(Protocol):
     ) -> tuple[ops.PackedSamples, Tensor | None]:
         """Returns the samples at which colours are evaluated, and the number of samples before some were dropped.
 
-        The arguments and results are those of :func:`visible_samples`. A sampler that ignores ``capacity`` synchronises
+        It has the arguments and results of :func:`visible_samples`. A sampler that ignores ``capacity`` synchronises
         with the device, which a training step on CUDA must not do. Gradients are enabled in training: evaluate the
         field under ``torch.no_grad()`` unless the gradient of its densities here is wanted.
         """

@@ -33,8 +33,8 @@ MIN_DENSITY = 1e-3
 # Random points at which a field is tested for being empty.
 _POINTS = 16384
 
-# Share of the threshold below which cells are empty even in a thin mist.
-_LOWEST_SHARE = 0.01
+# Fraction of the threshold below which cells are empty even in a thin mist.
+_LOWEST_FRACTION = 0.01
 
 # For their mean, opacities are rounded down to multiples of the reciprocal of this.
 _UNITS = 1 << 24
@@ -247,10 +247,10 @@ class OccupancyGrid(nn.Module):
         if share_of_mean is None:
             return ~(opacity <= threshold)
         counted = self.occupied & opacity.isfinite()
-        # A sum of integers does not depend on their order, so all processes find the same mean of the same opacities.
+        # A sum of integers does not depend on their order, so all ranks find the same mean of the same opacities.
         units = (torch.where(counted, opacity, 0) * _UNITS).int().sum()
         mean = (units.double() / (_UNITS * counted.sum().clamp(min=1))).float()
-        return ~(opacity <= (share_of_mean * mean).clamp(_LOWEST_SHARE * threshold, threshold))
+        return ~(opacity <= (share_of_mean * mean).clamp(_LOWEST_FRACTION * threshold, threshold))
 
     def _draw(self, count: int, allowed: Tensor) -> Tensor:
         """Draws allowed cells, half of them from the occupied ones; returns their indices (count, 3)."""
@@ -359,7 +359,7 @@ class _Derived:
             return self._compute(occupied)
         parallel = DistributedDataParallel._get_active_ddp_module()
         if parallel is not None and parallel.broadcast_buffers and not occupied.is_inference():
-            # It has just overwritten the cells by those of the first process, and left their version as it was.
+            # It has just overwritten the cells with the cells of rank 0, without increasing their version.
             torch.autograd.graph.increment_version(occupied)
         version = None if occupied.is_inference() else occupied._version  # inference tensors have no version counter
         if self._value is None or self._source is not occupied or version is None or self._version != version:

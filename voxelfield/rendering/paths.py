@@ -16,8 +16,8 @@ from voxelfield.rendering.render import View
 from voxelfield.rendering.rigid import quaternions, rotations
 from voxelfield.warps.warp import Warp
 
-# Length of the mean of unit vectors above which they count as one direction: that of a uniform cone with a half-angle
-# of 60 degrees.
+# Length of the mean of unit vectors above which they count as one direction: the length for a uniform cone with a
+# half-angle of 60 degrees.
 _SAME_WAY = 0.75
 
 # Number of turns of a spiral.
@@ -74,7 +74,7 @@ def at_size(cameras: Cameras, width: int, height: int) -> Cameras:
         height: Height in pixels.
 
     Raises:
-        ValueError: A size is below 1, or not in proportion to that of panoramas, which would not end where they do.
+        ValueError: A size is below 1, or panoramas would get another aspect ratio and lose their edges.
     """
     if cameras.spheres and width * cameras.height != height * cameras.width:
         raise ValueError(
@@ -154,7 +154,7 @@ def _catmull_rom(numbers: Tensor, stations: Tensor) -> Tensor:
     around: list[Tensor] = []
     for offset in (-1, 0, 1, 2):
         row = numbers[(first + offset).clamp(0, count - 1)]
-        # Of the two quaternions of an orientation, the one that is closer to that of the previous row.
+        # An orientation has two quaternions; choose the one closer to the quaternion of the previous row.
         if around:
             flip = (row[:, _TURN] * around[-1][:, _TURN]).sum(dim=-1) < 0
             row[flip, _TURN] *= -1

@@ -42,7 +42,7 @@ def fastest_backend(field: Field, backends: Sequence[type[ImageBackend]] = BACKE
 class FieldRenderer:
     """Renders images of a field with the fastest backend for its kind, see :func:`fastest_backend`.
 
-    Equirectangular images and those of a rolling shutter are always rendered by ``render_view``.
+    Equirectangular images and images of a rolling shutter are always rendered by ``render_view``.
 
     If a device has too little shared memory for that backend, ``render_view`` is used instead, with a warning. Every
     supported GPU has enough, unless ``VOXELFIELD_SHARED_MEMORY_LIMIT`` reduces it.

@@ -123,6 +123,6 @@ def _range(depths: Tensor) -> tuple[float, float]:
         return 0.5, 1.0
     ordered = depths.sort().values
     last = len(ordered) - 1
-    near, far = (max(float(ordered[round(share * last)]), _MIN_DEPTH) for share in (0.01, 0.99))
+    near, far = (max(float(ordered[round(q * last)]), _MIN_DEPTH) for q in (0.01, 0.99))
     # The range must not be empty: a wall that faces the camera has a single depth.
     return near, max(far, 1.001 * near)

@@ -91,7 +91,7 @@ def _project(cameras: Cameras, index: int, axes: list[Tensor]) -> tuple[Tensor, 
 
 
 def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -> list[int]:
-    """Returns, for each image, the largest distance in pixels of a cell's image from that of its centre; on the host.
+    """Returns, for each image, the largest distance in pixels between a cell's image and its centre's; on the host.
 
     All cells of an image use the largest of these distances, so one dilation of the image replaces a window per cell.
     """

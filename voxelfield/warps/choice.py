@@ -225,7 +225,7 @@ def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> Nested
         # A random subset rather than every n-th point, because the points of frusta have a regular order.
         some = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:_MAX_POINTS]
         points = points[some].double()
-        low, high = (torch.quantile(points, share, dim=0) for share in (_OUTSIDE_INNERMOST, 1 - _OUTSIDE_INNERMOST))
+        low, high = (torch.quantile(points, q, dim=0) for q in (_OUTSIDE_INNERMOST, 1 - _OUTSIDE_INNERMOST))
         if from_many_sides:
             lowest, highest = viewed - _LARGEST_INNERMOST * distance, viewed + _LARGEST_INNERMOST * distance
             background = (low < lowest) | (high > highest)

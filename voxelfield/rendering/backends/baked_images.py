@@ -24,7 +24,7 @@ class BakedImages(ImageBackend):
     """One kernel that reads :class:`voxelfield.rendering.bricks.Bricks`, and the network of deferred shading per pixel.
 
     Densities and values are interpolated between these vertices after the first network instead of before it, and
-    values are rounded to 8 bits, so images differ slightly from those of ``render_view``.
+    values are rounded to 8 bits, so images differ slightly from images of ``render_view``.
     """
 
     name = "render_baked_image"
