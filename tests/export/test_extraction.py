@@ -8,10 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from voxelfield.export import extraction, lattice
-from voxelfield.export.extraction import extract_surface
+from voxelfield.export import lattice, surfaces
 from voxelfield.export.lattice import Lattice
-from voxelfield.export.surfaces import DensitySurface, Surface, half_absorbing_density, surface_normals
+from voxelfield.export.surfaces import (
+    DensitySurface,
+    Surface,
+    extract_surface,
+    half_absorbing_density,
+    surface_normals,
+)
 from voxelfield.fields.callbacks import CallbackField
 from voxelfield.rendering.occupancy import OccupancyGrid
 
@@ -50,8 +55,8 @@ def maze(points: Tensor) -> Tensor:
 
 def limit_memory(monkeypatch, slab: int, chunk: int = lattice.CHUNK) -> None:
     """Limits the layers of cells and the evaluations at once."""
-    monkeypatch.setattr(extraction, "SLAB", slab)
-    for module in (lattice, extraction):
+    monkeypatch.setattr(surfaces, "SLAB", slab)
+    for module in (lattice, surfaces):
         monkeypatch.setattr(module, "CHUNK", chunk)
 
 
@@ -102,7 +107,7 @@ def test_a_voxel_of_the_default_density_absorbs_half():
 @pytest.mark.parametrize("density", [ball, maze])
 def test_seams_between_slabs_do_not_show(monkeypatch, density):
     surface, _ = surface_of(density)
-    monkeypatch.setattr(extraction, "SLAB", 1000)
+    monkeypatch.setattr(surfaces, "SLAB", 1000)
     whole = extract_surface(surface, LATTICE)
     expected = triangles(*whole)
     for slab in (1, 2, 7, 16):

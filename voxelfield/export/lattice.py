@@ -33,6 +33,15 @@ def in_chunks(function: Callable[..., Tensor], *rows: Tensor, evaluations: int =
     return torch.cat([function(*parts) for parts in zip(*(each.split(size) for each in rows), strict=True)])
 
 
+def check_finite_values(name: str, values: Tensor) -> None:
+    """Raises FloatingPointError unless all values of a field are finite."""
+    if not bool(values.isfinite().all()):
+        raise FloatingPointError(
+            f"{name} of the field must be finite, got NaN or infinity: the weights of the run are damaged, or its "
+            "training diverged"
+        )
+
+
 @dataclass(frozen=True)
 class Lattice:
     """Points at equal distances along each axis.

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from voxelfield.export.appearance import rendered_colors, surface_colors, textured
-from voxelfield.export.extraction import extract_surface
 from voxelfield.export.lattice import Region
 from voxelfield.export.mesh_file import Mesh, PointCloud, mesh_package
 from voxelfield.export.surfaces import (
@@ -17,6 +16,7 @@ from voxelfield.export.surfaces import (
     FusedDepth,
     Surface,
     depth_map,
+    extract_surface,
     half_absorbing_density,
     surface_normals,
 )

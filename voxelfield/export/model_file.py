@@ -24,8 +24,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from voxelfield.export.importance import feature_importance, reached_vertices
-from voxelfield.export.quantized import pack, quantize, steps_by_importance, steps_by_spread, unpack
+from voxelfield.export.quantized import (
+    feature_importance,
+    pack,
+    quantize,
+    reached_vertices,
+    steps_by_importance,
+    steps_by_spread,
+    unpack,
+)
 from voxelfield.files import atomic_write, read_regular
 from voxelfield.grids.boxes import check_box
 from voxelfield.ops._checks import check_choice

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.export.lattice import OccupiedVertices, Region, in_chunks
+from voxelfield.export.lattice import OccupiedVertices, Region, check_finite_values, in_chunks
 from voxelfield.fields.field import colors_at
 from voxelfield.files import atomic_path, check_suffix
 from voxelfield.models.model import Model
@@ -46,12 +46,14 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
     views = torch.cat((views, -views))
 
     def density(points: Tensor) -> Tensor:
-        return _finite("densities", field.density(points))
+        found = field.density(points)
+        check_finite_values("densities", found)
+        return found
 
     def rgb(points: Tensor) -> Tensor:
         found = colors_at(field, points.repeat_interleave(len(views), dim=0), views.repeat(len(points), 1))
-        mean = _finite("colours", found).view(-1, len(views), 3).mean(dim=1).clamp(0, 1)
-        return (255 * mean).round().to(torch.uint8)
+        check_finite_values("colours", found)
+        return (255 * found.view(-1, len(views), 3).mean(dim=1).clamp(0, 1)).round().to(torch.uint8)
 
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         for name, values, empty, count in (
@@ -70,12 +72,3 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
                     array.write(layer.cpu().numpy().tobytes())
         with file.open("aabb.npy", "w") as array:
             np.lib.format.write_array(array, np.array(region.box, np.float32))
-
-
-def _finite(name: str, values: Tensor) -> Tensor:
-    if not bool(values.isfinite().all()):
-        raise FloatingPointError(
-            f"{name} of the field must be finite, got NaN or infinity: the weights of the run are damaged, or its "
-            "training diverged"
-        )
-    return values

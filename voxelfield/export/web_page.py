@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield.export.lattice import check_finite_values
 from voxelfield.fields.decoders import DeferredMLPDecoder
 from voxelfield.fields.environment import environment_of
 from voxelfield.fields.field import RadianceField
@@ -177,11 +178,7 @@ def _textures(field: RadianceField, occupancy: OccupancyGrid, bricks: Bricks) ->
         colors = torch.cat((colors[:, -1:], colors, colors[:, :1]), dim=1)
         textures.append(_Texture("environment", "RGBA8", to_uint8(F.pad(colors, (0, 1), value=1.0))[None]))
     for texture in textures:
-        if texture.texels.is_floating_point() and not bool(texture.texels.isfinite().all()):
-            raise FloatingPointError(
-                f"{texture.name} of the field must be finite, got NaN or infinity: the weights of the run are damaged, "
-                "or its training diverged"
-            )
+        check_finite_values(texture.name, texture.texels)
     return textures
 
 

@@ -17,11 +17,10 @@ from torch.nn import functional as F
 from voxelfield import processes
 from voxelfield.fields.environment import Environment, environment_of
 from voxelfield.fields.field import RadianceField, density_at_samples, warp_of
-from voxelfield.grids.boxes import box_tensor
+from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
 from voxelfield.grids.pyramid import VoxelPyramid
-from voxelfield.grids.voxel_grid import VoxelGrid
+from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.models.batch import Batch, Outputs
-from voxelfield.models.gridless import Gridless
 from voxelfield.models.losses import rendering_terms
 from voxelfield.models.part import Part
 from voxelfield.models.settings import Sampling, StageConfig, stage_at
@@ -70,6 +69,56 @@ _DEFAULT = Sampling()
 M = TypeVar("M", bound="Model")
 
 
+class Gridless(nn.Module):
+    """The stand-in for the grid of a field that has none: a box of cubic cells, without features or parameters.
+
+    The resolution of the trainer's stages then only defines the distance between samples.
+
+    Args:
+        aabb: (2, 3) the box, in world units or in the field's warped coordinates.
+        resolution: Cube root of the number of cells.
+
+    Attributes:
+        aabb: (2, 3) the box, on the device of the given one.
+        levels: Empty.
+        active: 0.
+        channels: 0.
+        working_copies: None.
+    """
+
+    levels: Sequence[nn.Parameter] = ()
+    active = 0
+    channels = 0
+    working_copies = None
+
+    def __init__(self, aabb: Tensor, resolution: int) -> None:
+        super().__init__()
+        self.aabb = aabb
+        self._resolution = resolution
+
+    @property
+    def resolution(self) -> tuple[int, int, int]:
+        """Number of cells along each axis."""
+        x, y, z = cubic_voxels(self.aabb, self._resolution)
+        return x, y, z
+
+    @property
+    def voxel_size(self) -> Tensor:
+        """Size (3,) of a cell."""
+        extent = torch.tensor(box_extent(parse_box(self.aabb)), device=self.aabb.device)
+        return extent / torch.tensor(self.resolution, device=self.aabb.device)
+
+    def resize(self, resolution: int, optimizer: object = None, *, aabb: object = None) -> None:
+        """Does nothing: :attr:`voxelfield.Model.resolution` applies."""
+
+    def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
+        """Returns no copies."""
+        return []
+
+    def refresh_copies(self) -> None:
+        """Does nothing."""
+
+
 class Model(Part):
     """One object above the field: the unit that is trained, rendered and saved.
 
@@ -104,7 +153,7 @@ class Model(Part):
 
     @property
     def grid(self) -> VoxelGrid | VoxelPyramid | Gridless:
-        """The field's attribute ``grid``, or a :class:`voxelfield.models.gridless.Gridless` for a field without one."""
+        """The field's attribute ``grid``, or a :class:`Gridless` for a field without one."""
         return getattr(self.field, "grid", None) or Gridless(self.field.aabb, self.resolution)
 
     @property

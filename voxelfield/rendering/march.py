@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -64,25 +64,15 @@ class Capacity:
     visible: int
 
 
-class Sampler(Protocol):
-    """Places samples on rays: :func:`visible_samples`, or a user's function with the same arguments."""
+Sampler = Callable[
+    [Field, Rays, OccupancyGrid, RenderSettings, bool, Capacity | None], tuple[ops.PackedSamples, Tensor | None]
+]
+"""Places samples on rays: :func:`visible_samples`, or a user's function with the same arguments and results.
 
-    def __call__(
-        self,
-        field: Field,
-        rays: Rays,
-        occupancy: OccupancyGrid,
-        settings: RenderSettings,
-        jitter: bool = False,
-        capacity: Capacity | None = None,
-    ) -> tuple[ops.PackedSamples, Tensor | None]:
-        """Returns the samples at which colours are evaluated, and the number of samples before some were dropped.
-
-        It has the arguments and results of :func:`visible_samples`. A sampler that ignores ``capacity`` synchronises
-        with the device, which a training step on CUDA must not do. Gradients are enabled in training: evaluate the
-        field under ``torch.no_grad()`` unless the gradient of its densities here is wanted.
-        """
-        ...
+A sampler that ignores ``capacity`` synchronises with the device, which a training step on CUDA must not do. Gradients
+are enabled in training: evaluate the field under ``torch.no_grad()`` unless the gradient of its densities here is
+wanted.
+"""
 
 
 def march(

@@ -109,7 +109,7 @@ class Session:
             already multiplied by its weight (:data:`voxelfield.models.part.Loss`). A term of the name of another one,
             such as ``photometric``, replaces it.
         parts: Parts of your own that join each step (:class:`voxelfield.models.part.Part`), in this order.
-        sampler: Places samples on the rays of training (:class:`voxelfield.rendering.march.Sampler`).
+        sampler: Places samples on the rays of training (:data:`voxelfield.rendering.march.Sampler`).
         device: Device on which to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``; None means ``auto``.
         seed: Seed of torch's random number generators, set before the field is built; None means 0.
         output: Folder for checkpoints; None writes no files.
