@@ -61,6 +61,15 @@ def test_wrong_volumes_are_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_volume_without_visible_density_is_reported(tmp_path, caplog):
+    field, occupancy = ball_field()
+    save_volume(tmp_path / "ball.npz", Model(field, occupancy), resolution=10)
+    assert "the field is empty" not in caplog.text
+    occupancy.occupied.zero_()
+    save_volume(tmp_path / "ball.npz", Model(field, occupancy), resolution=10)
+    assert "the field is empty" in caplog.text
+
+
 def test_a_volume_of_a_field_that_is_not_finite_is_not_written(tmp_path):
     field, occupancy = ball_field()
     with torch.no_grad():

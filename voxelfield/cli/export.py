@@ -24,7 +24,6 @@ from voxelfield.fields.environment import environment_of
 from voxelfield.files import check_suffix
 from voxelfield.media.png import PngWriter
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.occupancy import is_empty
 from voxelfield.training.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -140,8 +139,6 @@ def run(options: argparse.Namespace) -> None:
     if options.web is not None:
         _export_web_page(options, trained)
     if options.volume is not None:
-        if is_empty(trained.field, trained.occupancy):
-            logger.warning("the field is empty: %s contains no visible density", options.volume)
         save_volume(options.volume, trained.model, resolution=options.resolution, box=options.box)
         logger.info("wrote %s", options.volume)
     if options.cameras is not None:

@@ -105,13 +105,7 @@ def textured(mesh: Mesh, size: int, colors: Callable[[Tensor, Tensor], Tensor]) 
     atlas.generate(xatlas.ChartOptions(), packing)
     origin, triangles = (torch.from_numpy(array.astype("int64")) for array in atlas[0][:2])
     uv = torch.from_numpy(atlas[0][2])
-    flat = replace(
-        mesh,
-        vertices=mesh.vertices[origin],
-        faces=triangles,
-        normals=mesh.normals[origin],
-        colors=mesh.colors[origin],
-    )
+    flat = Mesh(mesh.vertices[origin], triangles, mesh.normals[origin], mesh.colors[origin])
     image = torch.zeros(atlas.height, atlas.width, 3, dtype=torch.uint8)
     painted = torch.zeros(atlas.height, atlas.width, dtype=torch.bool)
     for column, row, face, weights in _pixels(uv * torch.tensor([atlas.width, atlas.height]), triangles):

@@ -118,10 +118,7 @@ class FieldSurface:
             MissingPackageError: A package of the extra ``mesh`` is not installed.
             ValueError: A number is below 1.
         """
-        for name, number, package in (
-            ("max_faces", max_faces, "fast_simplification"),
-            ("texture", texture, "xatlas"),
-        ):
+        for name, number, package in [("max_faces", max_faces, "fast_simplification"), ("texture", texture, "xatlas")]:
             if number is not None:
                 check_at_least_one(name, number)
                 mesh_package(package)

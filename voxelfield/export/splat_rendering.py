@@ -118,6 +118,6 @@ def _visible_pairs(drawn: Tensor, across: Tensor, down: Tensor, width: int, heig
     pixel, order = pixel.sort(stable=True)
     index, alpha = index[order], alpha[order]
     borders = torch.arange(width * height + 1, device=device)
-    # What is hidden need not be differentiated.
+    # Hidden pairs need not be differentiated.
     seen = ops.alpha_weights(alpha, torch.searchsorted(pixel, borders)) > 0
     return pixel[seen], index[seen], torch.searchsorted(pixel[seen], borders)

@@ -50,7 +50,7 @@ _ROWS, _COLUMNS = (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)  # of a symmetric matri
 
 
 def splats_of(model: Model, cameras: Cameras, *, count: int = 1_000_000, fit_steps: int | None = None) -> Splats:
-    """Converts what cameras see of a field into 3D Gaussians, one per voxel.
+    """Converts the part of a field that cameras see into 3D Gaussians, one per voxel.
 
     Each Gaussian has the mean and the covariance of the light that comes from its voxel and its neighbours, weighted by
     their distance, so it is as flat as the surface there; in nested boxes, voxels and Gaussians grow outwards. Its
@@ -93,7 +93,7 @@ class _Light(NamedTuple):
     directions: Tensor
     rgb: Tensor
     weights: Tensor
-    transmittance: Tensor  # of what is in front
+    transmittance: Tensor  # in front of the sample
     areas: Tensor  # of a ray's cross-section there, world units
 
 
@@ -207,13 +207,8 @@ def _convert(model: Model, cameras: Cameras, count: int) -> tuple[Splats, Tensor
     facing = (shadow * _symmetric(moments[:, 10:])).sum(dim=(1, 2)) / light_sum[:, 0]
     opacity = (areas / (2 * math.pi * facing.sqrt().float())).clamp(max=MAX_ALPHA)
     harmonics = in_chunks(_fit_harmonics, squares, colors, light_sum[:, 0].float(), evaluations=16)
-    splats = Splats(
-        (mean + centre).float(),
-        0.5 * variances.log().float(),
-        quaternions(axes.float()),
-        torch.logit(opacity),
-        harmonics,
-    )
+    positions, log_scales = (mean + centre).float(), 0.5 * variances.log().float()
+    splats = Splats(positions, log_scales, quaternions(axes.float()), torch.logit(opacity), harmonics)
     visible = opacity > MIN_ALPHA
     return splats[visible], voxels[visible]
 
@@ -258,13 +253,7 @@ def _symmetric(six: Tensor) -> Tensor:
     return six[:, [0, 1, 2, 1, 3, 4, 2, 4, 5]].view(-1, 3, 3)
 
 
-def fit_splats(
-    splats: Splats,
-    voxels: Tensor,
-    model: Model,
-    cameras: Cameras,
-    steps: int,
-) -> Splats:
+def fit_splats(splats: Splats, voxels: Tensor, model: Model, cameras: Cameras, steps: int) -> Splats:
     """Fits all numbers of Gaussians to images of the field, by Adam.
 
     Each step compares a random window of the image of a random camera, at its resolution or a finer one, over a random

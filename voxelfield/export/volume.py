@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zipfile
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from voxelfield.fields.field import colors_at
 from voxelfield.files import atomic_path, check_suffix
 from voxelfield.models.model import Model
 from voxelfield.ops._checks import check_at_least_one
+
+logger = logging.getLogger(__name__)
+
+# Density per world unit up to which space counts as empty, because it is invisible.
+_MIN_DENSITY = 1e-3
 
 
 @torch.no_grad()
@@ -45,9 +51,13 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
     views = torch.eye(3, device=field.aabb.device)
     views = torch.cat((views, -views))
 
+    shows_something = False
+
     def density(points: Tensor) -> Tensor:
+        nonlocal shows_something
         found = field.density(points)
         check_finite_values("densities", found)
+        shows_something |= bool((found > _MIN_DENSITY).any())
         return found
 
     def rgb(points: Tensor) -> Tensor:
@@ -72,3 +82,5 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
                     array.write(layer.cpu().numpy().tobytes())
         with file.open("aabb.npy", "w") as array:
             np.lib.format.write_array(array, np.array(region.box, np.float32))
+    if not shows_something:
+        logger.warning("the field is empty: %s contains no visible density", path)

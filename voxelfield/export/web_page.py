@@ -50,14 +50,14 @@ class _Texture(NamedTuple):
 def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str = "voxelfield") -> None:
     """Writes ``index.html``, a page that draws a field in a browser and lets one move through it.
 
-    The page draws what the backend ``render_baked_image`` draws, up to rounding, without the lens. It asks no server
-    for anything but the files beside it, of which there are none unless the compressed data exceed :data:`MAX_INLINE`.
+    The page draws the images of the backend ``render_baked_image``, up to rounding, without the lens. It contains all
+    data, unless they exceed :data:`MAX_INLINE` when compressed: then they are loaded from files beside it.
 
     Args:
         folder: Folder of the page, created if needed.
         model: The model of a field that ``render_baked_image`` draws, such as :attr:`voxelfield.TrainedModel.model`.
             The view turns around :attr:`voxelfield.Model.centre`.
-        cameras: Cameras on any device; the first is where the page starts, and all of them determine what is up.
+        cameras: Cameras on any device; the first is where the page starts, and all of them determine the up direction.
         title: Title of the page.
 
     Raises:

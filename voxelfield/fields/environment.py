@@ -20,7 +20,7 @@ _DARKEST = 1 / 255
 
 
 class Environment(nn.Module):
-    r"""Colours of directions, in a panorama: what a ray shows that leaves a field with light to spare.
+    r"""Colours of directions, in a panorama, for the transmittance with which rays leave a field.
 
     It is infinitely far away, so its colours depend on the direction alone, in the world frame. With the transmittance
     :math:`T` behind the last sample of a ray of direction :math:`d`, its colour is
@@ -76,13 +76,9 @@ class Environment(nn.Module):
         self.maps[0].copy_(color.clamp(_DARKEST, 1 - _DARKEST).logit().expand_as(self.maps[0]))
 
     @torch.no_grad()
-    def panorama(self, rows: int = ROWS[-1]) -> Tensor:
-        """Returns the panorama (rows, 2 rows, 3), float32, in the projection of the maps.
-
-        Args:
-            rows: Height of the image; by default the height of the finest map.
-        """
-        device = self.maps[0].device
+    def panorama(self) -> Tensor:
+        """Returns the panorama (H, 2 H, 3), float32, in the projection of the maps, as high as the finest of them."""
+        rows, device = ROWS[-1], self.maps[0].device
         down = math.pi * ((torch.arange(rows, device=device) + 0.5) / rows - 0.5)
         right = 2 * math.pi * ((torch.arange(2 * rows, device=device) + 0.5) / (2 * rows) - 0.5)
         down, right = torch.meshgrid(down, right, indexing="ij")

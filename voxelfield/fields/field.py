@@ -116,6 +116,7 @@ class RadianceField(nn.Module):
         ValueError: The decoder expects another number of channels, or the grid does not span its warp.
     """
 
+    skips_nan = True  # at NaN positions a grid returns zeros and receives no gradient
     extra_inputs: tuple[str, ...] = ()
     optional_inputs: tuple[str, ...] = ()
     density_inputs: tuple[str, ...] = ()
@@ -136,11 +137,6 @@ class RadianceField(nn.Module):
             self.extra_inputs = (*self.extra_inputs, *(name for name in self._inputs if name != "position"))
             self.optional_inputs = (*self.optional_inputs, *getattr(decoder, "optional_inputs", ()))
             self.density_inputs = (*self.density_inputs, *(name for name in self._density_inputs if name != "position"))
-
-    @property
-    def skips_nan(self) -> bool:
-        """See :class:`Field`. At NaN positions a grid returns zeros and receives no gradient."""
-        return True
 
     @property
     def shade(self) -> Callable[..., Tensor] | None:
@@ -349,7 +345,7 @@ def density_at_samples(field: Field) -> Callable[..., Tensor]:
 
 
 def _select(names: tuple[str, ...], warped: Tensor, values: dict[str, Tensor]) -> dict[str, Any]:
-    """Returns the decoder's further inputs, of which ``position`` is not among the values."""
+    """Returns the decoder's further inputs: the positions, and values of rays."""
     given = {"position": warped, **values}
     return {name: given[name] for name in names if name in given}
 

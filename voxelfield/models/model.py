@@ -30,7 +30,7 @@ from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY, Capacity, RenderSett
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering, render
-from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.renderer import BACKENDS, FieldRenderer
 from voxelfield.rendering.visible_cells import count_visible_samples, pixel_stride, ray_spacing, visible_cells
 from voxelfield.warps.warp import Warp
 
@@ -138,11 +138,11 @@ class Model(Part):
             without a grid.
         image_backends: Subclasses of :class:`voxelfield.rendering.backends.backend.ImageBackend` that may render images
             of this model faster than the general path, in the order in which they are tried
-            (:func:`voxelfield.rendering.renderer.fastest_backend`). Empty by default, because a subclass of a field or
-            decoder may compute something other than the specialised kernel does.
+            (:func:`voxelfield.rendering.renderer.fastest_backend`). By default the backends of this package, which do
+            not serve subclasses of its fields and decoders, because these may compute something else.
     """
 
-    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = ()
+    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = BACKENDS
 
     def __init__(self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling = _DEFAULT) -> None:
         self.field = field

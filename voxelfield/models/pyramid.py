@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +17,10 @@ from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import BLOCK_VERTICES
-from voxelfield.models.levels import (
-    MAX_LAYERS,
-    MAX_WIDTH,
-    Degree,
-    FusedWidth,
-    built_levels,
-    check_levels,
-)
+from voxelfield.models.levels import MAX_LAYERS, MAX_WIDTH, Degree, FusedWidth, built_levels, check_levels
 from voxelfield.models.model import Model
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.settings import Sampling
-from voxelfield.rendering.backends.backend import ImageBackend
-from voxelfield.rendering.backends.baked_images import BakedImages
-from voxelfield.rendering.backends.pyramid_images import PyramidImages
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 logger = logging.getLogger(__name__)
@@ -66,7 +56,7 @@ class PyramidConfig(ModelConfig):
             vertex, neighbours learn different codes for the same content.
         width: Width of the hidden layers of both networks.
         shading: Where the colour network is evaluated: ``per_sample``, or ``deferred``, once per ray, with the means of
-            what its samples emit (:class:`voxelfield.fields.decoders.DeferredMLPDecoder`).
+            its samples' values (:class:`voxelfield.fields.decoders.DeferredMLPDecoder`).
         geometry: Number of outputs of the density network, all of which are inputs of the colour network. With
             ``shading=deferred`` they are raw density, diffuse colour (3) and features, and the density is no input.
         hidden: Number of hidden layers of the colour network.
@@ -149,8 +139,6 @@ class PyramidModel(Model):
         sampling: As for :class:`Model`.
         config: The settings that built the field.
     """
-
-    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (PyramidImages, BakedImages)
 
     def __init__(
         self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling, config: PyramidConfig

@@ -36,7 +36,7 @@ _WIDTHS = (8, 16)
 
 @dataclass(frozen=True, eq=False)
 class Bricks:
-    """What a field with deferred shading emits, at the vertices of blocks of 8 x 8 x 8 (Hedman et al. 2021, SNeRG).
+    """The emission of a field with deferred shading at vertices, in blocks of 8 x 8 x 8 (Hedman et al. 2021, SNeRG).
 
     Attributes:
         log_density: (8 A, 8 B, 8 C) float16, logarithms of densities, per unit in warped coordinates.

@@ -246,11 +246,8 @@ class Cameras:
         check_field("camera_index", camera_index, ("R",), torch.int64, "Cameras.c2w", self.c2w)
         check_index("camera_index", camera_index, len(self), "the cameras")
         check_float32("pixels", pixels, (camera_index.shape[0], 2), "Cameras.c2w", self.c2w)
-        if self.rolling is None:
-            origins, poses = self.c2w[:, :3, 3].index_select(0, camera_index), None
-        else:
-            poses = self.row_poses(camera_index, pixels[:, 1].floor() + 0.5)
-            origins = poses[:, :3, 3].contiguous()
+        poses = self.row_poses(camera_index, pixels[:, 1].floor() + 0.5)
+        origins = poses[:, :3, 3].contiguous()
         directions = self._directions(camera_index, pixels, poses)
         values = {name: value.index_select(0, camera_index) for name, value in self.values.items()}
         return Rays(origins, directions, *intersect_aabb(origins.detach(), directions.detach(), aabb), values=values)
@@ -284,18 +281,17 @@ class Cameras:
         reach = torch.maximum(self.rolling[:, 6], height - self.rolling[:, 6])
         return self.rolling[:, :6].view(-1, 2, 3).norm(dim=-1) * reach[:, None]
 
-    def _directions(self, camera_index: Tensor, pixels: Tensor, poses: Tensor | None = None) -> Tensor:
+    def _directions(self, camera_index: Tensor, pixels: Tensor, poses: Tensor) -> Tensor:
         """Returns the unit directions (R, 3) of the rays through image points, world frame.
 
         Args:
             camera_index: As for :meth:`rays`.
             pixels: As for :meth:`rays`.
-            poses: What :meth:`row_poses` returns for them, if known.
+            poses: (R, 4, 4) the poses of the rays' cameras (:meth:`row_poses`).
         """
-        pose = self.row_poses(camera_index, pixels[:, 1].floor() + 0.5) if poses is None else poses
         intrinsics = self.intrinsics.index_select(0, camera_index)
         offset = (pixels - intrinsics[:, 2:]).div_(intrinsics[:, :2])
-        right, up, backward, _ = pose[:, :3].unbind(-1)
+        right, up, backward, _ = poses[:, :3].unbind(-1)
         forward = -backward
         if self.lens is not None:
             offset = self.lens.rays_through(offset, camera_index)
@@ -405,9 +401,10 @@ class Cameras:
         points = torch.cartesian_prod(along, along) * self.all_sizes().to(device)[:, None]
         # Offsets of half a pixel to either side of each point, horizontally and vertically.
         moves = torch.tensor([[0.5, 0.0], [-0.5, 0.0], [0.0, 0.5], [0.0, -0.5]], device=device)
-        pixels = points[:, :, None] + moves
+        pixels = (points[:, :, None] + moves).view(-1, 2)
         camera_index = torch.arange(len(self), device=device).repeat_interleave(len(along) ** 2 * len(moves))
-        directions = self._directions(camera_index, pixels.view(-1, 2)).view(*pixels.shape[:3], 3)
+        poses = self.row_poses(camera_index, pixels[:, 1].floor() + 0.5)
+        directions = self._directions(camera_index, pixels, poses).view(*points.shape[:2], len(moves), 3)
         across, down = directions[:, :, 0] - directions[:, :, 1], directions[:, :, 2] - directions[:, :, 3]
         # Singular values of the map from pixels to directions, computed from the product with its transpose.
         mean = 0.5 * (across.square().sum(-1) + down.square().sum(-1))

@@ -98,13 +98,7 @@ def march(
     """
     offset = rays.random() if jitter else None
     return march_through(
-        nested_box_args(warp),
-        *_mapped(rays, warp),
-        occupancy.bits,
-        occupancy.aabb,
-        step,
-        offset,
-        capacity=capacity,
+        nested_box_args(warp), *_mapped(rays, warp), occupancy.bits, occupancy.aabb, step, offset, capacity=capacity
     )
 
 

@@ -18,20 +18,9 @@ from voxelfield import ops
 from voxelfield.fields.field import Field, warp_of
 from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
 from voxelfield.ops._autograd import traces_ops
-from voxelfield.ops._checks import (
-    check_at_least_one,
-    check_field,
-    check_fraction,
-    check_result,
-)
+from voxelfield.ops._checks import check_at_least_one, check_field, check_fraction, check_result, check_tensor
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.empty_distance import empty_distance
-
-MIN_DENSITY = 1e-3
-"""Density per world unit up to which space counts as empty, because it is invisible."""
-
-# Random points at which a field is tested for being empty.
-_POINTS = 16384
 
 # Fraction of the threshold below which cells are empty even in a thin mist.
 _LOWEST_FRACTION = 0.01
@@ -171,8 +160,7 @@ class OccupancyGrid(nn.Module):
             ValueError: ``density`` has another shape, ``threshold`` is outside (0, 1), or ``share_of_mean`` is not
                 positive and finite.
         """
-        if density.dim() != 3:
-            raise ValueError(f"density must have shape (X, Y, Z), got {tuple(density.shape)}")
+        check_tensor("density", density, ("X", "Y", "Z"))
         _check_thresholds(threshold, share_of_mean)
         # Maximum over the vertices of each field cell, then over the field cells that each cell of this grid overlaps.
         kernel = [min(2, size) for size in density.shape]
@@ -391,27 +379,3 @@ def occupied_points(field: Field, occupancy: OccupancyGrid, points: Tensor) -> T
 def occupied_density(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:
     """Returns the density at world positions (M, 3), (M,) float32 per world unit, 0 where no cell is occupied."""
     return torch.where(occupied_points(field, occupancy, points), field.density(points), 0)
-
-
-@torch.no_grad()
-def is_empty(field: Field, occupancy: OccupancyGrid) -> bool:
-    """Returns whether a field is empty: no density at random points of occupied cells reaches ``MIN_DENSITY``.
-
-    A field with densities that are not finite does not count as empty.
-
-    Args:
-        field: The field.
-        occupancy: The cells in which rays are sampled, on the field's device.
-    """
-    cells = occupancy.occupied.nonzero()
-    if len(cells) == 0:
-        return True
-    generator = torch.Generator(cells.device).manual_seed(0)
-    chosen = cells[torch.randint(len(cells), (_POINTS,), generator=generator, device=cells.device)]
-    within = torch.rand(chosen.shape, generator=generator, device=cells.device)
-    low, high = occupancy.aabb
-    points = low + (chosen + within) / torch.tensor(occupancy.occupied.shape, device=cells.device) * (high - low)
-    warp = warp_of(field)
-    if warp is not None:
-        points = warp.to_world(points)[0]
-    return bool((occupied_density(field, occupancy, points) <= MIN_DENSITY).all())

@@ -158,7 +158,7 @@ def shaded(
     Args:
         field: The field.
         composite: The samples, composited.
-        emitted: (M, C) what :meth:`Field.sample` returned with the density: colours, or features for ``shade``.
+        emitted: (M, C) the second result of :meth:`Field.sample`: colours, or features for ``shade``.
         samples: The M samples.
         directions: (R, 3) the rays' directions.
 

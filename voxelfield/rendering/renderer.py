@@ -58,7 +58,7 @@ class FieldRenderer:
         occupancy: The occupied cells, on the field's device.
         settings: Sampling settings.
         background: (3,) float32 colour behind the scene, on the field's device; or colours of directions. Backends
-            then draw over black, and what is behind is added to their images.
+            then draw over black, and the background is added to their images.
         supersampling: Number of rays along each side of a pixel. The pixel's colour is the mean of these rays' colours
             in linear light, its opacity their mean opacity, its depth their mean depth weighted by opacity.
         pixel_averaging: Values that are averaged over a pixel's rays: ``linear_light``, or the ``encoded`` values as
@@ -85,9 +85,6 @@ class FieldRenderer:
         >>> renderer.view(cameras, 0).rgb.shape
         torch.Size([800, 800, 3])
     """
-
-    backend: str
-    device: torch.device
 
     def __init__(
         self,

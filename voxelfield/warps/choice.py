@@ -286,15 +286,12 @@ def ndc_box_of_cameras(
         )
     offsets = (c2w[:, :3, 3].double() - position) @ axes
     nearest = _NEAREST_PLANE * max(float((-offsets[:, 2]).max()), 0.0)
+    source = ""
     if near is None:
-        near = _depth_of_near_plane(points, position, axes)
-        if not near > nearest:
-            raise NotForwardError(
-                f"the near plane must be deeper than {nearest:.4g}, because of the foremost camera, but the nearest "
-                f"points put it at {near:.4g}"
-            )
+        near, source = _depth_of_near_plane(points, position, axes), " from the nearest points"
     if not near > nearest:
-        raise NotForwardError(f"near must be above {nearest:.4g}, because of the foremost camera, got {near:.4g}")
+        limit = f"near must be above {nearest:.4g}, because of the foremost camera"
+        raise NotForwardError(f"{limit}, got {near:.4g}{source}")
     (low, high), image = _window(border, position, axes, near)
     if float((high - low).max()) > widest * image:
         raise NotForwardError(
