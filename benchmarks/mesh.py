@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import trimesh
 from _bricks_surface import Samples, distances, modelled_surface, sample
@@ -23,7 +24,7 @@ from _run_scene import load_run_scene
 
 import voxelfield
 from voxelfield.export.lattice import Region
-from voxelfield.export.mesh import SurfaceOptions, surface_of
+from voxelfield.export.mesh import FieldSurface
 from voxelfield.export.surfaces import half_absorbing_density
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.trained_model import TrainedModel
@@ -32,22 +33,22 @@ LEVELS = (0.25, 0.5, 1.0, 2.0)
 """Factors on the default level."""
 
 
-def wanted_surfaces(run: TrainedModel) -> dict[str, SurfaceOptions]:
-    """Returns the surfaces to compare, by name."""
+def wanted_surfaces(run: TrainedModel) -> dict[str, dict[str, Any]]:
+    """Returns the definitions of the surfaces to compare, by name."""
     default = half_absorbing_density(Region.of(run.field, run.occupancy).voxel)
     cells = 2 * (max(run.field.grid.resolution) - 1)
     return {
-        **{f"density, level {factor:g}x": SurfaceOptions(level=factor * default) for factor in LEVELS},
-        "density, half a voxel": SurfaceOptions(resolution=cells),
-        "tsdf": SurfaceOptions(kind="tsdf"),
-        "tsdf, half a voxel": SurfaceOptions(kind="tsdf", resolution=cells),
+        **{f"density, level {factor:g}x": {"level": factor * default} for factor in LEVELS},
+        "density, half a voxel": {"resolution": cells},
+        "tsdf": {"kind": "tsdf"},
+        "tsdf, half a voxel": {"kind": "tsdf", "resolution": cells},
     }
 
 
-def row(name: str, run: TrainedModel, options: SurfaceOptions, cameras: Cameras, truth: Samples) -> str:
+def row(name: str, run: TrainedModel, options: dict[str, Any], cameras: Cameras, truth: Samples) -> str:
     """Exports a surface and returns its line of the table."""
     start = time.perf_counter()
-    mesh = surface_of(run, options, cameras).mesh()
+    mesh = FieldSurface(run.model, **options, cameras=cameras).mesh()
     seconds = time.perf_counter() - start
     found = sample(trimesh.Trimesh(mesh.vertices.numpy(), mesh.faces.numpy(), process=False), cameras)
     voxel = Region.of(run.field, run.occupancy).voxel

@@ -41,7 +41,7 @@ from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.evaluation.metrics import psnr, ssim
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.images import composite_background
+from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.renderer import FieldRenderer, fastest_backend
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.trained_model import TrainedModel

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.rendering.images import linear_light
+from voxelfield.rendering.pixels import linear_light
 from voxelfield.rendering.rigid import exp_se3
 
 CORNER = 0.3

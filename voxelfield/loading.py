@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from voxelfield.devices import choose_device
-from voxelfield.export.model_file import ModelFileError, read_model
+from voxelfield.export.model_file import load_model
 from voxelfield.training.cameras.refined_cameras import RefinedCameras
 from voxelfield.training.state.checkpoint import checkpoints, contents_of, load_resolved
 from voxelfield.training.state.run_directory import MODEL_FILE
@@ -42,10 +42,7 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
     if path.is_dir() and not checkpoints(path) and (path / MODEL_FILE).is_file():
         path = path / MODEL_FILE
     if path.suffix == ".safetensors":
-        parts = read_model(path, device)
-        with contents_of(path, ModelFileError):
-            trained = restore_trained_model(parts.config, parts.field, parts.occupancy, parts.steps, device)
-            return replace(trained, tones=parts.tones)
+        return load_model(path, device)
     path, checkpoint = load_resolved(path, device, _OF_TRAINING_ONLY)
     with contents_of(path):
         config, field, occupancy, step = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from voxelfield import Cameras, Scene, Session, load_scene
 from voxelfield.datasets.scene import Split
-from voxelfield.export.mesh import SurfaceOptions, surface_of
+from voxelfield.export.mesh import FieldSurface
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.training.config import preset
 
@@ -41,7 +41,7 @@ def mesh_of(scene: Scene, depth: float) -> trimesh.Trimesh:
     session = Session(scene, preset(*SETTINGS, f"trainer.loss.depth={depth}", device="cpu"))
     session.fit()
     print(f"depth {depth}: {session.evaluate(progress=False)}", flush=True)
-    mesh = surface_of(session.result(), SurfaceOptions(box=BOX), scene.train.cameras).mesh()
+    mesh = FieldSurface(session.result().model, box=BOX).mesh()
     vertices, faces, colors = (values.numpy() for values in (mesh.vertices, mesh.faces, mesh.colors))
     return trimesh.Trimesh(vertices, faces, vertex_colors=colors, process=False)
 

@@ -8,9 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from voxelfield.export.extraction import extract_surface
+from voxelfield.export import lattice, surfaces
 from voxelfield.export.lattice import Lattice
-from voxelfield.export.surfaces import DensitySurface, Surface, half_absorbing_density, surface_normals
+from voxelfield.export.surfaces import (
+    DensitySurface,
+    Surface,
+    extract_surface,
+    half_absorbing_density,
+    surface_normals,
+)
 from voxelfield.fields.callbacks import CallbackField
 from voxelfield.rendering.occupancy import OccupancyGrid
 
@@ -47,6 +53,13 @@ def maze(points: Tensor) -> Tensor:
     return torch.exp(6 * (torch.sin(x) * torch.cos(y) + torch.sin(y) * torch.cos(z) + torch.sin(z) * torch.cos(x)))
 
 
+def limit_memory(monkeypatch, slab: int, chunk: int = lattice.CHUNK) -> None:
+    """Limits the layers of cells and the evaluations at once."""
+    monkeypatch.setattr(surfaces, "SLAB", slab)
+    for module in (lattice, surfaces):
+        monkeypatch.setattr(module, "CHUNK", chunk)
+
+
 def surface_of(density, level: float = 1.0, occupied: Tensor | None = None) -> tuple[DensitySurface, CountingField]:
     occupancy, field = OccupancyGrid(8, BOX), CountingField(density)
     if occupied is not None:
@@ -75,7 +88,7 @@ def test_a_ball_has_its_radius_and_faces_outwards():
     assert mesh.is_watertight
     assert mesh.is_winding_consistent
     assert mesh.volume == pytest.approx(4 / 3 * math.pi * 0.6**3, rel=0.02)
-    normals = surface_normals(surface, vertices, 0.08, 1000)
+    normals = surface_normals(surface, vertices, 0.08)
     outwards = torch.nn.functional.normalize(vertices - CENTRE, dim=-1)
     assert (normals * outwards).sum(dim=-1).min() > 0.999
 
@@ -92,12 +105,14 @@ def test_a_voxel_of_the_default_density_absorbs_half():
 
 
 @pytest.mark.parametrize("density", [ball, maze])
-def test_seams_between_slabs_do_not_show(density):
+def test_seams_between_slabs_do_not_show(monkeypatch, density):
     surface, _ = surface_of(density)
-    whole = extract_surface(surface, LATTICE, slab=1000)
+    monkeypatch.setattr(surfaces, "SLAB", 1000)
+    whole = extract_surface(surface, LATTICE)
     expected = triangles(*whole)
     for slab in (1, 2, 7, 16):
-        parts = extract_surface(surface, LATTICE, slab=slab, chunk=999)
+        limit_memory(monkeypatch, slab, 999)
+        parts = extract_surface(surface, LATTICE)
         assert len(parts[0]) == len(whole[0]), slab
         assert len(parts[1]) == len(whole[1]) > 1000, slab
         assert triangles(*parts) == expected, slab
@@ -111,11 +126,12 @@ def test_a_field_that_fills_its_box_is_closed_at_the_faces():
     assert (bounds - torch.tensor(BOX)).abs().max() < 0.09 / 100
 
 
-def test_values_at_the_level_itself_make_no_holes():
+def test_values_at_the_level_itself_make_no_holes(monkeypatch):
+    limit_memory(monkeypatch, 5)
     # Zero on a whole layer of the lattice, and on lines of it.
     surface, _ = surface_of(lambda points: torch.exp((points[:, 0] * 25).round() - (points[:, 1] * 7).floor()))
-    lattice = Lattice((-1.0, -1.5, -1.0), (0.04, 1 / 7, 0.1), (51, 15, 31)).enlarged()
-    vertices, faces = extract_surface(surface, lattice, slab=5)
+    fine = Lattice((-1.0, -1.5, -1.0), (0.04, 1 / 7, 0.1), (51, 15, 31)).enlarged()
+    vertices, faces = extract_surface(surface, fine)
     assert mesh_of(vertices, faces).is_watertight
     assert len(faces.unique(dim=0)) == len(faces)
 
@@ -124,7 +140,7 @@ def test_empty_cells_are_neither_evaluated_nor_part_of_the_surface():
     occupied = torch.zeros(8, 8, 8, dtype=torch.bool)
     occupied[2:4, 3:6, 1:7] = True
     surface, field = surface_of(lambda points: torch.ones(len(points)) * 9, occupied=occupied)
-    reached = surface.vertices(LATTICE, 100).layers(0, LATTICE.shape[0])
+    reached = surface.vertices(LATTICE).layers(0, LATTICE.shape[0])
     vertices, faces = extract_surface(surface, LATTICE)
     low, high = torch.tensor(BOX)
     corners = torch.tensor([[2, 3, 1], [4, 6, 7]]) / 8 * (high - low) + low
@@ -142,20 +158,23 @@ def test_no_occupied_cell_is_no_surface_and_no_evaluation():
     assert sum(field.asked) == 0
 
 
-def test_a_slab_bounds_what_is_evaluated_at_once():
+def test_a_slab_bounds_what_is_evaluated_at_once(monkeypatch):
     surface, field = surface_of(maze)
-    extract_surface(surface, LATTICE, slab=2, chunk=1 << 20)
+    limit_memory(monkeypatch, 2)
+    extract_surface(surface, LATTICE)
     points_per_layer = math.prod(LATTICE.shape[1:])
     assert max(field.asked) <= 3 * points_per_layer
     field.asked.clear()
-    extract_surface(surface, LATTICE, slab=2, chunk=500)
+    limit_memory(monkeypatch, 2, 500)
+    extract_surface(surface, LATTICE)
     assert max(field.asked) == 500
 
 
-def test_each_point_of_the_lattice_is_evaluated_once():
+def test_each_point_of_the_lattice_is_evaluated_once(monkeypatch):
+    limit_memory(monkeypatch, 3, 100)
     surface, field = surface_of(lambda points: torch.full((len(points),), 0.5))
-    extract_surface(surface, LATTICE, slab=3)
-    assert sum(field.asked) == int(surface.vertices(LATTICE, 100).layers(0, LATTICE.shape[0]).sum())
+    extract_surface(surface, LATTICE)
+    assert sum(field.asked) == int(surface.vertices(LATTICE).layers(0, LATTICE.shape[0]).sum())
 
 
 class HalfKnown(Surface):
@@ -169,8 +188,9 @@ class HalfKnown(Surface):
 
 
 @pytest.mark.parametrize("slab", [3, 1000])
-def test_a_surface_ends_where_nothing_is_known(slab):
-    vertices, faces = extract_surface(HalfKnown(CountingField(ball), OccupancyGrid(8, BOX)), LATTICE, slab=slab)
+def test_a_surface_ends_where_nothing_is_known(monkeypatch, slab):
+    limit_memory(monkeypatch, slab)
+    vertices, faces = extract_surface(HalfKnown(CountingField(ball), OccupancyGrid(8, BOX)), LATTICE)
     assert (vertices - CENTRE).norm(dim=-1).sub(0.6).abs().max() < 0.09 / 200
     assert 0.5 - 0.09 < float(vertices[:, 2].max()) < 0.5
     mesh = mesh_of(vertices, faces)

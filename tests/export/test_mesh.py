@@ -15,23 +15,23 @@ from balls import BOX, CENTRE, RADIUS, VOXELS, ball_field, cameras_around, expec
 from file_limits import files_at_most
 from torch.nn import functional as F
 
-from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions, fill_holes, largest_component
+from voxelfield.export.mesh import FieldSurface, close_holes, keep_largest_component
 from voxelfield.export.mesh_file import Mesh, Texture, save_mesh, save_points
 from voxelfield.export.surfaces import half_absorbing_density
+from voxelfield.models import Model, Sampling
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
-from voxelfield.rendering.march import RenderSettings
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 trimesh = pytest.importorskip("trimesh")
 pytest.importorskip("skimage")
 
 VOXEL = 40.0 / VOXELS
-SETTINGS = RenderSettings(step=VOXEL / 2)
+SAMPLING = Sampling(voxels_per_step=0.5)
 
 
-def surface_of(options: SurfaceOptions | None = None, cameras=None) -> FieldSurface:
-    return FieldSurface(*ball_field(), SETTINGS, options or SurfaceOptions(), cameras)
+def surface_of(**options) -> FieldSurface:
+    return FieldSurface(Model(*ball_field(), SAMPLING), **options)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_mesh_lies_at_the_level_in_the_units_of_the_data(mesh):
 @pytest.mark.parametrize("level", [0.05, 3.0])
 def test_another_level_is_another_surface(level):
     field, _ = ball_field()
-    found = surface_of(SurfaceOptions(level=level)).vertices
+    found = surface_of(level=level).vertices
     assert (radii(found) - radius_at(field, level)).abs().max() < 0.02 * VOXEL
 
 
@@ -72,7 +72,7 @@ def test_normals_and_colors_are_those_of_the_field(mesh):
 
 
 def test_resolution_is_of_the_longest_edge():
-    counts = [len(surface_of(SurfaceOptions(resolution=cells)).faces) for cells in (15, 30)]
+    counts = [len(surface_of(resolution=cells).faces) for cells in (15, 30)]
     assert counts[1] == pytest.approx(4 * counts[0], rel=0.1)
 
 
@@ -124,11 +124,11 @@ def test_points_are_even_on_the_surface_and_colored(tmp_path):
 
 
 def test_fewer_faces_keep_the_shape_and_the_colors(mesh):
-    small = surface_of().mesh(MeshOptions(max_faces=500))
+    small = surface_of().mesh(max_faces=500)
     assert 400 <= len(small.faces) <= 500 < len(mesh.faces)
     assert (radii(small.vertices) - radii(mesh.vertices).mean()).abs().max() < VOXEL
     assert (small.colors.float() / 255 - expected_colors(small.vertices)).abs().max() < 0.05
-    unchanged = surface_of().mesh(MeshOptions(max_faces=10**6))
+    unchanged = surface_of().mesh(max_faces=10**6)
     assert torch.equal(unchanged.faces, mesh.faces)
 
 
@@ -139,8 +139,8 @@ def test_what_merging_triangles_breaks_off_is_left_out_again(monkeypatch):
 
     monkeypatch.setattr("voxelfield.export.mesh.decimate", merge)
     options = {"max_faces": 10}
-    assert surface_of().mesh(MeshOptions(**options)).vertices.max() > 50
-    whole, kept = surface_of().mesh(), surface_of().mesh(MeshOptions(**options, largest_component=True))
+    assert surface_of().mesh(**options).vertices.max() > 50
+    whole, kept = surface_of().mesh(), surface_of().mesh(**options, largest_component=True)
     assert torch.equal(kept.vertices, whole.vertices)
     assert len(kept.faces) == len(whole.faces)
 
@@ -150,7 +150,7 @@ def test_the_largest_component_is_that_of_the_largest_area():
     large = torch.tensor([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
     small = torch.rand(30, 3) * 0.1 + 20
     faces = torch.cat((torch.tensor([[30, 31, 32]]), torch.tensor([[i, i + 1, i + 2] for i in range(28)])))
-    vertices, kept = largest_component(torch.cat((small, large)), faces)
+    vertices, kept = keep_largest_component(torch.cat((small, large)), faces)
     assert torch.equal(vertices[kept[0]], large)
     assert kept.shape == (1, 3)
 
@@ -159,7 +159,7 @@ def test_holes_are_filled_without_moving_anything(mesh):
     top = mesh.vertices[mesh.faces][:, :, 2].amin(dim=1) > CENTRE[2] + 0.8 * RADIUS
     open_faces = mesh.faces[~top]
     assert not trimesh.Trimesh(mesh.vertices.numpy(), open_faces.numpy(), process=False).is_watertight
-    faces = fill_holes(mesh.vertices, open_faces)
+    faces = close_holes(mesh.vertices, open_faces)
     assert torch.equal(faces[: len(open_faces)], open_faces)
     closed = trimesh.Trimesh(mesh.vertices.numpy(), faces.numpy(), process=False)
     assert closed.is_watertight
@@ -175,7 +175,7 @@ def half_lost() -> float:
 
 
 def test_fused_depth_lies_where_half_of_the_light_is_lost():
-    fused = surface_of(SurfaceOptions(kind="tsdf"), cameras_around(24, 64))
+    fused = surface_of(kind="tsdf", cameras=cameras_around(24, 64))
     assert (radii(fused.vertices) - half_lost()).abs().mean() < 0.15 * VOXEL
     assert (radii(fused.vertices) - half_lost()).abs().max() < 0.4 * VOXEL
     mesh = fused.mesh()
@@ -186,7 +186,7 @@ def test_fused_depth_lies_where_half_of_the_light_is_lost():
 
 def test_fused_depth_ends_where_cameras_see_nothing():
     camera = cameras_around(24, 64)[:1]
-    fused = surface_of(SurfaceOptions(kind="tsdf"), camera)
+    fused = surface_of(kind="tsdf", cameras=camera)
     ahead = (fused.vertices - CENTRE) @ camera.c2w[0, :3, 2]
     # From a finite distance, a camera sees less than half of a ball.
     assert float(ahead.min()) > 0
@@ -198,14 +198,14 @@ def test_lenses_are_left_out_of_depth_maps():
     pinholes = cameras_around(8, 32)
     lens = Lens("perspective", torch.full((8, 6), 0.1))
     bent = Cameras(pinholes.c2w, pinholes.intrinsics, 32, 32, lens)
-    straight, found = (surface_of(SurfaceOptions(kind="tsdf"), cameras) for cameras in (pinholes, bent))
+    straight, found = (surface_of(kind="tsdf", cameras=cameras) for cameras in (pinholes, bent))
     assert torch.equal(found.vertices, straight.vertices)
 
 
 @pytest.mark.parametrize("suffix", [".obj", ".glb"])
 def test_a_texture_shows_the_fields_colors(tmp_path, suffix):
     pytest.importorskip("xatlas")
-    mesh = surface_of().mesh(MeshOptions(max_faces=600, texture=128))
+    mesh = surface_of().mesh(max_faces=600, texture=128)
     path = tmp_path / f"ball{suffix}"
     save_mesh(path, mesh)
     found = opened(path)
@@ -267,7 +267,7 @@ def test_an_obj_does_not_replace_a_picture_of_something_else(tmp_path, suffix):
 @pytest.mark.parametrize("kind", ["density", "tsdf"])
 def test_every_device_finds_the_surface_and_its_colors(device, kind):
     field, occupancy = (module.to(device) for module in ball_field())
-    surface = FieldSurface(field, occupancy, SETTINGS, SurfaceOptions(kind=kind), cameras_around(24, 32))
+    surface = FieldSurface(Model(field, occupancy, SAMPLING), kind=kind, cameras=cameras_around(24, 32))
     mesh, cloud = surface.mesh(), surface.points(100)
     expected = half_lost() if kind == "tsdf" else radius_at(field, half_absorbing_density(VOXEL))
     for points, colors in ((mesh.vertices, mesh.colors), (cloud.points, cloud.colors)):
@@ -280,18 +280,18 @@ BOXES = NestedBoxes(BOX, 3)
 
 
 @pytest.mark.parametrize(("number", "reach"), [(1, 1.0), (2, 2.0), (3, 4.0)])
-def test_nested_boxes_have_surfaces_in_world_units(number, reach):
-    field, occupancy = ball_field(BOXES)
-    surface = FieldSurface(field, occupancy, SETTINGS, SurfaceOptions(level=1.0, box=number, chunk=5000))
+def test_nested_boxes_have_surfaces_in_world_units(monkeypatch, number, reach):
+    model = Model(*ball_field(BOXES), SAMPLING)
+    monkeypatch.setattr("voxelfield.export.lattice.CHUNK", 5000)
+    surface = FieldSurface(model, level=1.0, box=number)
     assert (radii(surface.vertices) - radius_at(ball_field()[0], 1.0)).abs().max() < 0.05 * VOXEL
-    finest = FieldSurface(field, occupancy, SETTINGS, SurfaceOptions(level=1.0))
+    finest = FieldSurface(model, level=1.0)
     assert len(surface.faces) == pytest.approx(len(finest.faces) / reach**2, rel=0.15)
 
 
 def test_nested_boxes_are_fused_in_world_units():
-    # In the field's warp, the unit is half of the smallest box's longest edge.
-    settings = RenderSettings(step=SETTINGS.step / BOXES.unit)
-    found = FieldSurface(*ball_field(BOXES), settings, SurfaceOptions(kind="tsdf"), cameras_around(24, 64)).vertices
+    model = Model(*ball_field(BOXES), SAMPLING)
+    found = FieldSurface(model, kind="tsdf", cameras=cameras_around(24, 64)).vertices
     assert (radii(found) - half_lost()).abs().mean() < 0.15 * VOXEL
 
 
@@ -302,8 +302,8 @@ def test_nested_boxes_are_fused_in_world_units():
         ({"level": 0.0}, "level must be a density above 0, got 0"),
         ({"level": float("nan")}, "level must be a density above 0, got nan"),
         ({"kind": "tsdf", "level": 1.0}, "level must be left out for surface tsdf, which has none, got 1"),
-        ({"resolution": 0}, "resolution must be at least 1, got 0"),
-        ({"box": 0}, "box must be at least 1, got 0"),
+        ({"resolution": 0}, "resolution must be an int of at least 1, got 0"),
+        ({"box": 0}, "box must be 1 to 1, as many as the field has, got 0"),
         ({"box": 2}, "box must be 1 to 1, as many as the field has, got 2"),
         ({"level": 1e6}, "level must be a density that the field reaches, got 1e+06"),
         ({"kind": "tsdf"}, "cameras must be at least one for surface tsdf, got none"),
@@ -311,14 +311,14 @@ def test_nested_boxes_are_fused_in_world_units():
 )
 def test_what_makes_no_sense_is_named(options, message):
     with pytest.raises(ValueError, match=message.replace("+", r"\+")):
-        surface_of(SurfaceOptions(**options))
+        surface_of(**options)
 
 
 def test_cameras_that_see_nothing_are_named():
     away = cameras_around(2, 8)
     away.c2w[:, :3, 3] += 1000
     with pytest.raises(ValueError, match="cameras must see a surface for surface tsdf"):
-        surface_of(SurfaceOptions(kind="tsdf"), away)
+        surface_of(kind="tsdf", cameras=away)
 
 
 def test_other_endings_are_refused(mesh, tmp_path):
@@ -326,7 +326,7 @@ def test_other_endings_are_refused(mesh, tmp_path):
         save_mesh(tmp_path / "ball.stl", mesh)
     with pytest.raises(ValueError, match=r"path must be a file \*.ply, got .*xyz"):
         save_points(tmp_path / "ball.xyz", surface_of().points(1))
-    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="count must be an int of at least 1, got 0"):
         surface_of().points(0)
-    with pytest.raises(ValueError, match="max_faces must be at least 1, got 0"):
-        MeshOptions(max_faces=0)
+    with pytest.raises(ValueError, match="max_faces must be an int of at least 1, got 0"):
+        surface_of().mesh(max_faces=0)

@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 
 import voxelfield
 from voxelfield.export import save_model
-from voxelfield.export.importance import feature_importance, reached_vertices
 from voxelfield.export.model_file import (
     FORMAT,
     ModelFileError,
     with_checksum,
 )
+from voxelfield.export.quantized import feature_importance, reached_vertices
 from voxelfield.loading import load as load_model
 from voxelfield.ops import sample_trilinear
 from voxelfield.rendering.bricks import can_bake, lattice_spacing
@@ -232,9 +232,9 @@ def test_the_same_run_makes_the_same_file(run, tmp_path, device):
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-def test_features_that_no_image_depends_on_have_no_importance(run, device):
-    settings = RenderSettings(step=0.05)
-    found = feature_importance(run.field, run.occupancy, settings, camera(device), rays=3000, chunk=1000)
+def test_features_that_no_image_depends_on_have_no_importance(run, monkeypatch, device):
+    monkeypatch.setattr("voxelfield.export.quantized._CHUNK", 1000)
+    found = feature_importance(run.model, camera(device), rays=3000)
     for importance, level in zip(found, run.field.grid.levels, strict=True):
         assert importance.shape == level.shape
         assert importance.max() > 0
@@ -242,7 +242,7 @@ def test_features_that_no_image_depends_on_have_no_importance(run, device):
         assert not importance[~reached].any()
     away = camera(device)
     away.c2w[:, 2, 3] = -50.0
-    assert not any(x.any() for x in feature_importance(run.field, run.occupancy, settings, away, rays=100))
+    assert not any(x.any() for x in feature_importance(run.model, away, rays=100))
 
 
 def test_cells_that_no_camera_sees_are_left_out(run, tmp_path, device):

@@ -17,18 +17,19 @@ from torch.nn import functional as F
 from voxelfield.export import splat_rendering
 from voxelfield.export.splat_file import Splats, save_splats
 from voxelfield.export.splat_rendering import render_splats
-from voxelfield.export.splats import SplatOptions, splats_of
+from voxelfield.export.splats import splats_of
 from voxelfield.fields.decoders import SHDecoder, spherical_harmonics
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.voxel_grid import VoxelGrid
+from voxelfield.models import Model, Sampling
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render
 from voxelfield.rendering.rigid import rotations
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 VOXEL = 1.0
+SAMPLING = Sampling(voxels_per_step=0.5)
 INNER = tuple(tuple(float(c + sign * 10) for c in CENTRE) for sign in (-1, 1))  # smaller than the ball
 
 
@@ -43,10 +44,6 @@ def random_splats(count: int) -> Splats:
 
 def shown_colors(splats: Splats, directions: torch.Tensor) -> torch.Tensor:
     return 0.5 + (spherical_harmonics(directions, 3)[..., None] * splats.harmonics).sum(dim=1)
-
-
-def settings_of(field: RadianceField) -> RenderSettings:
-    return RenderSettings(float(field.grid.voxel_size.min()) / 2)
 
 
 def test_a_ply_has_the_usual_layout(tmp_path):
@@ -193,7 +190,7 @@ def test_few_pairs_at_once_give_the_same_image(monkeypatch):
 def test_gaussians_are_flat_on_the_surface_and_grow_outwards(warp):
     field, occupancy = ball_field(warp)
     cameras = cameras_around(8, 48)
-    splats = splats_of(field, occupancy, settings_of(field), cameras, SplatOptions(count=20_000, fit_steps=0))
+    splats = splats_of(Model(field, occupancy, SAMPLING), cameras, count=20_000, fit_steps=0)
     arms = splats.means - CENTRE
     assert (arms.norm(dim=-1) - RADIUS).abs().mean() < 0.8 * VOXEL
     assert torch.allclose(shown_colors(splats, -F.normalize(arms, dim=-1)), expected_colors(splats.means), atol=0.1)
@@ -216,7 +213,9 @@ def opacities(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Opacities (H, W) of splats and of the field in the first image, so large that viewers widen little."""
     camera = cameras[[0]].enlarged(4)
-    truth = render(field, camera.image_rays(0, field.aabb), occupancy, settings_of(field)).opacity
+    truth = render(
+        field, camera.image_rays(0, field.aabb), occupancy, Model(field, occupancy, SAMPLING).settings
+    ).opacity
     black = replace(splats, harmonics=torch.zeros_like(splats.harmonics).index_fill_(1, torch.tensor(0), -10.0))
     shown = 1 - render_splats(black, camera, torch.ones(3), 0.01)[..., 0]
     return shown, truth.view(shown.shape)
@@ -229,7 +228,7 @@ def test_fog_is_as_opaque_as_in_the_field():
         fog = math.log(math.expm1(0.08 / field.decoder.activation.scale)) - field.decoder.activation.shift
         field.grid.features[..., 0] = torch.where(distance < RADIUS, fog, -20.0)
     cameras = cameras_around(8, 48)
-    splats = splats_of(field, occupancy, settings_of(field), cameras, SplatOptions(8_000, 0))
+    splats = splats_of(Model(field, occupancy, SAMPLING), cameras, count=8_000, fit_steps=0)
     shown, truth = opacities(splats, cameras, field, occupancy)
     assert 0.7 < float(truth.max()) < 0.95
     assert float((shown - truth)[truth > 0.3].abs().mean()) < 0.03
@@ -238,7 +237,7 @@ def test_fog_is_as_opaque_as_in_the_field():
 def test_few_gaussians_are_larger_instead_of_leaving_holes():
     field, occupancy = ball_field()
     cameras = cameras_around(8, 48)
-    splats = splats_of(field, occupancy, settings_of(field), cameras, SplatOptions(300, 0))
+    splats = splats_of(Model(field, occupancy, SAMPLING), cameras, count=300, fit_steps=0)
     assert 100 < len(splats) <= 300
     shown, truth = opacities(splats, cameras, field, occupancy)
     assert float(shown[truth > 0.99].mean()) > 0.8
@@ -254,7 +253,7 @@ def test_colours_depend_on_the_direction_as_in_the_field():
         )
     field = RadianceField(grid, SHDecoder(1, plain.decoder.activation)).requires_grad_(False)
     cameras = cameras_around(24, 32)
-    splats = splats_of(field, occupancy, settings_of(field), cameras, SplatOptions(count=5000, fit_steps=0))
+    splats = splats_of(Model(field, occupancy, SAMPLING), cameras, count=5000, fit_steps=0)
     seen = splats[splats.opacity_logits > 0]
     towards = F.normalize(seen.means - CENTRE, dim=-1)
     # From a camera that faces the surface.
@@ -267,13 +266,13 @@ def test_colours_depend_on_the_direction_as_in_the_field():
 def test_fitting_brings_images_closer_to_the_fields(monkeypatch):
     monkeypatch.setattr("voxelfield.export.splats._ZOOMS", (1,))  # for speed
     field, occupancy = ball_field()
-    settings, cameras = settings_of(field), cameras_around(6, 32)
+    settings, cameras = Model(field, occupancy, SAMPLING).settings, cameras_around(6, 32)
     rays = cameras.image_rays(0, field.aabb)
     with torch.no_grad():
         truth = render(field, rays, occupancy, settings).over(torch.ones(3)).view(32, 32, 3)
     errors = []
     for steps in (0, 15):
-        splats = splats_of(field, occupancy, settings, cameras, SplatOptions(2000, steps))
+        splats = splats_of(Model(field, occupancy, SAMPLING), cameras, count=2000, fit_steps=steps)
         assert 200 < len(splats) <= 2000
         assert not any(each.requires_grad for each in vars(splats).values())
         errors.append(float((render_splats(splats, cameras[[0]], torch.ones(3), 0.01) - truth).square().mean()))
@@ -282,16 +281,16 @@ def test_fitting_brings_images_closer_to_the_fields(monkeypatch):
 
 def test_wrong_arguments_are_named():
     field, occupancy = ball_field()
-    settings, cameras, few = settings_of(field), cameras_around(2, 16), SplatOptions(count=100)
-    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
-        SplatOptions(count=0)
+    cameras = cameras_around(2, 16)
+    with pytest.raises(ValueError, match="count must be an int of at least 1, got 0"):
+        splats_of(Model(field, occupancy, SAMPLING), cameras, count=0)
     with pytest.raises(ValueError, match="fit_steps must not be negative, got -1"):
-        SplatOptions(fit_steps=-1)
+        splats_of(Model(field, occupancy, SAMPLING), cameras, fit_steps=-1)
     with pytest.raises(ValueError, match="cameras must be at least one, got none"):
-        splats_of(field, occupancy, settings, cameras[[]], few)
+        splats_of(Model(field, occupancy, SAMPLING), cameras[[]], count=100)
     occupancy.occupied[:] = False
     with pytest.raises(ValueError, match="cameras must see the field, got empty space in all of their pixels"):
-        splats_of(field, occupancy, settings, cameras, few)
+        splats_of(Model(field, occupancy, SAMPLING), cameras, count=100)
     field.extra_inputs = ("time",)
     with pytest.raises(ValueError, match="position and direction alone, got one that needs time"):
-        splats_of(field, occupancy, settings, cameras, few)
+        splats_of(Model(field, occupancy, SAMPLING), cameras, count=100)

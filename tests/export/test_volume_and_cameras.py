@@ -15,6 +15,7 @@ import voxelfield
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export.camera_file import save_cameras
 from voxelfield.export.volume import save_volume
+from voxelfield.models import Model
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import LENS_TERMS, Lens
 from voxelfield.warps.nested_boxes import NestedBoxes
@@ -28,10 +29,11 @@ def places(volume) -> torch.Tensor:
 
 @pytest.mark.parametrize("boxes", [None, NestedBoxes(BOX, 2)], ids=["one", "nested"])
 @pytest.mark.parametrize("chunk", [100, 1 << 20])
-def test_a_volume_has_the_fields_values(tmp_path, boxes, chunk):
+def test_a_volume_has_the_fields_values(tmp_path, monkeypatch, boxes, chunk):
+    monkeypatch.setattr("voxelfield.export.lattice.CHUNK", chunk)
     field, occupancy = ball_field(boxes)
     occupancy.occupied[:, :, :8] = False
-    save_volume(tmp_path / "ball.npz", field, occupancy, resolution=10, chunk=chunk)
+    save_volume(tmp_path / "ball.npz", Model(field, occupancy), resolution=10)
     with np.load(tmp_path / "ball.npz", allow_pickle=False) as volume:
         assert np.array_equal(volume["aabb"], np.array(BOX, np.float32))
         assert volume["density"].shape == (9, 11, 9)
@@ -49,14 +51,23 @@ def test_a_volume_has_the_fields_values(tmp_path, boxes, chunk):
 
 def test_wrong_volumes_are_named(tmp_path):
     for options, message in (
-        ({"resolution": 0}, "resolution must be at least 1, got 0"),
+        ({"resolution": 0}, "resolution must be an int of at least 1, got 0"),
         ({"box": 2}, "box must be 1 to 1, as many as the field has, got 2"),
     ):
         with pytest.raises(ValueError, match=message):
-            save_volume(tmp_path / "ball.npz", *ball_field(), **options)
+            save_volume(tmp_path / "ball.npz", Model(*ball_field()), **options)
     with pytest.raises(ValueError, match=r"path must be a file \*.npz, got"):
-        save_volume(tmp_path / "ball.vdb", *ball_field())
+        save_volume(tmp_path / "ball.vdb", Model(*ball_field()))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_volume_without_visible_density_is_reported(tmp_path, caplog):
+    field, occupancy = ball_field()
+    save_volume(tmp_path / "ball.npz", Model(field, occupancy), resolution=10)
+    assert "the field is empty" not in caplog.text
+    occupancy.occupied.zero_()
+    save_volume(tmp_path / "ball.npz", Model(field, occupancy), resolution=10)
+    assert "the field is empty" in caplog.text
 
 
 def test_a_volume_of_a_field_that_is_not_finite_is_not_written(tmp_path):
@@ -65,7 +76,7 @@ def test_a_volume_of_a_field_that_is_not_finite_is_not_written(tmp_path):
         for level in field.grid.levels:
             level.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match="densities of the field must be finite, got NaN or infinity"):
-        save_volume(tmp_path / "ball.npz", field, occupancy, resolution=10)
+        save_volume(tmp_path / "ball.npz", Model(field, occupancy), resolution=10)
     assert not list(tmp_path.iterdir())
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from baked_fields import BOX, NESTED, SETTINGS, half_empty, look_at, make_field
+from baked_fields import BOX, NESTED, half_empty, look_at, make_field
 from chromium import Browser, chromium, eventually
 from PIL import Image
 from small_pyramid import settings
@@ -30,6 +30,7 @@ from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import RadianceField
+from voxelfield.models import Model, Sampling
 from voxelfield.rendering.bricks import bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -37,7 +38,7 @@ from voxelfield.training.trained_model import restore_trained_model
 from voxelfield.warps.ndc_box import NdcBox
 
 CPU = torch.device("cpu")
-BACKGROUND = torch.tensor([0.2, 0.5, 0.9])
+SAMPLING = Sampling(voxels_per_step=0.55, min_transmittance=1e-3, min_weight=1e-3)
 with torch.random.fork_rng():
     torch.manual_seed(0)
     CAMERAS = look_at(CPU).enlarged(4)
@@ -45,12 +46,10 @@ with torch.random.fork_rng():
 
 def write(
     folder: Path, field: RadianceField, occupancy: OccupancyGrid | None = None, cameras: Cameras = CAMERAS
-) -> OccupancyGrid:
-    occupancy = occupancy or half_empty(field)
-    save_web_page(
-        folder, field, occupancy, SETTINGS, BACKGROUND.to(field.aabb.device), cameras, torch.zeros(3), "</script>"
-    )
-    return occupancy
+) -> Model:
+    model = Model(field, occupancy or half_empty(field), SAMPLING)
+    save_web_page(folder, model, cameras, "</script>")
+    return model
 
 
 def stored_arrays(folder: Path) -> dict[str, bytes]:
@@ -69,7 +68,7 @@ def test_a_page_holds_what_is_drawn(tmp_path, monkeypatch, device, inline):
         monkeypatch.setattr(web_page, "_PART", 1001)
     else:
         monkeypatch.setattr(web_page, "MAX_INLINE", 1000)
-    occupancy = write(tmp_path, field)
+    occupancy = write(tmp_path, field).occupancy
     arrays, bricks = stored_arrays(tmp_path), bake(field, occupancy)
     assert len(list(tmp_path.iterdir())) == (1 if inline else 1 + len(arrays))
     assert arrays["cells"] == occupancy.empty_distance.cpu().numpy().tobytes()
@@ -187,8 +186,8 @@ def test_a_browser_shows_the_environment_of_the_field(browser, tmp_path):
     with torch.no_grad():
         field.environment.maps[0].normal_()
         field.environment.maps[1].normal_(std=0.2)
-    occupancy = write(tmp_path, field)
-    renderer = FieldRenderer(field, occupancy, SETTINGS, field.environment, backend="render_baked_image")
+    model = write(tmp_path, field)
+    renderer = FieldRenderer(field, model.occupancy, model.settings, field.environment, backend="render_baked_image")
     address = (tmp_path / "index.html").as_uri()
     assert opened(browser, address) == ""
     for camera in range(2):
@@ -205,8 +204,8 @@ def test_a_browser_shows_the_environment_of_the_field(browser, tmp_path):
 @pytest.mark.parametrize("geometry", [8, 16])
 def test_a_browser_draws_the_images_of_the_backend(browser, tmp_path, warp, geometry):
     field = make_field(CPU, warp, geometry)
-    occupancy = write(tmp_path, field)
-    renderer = FieldRenderer(field, occupancy, SETTINGS, BACKGROUND, backend="render_baked_image")
+    model = write(tmp_path, field)
+    renderer = FieldRenderer(field, model.occupancy, model.settings, model.background, backend="render_baked_image")
     address = (tmp_path / "index.html").as_uri()
     assert opened(browser, address) == ""
     for camera in range(2):

@@ -257,7 +257,7 @@ def test_sh_decoder_refuses_wrong_degrees(degree):
 
 @pytest.mark.parametrize("name", ["features", "width", "hidden"])
 def test_mlp_decoder_refuses_empty_layers(name):
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=f"{name} must be an int of at least 1, got 0"):
         mlp_decoder(**{name: 0})
 
 
@@ -363,5 +363,5 @@ def test_network_under_autocast(device, dtype):
 
 @pytest.mark.parametrize("name", ["channels", "width", "geometry", "hidden"])
 def test_network_refuses_empty_layers(name):
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=f"{name} must be an int of at least 1, got 0"):
         network_decoder(**{name: 0})

@@ -14,7 +14,7 @@ import voxelfield
 from voxelfield import Model, Session, ops
 from voxelfield.config import Count
 from voxelfield.export import save_model
-from voxelfield.export.mesh import SurfaceOptions, surface_of
+from voxelfield.export.mesh import FieldSurface
 from voxelfield.export.volume import save_volume
 from voxelfield.models import ModelConfig, registry
 from voxelfield.models.dense import DenseConfig
@@ -129,9 +129,9 @@ def test_a_field_without_a_grid_goes_everywhere(scene, tmp_path, monkeypatch):
         again = voxelfield.load(tmp_path / "g.safetensors", device="cpu")
         assert again.evaluate(scene.test, views=1, progress=False).psnr == pytest.approx(psnr, abs=1e-3)
         assert int(again.model.steps) == 0, "not in model files"
-    mesh = surface_of(run, SurfaceOptions(resolution=12, level=1.0)).mesh()
+    mesh = FieldSurface(run.model, resolution=12, level=1.0).mesh()
     assert mesh.colors.shape == mesh.vertices.shape
-    save_volume(str(tmp_path / "g.npz"), run.field, run.occupancy, resolution=6)
+    save_volume(str(tmp_path / "g.npz"), run.model, resolution=6)
 
 
 @pytest.mark.parametrize(("state", "message"), [({}, "must include the entries"), ({"average": 1}, "got 'average'")])

@@ -386,8 +386,8 @@ def test_cameras_refuse_an_int_index():
             ValueError,
             r"intrinsics must be on the device of [\w.]+, cpu, but it is on meta",
         ),
-        ({"width": 0}, ValueError, r"width must be at least 1, got 0"),
-        ({"height": 4.0}, TypeError, r"height must be an int, got float"),
+        ({"width": 0}, ValueError, r"width must be an int of at least 1, got 0"),
+        ({"height": 4.0}, ValueError, r"height must be an int of at least 1, got 4.0"),
         ({"lens": torch.zeros(1, 6)}, TypeError, r"lens must be a Lens or None, got Tensor"),
         (
             {"lens": Lens("fisheye", torch.zeros(2, 6))},
@@ -401,6 +401,17 @@ def test_cameras_refuse_wrong_fields(changes, error, message):
     Cameras(**good)
     with pytest.raises(error, match=message):
         Cameras(**{**good, **changes})
+
+
+@pytest.mark.parametrize(("chunk", "every"), [(7, 1), (1000, 1), (10, 3), (1000, 100)])
+def test_chunks_of_an_image_are_its_rays_in_order(chunk, every):
+    cameras = make_cameras()
+    whole, (width, height) = cameras.image_rays(0, AABB), cameras.size(0)
+    parts = list(cameras.image_chunks(0, AABB, chunk, every))
+    assert max(map(len, parts)) <= chunk
+    first_row, first_column = min(every, height) // 2, min(every, width) // 2
+    expected = whole.directions.view(height, width, 3)[first_row::every, first_column::every].reshape(-1, 3)
+    assert torch.equal(torch.cat([part.directions for part in parts]), expected)
 
 
 def test_rays_refuse_wrong_arguments():

@@ -417,13 +417,13 @@ def test_observations_follow_a_loaded_state(device):
 
 def test_observe_refuses_wrong_arguments():
     grid = OccupancyGrid(2, BOX)
-    with pytest.raises(ValueError, match="cells must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="cells must be an int of at least 1, got 0"):
         grid.update_from_samples(constant(1.0), STEP, THRESHOLD, cells=0)
     with pytest.raises(ValueError, match=r"threshold must lie in \(0, 1\), got 1\.0"):
         grid.update_from_samples(constant(1.0), STEP, 1.0)
     with pytest.raises(ValueError, match=r"decay must lie in \[0, 1\], got 1\.5"):
         grid.update_from_samples(constant(1.0), STEP, THRESHOLD, decay=1.5)
-    with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="chunk must be an int of at least 1, got 0"):
         grid.update_from_samples(constant(1.0), STEP, THRESHOLD, chunk=0)
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
-from voxelfield.rendering.projection import distance_to_nearest, pixels_of_rays, share_that_sees, views_of_points
+from voxelfield.rendering.projection import distance_to_nearest, fraction_through_box, pixels_of_rays, views_of_points
 
 COUNT, WIDTH, HEIGHT = 5, 40, 30
 BOX = torch.tensor([[-50.0] * 3, [50.0] * 3])
@@ -103,5 +103,5 @@ def test_the_share_of_rays_through_a_box_is_that_of_all_pixels(cameras, device, 
         through += float(((rays.far > rays.near).view(height, width) * weights[:, None]).sum())
         total += float(weights.sum()) * width
     assert 0 < through < total
-    assert share_that_sees(cameras, aabb) == pytest.approx(through / total, abs=0.04)
-    assert share_that_sees(cameras, aabb + 1000) == 0
+    assert fraction_through_box(cameras, aabb) == pytest.approx(through / total, abs=0.04)
+    assert fraction_through_box(cameras, aabb + 1000) == 0

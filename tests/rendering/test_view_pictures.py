@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from voxelfield.rendering.images import turbo
+from voxelfield.rendering.pixels import turbo
 from voxelfield.rendering.render import View
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM, comparison_panel, depth_colors
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from records import flat_view
 
-from voxelfield.rendering.images import turbo
+from voxelfield.rendering.pixels import turbo
 from voxelfield.rendering.render import View
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM
 from voxelfield.report.thumbnails import Thumbnails, thumbnail_side

@@ -62,9 +62,9 @@ def test_the_panorama_looks_along_x_with_z_up(device, azimuth, elevation, row, c
     assert red > 0.99
     assert green == 0.5
     assert environment(towards(azimuth + 5, elevation).to(device))[0, 0] == 0.5
-    image = environment.panorama(64)
-    assert image.shape == (64, 128, 3)
-    assert image[int(64 * row), int(128 * column), 0] > 0.9
+    image = environment.panorama()
+    assert image.shape == (128, 256, 3)
+    assert image[int(128 * row), int(256 * column), 0] > 0.9
 
 
 def test_the_panorama_has_no_seam_and_no_gap_at_the_poles(device):

@@ -22,7 +22,7 @@ from voxelfield.evaluation.evaluation import (
 from voxelfield.evaluation.metrics import psnr, ssim
 from voxelfield.media.png import PngWriter
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.images import composite_background
+from voxelfield.rendering.pixels import composite_background
 
 WHITE = torch.ones(3)
 METRICS = {"psnr": 31.5, "ssim": 0.95, "train_seconds": 12, "steps": 100, "device": "cpu", "views": 3}

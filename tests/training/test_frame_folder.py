@@ -13,8 +13,8 @@ from PIL import Image
 
 from voxelfield.media.frame_folder import DESCRIPTION, FrameFolder, farthest
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.images import turbo
 from voxelfield.rendering.lens import Lens
+from voxelfield.rendering.pixels import turbo
 from voxelfield.rendering.render import View
 from voxelfield.rendering.view_pictures import picture
 

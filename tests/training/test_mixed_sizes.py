@@ -16,7 +16,7 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.evaluation.metrics import psnr
-from voxelfield.rendering.images import composite_background
+from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.render import View
 from voxelfield.training.session import Session
 

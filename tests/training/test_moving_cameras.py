@@ -18,7 +18,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
-from voxelfield.rendering.projection import share_that_sees
+from voxelfield.rendering.projection import fraction_through_box
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement
 from voxelfield.training.cameras.refined_cameras import write_cameras
@@ -139,8 +139,8 @@ def test_a_room_seen_by_spheres_gets_boxes_around_them(caplog):
 def test_panoramas_around_an_object_get_as_many_more_rays_as_miss_its_box(still, device):
     focal = torch.tensor([[25 / (2 * math.pi), 25 / (2 * math.pi), 12.5, 12.5]]).repeat(len(still.train), 1)
     panoramas = all_round(replace(still.train, cameras=replace(still.train.cameras, intrinsics=focal)))
-    share = share_that_sees(panoramas.cameras, still.aabb)
-    assert share < 0.5 < share_that_sees(still.train.cameras, still.aabb)
+    share = fraction_through_box(panoramas.cameras, still.aabb)
+    assert share < 0.5 < fraction_through_box(still.train.cameras, still.aabb)
     for train, expected in ((still.train, 10), (panoramas, math.ceil(10 / max(share, 1 / 4)))):
         scene = replace(still, splits={"train": train})
         session = Session(scene, preset(*TINY, "trainer.max_rays=10", device=str(device)))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from voxelfield.captures.capture import Capture
 from voxelfield.datasets.measures import BLURRED, ENOUGH_SKY
 from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, turned_about
-from voxelfield.rendering.cameras import Cameras, looks
+from voxelfield.rendering.cameras import Cameras, viewing_poses
 from voxelfield.rendering.projection import sees_box
 from voxelfield.warps.bounds import stray_cameras
 
@@ -70,7 +70,7 @@ def box_out_of_sight(capture: Capture) -> Finding | None:
 
 def doubtful_poses(capture: Capture) -> Finding | None:
     """Warns of poses that probably have another convention; see :func:`voxelfield.datasets.poses.likely_mistake`."""
-    mistake = likely_mistake(looks(capture.c2w, capture.lens))
+    mistake = likely_mistake(viewing_poses(capture.c2w, capture.lens))
     return None if mistake is None else Finding("doubtful poses", mistake)
 
 

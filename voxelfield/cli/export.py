@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import voxelfield
-from voxelfield.cli.scenes import add_run_arguments, load_scene_of, scene_folder
+from voxelfield.cli.scenes import add_run_arguments, load_scene_of, number, scene_folder
+from voxelfield.config import Range
 from voxelfield.export.camera_file import save_cameras
-from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions, surface_of
+from voxelfield.export.mesh import FieldSurface
 from voxelfield.export.mesh_file import MESH_SUFFIXES, save_mesh, save_points
 from voxelfield.export.splat_file import SPLAT_SUFFIXES, save_splats
-from voxelfield.export.splats import SplatOptions, splats_of
+from voxelfield.export.splats import splats_of
 from voxelfield.export.volume import save_volume
 from voxelfield.export.web_page import check_drawable, save_web_page
 from voxelfield.fields.environment import environment_of
 from voxelfield.files import check_suffix
 from voxelfield.media.png import PngWriter
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.occupied_density import is_empty
 from voxelfield.training.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
@@ -64,23 +64,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--largest-component", action="store_true", help="leave out all but the largest connected part")
     add("--fill-holes", action="store_true", help="close holes with fans of triangles")
-    add("--max-faces", type=int, metavar="N", help="merge triangles until at most N are left")
+    add("--max-faces", type=number(int, Range(1)), metavar="N", help="merge triangles until at most N are left")
     add(
         "--texture",
-        type=int,
+        type=number(int, Range(1)),
         metavar="PIXELS",
         help="paint a texture with sides of about PIXELS (obj, glb; see --max-faces)",
     )
     add(
         "--count",
-        type=int,
+        type=number(int, Range(1)),
         default=1_000_000,
         metavar="N",
         help="number of points, or maximum number of splats (default: 1000000)",
     )
     add(
         "--fit-steps",
-        type=int,
+        type=number(int, Range(0)),
         metavar="N",
         help="steps in which splats are fitted to images of the field; 0: none (default: in proportion to the splats)",
     )
@@ -99,25 +99,19 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"--texture must be written to an obj or glb, got --mesh {options.mesh}")
     if options.splats is None and options.fit_steps is not None:
         raise ValueError(f"--fit-steps must come with --splats, got {options.fit_steps} without it")
-    wanted = SurfaceOptions(options.surface, options.level, options.resolution, options.box)
-    shape = MeshOptions(options.largest_component, options.fill_holes, options.max_faces, options.texture)
-    splats = SplatOptions(options.count, options.fit_steps)
     trained = voxelfield.load(options.run, options.device)
     if options.environment is not None:
         _export_environment(options, trained)
     elif options.splats is not None and environment_of(trained.field) is not None:
         raise ValueError("--splats must come with --environment for this run, whose environment Gaussians do not show")
     if options.mesh is not None or options.points is not None:
-        _export_surface(options, trained, wanted, shape)
+        _export_surface(options, trained)
     if options.splats is not None:
-        _export_splats(options, trained, splats)
+        _export_splats(options, trained)
     if options.web is not None:
         _export_web_page(options, trained)
     if options.volume is not None:
-        if is_empty(trained.field, trained.occupancy):
-            logger.warning("the field is empty: %s contains no visible density", options.volume)
-        size = {"resolution": options.resolution, "box": options.box}
-        save_volume(options.volume, trained.field, trained.occupancy, **size)
+        save_volume(options.volume, trained.model, resolution=options.resolution, box=options.box)
         logger.info("wrote %s", options.volume)
     if options.cameras is not None:
         scene = load_scene_of(trained, options, None, downscale=1)
@@ -125,14 +119,24 @@ def run(options: argparse.Namespace) -> None:
         logger.info("wrote %d cameras to %s", sum(map(len, scene.splits.values())), options.cameras)
 
 
-def _export_surface(
-    options: argparse.Namespace, trained: TrainedModel, wanted: SurfaceOptions, shape: MeshOptions
-) -> None:
-    fused = wanted.kind == "tsdf"
+def _export_surface(options: argparse.Namespace, trained: TrainedModel) -> None:
+    fused = options.surface == "tsdf"
     cameras = load_scene_of(trained, options, ("train",)).train.cameras if fused else None
-    surface: FieldSurface = surface_of(trained, wanted, cameras)
+    surface = FieldSurface(
+        trained.model,
+        kind=options.surface,
+        level=options.level,
+        resolution=options.resolution,
+        box=options.box,
+        cameras=cameras,
+    )
     if options.mesh is not None:
-        mesh = surface.mesh(shape)
+        mesh = surface.mesh(
+            largest_component=options.largest_component,
+            fill_holes=options.fill_holes,
+            max_faces=options.max_faces,
+            texture=options.texture,
+        )
         save_mesh(options.mesh, mesh)
         logger.info("wrote %d triangles of %d vertices to %s", len(mesh.faces), len(mesh.vertices), options.mesh)
     if options.points is not None:
@@ -155,18 +159,14 @@ def _training_cameras(options: argparse.Namespace, trained: TrainedModel) -> Cam
     return trained.cameras.refined
 
 
-def _export_splats(options: argparse.Namespace, trained: TrainedModel, wanted: SplatOptions) -> None:
+def _export_splats(options: argparse.Namespace, trained: TrainedModel) -> None:
     cameras = _training_cameras(options, trained)
-    splats = splats_of(trained.field, trained.occupancy, trained.model.settings, cameras, wanted)
+    splats = splats_of(trained.model, cameras, count=options.count, fit_steps=options.fit_steps)
     save_splats(options.splats, splats)
     logger.info("wrote %d Gaussians to %s", len(splats), options.splats)
 
 
 def _export_web_page(options: argparse.Namespace, trained: TrainedModel) -> None:
-    model = trained.model
     check_drawable(trained.field)  # before the scene is loaded
-    save_web_page(
-        *(options.web, trained.field, trained.occupancy, model.settings, model.background),
-        *(_training_cameras(options, trained), trained.model.centre, trained.config.scene.name),
-    )
+    save_web_page(options.web, trained.model, _training_cameras(options, trained), trained.config.scene.name)
     logger.info("wrote %s", options.web / "index.html")

@@ -84,7 +84,7 @@ def scene_from_arrays(
     def silhouettes(split: Split, numbers: Sequence[int]) -> tuple[list[Silhouette], Cameras]:
         return [Silhouette.of(split.image(number)[..., 3]) for number in numbers], split.cameras[numbers]
 
-    scene = assemble(name, Path(name), splits, options, cameras.looks(), silhouettes, points)
+    scene = assemble(name, Path(name), splits, options, cameras.viewing_poses(), silhouettes, points)
     return replace(scene, all_cameras=cameras)
 
 

@@ -18,7 +18,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
 from voxelfield.datasets.transparency import shows_object, without_transparency
 from voxelfield.grids.boxes import box_tensor, parse_box
-from voxelfield.rendering.cameras import Cameras, looks
+from voxelfield.rendering.cameras import Cameras, viewing_poses
 from voxelfield.rendering.lens import join_lenses
 from voxelfield.warps.bounds import box_of_cameras, box_of_points
 
@@ -180,7 +180,7 @@ def scene_of_photos(
         )
         return split.all_gather(found), cameras
 
-    poses = looks(torch.stack([photo.c2w for photo in photos]), join_lenses([photo.lens for photo in photos]))
+    poses = viewing_poses(torch.stack([photo.c2w for photo in photos]), join_lenses([photo.lens for photo in photos]))
     name = folder.resolve().name
     scene = assemble(name, source, splits, options, poses, silhouettes, points, stated_box)
     # Sizes of images that are not loaded must be read from their files.
@@ -210,7 +210,7 @@ def assemble(
         splits: The loaded splits by name.
         options: The user's box, if any.
         poses: (N, 4, 4) where all photographs look, whether their split is loaded or not
-            (:func:`voxelfield.rendering.cameras.looks`).
+            (:func:`voxelfield.rendering.cameras.viewing_poses`).
         silhouettes: Called if the images show an object without a given box.
         points: (M, 3) points from structure from motion, or points that fill the visible space, world units.
         stated_box: The box (2, 3) around the subject that the format states, if any.
@@ -256,7 +256,7 @@ def _box_of_object(source: Path, splits: Mapping[str, Split], silhouettes: Silho
         "the alpha channels, or set scene.aabb",
         source,
     )
-    return box_of_cameras(cameras.looks())
+    return box_of_cameras(cameras.viewing_poses())
 
 
 def _box_of_place(c2w: Tensor, points: Tensor | None) -> Tensor:

@@ -165,7 +165,7 @@ class Scene:
         points: (M, 3) points from structure from motion, or points that fill the visible space, world units; None if
             unknown.
         all_poses: (N, 4, 4) where all photographs look, whether their split is loaded or not
-            (:func:`voxelfield.rendering.cameras.looks`), float32 or float64; None: the poses of the splits.
+            (:func:`voxelfield.rendering.cameras.viewing_poses`), float32 or float64; None: the poses of the splits.
         all_cameras: The cameras of all photographs; None: the cameras of the splits.
         format: Name of the format of :mod:`voxelfield.datasets.registry` that it was read from; empty for none.
 
@@ -195,7 +195,7 @@ class Scene:
         """Returns where all photographs look: poses (N, 4, 4), camera to world, OpenGL axes, six for a panorama."""
         if self.all_poses is not None:
             return self.all_poses
-        return torch.cat([split.cameras.looks() for split in self.splits.values()])
+        return torch.cat([split.cameras.viewing_poses() for split in self.splits.values()])
 
     def border_rays(self) -> tuple[Tensor, Tensor]:
         """Returns origins and unit directions, both (N, P, 3), of rays along the borders of all photographs."""

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from voxelfield.evaluation.metrics import cross_fitted, psnr, ssim
 from voxelfield.files import atomic_write, is_replaceable
 from voxelfield.media.png import PngWriter
-from voxelfield.rendering.images import composite_background
+from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.render import View
 from voxelfield.transfers import Uploads
 

@@ -1,4 +1,4 @@
-"""Export of trained fields. The names exported here are those of the model file."""
+"""Export of trained fields. This package itself exports the names of the model file."""
 
 from voxelfield.export.model_file import ModelFileError, save_model
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield.export.lattice import CHUNK, in_chunks
 from voxelfield.export.mesh_file import Mesh, Texture, mesh_package
 from voxelfield.fields.field import Field, colors_at
-from voxelfield.rendering.march import RenderSettings
-from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.models.model import Model
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import render
 
@@ -26,7 +26,7 @@ _MIN_OPACITY = 0.1
 
 
 @torch.no_grad()
-def surface_colors(field: Field, points: Tensor, normals: Tensor, chunk: int) -> Tensor:
+def surface_colors(field: Field, points: Tensor, normals: Tensor) -> Tensor:
     """Returns the mean colour of surface points over views that face them.
 
     Views are along the normal, and along six directions around it, 45 degrees from it, so that a reflection seen from
@@ -36,18 +36,18 @@ def surface_colors(field: Field, points: Tensor, normals: Tensor, chunk: int) ->
         field: The field.
         points: (M, 3) world positions, on the field's device.
         normals: (M, 3) unit vectors that point out of the surface.
-        chunk: Evaluations at once, to bound memory.
 
     Returns:
         (M, 3) in [0, 1], float32.
     """
-    found = [points.new_zeros(0, 3)]
     count = _AROUND + 1
-    for part, outwards in zip(points.split(max(chunk // count, 1)), normals.split(max(chunk // count, 1)), strict=True):
+
+    def means(part: Tensor, outwards: Tensor) -> Tensor:
         views = -_directions_around(outwards)
         rgb = colors_at(field, part.repeat_interleave(count, dim=0), views.reshape(-1, 3))
-        found.append(rgb.view(-1, count, 3).mean(dim=1).clamp(0, 1))
-    return torch.cat(found)
+        return rgb.view(-1, count, 3).mean(dim=1).clamp(0, 1)
+
+    return in_chunks(means, points, normals, evaluations=count)
 
 
 def _directions_around(normals: Tensor) -> Tensor:
@@ -63,42 +63,34 @@ def _directions_around(normals: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def rendered_colors(
-    field: Field,
-    occupancy: OccupancyGrid,
-    settings: RenderSettings,
-    points: Tensor,
-    normals: Tensor,
-    reach: float,
-    chunk: int,
-) -> Tensor:
+def rendered_colors(model: Model, points: Tensor, normals: Tensor, reach: float) -> Tensor:
     """Renders the colours of a surface along its normals, from slightly outside to slightly inside.
 
     So points of a simplified mesh beside the field's surface get the surface's colour. Where a ray hits nothing, the
-    colour is :func:`surface_colors`, whose arguments these are; rays begin at a distance ``reach`` from the surface.
+    colour is :func:`surface_colors`. Rays begin at a distance ``reach``, world units, from the surface.
     """
-    found = [points.new_zeros(0, 3)]
-    # A ray has few samples, because it is short.
-    size = max(chunk // 16, 1)
-    for part, outwards in zip(points.split(size), normals.split(size), strict=True):
+    settings = model.settings
+
+    def colors(part: Tensor, outwards: Tensor) -> Tensor:
         near = torch.zeros_like(part[:, 0])
         rays = Rays(part + reach * outwards, -outwards, near, near + 2 * reach)
-        seen = render(field, rays, occupancy, settings)
+        seen = render(model.field, rays, model.occupancy, settings)
         shown = seen.rgb / seen.opacity.clamp(min=_MIN_OPACITY)[:, None]
         missed = seen.opacity < _MIN_OPACITY
-        shown[missed] = surface_colors(field, part[missed], outwards[missed], chunk)
-        found.append(shown.clamp(0, 1))
-    return torch.cat(found)
+        shown[missed] = surface_colors(model.field, part[missed], outwards[missed])
+        return shown.clamp(0, 1)
+
+    # A ray has few samples, because it is short.
+    return in_chunks(colors, points, normals, evaluations=16)
 
 
-def textured(mesh: Mesh, size: int, colors: Callable[[Tensor, Tensor], Tensor], chunk: int) -> Mesh:
+def textured(mesh: Mesh, size: int, colors: Callable[[Tensor, Tensor], Tensor]) -> Mesh:
     """Unwraps a mesh (by xatlas) and paints its texture.
 
     Args:
         mesh: The mesh.
         size: Wanted side of the image, in pixels; xatlas only approximates it, and the image is seldom square.
         colors: Maps positions (M, 3) and unit normals (M, 3), on the CPU, to colours (M, 3) in [0, 1].
-        chunk: Pixels at once, to bound memory.
 
     Returns:
         The mesh with its texture; vertices on seams are duplicated.
@@ -113,16 +105,10 @@ def textured(mesh: Mesh, size: int, colors: Callable[[Tensor, Tensor], Tensor], 
     atlas.generate(xatlas.ChartOptions(), packing)
     origin, triangles = (torch.from_numpy(array.astype("int64")) for array in atlas[0][:2])
     uv = torch.from_numpy(atlas[0][2])
-    flat = replace(
-        mesh,
-        vertices=mesh.vertices[origin],
-        faces=triangles,
-        normals=mesh.normals[origin],
-        colors=mesh.colors[origin],
-    )
+    flat = Mesh(mesh.vertices[origin], triangles, mesh.normals[origin], mesh.colors[origin])
     image = torch.zeros(atlas.height, atlas.width, 3, dtype=torch.uint8)
     painted = torch.zeros(atlas.height, atlas.width, dtype=torch.bool)
-    for column, row, face, weights in _pixels(uv * torch.tensor([atlas.width, atlas.height]), triangles, chunk):
+    for column, row, face, weights in _pixels(uv * torch.tensor([atlas.width, atlas.height]), triangles):
         corners = triangles[face]
         points = (flat.vertices[corners] * weights[..., None]).sum(dim=1)
         normals = F.normalize((flat.normals[corners] * weights[..., None]).sum(dim=1), dim=-1)
@@ -138,8 +124,8 @@ def textured(mesh: Mesh, size: int, colors: Callable[[Tensor, Tensor], Tensor], 
     return replace(flat, texture=Texture(uv, image.flip(0).contiguous()))
 
 
-def _pixels(corners: Tensor, faces: Tensor, chunk: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yields the pixels whose centres lie in triangles (F, 3) of vertices (V, 2), in pixels, about ``chunk`` at once.
+def _pixels(corners: Tensor, faces: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Yields the pixels whose centres lie in triangles (F, 3) of vertices (V, 2), in pixels, about ``CHUNK`` at once.
 
     Yields:
         (P,) columns, (P,) rows, (P,) triangles and (P, 3) barycentric coordinates in them.
@@ -151,7 +137,7 @@ def _pixels(corners: Tensor, faces: Tensor, chunk: int) -> Iterator[tuple[Tensor
     first = 0
     while first < len(faces):
         before = int(total[first - 1]) if first else 0
-        stop = max(int(torch.searchsorted(total, before + chunk, right=True)), first + 1)
+        stop = max(int(torch.searchsorted(total, before + CHUNK, right=True)), first + 1)
         face = torch.arange(first, stop).repeat_interleave(counts[first:stop].prod(dim=1))
         within = torch.arange(len(face)) + before - (total - counts.prod(dim=1))[face]
         width = counts[face, 0]

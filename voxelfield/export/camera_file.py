@@ -16,7 +16,7 @@ def save_cameras(path: Path | str, scene: Scene, folder: Path) -> None:
     """Writes the cameras of all loaded splits of a scene, for its image files at their original size.
 
     Poses are camera to world, in the units and axes of the world, with OpenGL axes of the camera (x right, y up,
-    looking along -z). Intrinsics and sizes are those of the files, whatever size was loaded.
+    looking along -z). Intrinsics and sizes are for the image files, whatever size was loaded.
     ``train_filenames`` and so on list the splits.
 
     Args:

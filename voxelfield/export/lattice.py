@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,14 +12,34 @@ from torch.nn import functional as F
 
 from voxelfield.fields.field import Field, warp_of
 from voxelfield.grids.boxes import Box, box_extent, cell_indices, parse_box
-from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.occupied_density import occupied_points
+from voxelfield.rendering.occupancy import OccupancyGrid, occupied_points
 
 SLAB = 16
 """Layers of cells that are extracted at once."""
 
 CHUNK = 1 << 20
 """Points that are evaluated at once."""
+
+
+def in_chunks(function: Callable[..., Tensor], *rows: Tensor, evaluations: int = 1) -> Tensor:
+    """Applies a function to some of the rows at once, to bound memory, and joins its results.
+
+    Args:
+        function: Maps rows to rows.
+        rows: Its arguments, each (M, ...).
+        evaluations: Number of evaluations of a field for each row.
+    """
+    size = max(CHUNK // evaluations, 1)
+    return torch.cat([function(*parts) for parts in zip(*(each.split(size) for each in rows), strict=True)])
+
+
+def check_finite_values(name: str, values: Tensor) -> None:
+    """Raises FloatingPointError unless all values of a field are finite."""
+    if not bool(values.isfinite().all()):
+        raise FloatingPointError(
+            f"{name} of the field must be finite, got NaN or infinity: the weights of the run are damaged, or its "
+            "training diverged"
+        )
 
 
 @dataclass(frozen=True)
@@ -31,23 +52,22 @@ class Lattice:
         shape: Numbers of points along x, y and z, each at least 2.
     """
 
-    low: tuple[float, float, float]
-    spacing: tuple[float, float, float]
-    shape: tuple[int, int, int]
+    low: tuple[float, ...]
+    spacing: tuple[float, ...]
+    shape: tuple[int, ...]
 
     @classmethod
     def over(cls, box: Box, spacing: Sequence[float]) -> Lattice:
         """Returns a lattice whose outermost points lie on the faces of a box, with about the given ``spacing``."""
         extent = [high - low for low, high in zip(*box, strict=True)]
         cells = [max(1, round(length / step)) for length, step in zip(extent, spacing, strict=True)]
-        x, y, z = (length / count for length, count in zip(extent, cells, strict=True))
-        low = box[0]
-        return cls((low[0], low[1], low[2]), (x, y, z), (cells[0] + 1, cells[1] + 1, cells[2] + 1))
+        steps = tuple(length / count for length, count in zip(extent, cells, strict=True))
+        return cls(tuple(box[0]), steps, tuple(count + 1 for count in cells))
 
     def enlarged(self) -> Lattice:
         """Returns the lattice with one more point at both ends of each axis."""
-        x, y, z = (low - step for low, step in zip(self.low, self.spacing, strict=True))
-        return Lattice((x, y, z), self.spacing, (self.shape[0] + 2, self.shape[1] + 2, self.shape[2] + 2))
+        low = tuple(low - step for low, step in zip(self.low, self.spacing, strict=True))
+        return Lattice(low, self.spacing, tuple(count + 2 for count in self.shape))
 
     def positions(self, index: Tensor) -> Tensor:
         """Returns the world positions (M, 3) of indices (M, 3) along x, y and z, float32; fractions lie in between.
@@ -64,18 +84,17 @@ class Lattice:
         return self.positions(torch.stack((x + first, y, z), dim=-1))
 
 
-def warped_voxels(field: Field, occupancy: OccupancyGrid) -> tuple[float, float, float]:
+def warped_voxels(field: Field, occupancy: OccupancyGrid) -> list[float]:
     """Returns the edges of a field's voxels along x, y and z, in warped coordinates.
 
     The voxels of a field without a grid are the cells of its occupancy grid.
     """
     grid = getattr(field, "grid", None)
-    if grid is not None:
-        x, y, z = grid.voxel_size.tolist()
-    else:
+    if grid is None:
         cells = torch.tensor(occupancy.occupied.shape, device=occupancy.aabb.device)
-        x, y, z = (occupancy.aabb.diff(dim=0)[0] / cells).tolist()
-    return x, y, z
+        return (occupancy.aabb.diff(dim=0)[0] / cells).tolist()
+    edges: list[float] = grid.voxel_size.tolist()
+    return edges
 
 
 @dataclass(frozen=True)
@@ -83,7 +102,7 @@ class Region:
     """A box of a field, and the edges of its voxels there along x, y and z, world units."""
 
     box: Box
-    voxels: tuple[float, float, float]
+    voxels: Sequence[float]
 
     @classmethod
     def of(cls, field: Field, occupancy: OccupancyGrid, number: int = 1) -> Region:
@@ -119,11 +138,10 @@ class OccupiedVertices:
         field: The field, in whose warp the cells are.
         occupancy: The cells.
         lattice: The points.
-        chunk: Points at once, to bound memory; only for a field with a warp.
     """
 
-    def __init__(self, field: Field, occupancy: OccupancyGrid, lattice: Lattice, chunk: int) -> None:
-        self._field, self._occupancy, self._lattice, self._chunk = field, occupancy, lattice, chunk
+    def __init__(self, field: Field, occupancy: OccupancyGrid, lattice: Lattice) -> None:
+        self._field, self._occupancy, self._lattice = field, occupancy, lattice
         if warp_of(field) is not None:
             return
         # Without a warp, the cell of a point is found for each axis separately. Points outside read an empty cell.
@@ -141,10 +159,9 @@ class OccupiedVertices:
         if warp_of(self._field) is None:
             x, y, z = self._cells
             return self._padded[x[first:stop]][:, y][:, :, z]
-        found = torch.zeros(
-            stop - first, *self._lattice.shape[1:], dtype=torch.bool, device=self._occupancy.aabb.device
-        )
-        flat = found.view(-1)
-        for part in torch.arange(len(flat), device=flat.device).split(self._chunk):
-            flat[part] = occupied_points(self._field, self._occupancy, self._lattice.layer_positions(part, first))
-        return found
+
+        def occupied(flat: Tensor) -> Tensor:
+            return occupied_points(self._field, self._occupancy, self._lattice.layer_positions(flat, first))
+
+        shape = (stop - first, *self._lattice.shape[1:])
+        return in_chunks(occupied, torch.arange(math.prod(shape), device=self._occupancy.aabb.device)).view(shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -10,22 +9,20 @@ import torch
 from torch import Tensor
 
 from voxelfield.export.appearance import rendered_colors, surface_colors, textured
-from voxelfield.export.extraction import extract_surface
-from voxelfield.export.lattice import CHUNK, SLAB, Region
+from voxelfield.export.lattice import Region
 from voxelfield.export.mesh_file import Mesh, PointCloud, mesh_package
 from voxelfield.export.surfaces import (
     DensitySurface,
     FusedDepth,
     Surface,
     depth_map,
+    extract_surface,
     half_absorbing_density,
     surface_normals,
 )
-from voxelfield.fields.field import Field
+from voxelfield.models.model import Model
+from voxelfield.ops._checks import check_at_least_one
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.march import RenderSettings
-from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.training.trained_model import TrainedModel
 
 SurfaceKind = Literal["density", "tsdf"]
 
@@ -36,77 +33,16 @@ PAINTING_REACH = 1.5
 """Distance from a surface, in voxels, at which the rays that paint a texture begin."""
 
 
-@dataclass(frozen=True)
-class SurfaceOptions:
-    """The surface of a field, and how finely it is sampled.
+class FieldSurface:
+    """The surface of a field, extracted once, from which meshes and points are made.
 
     Args:
+        model: The field with its occupied cells and its sampling, such as :attr:`voxelfield.TrainedModel.model`.
         kind: ``density`` is where the density crosses a level, ``tsdf`` is fused from depth maps.
         level: Density at the surface, per world unit, for ``density``; None: the density at which a voxel absorbs half
             of the light.
         resolution: Cells along the longest edge of the box; None: as many as the field has voxels along it.
         box: Number of the nested box to export, including all boxes inside it, with its voxel size; 1 is the smallest.
-        slab: Layers of cells at once, to bound memory.
-        chunk: Evaluations of the field at once, to bound memory.
-
-    Raises:
-        ValueError: An argument is not as above.
-    """
-
-    kind: SurfaceKind = "density"
-    level: float | None = None
-    resolution: int | None = None
-    box: int = 1
-    slab: int = SLAB
-    chunk: int = CHUNK
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(SurfaceKind):
-            raise ValueError(f"surface must be one of {', '.join(get_args(SurfaceKind))}, got {self.kind!r}")
-        if self.level is not None and not 0 < self.level < float("inf"):
-            raise ValueError(f"level must be a density above 0, got {self.level:g}")
-        if self.level is not None and self.kind == "tsdf":
-            raise ValueError(f"level must be left out for surface tsdf, which has none, got {self.level:g}")
-        for name in ("resolution", "box", "slab", "chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-
-
-@dataclass(frozen=True)
-class MeshOptions:
-    """Processing of a mesh, in this order.
-
-    Args:
-        largest_component: Remove all but the connected part with the largest area.
-        fill_holes: Close holes by fans of triangles.
-        max_faces: Largest number of triangles after merging; None merges none.
-        texture: Approximate side, in pixels, of a texture; None makes none.
-
-    Raises:
-        ValueError: A number is below 1.
-    """
-
-    largest_component: bool = False
-    fill_holes: bool = False
-    max_faces: int | None = None
-    texture: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_faces", "texture"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-
-
-class FieldSurface:
-    """The surface of a field, extracted once, for meshes and points.
-
-    Args:
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
-        settings: Sampling settings.
-        options: Definition of the surface.
         cameras: Cameras whose depth maps are fused, for ``tsdf``, without their lenses.
 
     Attributes:
@@ -115,79 +51,100 @@ class FieldSurface:
 
     Raises:
         MissingPackageError: A package of the extra ``mesh`` is not installed.
-        ValueError: The field has no such surface or box, or there are no cameras to fuse.
+        ValueError: An argument is not as above, the field has no such surface or box, or there are no cameras to fuse.
     """
 
     def __init__(
         self,
-        field: Field,
-        occupancy: OccupancyGrid,
-        settings: RenderSettings,
-        options: SurfaceOptions,
+        model: Model,
+        *,
+        kind: SurfaceKind = "density",
+        level: float | None = None,
+        resolution: int | None = None,
+        box: int = 1,
         cameras: Cameras | None = None,
     ) -> None:
+        if kind not in get_args(SurfaceKind):
+            raise ValueError(f"surface must be one of {', '.join(get_args(SurfaceKind))}, got {kind!r}")
+        if level is not None and not 0 < level < float("inf"):
+            raise ValueError(f"level must be a density above 0, got {level:g}")
+        if level is not None and kind == "tsdf":
+            raise ValueError(f"level must be left out for surface tsdf, which has none, got {level:g}")
+        if resolution is not None:
+            check_at_least_one("resolution", resolution)
         # Before the surface is extracted, which may take minutes.
         for package in ("skimage.measure", "trimesh", "scipy.spatial"):
             mesh_package(package)
-        self._field, self._occupancy, self._settings, self._chunk = field, occupancy, settings, options.chunk
-        region = Region.of(field, occupancy, options.box)
+        self._model, self._field = model, model.field
+        region = Region.of(model.field, model.occupancy, box)
         self._voxel = region.voxel
-        level = half_absorbing_density(self._voxel) if options.level is None else options.level
-        tsdf = options.kind == "tsdf"
-        self._surface: Surface = self._fused(cameras) if tsdf else DensitySurface(field, occupancy, level)
+        wanted = half_absorbing_density(self._voxel) if level is None else level
+        self._surface: Surface = DensitySurface(model.field, model.occupancy, wanted)
+        if kind == "tsdf":
+            self._surface = self._fused(cameras)
         # With one more point on each side, the surface is closed at the field's box.
-        lattice = region.lattice(options.resolution).enlarged()
-        self.vertices, self.faces = extract_surface(self._surface, lattice, slab=options.slab, chunk=options.chunk)
+        self.vertices, self.faces = extract_surface(self._surface, region.lattice(resolution).enlarged())
         if not len(self.faces):
-            if tsdf:
+            if kind == "tsdf":
                 raise ValueError("cameras must see a surface for surface tsdf, got empty space in all of their pixels")
-            wrong = f"level must be a density that the field reaches, got {level:g}"
-            if options.level is None:
+            wrong = f"level must be a density that the field reaches, got {wanted:g}"
+            if level is None:
                 wrong += ", at which a voxel absorbs half of the light"
             raise ValueError(f"{wrong}: the field is empty, or it needs a lower level or surface tsdf")
 
     @torch.no_grad()
-    def mesh(self, options: MeshOptions | None = None) -> Mesh:
+    def mesh(
+        self,
+        *,
+        largest_component: bool = False,
+        fill_holes: bool = False,
+        max_faces: int | None = None,
+        texture: int | None = None,
+    ) -> Mesh:
         """Returns the surface as triangles with normals and colours.
 
         Normals are the directions in which the density, or the fused distance, decreases fastest, or the triangles' own
         if that is undefined or inward. Colours are :func:`surface_colors`. Both are computed before triangles are
-        merged; each remaining vertex has those of the nearest earlier one. A texture is painted with
+        merged; each remaining vertex takes them from the nearest earlier one. A texture is painted with
         :func:`voxelfield.export.appearance.rendered_colors`.
 
         Args:
-            options: Processing of the mesh; None for none.
+            largest_component: Remove all but the connected part with the largest area.
+            fill_holes: Then close holes by fans of triangles.
+            max_faces: Then merge triangles until at most so many are left; None merges none.
+            texture: Approximate side, in pixels, of a texture; None makes none.
 
         Raises:
             MissingPackageError: A package of the extra ``mesh`` is not installed.
+            ValueError: A number is below 1.
         """
-        options = options or MeshOptions()
-        for wanted, package in ((options.max_faces, "fast_simplification"), (options.texture, "xatlas")):
-            if wanted is not None:
+        for name, number, package in [("max_faces", max_faces, "fast_simplification"), ("texture", texture, "xatlas")]:
+            if number is not None:
+                check_at_least_one(name, number)
                 mesh_package(package)
         vertices, faces = self.vertices, self.faces
-        if options.largest_component:
-            vertices, faces = largest_component(vertices, faces)
-        if options.fill_holes:
-            faces = fill_holes(vertices, faces)
+        if largest_component:
+            vertices, faces = keep_largest_component(vertices, faces)
+        if fill_holes:
+            faces = close_holes(vertices, faces)
         outwards = torch.from_numpy(_trimesh(vertices, faces).vertex_normals.copy()).float()
         normals, colors = self._appearance(vertices, outwards)
-        if options.max_faces is not None and len(faces) > options.max_faces:
-            merged, faces = decimate(vertices, faces, options.max_faces)
-            if options.largest_component:  # merging breaks some triangles off
-                merged, faces = largest_component(merged, faces)
+        if max_faces is not None and len(faces) > max_faces:
+            merged, faces = decimate(vertices, faces, max_faces)
+            if largest_component:  # merging breaks some triangles off
+                merged, faces = keep_largest_component(merged, faces)
             _, nearest = mesh_package("scipy.spatial").cKDTree(vertices.numpy()).query(merged.numpy())
             vertices, normals, colors = merged, normals[nearest], colors[nearest]
         mesh = Mesh(vertices, faces, normals, colors)
-        if options.texture is None:
+        if texture is None:
             return mesh
 
         def paint(points: Tensor, normals: Tensor) -> Tensor:
             at, outwards = (each.to(self._field.aabb.device) for each in (points, normals))
             reach = PAINTING_REACH * self._voxel
-            return rendered_colors(self._field, self._occupancy, self._settings, at, outwards, reach, self._chunk)
+            return rendered_colors(self._model, at, outwards, reach)
 
-        return textured(mesh, options.texture, paint, self._chunk)
+        return textured(mesh, texture, paint)
 
     @torch.no_grad()
     def points(self, count: int, seed: int = 0) -> PointCloud:
@@ -200,8 +157,7 @@ class FieldSurface:
         Raises:
             ValueError: ``count`` is below 1.
         """
-        if count < 1:
-            raise ValueError(f"count must be at least 1, got {count}")
+        check_at_least_one("count", count)
         mesh = _trimesh(self.vertices, self.faces)
         points, faces = mesh_package("trimesh.sample").sample_surface(mesh, count, seed=seed)
         points, outwards = (torch.from_numpy(np.asarray(each)).float() for each in (points, mesh.face_normals[faces]))
@@ -211,45 +167,25 @@ class FieldSurface:
         """Returns the surface that is fused from depth maps of the field."""
         if cameras is None or not len(cameras):
             raise ValueError("cameras must be at least one for surface tsdf, got none")
-        field, occupancy, device = self._field, self._occupancy, self._field.aabb.device
-        pinholes = cameras.pinholes(all_round=True).to(device)
-        # A ray has many samples.
-        chunk = max(self._chunk // 16, 1)
-        maps = [depth_map(field, occupancy, self._settings, pinholes, chunk, i).cpu() for i in range(len(pinholes))]
-        return FusedDepth(field, occupancy, pinholes, torch.stack(maps).to(device), TRUNCATION * self._voxel)
+        model, pinholes = self._model, cameras.pinholes(all_round=True).to(self._model.device)
+        maps = torch.stack([depth_map(model, pinholes, index).cpu() for index in range(len(pinholes))])
+        return FusedDepth(model.field, model.occupancy, pinholes, maps.to(model.device), TRUNCATION * self._voxel)
 
     def _appearance(self, points: Tensor, outwards: Tensor) -> tuple[Tensor, Tensor]:
         """Returns normals and sRGB colours of points of triangles that face ``outwards``; all of them are (M, 3)."""
         device = self._field.aabb.device
         there, outwards = points.to(device), outwards.to(device)
-        normals = surface_normals(self._surface, there, self._voxel, self._chunk)
+        normals = surface_normals(self._surface, there, self._voxel)
         normals = torch.where((normals * outwards).sum(dim=-1, keepdim=True) > 0, normals, outwards)
-        colors = surface_colors(self._field, there, normals, self._chunk)
+        colors = surface_colors(self._field, there, normals)
         return normals.cpu(), (255 * colors).round().to(torch.uint8).cpu()
-
-
-def surface_of(
-    run: TrainedModel, options: SurfaceOptions | None = None, cameras: Cameras | None = None
-) -> FieldSurface:
-    """Finds the surface of a run's field, from which meshes and points are made.
-
-    Args:
-        run: The run, as :func:`voxelfield.load` returns it.
-        options: Definition of the surface; None for the level set of the density at its default level.
-        cameras: As for :class:`FieldSurface`.
-
-    Raises:
-        MissingPackageError: A package of the extra ``mesh`` is not installed.
-        ValueError: The field has no such surface or box, or there are no cameras to fuse.
-    """
-    return FieldSurface(run.field, run.occupancy, run.model.settings, options or SurfaceOptions(), cameras)
 
 
 def _trimesh(vertices: Tensor, faces: Tensor) -> Any:
     return mesh_package("trimesh").Trimesh(vertices.numpy(), faces.numpy(), process=False)
 
 
-def largest_component(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor]:
+def keep_largest_component(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the connected part with the largest area of a mesh of vertices (V, 3) and faces (F, 3)."""
     edges = torch.cat((faces[:, :2], faces[:, 1:]))
     labels = mesh_package("trimesh.graph").connected_component_labels(edges.numpy(), node_count=len(vertices))
@@ -259,7 +195,7 @@ def largest_component(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor]:
     return vertices[used], index
 
 
-def fill_holes(vertices: Tensor, faces: Tensor) -> Tensor:
+def close_holes(vertices: Tensor, faces: Tensor) -> Tensor:
     """Returns faces that also close the holes, each with a fan of triangles between the vertices of its rim.
 
     A fan is flat where the rim is, and good where the rim is convex; a large hole of another shape gets folds. A hole

@@ -14,26 +14,14 @@ from torch import Tensor
 
 from voxelfield.files import atomic_path, atomic_write, check_suffix
 from voxelfield.installed import MissingPackageError
-from voxelfield.rendering.images import linear_light
+from voxelfield.rendering.pixels import linear_light
 
 MESH_SUFFIXES = (".ply", ".obj", ".glb")
 """Suffixes of the files that meshes are written to."""
 
-_POINT = np.dtype([("position", "<f4", 3), ("normal", "<f4", 3), ("color", "u1", 3)])
-_POINT_HEADER = """ply
-format binary_little_endian 1.0
-element vertex {count}
-property float x
-property float y
-property float z
-property float nx
-property float ny
-property float nz
-property uchar red
-property uchar green
-property uchar blue
-end_header
-"""
+_FLOATS, _CHANNELS = ("x", "y", "z", "nx", "ny", "nz"), ("red", "green", "blue")
+_POINT = np.dtype([*((name, "<f4") for name in _FLOATS), *((name, "u1") for name in _CHANNELS)])
+_PLY_TYPES = {"<f4": "float", "|u1": "uchar"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,9 +94,18 @@ def save_points(path: Path | str, cloud: PointCloud) -> None:
     """
     check_suffix("path", path, (".ply",))
     rows = np.empty(len(cloud.points), _POINT)
-    rows["position"], rows["normal"], rows["color"] = cloud.points.numpy(), cloud.normals.numpy(), cloud.colors.numpy()
+    columns = (*cloud.points.T, *cloud.normals.T, *cloud.colors.T)
+    for name, column in zip(_FLOATS + _CHANNELS, columns, strict=True):
+        rows[name] = column.numpy()
     with atomic_write(path) as file:
-        file.write(_POINT_HEADER.format(count=len(rows)).encode() + rows.tobytes())
+        file.write(binary_ply(rows))
+
+
+def binary_ply(rows: np.ndarray) -> bytes:
+    """Returns the file of points, whose properties are the fields of ``rows``: little-endian float32, and bytes."""
+    properties = "".join(f"property {_PLY_TYPES[rows.dtype[name].str]} {name}\n" for name in rows.dtype.names or ())
+    header = f"ply\nformat binary_little_endian 1.0\nelement vertex {len(rows)}\n{properties}end_header\n"
+    return header.encode() + rows.tobytes()
 
 
 def save_mesh(path: Path | str, mesh: Mesh) -> None:

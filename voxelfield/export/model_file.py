@@ -14,9 +14,9 @@ import json
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,8 +24,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from voxelfield.export.importance import feature_importance, reached_vertices
-from voxelfield.export.quantized import pack, quantize, steps_by_importance, steps_by_spread, unpack
+from voxelfield.export.quantized import (
+    feature_importance,
+    pack,
+    quantize,
+    reached_vertices,
+    steps_by_importance,
+    steps_by_spread,
+    unpack,
+)
 from voxelfield.files import atomic_write, read_regular
 from voxelfield.grids.boxes import check_box
 from voxelfield.ops._checks import check_choice
@@ -33,7 +40,7 @@ from voxelfield.rendering.bricks import can_bake, lattice_spacing
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.visible_cells import visible_cells
 from voxelfield.training.state.checkpoint import contents_of
-from voxelfield.training.trained_model import TrainedModel
+from voxelfield.training.trained_model import TrainedModel, restore_trained_model
 
 FORMAT = 7
 """Layout version of the files. Raise it when an older voxelfield could not read them."""
@@ -64,24 +71,6 @@ _NAME = "voxelfield model"
 _CHECKSUM_DIGITS = 8
 
 
-class ModelParts(NamedTuple):
-    """The content of a model file, as read.
-
-    Attributes:
-        config: All settings, as the file has them.
-        field: State of the field; features that were left out are zero.
-        occupancy: State of the occupancy grid, without the reasons why cells are empty.
-        steps: Steps of training done.
-        tones: State of the cameras' vignetting and response; None if neither was learned.
-    """
-
-    config: Mapping[str, Any]
-    field: dict[str, Any]
-    occupancy: dict[str, Tensor]
-    steps: int
-    tones: dict[str, Tensor] | None
-
-
 class ModelFileError(ValueError):
     """A file is not a usable voxelfield model; the message names the file and the reason in one line."""
 
@@ -98,7 +87,7 @@ def save_model(
             steps; a model with a feature that is not finite is stored exactly.
         cameras: With these, cells count as occupied only where one of the cameras' pixels shows a sample, on a finer
             grid of cells, and steps follow how much each feature matters for their images. Matter that none of them
-            sees is lost, so they should be those of the training images.
+            sees is lost, so pass the cameras of the training images.
 
     Raises:
         ValueError: ``quality`` is not one of these.
@@ -126,7 +115,7 @@ def save_model(
             steps = steps_by_spread(stored, rounding[0])
         else:
             count = _RAYS_PER_VERTEX * max(map(len, stored))
-            importance = feature_importance(field, occupancy, rays, cameras, count)
+            importance = feature_importance(run.model, cameras, count)
             importance = [weight[mask] for weight, mask in zip(importance, masks, strict=True)]
             stored, steps = steps_by_importance(stored, importance, rounding[1])
     tensors = {"occupancy.bits": pack(torch.from_numpy(np.packbits(occupied.cpu().numpy())))}
@@ -159,12 +148,15 @@ def save_model(
         file.write(save(on_cpu, metadata={_NAME: with_checksum(json.dumps(description), on_cpu)}))
 
 
-def read_model(path: Path, device: torch.device) -> ModelParts:
-    """Reads a model file, of which :func:`voxelfield.load` makes a :class:`TrainedModel`.
+def load_model(path: Path, device: torch.device) -> TrainedModel:
+    """Loads a model file; called by :func:`voxelfield.load`.
 
     Args:
         path: A file that :func:`save_model` wrote.
         device: Device of the tensors.
+
+    Returns:
+        The trained model. Features that were left out are zero, and the reasons why cells are empty are unknown.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -193,7 +185,8 @@ def read_model(path: Path, device: torch.device) -> ModelParts:
     with contents_of(path, ModelFileError):
         field, occupancy = _unpack(description, tensors, device, len(content))
         tones = {name.removeprefix("tones."): x for name, x in tensors.items() if name.startswith("tones.")}
-        return ModelParts(dict(description["config"]), field, occupancy, int(description["steps"]), tones or None)
+        config, steps = dict(description["config"]), int(description["steps"])
+        return replace(restore_trained_model(config, field, occupancy, steps, device), tones=tones or None)
 
 
 def with_checksum(description: str, tensors: Mapping[str, Tensor]) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield.export.mesh_file import binary_ply
 from voxelfield.files import atomic_write, check_suffix
 
 SPLAT_SUFFIXES = (".ply", ".spz")
@@ -88,14 +89,12 @@ def save_splats(path: Path | str, splats: Splats) -> None:
 
 def _ply(splats: Splats) -> bytes:
     rotations = F.normalize(splats.rotations, dim=-1)
-    # All coefficients of red come first, then those of green and of blue.
+    # All coefficients of red come first, then green, then blue.
     rest = splats.harmonics[:, 1:].mT.flatten(1)
     unused_normals = torch.zeros_like(splats.means)
     columns = (splats.means, unused_normals, splats.harmonics[:, 0], rest, splats.opacity_logits[:, None])
     rows = torch.cat((*columns, splats.log_scales, rotations), dim=1)
-    properties = "".join(f"property float {name}\n" for name in _PROPERTIES)
-    header = f"ply\nformat binary_little_endian 1.0\nelement vertex {len(splats)}\n{properties}end_header\n"
-    return header.encode() + rows.numpy().astype("<f4").tobytes()
+    return binary_ply(rows.numpy().astype("<f4").view([(name, "<f4") for name in _PROPERTIES])[:, 0])
 
 
 def _spz(splats: Splats) -> bytes:

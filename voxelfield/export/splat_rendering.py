@@ -15,7 +15,7 @@ from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import rotations
 
-# These four are those of Kerbl et al. (2023) and of the viewers: the smallest and largest opacity in a pixel, the
+# As in Kerbl et al. (2023) and in viewers: the smallest and largest opacity in a pixel, the
 # variance, in square pixels, that is added to each Gaussian in the image, and the distance from the image, in images,
 # beyond which a Gaussian is projected as if it were there.
 MIN_ALPHA, MAX_ALPHA = 1 / 255, 0.99
@@ -118,6 +118,6 @@ def _visible_pairs(drawn: Tensor, across: Tensor, down: Tensor, width: int, heig
     pixel, order = pixel.sort(stable=True)
     index, alpha = index[order], alpha[order]
     borders = torch.arange(width * height + 1, device=device)
-    # What is hidden need not be differentiated.
+    # Hidden pairs need not be differentiated.
     seen = ops.alpha_weights(alpha, torch.searchsorted(pixel, borders)) > 0
     return pixel[seen], index[seen], torch.searchsorted(pixel[seen], borders)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from voxelfield.export.lattice import warped_voxels
+from voxelfield.export.lattice import in_chunks, warped_voxels
 from voxelfield.export.splat_file import Splats
 from voxelfield.export.splat_rendering import MAX_ALPHA, MIN_ALPHA, render_splats
 from voxelfield.fields.decoders import spherical_harmonics
-from voxelfield.fields.field import Field, RadianceField, warp_of
 from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.models.model import Model
+from voxelfield.ops._checks import check_at_least_one
 from voxelfield.ops.ray_sums import exclusive_sum
-from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.march import RenderSettings
-from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.cameras import Cameras, check_not_empty
 from voxelfield.rendering.render import render
 from voxelfield.rendering.rigid import quaternions
 
@@ -29,7 +28,8 @@ logger = logging.getLogger(__name__)
 _RAYS_PER_SPLAT = 4
 _CHUNK = 1 << 16
 
-# Voxels are enlarged until as many as there may be Gaussians have this share of all light, or so few are left.
+# Voxels are enlarged until the brightest ones, one for each Gaussian, have this fraction of all light, or so few are
+# left.
 _KEPT_LIGHT = 0.95
 _FEWEST_VOXELS = 4
 # A voxel counts as if it had this much more light, spread evenly: few rays do not determine a shape.
@@ -49,36 +49,8 @@ _FINAL_RATE = 0.1
 _ROWS, _COLUMNS = (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)  # of a symmetric matrix
 
 
-@dataclass(frozen=True)
-class SplatOptions:
-    """How a field becomes splats.
-
-    Args:
-        count: Largest number of Gaussians; the voxels that cameras see most are kept.
-        fit_steps: Steps in which they are fitted to images of the field; None: in proportion to their number.
-
-    Raises:
-        ValueError: A number is out of range.
-    """
-
-    count: int = 1_000_000
-    fit_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"count must be at least 1, got {self.count}")
-        if self.fit_steps is not None and self.fit_steps < 0:
-            raise ValueError(f"fit_steps must not be negative, got {self.fit_steps}")
-
-
-def splats_of(
-    field: RadianceField,
-    occupancy: OccupancyGrid,
-    settings: RenderSettings,
-    cameras: Cameras,
-    options: SplatOptions | None = None,
-) -> Splats:
-    """Converts what cameras see of a field into 3D Gaussians, one per voxel.
+def splats_of(model: Model, cameras: Cameras, *, count: int = 1_000_000, fit_steps: int | None = None) -> Splats:
+    """Converts the part of a field that cameras see into 3D Gaussians, one per voxel.
 
     Each Gaussian has the mean and the covariance of the light that comes from its voxel and its neighbours, weighted by
     their distance, so it is as flat as the surface there; in nested boxes, voxels and Gaussians grow outwards. Its
@@ -86,31 +58,31 @@ def splats_of(
     of spherical harmonics to the colours seen. :func:`fit_splats` then refines all of them.
 
     Args:
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
-        settings: Sampling settings.
+        model: The field with its occupied cells and its sampling, such as :attr:`voxelfield.TrainedModel.model`.
         cameras: The training cameras, on any device; lenses are ignored.
-        options: Numbers of Gaussians and of steps; None for the defaults.
+        count: Largest number of Gaussians; the voxels that cameras see most are kept.
+        fit_steps: Steps in which they are fitted to images of the field; None: in proportion to their number.
 
     Returns:
         The Gaussians, on the field's device.
 
     Raises:
-        ValueError: There are no cameras, they see nothing, or colours depend on more than position and direction.
+        ValueError: A number is out of range, there are no cameras, they see nothing, or colours depend on more than
+            position and direction.
     """
-    options = options or SplatOptions()
-    if not len(cameras):
-        raise ValueError("cameras must be at least one, got none")
-    if inputs := (*field.extra_inputs, *field.density_inputs):
+    check_at_least_one("count", count)
+    if fit_steps is not None and fit_steps < 0:
+        raise ValueError(f"fit_steps must not be negative, got {fit_steps}")
+    check_not_empty(cameras)
+    if inputs := (*model.field.extra_inputs, *model.field.density_inputs):
         raise ValueError(f"field must depend on position and direction alone, got one that needs {', '.join(inputs)}")
-    cameras = replace(cameras.to(field.aabb.device).pinholes(all_round=True), values={})
+    cameras = replace(cameras.to(model.device).pinholes(all_round=True), values={})
     with torch.no_grad():
-        splats, voxels = _convert(field, occupancy, settings, cameras, options.count)
+        splats, voxels = _convert(model, cameras, count)
     logger.info("%d voxels become Gaussians", len(splats))
-    steps = options.fit_steps
-    if steps is None:
-        steps = max(_MIN_STEPS, math.ceil(_PIXELS_PER_SPLAT * len(splats) / _WINDOW**2))
-    return fit_splats(splats, voxels, field, occupancy, settings, cameras, steps) if steps else splats
+    if fit_steps is None:
+        fit_steps = max(_MIN_STEPS, math.ceil(_PIXELS_PER_SPLAT * len(splats) / _WINDOW**2))
+    return fit_splats(splats, voxels, model, cameras, fit_steps) if fit_steps else splats
 
 
 class _Light(NamedTuple):
@@ -121,7 +93,7 @@ class _Light(NamedTuple):
     directions: Tensor
     rgb: Tensor
     weights: Tensor
-    transmittance: Tensor  # of what is in front
+    transmittance: Tensor  # in front of the sample
     areas: Tensor  # of a ray's cross-section there, world units
 
 
@@ -132,13 +104,13 @@ class _Cells:
     of neighbouring voxels thus overlap, as Gaussians must.
     """
 
-    def __init__(self, field: Field, occupancy: OccupancyGrid) -> None:
-        self._low, self._high = occupancy.aabb
-        grid = getattr(field, "grid", None)
-        if isinstance(grid, VoxelPyramid):
-            self._edges = grid.finest_voxels()[0].float()
+    def __init__(self, model: Model) -> None:
+        self._low, self._high = model.occupancy.aabb
+        self._warp = model.warp
+        if isinstance(model.grid, VoxelPyramid):
+            self._edges = model.grid.finest_voxels()[0].float()
         else:
-            self._edges = self._low.new_tensor(warped_voxels(field, occupancy))
+            self._edges = self._low.new_tensor(warped_voxels(model.field, model.occupancy))
         self._random = torch.Generator(self._low.device).manual_seed(0)  # on a CPU, the same run gives the same file
         self.enlarge(1.0)
 
@@ -160,31 +132,23 @@ class _Cells:
         )
         return (cells[:, 0] * self._shape[1] + cells[:, 1]) * self._shape[2] + cells[:, 2]
 
-    def edges(self, field: Field, points: Tensor) -> Tensor:
+    def edges(self, points: Tensor) -> Tensor:
         """Returns the shortest edges (M,) of voxels at world positions (M, 3), world units."""
-        warp, shortest = warp_of(field), self._edges.min()
+        warp, shortest = self._warp, self._edges.min()
         return shortest.expand(len(points)) if warp is None else warp.from_world(points)[1] * shortest
 
 
-def _visible_light(
-    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, rays: int
-) -> Iterator[_Light]:
+def _visible_light(model: Model, cameras: Cameras, rays: int) -> Iterator[_Light]:
     """Yields the visible samples of about as many ``rays``, camera by camera, evenly spaced in the images."""
-    warp, device = warp_of(field), field.aabb.device
+    field, warp, settings = model.field, model.warp, model.settings
     stride = math.sqrt(int(cameras.all_sizes().prod(dim=-1).sum()) / rays)
     if stride < 1:
         cameras = cameras.enlarged(round(1 / stride))
     every = max(1, round(stride))
     for camera in range(len(cameras)):
-        width, height = cameras.size(camera)
-        rows = torch.arange(every // 2, height, every, device=device) + 0.5
-        columns = torch.arange(every // 2, width, every, device=device) + 0.5
-        y, x = torch.meshgrid(rows, columns, indexing="ij")
-        pixels = torch.stack((x, y), dim=-1).view(-1, 2)
         found = []
-        for part in pixels.split(_CHUNK):
-            cast = cameras.rays(torch.full((len(part),), camera, device=device), part, field.aabb)
-            seen = render(field, cast, occupancy, settings)
+        for cast in cameras.image_chunks(camera, field.aabb, _CHUNK, every):
+            seen = render(field, cast, model.occupancy, settings)
             samples, directions = seen.samples, cast.directions[seen.samples.ray_index]
             distances = samples.t
             if warp is not None:
@@ -196,13 +160,11 @@ def _visible_light(
         yield _Light(*(torch.cat(each) for each in zip(*found, strict=True)))
 
 
-def _convert(
-    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, count: int
-) -> tuple[Splats, Tensor]:
+def _convert(model: Model, cameras: Cameras, count: int) -> tuple[Splats, Tensor]:
     """Returns the Gaussians of at most ``count`` voxels, and the edges (N,) of these voxels, world units."""
-    cells, rays = _Cells(field, occupancy), _RAYS_PER_SPLAT * count
+    cells, rays = _Cells(model), _RAYS_PER_SPLAT * count
     while True:
-        chosen, areas, needed = _most_visible(_visible_light(field, occupancy, settings, cameras, rays), cells, count)
+        chosen, areas, needed = _most_visible(_visible_light(model, cameras, rays), cells, count)
         if not len(chosen):
             raise ValueError("cameras must see the field, got empty space in all of their pixels")
         if needed <= count or cells.are_few:
@@ -214,8 +176,8 @@ def _convert(
     fit = torch.triu_indices(16, 16, device=device)
     squares = torch.zeros(len(chosen), fit.shape[1], device=device)
     colors = torch.zeros(len(chosen), 16, 3, device=device)
-    centre = field.aabb.mean(dim=0)
-    for light in _visible_light(field, occupancy, settings, cameras, rays):
+    centre = model.field.aabb.mean(dim=0)
+    for light in _visible_light(model, cameras, rays):
         number = cells.of(light.warped)
         index = torch.searchsorted(chosen, number).clamp(max=len(chosen) - 1)
         kept = (chosen[index] == number).nonzero()[:, 0]
@@ -232,7 +194,7 @@ def _convert(
     moments, squares, colors, areas = moments[seen], squares[seen], colors[seen], areas[seen]
     light_sum = moments[:, :1]
     mean = moments[:, 1:4] / light_sum
-    voxels = cells.edges(field, (mean + centre).float())
+    voxels = cells.edges((mean + centre).float())
     scatter = _symmetric(moments[:, 4:10]) - light_sum[..., None] * mean[:, :, None] * mean[:, None]
     even = _EVEN_LIGHT * (voxels.double().square() / 6)[:, None, None] * torch.eye(3, device=device)
     spread = (scatter + even) / (light_sum + _EVEN_LIGHT)[..., None]
@@ -244,19 +206,9 @@ def _convert(
     shadow = (axes * (variances.prod(dim=-1, keepdim=True) / variances)[:, None]) @ axes.mT
     facing = (shadow * _symmetric(moments[:, 10:])).sum(dim=(1, 2)) / light_sum[:, 0]
     opacity = (areas / (2 * math.pi * facing.sqrt().float())).clamp(max=MAX_ALPHA)
-    harmonics = torch.cat(
-        [
-            _fit_harmonics(*each)
-            for each in zip(*(x.split(_CHUNK) for x in (squares, colors, light_sum[:, 0].float())), strict=True)
-        ]
-    )
-    splats = Splats(
-        (mean + centre).float(),
-        0.5 * variances.log().float(),
-        quaternions(axes.float()),
-        torch.logit(opacity),
-        harmonics,
-    )
+    harmonics = in_chunks(_fit_harmonics, squares, colors, light_sum[:, 0].float(), evaluations=16)
+    positions, log_scales = (mean + centre).float(), 0.5 * variances.log().float()
+    splats = Splats(positions, log_scales, quaternions(axes.float()), torch.logit(opacity), harmonics)
     visible = opacity > MIN_ALPHA
     return splats[visible], voxels[visible]
 
@@ -264,9 +216,9 @@ def _convert(
 def _most_visible(images: Iterator[_Light], cells: _Cells, count: int) -> tuple[Tensor, Tensor, int]:
     """Returns the numbers of the voxels that are seen most, in order, the areas that they cover in images, and more.
 
-    Areas are means over the cameras that see a voxel, world units, as if nothing were in front of it: what absorbs part
-    of its light takes the same part of a camera's share in the mean. The last result is how many voxels have most of
-    all light.
+    Areas are means over the cameras that see a voxel, world units, as if nothing were in front of it: a camera whose
+    light is partly absorbed on the way has a proportionally smaller weight. The last result is how many voxels
+    have most of all light.
     """
     numbers, sums = [], []
     for light in images:
@@ -301,15 +253,7 @@ def _symmetric(six: Tensor) -> Tensor:
     return six[:, [0, 1, 2, 1, 3, 4, 2, 4, 5]].view(-1, 3, 3)
 
 
-def fit_splats(
-    splats: Splats,
-    voxels: Tensor,
-    field: Field,
-    occupancy: OccupancyGrid,
-    settings: RenderSettings,
-    cameras: Cameras,
-    steps: int,
-) -> Splats:
+def fit_splats(splats: Splats, voxels: Tensor, model: Model, cameras: Cameras, steps: int) -> Splats:
     """Fits all numbers of Gaussians to images of the field, by Adam.
 
     Each step compares a random window of the image of a random camera, at its resolution or a finer one, over a random
@@ -319,15 +263,14 @@ def fit_splats(
     Args:
         splats: N Gaussians.
         voxels: (N,) edges of the voxels that they represent, world units; nearer to a camera, they are not drawn.
-        field: The field, on their device.
-        occupancy: The occupied cells.
-        settings: Sampling settings.
+        model: The model of the field, on their device.
         cameras: Pinhole cameras.
         steps: Number of windows, at least 1.
 
     Returns:
         The fitted Gaussians that are not negligible.
     """
+    field, settings = model.field, model.settings
     device, random = voxels.device, torch.Generator().manual_seed(0)
     offsets = torch.zeros_like(splats.means)
     learned = [offsets, *(each.clone() for each in (*vars(splats).values(),)[1:])]
@@ -343,13 +286,7 @@ def fit_splats(
         camera = _random_window(cameras, random)
         background = torch.rand(3, generator=random).to(device)
         with torch.no_grad():
-            rays = camera.image_rays(0, field.aabb)
-            truth = torch.cat(
-                [
-                    render(field, rays[first : first + _CHUNK], occupancy, settings).over(background)
-                    for first in range(0, len(rays), _CHUNK)
-                ]
-            )
+            truth = render(field, camera.image_rays(0, field.aabb), model.occupancy, settings).over(background)
         shown = render_splats(current(), camera, background, voxels)
         adam.zero_grad()
         (shown.view(-1, 3) - truth).square().mean().backward()

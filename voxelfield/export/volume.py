@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.export.lattice import CHUNK, Lattice, OccupiedVertices, Region
-from voxelfield.fields.field import Field, colors_at
+from voxelfield.export.lattice import OccupiedVertices, Region, check_finite_values, in_chunks
+from voxelfield.fields.field import colors_at
 from voxelfield.files import atomic_path, check_suffix
-from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.models.model import Model
+from voxelfield.ops._checks import check_at_least_one
+
+logger = logging.getLogger(__name__)
+
+# Density per world unit up to which space counts as empty, because it is invisible.
+_MIN_DENSITY = 1e-3
 
 
-def save_volume(
-    path: Path | str,
-    field: Field,
-    occupancy: OccupancyGrid,
-    *,
-    resolution: int | None = None,
-    box: int = 1,
-    chunk: int = CHUNK,
-) -> None:
+@torch.no_grad()
+def save_volume(path: Path | str, model: Model, *, resolution: int | None = None, box: int = 1) -> None:
     """Writes a field's values on a lattice, as a compressed NumPy archive, layer by layer.
 
     The archive has ``density`` (X, Y, Z) float32, per world unit, ``rgb`` (X, Y, Z, 3) uint8, and ``aabb`` (2, 3)
@@ -33,11 +32,9 @@ def save_volume(
 
     Args:
         path: ``*.npz``.
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
+        model: The field with its occupied cells, such as :attr:`voxelfield.TrainedModel.model`.
         resolution: Cells along the longest edge of the box; None: as many as the field has voxels along it.
         box: Number of the nested box to write, with its voxel size; 1 is the smallest.
-        chunk: Evaluations of the field at once, to bound memory.
 
     Raises:
         ValueError: The path has another suffix, a number is below 1, or there is no such box.
@@ -45,66 +42,45 @@ def save_volume(
         OSError: The file cannot be written.
     """
     check_suffix("path", path, (".npz",))
-    for name, value in (("resolution", resolution), ("chunk", chunk)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    if resolution is not None:
+        check_at_least_one("resolution", resolution)
+    field, occupancy = model.field, model.occupancy
     region = Region.of(field, occupancy, box)
     lattice = region.lattice(resolution)
-    values = _Layers(field, occupancy, lattice, chunk)
+    reached = OccupiedVertices(field, occupancy, lattice)
+    views = torch.eye(3, device=field.aabb.device)
+    views = torch.cat((views, -views))
+
+    shows_something = False
+
+    def density(points: Tensor) -> Tensor:
+        nonlocal shows_something
+        found = field.density(points)
+        check_finite_values("densities", found)
+        shows_something |= bool((found > _MIN_DENSITY).any())
+        return found
+
+    def rgb(points: Tensor) -> Tensor:
+        found = colors_at(field, points.repeat_interleave(len(views), dim=0), views.repeat(len(points), 1))
+        check_finite_values("colours", found)
+        return (255 * found.view(-1, len(views), 3).mean(dim=1).clamp(0, 1)).round().to(torch.uint8)
+
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
-        for name, layer, (kind, shape) in (
-            ("density", values.density, (np.float32, lattice.shape)),
-            ("rgb", values.rgb, (np.uint8, (*lattice.shape, 3))),
+        for name, values, empty, count in (
+            ("density", density, torch.zeros(()), 1),
+            ("rgb", rgb, torch.zeros(3, dtype=torch.uint8), len(views)),
         ):
             with file.open(f"{name}.npy", "w", force_zip64=True) as array:
-                head = {"descr": np.dtype(kind).str, "fortran_order": False, "shape": shape}
+                shape = (*lattice.shape, *empty.shape)
+                head = {"descr": empty.numpy().dtype.str, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(array, head)
                 for number in range(lattice.shape[0]):
-                    array.write(layer(number).cpu().numpy().tobytes())
+                    inside = reached.layers(number, number + 1).view(-1)
+                    layer = empty.to(inside.device).repeat(len(inside), *[1] * empty.dim())
+                    points = lattice.layer_positions(inside.nonzero()[:, 0], number)
+                    layer[inside] = in_chunks(values, points, evaluations=count)
+                    array.write(layer.cpu().numpy().tobytes())
         with file.open("aabb.npy", "w") as array:
             np.lib.format.write_array(array, np.array(region.box, np.float32))
-
-
-class _Layers:
-    """Layers of a lattice in a field."""
-
-    def __init__(self, field: Field, occupancy: OccupancyGrid, lattice: Lattice, chunk: int) -> None:
-        self._field, self._lattice, self._chunk = field, lattice, chunk
-        self._reached = OccupiedVertices(field, occupancy, lattice, chunk)
-        views = torch.eye(3, device=field.aabb.device)
-        self._views = torch.cat((views, -views))
-
-    @torch.no_grad()
-    def density(self, number: int) -> Tensor:
-        """Returns the densities (Y * Z,) of a layer, 0 where none is evaluated."""
-        return self._evaluate(number, self._density, torch.zeros(()), self._chunk)
-
-    @torch.no_grad()
-    def rgb(self, number: int) -> Tensor:
-        """Returns the colours (Y * Z, 3) of a layer, uint8, black where none is evaluated."""
-        return self._evaluate(number, self._rgb, torch.zeros(3, dtype=torch.uint8), self._chunk // len(self._views) + 1)
-
-    def _evaluate(self, number: int, values: Callable[[Tensor], Tensor], empty: Tensor, chunk: int) -> Tensor:
-        inside = self._reached.layers(number, number + 1).view(-1)
-        layer = empty.to(inside.device).repeat(len(inside), *[1] * empty.dim())
-        for part in inside.nonzero()[:, 0].split(chunk):
-            layer[part] = values(self._lattice.layer_positions(part, number))
-        return layer
-
-    def _density(self, points: Tensor) -> Tensor:
-        return _finite("densities", self._field.density(points))
-
-    def _rgb(self, points: Tensor) -> Tensor:
-        count = len(self._views)
-        found = colors_at(self._field, points.repeat_interleave(count, dim=0), self._views.repeat(len(points), 1))
-        mean = _finite("colours", found).view(-1, count, 3).mean(dim=1).clamp(0, 1)
-        return (255 * mean).round().to(torch.uint8)
-
-
-def _finite(name: str, values: Tensor) -> Tensor:
-    if not bool(values.isfinite().all()):
-        raise FloatingPointError(
-            f"{name} of the field must be finite, got NaN or infinity: the weights of the run are damaged, or its "
-            "training diverged"
-        )
-    return values
+    if not shows_something:
+        logger.warning("the field is empty: %s contains no visible density", path)

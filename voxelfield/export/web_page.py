@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield.export.lattice import check_finite_values
 from voxelfield.fields.decoders import DeferredMLPDecoder
 from voxelfield.fields.environment import environment_of
 from voxelfield.fields.field import RadianceField
 from voxelfield.files import MARK, atomic_write, is_replaceable
 from voxelfield.grids.sparse_grid import BLOCK_CELLS
 from voxelfield.media.html import page_template
+from voxelfield.models.model import Model
 from voxelfield.rendering.backends.baked_images import BakedImages
 from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, stored_bytes
-from voxelfield.rendering.cameras import Cameras, up_direction
-from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.cameras import Cameras, check_not_empty, up_direction
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.renderer import fastest_backend
@@ -47,29 +48,17 @@ class _Texture(NamedTuple):
     texels: Tensor
 
 
-def save_web_page(
-    folder: Path | str,
-    field: RadianceField,
-    occupancy: OccupancyGrid,
-    settings: RenderSettings,
-    background: Tensor,
-    cameras: Cameras,
-    pivot: Tensor,
-    title: str = "voxelfield",
-) -> None:
+def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str = "voxelfield") -> None:
     """Writes ``index.html``, a page that draws a field in a browser and lets one move through it.
 
-    The page draws what the backend ``render_baked_image`` draws, up to rounding, without the lens. It asks no server
-    for anything but the files beside it, of which there are none unless the compressed data exceed :data:`MAX_INLINE`.
+    The page draws the images of the backend ``render_baked_image``, up to rounding, without the lens. It contains all
+    data, unless they exceed :data:`MAX_INLINE` when compressed: then they are loaded from files beside it.
 
     Args:
         folder: Folder of the page, created if needed.
-        field: A field that ``render_baked_image`` draws.
-        occupancy: The occupied cells, on the field's device.
-        settings: Sampling settings.
-        background: (3,) colour behind the scene, unless the field has an environment.
-        cameras: Cameras on any device; the first is where the page starts, and all of them determine what is up.
-        pivot: (3,) the point around which the view turns, world units.
+        model: The model of a field that ``render_baked_image`` draws, such as :attr:`voxelfield.TrainedModel.model`.
+            The view turns around :attr:`voxelfield.Model.centre`.
+        cameras: Cameras on any device; the first is where the page starts, and all of them determine the up direction.
         title: Title of the page.
 
     Raises:
@@ -79,8 +68,8 @@ def save_web_page(
         FileExistsError: There is an ``index.html`` that voxelfield has not written.
         OSError: A file cannot be written.
     """
-    if not len(cameras):
-        raise ValueError("cameras must be at least one, got none")
+    check_not_empty(cameras)
+    field, occupancy = model.field, model.occupancy
     check_drawable(field)
     page = Path(folder) / "index.html"
     if not is_replaceable(page):
@@ -110,9 +99,9 @@ def save_web_page(
         "intrinsics": first.intrinsics[0].tolist(),
         "size": [width, height],
         "up": up_direction(cameras).tolist(),
-        "pivot": pivot.tolist(),
+        "pivot": model.centre.tolist(),
     }
-    constants = "\n".join(_constants(field, occupancy, settings, background, bricks))
+    constants = "\n".join(_constants(model, bricks))
     template = page_template("voxelfield.export", "web.html")
     stale = _files_of(page) - set(files.values())
     with atomic_write(page) as opened:
@@ -184,11 +173,7 @@ def _textures(field: RadianceField, occupancy: OccupancyGrid, bricks: Bricks) ->
         colors = torch.cat((colors[:, -1:], colors, colors[:, :1]), dim=1)
         textures.append(_Texture("environment", "RGBA8", to_uint8(F.pad(colors, (0, 1), value=1.0))[None]))
     for texture in textures:
-        if texture.texels.is_floating_point() and not bool(texture.texels.isfinite().all()):
-            raise FloatingPointError(
-                f"{texture.name} of the field must be finite, got NaN or infinity: the weights of the run are damaged, "
-                "or its training diverged"
-            )
+        check_finite_values(texture.name, texture.texels)
     return textures
 
 
@@ -209,10 +194,9 @@ def _packed_weights(field: RadianceField, bricks: Bricks) -> Tensor:
     return torch.cat(padded).view(1, -1, columns // 4, 4)
 
 
-def _constants(
-    field: RadianceField, occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor, bricks: Bricks
-) -> Iterator[str]:
+def _constants(model: Model, bricks: Bricks) -> Iterator[str]:
     """Yields the lines that define the constants of the shader."""
+    field, settings = model.field, model.settings
     decoder = field.decoder
     assert isinstance(decoder, DeferredMLPDecoder)
     textures, width = bricks.values.shape[-1] // 4, -(-decoder.color_network[0].shape[0] // 4)
@@ -231,8 +215,8 @@ def _constants(
         "MIN_TRANSMITTANCE": settings.min_transmittance,
         "MIN_WEIGHT": settings.min_weight,
     }
-    vectors = {"BACKGROUND": background.tolist()}
-    lists = {"LATTICE": bricks.aabb, "CELLS": occupancy.aabb}
+    vectors = {"BACKGROUND": model.background.tolist()}
+    lists = {"LATTICE": bricks.aabb, "CELLS": model.occupancy.aabb}
     for name, values in (("LOW", bricks.low), ("EXTENT", bricks.extent)):
         lists[name] = F.pad(values, (0, 4 * textures - len(values))).view(-1, 4)
     if field.warp is None:

@@ -12,8 +12,6 @@ from voxelfield.ops import PackedSamples
 from voxelfield.ops._checks import check_field, check_result
 from voxelfield.ops._errors import ArgumentTypeError
 
-__all__ = ["CallbackField", "ColorFunction", "DensityFunction"]
-
 DensityFunction = Callable[[Tensor], Tensor]
 """Maps world positions (N, 3) to densities (N,), per world unit."""
 
@@ -25,7 +23,7 @@ class CallbackField:
     """Density and colour computed by two user functions; satisfies :class:`voxelfield.fields.field.Field`.
 
     The functions may be modules, methods of one module, closures or compiled functions, and gradients reach whatever
-    parameters they use. The field has no parameters of its own: pass those of the modules to the optimizer.
+    parameters they use. The field itself has no parameters: pass the parameters of the modules to the optimizer.
 
     The functions have to meet no requirements beyond those stated here. Rendering calls them with any number N of
     points, including 0; all points are finite and inside the box of the occupancy grid.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from voxelfield import ops
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.ops import _constants
-from voxelfield.ops._checks import check_degree
+from voxelfield.ops._checks import check_at_least_one, check_degree
 from voxelfield.ops._internal.append_view import append_view
 
 
@@ -82,9 +82,9 @@ class Decoder(Protocol):
       ``"position"``, (M, 3) the positions at which the grid is read (in warped coordinates if the field has a warp),
       and names of :attr:`voxelfield.Rays.values`, (R, ...) for ``ray_index`` to select from, such as ``"time"`` or
       ``"image"``, the index of the training image.
-    - ``optional_inputs``, a tuple of str: those of them that are left out if rays do not have them. The decoder then
+    - ``optional_inputs``, a tuple of str: inputs that are left out if rays do not have them. The decoder then
       uses the argument's default, such as None for "the mean of all images".
-    - ``density_inputs``, a tuple of str: those of them that :meth:`density` takes as keyword arguments too, (M, ...)
+    - ``density_inputs``, a tuple of str: inputs that :meth:`density` takes as keyword arguments too, (M, ...)
       there, one row for each sample. Values of rays must have a default, because the density is also evaluated away
       from rays, to find occupied space: at a random time, for example, so that the cells of all times are found.
     - ``shade``, a method for deferred shading: see :class:`voxelfield.fields.field.Field`. The call then returns
@@ -116,11 +116,13 @@ class _DensityFirstDecoder(nn.Module, ABC):
     """Computes the density from the first feature alone, and the colour from the others and the viewing direction.
 
     Args:
+        view_degree: Degree of the spherical harmonics that encode the direction, 0 to 3.
         density: Maps the first feature to the density.
     """
 
-    def __init__(self, density: DensityActivation) -> None:
+    def __init__(self, view_degree: int, density: DensityActivation) -> None:
         super().__init__()
+        self.view_degree = view_degree
         self.activation = density
 
     def density(self, features: Tensor) -> Tensor:
@@ -134,9 +136,9 @@ class _DensityFirstDecoder(nn.Module, ABC):
         # A user-defined activation need not have the attribute.
         return bool(getattr(self.activation, "is_monotonic", False))
 
-    @abstractmethod
     def encode_view(self, directions: Tensor) -> Tensor:
-        """Encodes unit viewing directions (R, 3) as (R, K) for :meth:`rgb`; called per ray, not per sample."""
+        """Maps unit viewing directions (R, 3) to spherical harmonics (R, K); called per ray, not per sample."""
+        return spherical_harmonics(directions, self.view_degree)
 
     def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Decoder`."""
@@ -160,16 +162,12 @@ class SHDecoder(_DensityFirstDecoder):
     """
 
     def __init__(self, degree: int, density: DensityActivation) -> None:
-        super().__init__(density)
         check_degree("degree", degree)
+        super().__init__(degree, density)
         self.degree = degree
         bases = (degree + 1) ** 2
         self.channels = 1 + 3 * bases
         self.view_channels = tuple(1 + color * bases + basis for color in range(3) for basis in range(1, bases))
-
-    def encode_view(self, directions: Tensor) -> Tensor:
-        """Maps unit viewing directions (R, 3) to the basis functions (R, K); called per ray, not per sample."""
-        return spherical_harmonics(directions, self.degree)
 
     def rgb(self, features: Tensor, view: Tensor) -> Tensor:
         """Maps features (M, channels) and encoded directions (M, K) to colours (M, 3) in [0, 1], by a sigmoid."""
@@ -192,12 +190,10 @@ class ColorMLPDecoder(_DensityFirstDecoder):
     """
 
     def __init__(self, features: int, width: int, hidden: int, view_degree: int, density: DensityActivation) -> None:
-        super().__init__(density)
-        for name, value in (("features", features), ("width", width), ("hidden", hidden)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
         check_degree("view_degree", view_degree)
-        self.view_degree = view_degree
+        super().__init__(view_degree, density)
+        for name, value in (("features", features), ("width", width), ("hidden", hidden)):
+            check_at_least_one(name, value)
         self.channels = 1 + features
         self.view_channels: tuple[int, ...] = ()
         widths = [features + (view_degree + 1) ** 2, *([width] * hidden)]
@@ -208,16 +204,12 @@ class ColorMLPDecoder(_DensityFirstDecoder):
         nn.init.zeros_(output.bias)
         self.network = nn.Sequential(*layers, output)
 
-    def encode_view(self, directions: Tensor) -> Tensor:
-        """Maps unit viewing directions (R, 3) to spherical harmonics (R, K); called per ray, not per sample."""
-        return spherical_harmonics(directions, self.view_degree)
-
     def rgb(self, features: Tensor, view: Tensor) -> Tensor:
         """Maps features (M, channels) and encoded directions (M, K) to colours (M, 3).
 
         Runs in the autocast dtype, if autocast is enabled, up to the sigmoid.
         """
-        dtype = next(self.network.parameters()).dtype  # may differ from that of the grid
+        dtype = next(self.network.parameters()).dtype  # may differ from the grid's
         inputs = torch.cat((features[:, 1:].to(dtype), view.to(dtype)), dim=-1)
         return torch.sigmoid(self.network(inputs).float())
 
@@ -271,8 +263,7 @@ class FusedMLPDecoder(nn.Module):
         super().__init__()
         sizes = {"channels": channels, "width": width, "geometry": geometry, "hidden": hidden}
         for name, value in sizes.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            check_at_least_one(name, value)
         check_degree("view_degree", view_degree)
         inputs = geometry + (view_degree + 1) ** 2
         for name, size in (("channels", channels), ("width", width), ("geometry and view_degree", inputs)):

@@ -1,4 +1,4 @@
-"""What lies beyond a field: a colour for each direction, such as that of the sky."""
+"""The surroundings of a field at infinity, such as the sky: a colour for each direction."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from voxelfield.ops._checks import check_tensor
 from voxelfield.ops._internal.lens import sphere_points, sphere_rays
 
 ROWS = (8, 32, 128)
-"""Rows of the maps that are added. The coarse ones learn fast, and hold where few photographs show the finer ones."""
+"""Rows of the maps that are added. Coarse maps learn fast and determine the colour where few photographs do."""
 
 # Keeps the logits of black and white finite.
 _DARKEST = 1 / 255
 
 
 class Environment(nn.Module):
-    r"""Colours of directions, in a panorama: what a ray shows that leaves a field with light to spare.
+    r"""Colours of directions, in a panorama, for the transmittance with which rays leave a field.
 
     It is infinitely far away, so its colours depend on the direction alone, in the world frame. With the transmittance
     :math:`T` behind the last sample of a ray of direction :math:`d`, its colour is
@@ -62,7 +62,7 @@ class Environment(nn.Module):
         row, column = project(directions)
         logits = torch.zeros_like(directions)
         for each in self.maps:
-            # Periodic along columns; above the first row and below the last, these go on.
+            # Periodic in azimuth, clamped at the poles.
             inside = row.clamp(0.5 / each.shape[0], 1 - 0.5 / each.shape[0])
             points = torch.stack((inside, column, torch.zeros_like(column)), dim=-1)
             logits = logits + ops.sample_trilinear(each, points, padding="periodic", align_corners=False)
@@ -76,13 +76,9 @@ class Environment(nn.Module):
         self.maps[0].copy_(color.clamp(_DARKEST, 1 - _DARKEST).logit().expand_as(self.maps[0]))
 
     @torch.no_grad()
-    def panorama(self, rows: int = ROWS[-1]) -> Tensor:
-        """Returns the panorama (rows, 2 rows, 3), float32, in the projection of the maps.
-
-        Args:
-            rows: Height of the image; by default that of the finest map.
-        """
-        device = self.maps[0].device
+    def panorama(self) -> Tensor:
+        """Returns the panorama (H, 2 H, 3), float32, in the projection of the maps, as high as the finest of them."""
+        rows, device = ROWS[-1], self.maps[0].device
         down = math.pi * ((torch.arange(rows, device=device) + 0.5) / rows - 0.5)
         right = 2 * math.pi * ((torch.arange(2 * rows, device=device) + 0.5) / (2 * rows) - 0.5)
         down, right = torch.meshgrid(down, right, indexing="ij")
@@ -92,7 +88,7 @@ class Environment(nn.Module):
 
 
 def project(directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns where a panorama shows directions (R, 3): its row and its column, both (R,), as shares from 0 to 1.
+    """Returns where a panorama shows directions (R, 3): its row and its column, both (R,), as fractions from 0 to 1.
 
     Differentiable, also where a direction is vertical and has no azimuth.
     """
@@ -102,6 +98,6 @@ def project(directions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def environment_of(field: Field) -> Environment | None:
-    """Returns a field's attribute ``environment``, what lies beyond it; None if it has none."""
+    """Returns a field's attribute ``environment``; None if it has none."""
     environment: Environment | None = getattr(field, "environment", None)
     return environment

@@ -1,4 +1,4 @@
-"""Radiance fields: the interface that rendering requires, and the package's own field, a grid with a decoder."""
+"""Radiance fields: the interface that rendering requires, and the package's field, a grid with a decoder."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ class Field(Protocol):
     - ``shade``, a method for deferred shading, or None: :meth:`sample` then returns features (M, C) in place of rgb,
       the first three of which are a diffuse colour. ``shade(features, directions, count=None)`` takes the means (R, C)
       of these features along rays, weighted as colours are, and the rays' unit directions (R, 3), and returns the
-      colours (R, 3) that the rays would have if they were opaque. Of a point's own features it returns the point's
+      colours (R, 3) that the rays would have if they were opaque. Given the features of a point, it returns the point's
       colour. Only the first ``count`` rows are needed, one int64 on the device; None: all.
     - ``extra_inputs``, ``optional_inputs`` and ``density_inputs``, tuples of str: names of
-      :attr:`voxelfield.Rays.values` on which the field depends. :meth:`sample` takes those of ``extra_inputs`` as
-      keyword arguments (R, ...), without those of ``optional_inputs`` that the rays do not have. :meth:`density` takes
-      those of ``density_inputs`` as keyword arguments (M, ...); they need a default, because the density is also
+      :attr:`voxelfield.Rays.values` on which the field depends. :meth:`sample` takes ``extra_inputs`` as
+      keyword arguments (R, ...), except ``optional_inputs`` that the rays do not have. :meth:`density` takes
+      ``density_inputs`` as keyword arguments (M, ...); they need a default, because the density is also
       evaluated away from rays. Rays that lack another value are rejected.
 
-    A field with a warp of its own has two further members, ``warp`` and ``density_in_warp``, as in
+    A field with a warp has two further members, ``warp`` and ``density_in_warp``, as in
     :class:`RadianceField`. The positions, distances and lengths of its samples are then in warped coordinates.
     """
 
@@ -116,6 +116,7 @@ class RadianceField(nn.Module):
         ValueError: The decoder expects another number of channels, or the grid does not span its warp.
     """
 
+    skips_nan = True  # at NaN positions a grid returns zeros and receives no gradient
     extra_inputs: tuple[str, ...] = ()
     optional_inputs: tuple[str, ...] = ()
     density_inputs: tuple[str, ...] = ()
@@ -138,18 +139,13 @@ class RadianceField(nn.Module):
             self.density_inputs = (*self.density_inputs, *(name for name in self._density_inputs if name != "position"))
 
     @property
-    def skips_nan(self) -> bool:
-        """See :class:`Field`. At NaN positions a grid returns zeros and receives no gradient."""
-        return True
-
-    @property
     def shade(self) -> Callable[..., Tensor] | None:
         """See :class:`Field`. The decoder's method of this name, or None if it has none."""
         return getattr(self.decoder, "shade", None)
 
     @property
     def aabb(self) -> Tensor:
-        """A box (2, 3) around all that the field represents, world units: the grid's, or that of its warp."""
+        """A box (2, 3) around all that the field represents, world units: the grid's box, or its warp's."""
         if self.warp is None:
             return self.grid.aabb
         # Cached, because tensors cannot be copied from the host during CUDA graph capture.
@@ -259,9 +255,8 @@ class RadianceField(nn.Module):
         features = self.grid.sampled_levels[0].float()
         return self.decoder.density(features.flatten(0, 2)).view(features.shape[:-1])
 
-    @property
-    def has_pyramid_density(self) -> bool:
-        """Whether the density has a form that a single kernel can march through.
+    def pyramid_parts(self) -> tuple[VoxelPyramid, FusedMLPDecoder, ExponentialDensity] | None:
+        """Returns the grid, the decoder and its activation if a single kernel can march through the density, or None.
 
         This requires a pyramid of at most 8 levels, concatenated, with "border" padding, each of 4 channels and fewer
         than 2^31 elements; and a fused network decoder, deferred or not, with at most 16 geometry outputs and an
@@ -270,39 +265,39 @@ class RadianceField(nn.Module):
         """
         grid, decoder = self.grid, self.decoder
         if type(self) is not RadianceField or type(grid) is not VoxelPyramid:
-            return False
-        if type(decoder) not in (FusedMLPDecoder, DeferredMLPDecoder):
-            return False
-        assert isinstance(decoder, FusedMLPDecoder)
-        return (
-            type(decoder.activation) is ExponentialDensity
-            and decoder.density_network[-1].shape[0] <= _constants.MAX_GEOMETRY
+            return None
+        if not isinstance(decoder, FusedMLPDecoder) or type(decoder) not in (FusedMLPDecoder, DeferredMLPDecoder):
+            return None
+        activation = decoder.activation
+        if type(activation) is not ExponentialDensity:
+            return None
+        fits = (
+            decoder.density_network[-1].shape[0] <= _constants.MAX_GEOMETRY
             and grid.reduce == "concat"
             and grid.active <= _constants.MAX_FIELD_LEVELS
             and all(level.padding == "border" and level.channels == _constants.LEVEL_CHANNELS for level in grid.grids)
             and all(level.numel() < 2**31 - 1 for level in grid.levels)  # the kernels count in 32 bits
             and all(x.dtype in (torch.float32, torch.float16) for x in (*grid.levels, *decoder.parameters()))
         )
+        return (grid, decoder, activation) if fits else None
 
     def pyramid_density(self) -> PyramidDensity | None:
         """Returns the density in the form that a single kernel can march through.
 
-        None if it has another form (:attr:`has_pyramid_density`) or if, on CUDA, it is not read from float16 copies
+        None if it has another form (:meth:`pyramid_parts`) or if, on CUDA, it is not read from float16 copies
         (:meth:`VoxelPyramid.enable_copies`).
         """
-        if not self.has_pyramid_density:
+        parts = self.pyramid_parts()
+        if parts is None:
             return None
-        grid, decoder = self.grid, self.decoder
-        assert isinstance(grid, VoxelPyramid)
-        assert isinstance(decoder, FusedMLPDecoder)
-        assert isinstance(decoder.activation, ExponentialDensity)
+        grid, decoder, activation = parts
         levels = grid.sampled_levels
         if levels[0].is_cuda and levels[0].dtype != torch.float16:
             return None
         first, last = decoder.density_network
         # Inactive levels read zero, so their columns of the first matrix have no effect.
         weights = [first[:, : _constants.LEVEL_CHANNELS * len(levels)], last]
-        return PyramidDensity(levels, grid.blocks[: len(levels)], grid.aabb, weights, decoder.activation.initial)
+        return PyramidDensity(levels, grid.blocks[: len(levels)], grid.aabb, weights, activation.initial)
 
 
 def warp_of(field: Field) -> Warp | None:
@@ -335,7 +330,7 @@ def colors_at(field: Field, points: Tensor, directions: Tensor) -> Tensor:
 
 
 def single_samples(points: Tensor) -> PackedSamples:
-    """Returns points (M, 3), in the field's own coordinates, as the only samples of M rays."""
+    """Returns points (M, 3), in the field's coordinates, as the only samples of M rays."""
     rays = torch.arange(len(points) + 1, device=points.device)
     zeros = torch.zeros_like(points[:, 0])
     return PackedSamples(points, zeros, zeros, rays[:-1], rays, rays[-1:])
@@ -350,7 +345,7 @@ def density_at_samples(field: Field) -> Callable[..., Tensor]:
 
 
 def _select(names: tuple[str, ...], warped: Tensor, values: dict[str, Tensor]) -> dict[str, Any]:
-    """Returns the decoder's further inputs, of which ``position`` is not among the values."""
+    """Returns the decoder's further inputs: the positions, and values of rays."""
     given = {"position": warped, **values}
     return {name: given[name] for name in names if name in given}
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from voxelfield.files import MARK, atomic_path
 from voxelfield.installed import import_optional
-from voxelfield.rendering.images import linear_light
+from voxelfield.rendering.pixels import linear_light
 from voxelfield.rendering.render import View
 
 

@@ -1,4 +1,4 @@
-"""Limits of the compiled ops, and checks of pyramid levels that several models share.
+"""Limits of the compiled ops, and checks of pyramid levels for several models.
 
 The limits are repeated here because a configuration is checked before the compiled ops are loaded.
 """

@@ -1,4 +1,4 @@
-"""The model: a field, the cells in which it has matter, and how its rays are sampled and trained."""
+"""The model: a field, its occupied cells, and how its rays are sampled and trained."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from torch.nn import functional as F
 from voxelfield import processes
 from voxelfield.fields.environment import Environment, environment_of
 from voxelfield.fields.field import RadianceField, density_at_samples, warp_of
-from voxelfield.grids.boxes import box_tensor
+from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
 from voxelfield.grids.pyramid import VoxelPyramid
-from voxelfield.grids.voxel_grid import VoxelGrid
+from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.models.batch import Batch, Outputs
-from voxelfield.models.gridless import Gridless
 from voxelfield.models.losses import rendering_terms
 from voxelfield.models.part import Part
 from voxelfield.models.settings import Sampling, StageConfig, stage_at
@@ -31,7 +30,7 @@ from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY, Capacity, RenderSett
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering, render
-from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.renderer import BACKENDS, FieldRenderer
 from voxelfield.rendering.visible_cells import count_visible_samples, pixel_stride, ray_spacing, visible_cells
 from voxelfield.warps.warp import Warp
 
@@ -70,6 +69,56 @@ _DEFAULT = Sampling()
 M = TypeVar("M", bound="Model")
 
 
+class Gridless(nn.Module):
+    """The stand-in for the grid of a field that has none: a box of cubic cells, without features or parameters.
+
+    The resolution of the trainer's stages then only defines the distance between samples.
+
+    Args:
+        aabb: (2, 3) the box, in world units or in the field's warped coordinates.
+        resolution: Cube root of the number of cells.
+
+    Attributes:
+        aabb: (2, 3) the box, on the device of the given one.
+        levels: Empty.
+        active: 0.
+        channels: 0.
+        working_copies: None.
+    """
+
+    levels: Sequence[nn.Parameter] = ()
+    active = 0
+    channels = 0
+    working_copies = None
+
+    def __init__(self, aabb: Tensor, resolution: int) -> None:
+        super().__init__()
+        self.aabb = aabb
+        self._resolution = resolution
+
+    @property
+    def resolution(self) -> tuple[int, int, int]:
+        """Number of cells along each axis."""
+        x, y, z = cubic_voxels(self.aabb, self._resolution)
+        return x, y, z
+
+    @property
+    def voxel_size(self) -> Tensor:
+        """Size (3,) of a cell."""
+        extent = torch.tensor(box_extent(parse_box(self.aabb)), device=self.aabb.device)
+        return extent / torch.tensor(self.resolution, device=self.aabb.device)
+
+    def resize(self, resolution: int, optimizer: object = None, *, aabb: object = None) -> None:
+        """Does nothing: :attr:`voxelfield.Model.resolution` applies."""
+
+    def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
+        """Returns no copies."""
+        return []
+
+    def refresh_copies(self) -> None:
+        """Does nothing."""
+
+
 class Model(Part):
     """One object above the field: the unit that is trained, rendered and saved.
 
@@ -78,7 +127,7 @@ class Model(Part):
 
     Args:
         field: The field, on its device.
-        occupancy: The cells in which it has matter, on the same device.
+        occupancy: The occupied cells, on the same device.
         sampling: How its rays are sampled.
 
     Attributes:
@@ -89,11 +138,11 @@ class Model(Part):
             without a grid.
         image_backends: Subclasses of :class:`voxelfield.rendering.backends.backend.ImageBackend` that may render images
             of this model faster than the general path, in the order in which they are tried
-            (:func:`voxelfield.rendering.renderer.fastest_backend`). Empty by default, because a subclass of a field or
-            decoder may compute something other than the specialised kernel does.
+            (:func:`voxelfield.rendering.renderer.fastest_backend`). By default the backends of this package, which do
+            not serve subclasses of its fields and decoders, because these may compute something else.
     """
 
-    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = ()
+    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = BACKENDS
 
     def __init__(self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling = _DEFAULT) -> None:
         self.field = field
@@ -104,7 +153,7 @@ class Model(Part):
 
     @property
     def grid(self) -> VoxelGrid | VoxelPyramid | Gridless:
-        """The field's attribute ``grid``, or a :class:`voxelfield.models.gridless.Gridless` for a field without one."""
+        """The field's attribute ``grid``, or a :class:`Gridless` for a field without one."""
         return getattr(self.field, "grid", None) or Gridless(self.field.aabb, self.resolution)
 
     @property
@@ -202,16 +251,16 @@ class Model(Part):
 
         Args:
             backend: As for :class:`voxelfield.FieldRenderer`.
-            supersampling: As for :class:`voxelfield.FieldRenderer`; None for that of the sampling.
+            supersampling: As for :class:`voxelfield.FieldRenderer`; None for the sampling's.
             background: (3,) float32 on the field's device; None for :attr:`environment`, or else :attr:`background`.
             few: Only a few images will be rendered, for which no backend bakes the field.
         """
-        own = self.background if self.environment is None else self.environment
+        default = self.background if self.environment is None else self.environment
         return FieldRenderer(
             self.field,
             self.occupancy,
             self.settings,
-            own if background is None else background,
+            default if background is None else background,
             supersampling=self.sampling.supersampling if supersampling is None else supersampling,
             pixel_averaging=self.sampling.pixel_averaging,
             chunk=self.sampling.chunk,
@@ -225,7 +274,7 @@ class Model(Part):
 
         Args:
             field: The field; None for :attr:`field`.
-            occupancy: The cells in which it has matter; None for :attr:`occupancy`.
+            occupancy: The occupied cells; None for :attr:`occupancy`.
         """
         model = copy.copy(self)
         model._setup = None
@@ -332,9 +381,9 @@ class Model(Part):
         settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
         every = max(1, min(cameras.width, cameras.height) // _PIXELS_LOOKED_AT)
         with self.autocast():
-            own = cameras[processes.rank() :: processes.count()]
+            local = cameras[processes.rank() :: processes.count()]
             return processes.sum_of(
-                count_visible_samples(self.field, self.occupancy, settings, own, shape, every=every)
+                count_visible_samples(self.field, self.occupancy, settings, local, shape, every=every)
             )
 
     def restrict_occupancy(self) -> None:
@@ -514,6 +563,6 @@ class Model(Part):
         return {"field": self.field.state_dict(), "occupancy": self.occupancy.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads a state from the entries of a checkpoint, among which are those of :meth:`state_dict`."""
+        """Loads a state from the entries of a checkpoint, which include the entries of :meth:`state_dict`."""
         self.field.load_state_dict(state["field"])
         self.occupancy.load_state_dict(state["occupancy"])

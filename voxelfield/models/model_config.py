@@ -34,7 +34,7 @@ class ModelConfig:
 
     Attributes:
         kind: The model's name; a subclass gives it a ``Literal`` type and a default.
-        environment: What rays show that leave the field with light to spare: ``none``, the background of the trainer;
+        environment: Seen by rays that leave the field with transmittance: ``none``, the background of the trainer;
             ``map``, colours of directions that are learned along with the field, for captures that show the sky
             (:class:`voxelfield.fields.environment.Environment`); or ``auto``, a map where the photographs agree on the
             colours of many directions (:func:`voxelfield.training.environment.choose_environment`).
@@ -114,7 +114,7 @@ class ModelConfig:
         """Builds the field in its state at the start of training.
 
         Args:
-            aabb: (2, 3) the grid's box: the scene's, or that of warped coordinates.
+            aabb: (2, 3) the grid's box: the scene's box, or a box in warped coordinates.
             resolutions: Resolutions of the trainer's stages, in order.
             device: Device of the field; may be ``meta``, to find out shapes only.
         """
@@ -125,7 +125,7 @@ class ModelConfig:
 
         Args:
             field: The field.
-            occupancy: The cells in which it has matter, on the same device.
+            occupancy: The occupied cells, on the same device.
             sampling: How its rays are sampled.
         """
         return Model(field, occupancy, sampling)

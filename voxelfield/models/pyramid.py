@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +16,10 @@ from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import BLOCK_VERTICES
-from voxelfield.models.levels import (
-    MAX_LAYERS,
-    MAX_WIDTH,
-    Degree,
-    FusedWidth,
-    built_levels,
-    check_levels,
-)
+from voxelfield.models.levels import MAX_LAYERS, MAX_WIDTH, Degree, FusedWidth, built_levels, check_levels
 from voxelfield.models.model import Model
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.settings import Sampling
-from voxelfield.rendering.backends.backend import ImageBackend
-from voxelfield.rendering.backends.baked_images import BakedImages
-from voxelfield.rendering.backends.pyramid_images import PyramidImages
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 logger = logging.getLogger(__name__)
@@ -65,7 +55,7 @@ class PyramidConfig(ModelConfig):
             vertex, neighbours learn different codes for the same content.
         width: Width of the hidden layers of both networks.
         shading: Where the colour network is evaluated: ``per_sample``, or ``deferred``, once per ray, with the means of
-            what its samples emit (:class:`voxelfield.fields.decoders.DeferredMLPDecoder`).
+            its samples' values (:class:`voxelfield.fields.decoders.DeferredMLPDecoder`).
         geometry: Number of outputs of the density network, all of which are inputs of the colour network. With
             ``shading=deferred`` they are raw density, diffuse colour (3) and features, and the density is no input.
         hidden: Number of hidden layers of the colour network.
@@ -149,29 +139,32 @@ class PyramidModel(Model):
         config: The settings that built the field.
     """
 
-    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (PyramidImages, BakedImages)
-
     def __init__(
         self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling, config: PyramidConfig
     ) -> None:
         super().__init__(field, occupancy, sampling)
         self.config = config
 
+    @property
+    def grid(self) -> VoxelPyramid:
+        """See :class:`Model`."""
+        grid = super().grid
+        assert isinstance(grid, VoxelPyramid)
+        return grid
+
     def resized(self, resolution: int, box: Tensor | None) -> Sequence[nn.Parameter]:
         """Only a new box changes the dense levels, which have the resolutions of all stages from the beginning."""
         if box is not None:
             return self.grid.levels
-        assert isinstance(self.grid, VoxelPyramid)
         return [grid.features for grid in self.grid.sparse_grids[: len(self.config.sparse_levels(resolution))]]
 
     def add_detail(self, resolution: int) -> None:
         """Allocates blocks of the sparse levels."""
         grid, limit = self.grid, self.config.max_blocks
-        assert isinstance(grid, VoxelPyramid)
         levels = self.config.sparse_levels(resolution)
         if not levels:
             return
-        # The cells are those of the finest blocks, so that of these none is allocated for what its neighbour shows.
+        # Cells have the size of the finest blocks, so that no such block is allocated for content of its neighbour.
         cells = self.count_shown(grid.sparse_grids[len(levels) - 1].exists.shape)
         wanted = grid.allocate(resolution, cells, self.occupancy.aabb, self.setup.optimizer.grid, max_blocks=limit)
         limits = grid.block_limits(limit)
@@ -185,12 +178,9 @@ class PyramidModel(Model):
 
     def count_features(self, finest: int) -> int:
         """Returns the number of grid elements; sparse levels count with the largest number of blocks they may have."""
-        grid = self.grid
-        assert isinstance(grid, VoxelPyramid)
-        return sum(level.features.numel() for level in grid.grids) + self.count_sparse_features()
+        return sum(level.features.numel() for level in self.grid.grids) + self.count_sparse_features()
 
     def count_sparse_features(self) -> int:
         """Returns the number of elements of the largest number of blocks that the sparse levels may have."""
-        grid = self.grid
-        assert isinstance(grid, VoxelPyramid)
-        return sum(grid.block_limits(self.config.max_blocks).values()) * BLOCK_VERTICES**3 * self.config.channels
+        blocks = sum(self.grid.block_limits(self.config.max_blocks).values())
+        return blocks * BLOCK_VERTICES**3 * self.config.channels

@@ -1,4 +1,4 @@
-"""The registry of models: this package's own, and those that other packages declare as entry points."""
+"""The registry of models: the models of this package, and models that other packages declare as entry points."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,18 +16,7 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.models.dense import SoftplusDensityConfig
 from voxelfield.models.levels import Degree, built_levels, check_levels
-from voxelfield.models.model import Model
 from voxelfield.models.model_config import ModelConfig
-from voxelfield.models.settings import Sampling
-from voxelfield.rendering.backends.backend import ImageBackend
-from voxelfield.rendering.backends.grid_images import GridImages
-from voxelfield.rendering.occupancy import OccupancyGrid
-
-
-class SHModel(Model):
-    """A model whose images a single kernel renders."""
-
-    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (GridImages,)
 
 
 @dataclass
@@ -50,8 +39,8 @@ class SHConfig(ModelConfig):
             Finer ones, except the coarsest of all, store only density and constant colour, which at degree 2 is a
             seventh of the memory. Null means that all levels have them.
         degree: Degree of the spherical harmonics.
-        init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range], those of the
-            other levels at zero.
+        init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range],
+            features of the other levels at zero.
         density: Settings of the activation that maps the first channel to density.
     """
 
@@ -82,7 +71,3 @@ class SHConfig(ModelConfig):
             device=device,
         )
         return RadianceField(pyramid, decoder).to(device)
-
-    def build_model(self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling) -> SHModel:
-        """See :class:`ModelConfig`."""
-        return SHModel(field, occupancy, sampling)

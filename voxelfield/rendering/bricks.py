@@ -36,7 +36,7 @@ _WIDTHS = (8, 16)
 
 @dataclass(frozen=True, eq=False)
 class Bricks:
-    """What a field with deferred shading emits, at the vertices of blocks of 8 x 8 x 8 (Hedman et al. 2021, SNeRG).
+    """The emission of a field with deferred shading at vertices, in blocks of 8 x 8 x 8 (Hedman et al. 2021, SNeRG).
 
     Attributes:
         log_density: (8 A, 8 B, 8 C) float16, logarithms of densities, per unit in warped coordinates.
@@ -62,7 +62,7 @@ class Bricks:
 
 def can_bake(field: object) -> bool:
     """Returns whether a field is one that :func:`bake` accepts."""
-    return isinstance(field, RadianceField) and field.has_pyramid_density and field.shade is not None
+    return isinstance(field, RadianceField) and field.shade is not None and field.pyramid_parts() is not None
 
 
 @torch.no_grad()
@@ -95,9 +95,9 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
 
     def absorbing(blocks: Tensor) -> Iterator[Tensor]:
         """Yields the values (M, V) of those vertices that show something."""
-        for positions, _, density, own in emitted(blocks):
+        for positions, _, density, emission in emitted(blocks):
             opaque = -torch.expm1(-density * voxel.min()) > _RANGE_OPACITY
-            yield own[opaque & occupancy.contains(positions)]
+            yield emission[opaque & occupancy.contains(positions)]
 
     some = torch.linspace(0, lattice.count - 1, min(lattice.count, _RANGE_BLOCKS), device=box.device).long()
     lowest, highest = _ranges(absorbing(some), decoder.emitted, box)
@@ -108,18 +108,18 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
     width = _width(decoder)
     log_density = torch.full(atlas, _LOWEST_LOG_DENSITY, dtype=torch.float16, device=box.device)
     values = torch.zeros(*atlas, width, dtype=torch.uint8, device=box.device)
-    for _, rows, density, own in emitted(torch.arange(lattice.count, device=box.device)):
+    for _, rows, density, emission in emitted(torch.arange(lattice.count, device=box.device)):
         log_density.view(-1)[rows] = density.log().clamp(min=_LOWEST_LOG_DENSITY).half()
-        stored = ((own - lowest) / extent * 255).round().clamp(0, 255).to(torch.uint8)
+        stored = ((emission - lowest) / extent * 255).round().clamp(0, 255).to(torch.uint8)
         values.view(-1, width)[rows, : len(lowest)] = stored
     size = (log_density.nbytes + values.nbytes) / 2**20
     logger.info("%d blocks of the field's values are stored, %.0f MiB", lattice.count, size)
     return Bricks(log_density, values, lowest, extent, lattice.blocks, box)
 
 
-def lattice_spacing(field: RadianceField, per_voxel: int = PER_VOXEL) -> float:
+def lattice_spacing(field: RadianceField) -> float:
     """Returns the largest distance between neighbouring vertices that :func:`bake` stores, in warped coordinates."""
-    return float(_lattice(field, per_voxel)[1].max())
+    return float(_lattice(field, PER_VOXEL)[1].max())
 
 
 def stored_bytes(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VOXEL) -> int:
@@ -140,7 +140,7 @@ def _lattice(field: RadianceField, per_voxel: int) -> tuple[SparseGrid, Tensor]:
     assert isinstance(field.grid, VoxelPyramid)
     voxel, voxels = field.grid.finest_voxels()
     voxel = voxel / per_voxel
-    # Some vertices are those of the finest level, so the last blocks may end outside.
+    # Some vertices coincide with vertices of the finest level, so the last blocks may end outside.
     whole = [-(-per_voxel * count // BLOCK_CELLS) * BLOCK_CELLS for count in voxels]
     low = field.grid.aabb[0].double()
     box = torch.stack((low, low + voxel * voxel.new_tensor(whole))).float()

@@ -55,9 +55,9 @@ class Cameras:
             of the image, in pixels, it has the pose ``c2w``. None: all rows have that pose.
 
     Raises:
-        TypeError: A tensor has another dtype, a size is not an int, or ``lens`` is not a :class:`Lens`.
-        ValueError: A tensor has another shape or device, a size is below 1, or ``width`` and ``height`` are not the
-            largest of ``sizes``.
+        TypeError: A tensor has another dtype, or ``lens`` is not a :class:`Lens`.
+        ValueError: A tensor has another shape or device, a size is not an int of at least 1, or ``width`` and
+            ``height`` are not the largest of ``sizes``.
     """
 
     c2w: Tensor
@@ -72,11 +72,8 @@ class Cameras:
     def __post_init__(self) -> None:
         check_field("Cameras.c2w", self.c2w, ("N", 4, 4), torch.float32)
         check_float32("Cameras.intrinsics", self.intrinsics, (len(self), 4), "Cameras.c2w", self.c2w)
-        for name, size in (("width", self.width), ("height", self.height)):
-            if not isinstance(size, int):
-                raise TypeError(f"Cameras.{name} must be an int, got {type(size).__name__}")
-            if size < 1:
-                raise ValueError(f"Cameras.{name} must be at least 1, got {size}")
+        check_at_least_one("Cameras.width", self.width)
+        check_at_least_one("Cameras.height", self.height)
         if self.sizes is not None:
             check_field("Cameras.sizes", self.sizes, (len(self), 2), torch.int64)
             if self.sizes.device.type != "cpu":
@@ -109,19 +106,15 @@ class Cameras:
         if not isinstance(index, slice | Tensor):
             # An empty list would become a float tensor.
             index = torch.tensor(index) if len(index) > 0 else torch.empty(0, dtype=torch.int64)
-        lens = None if self.lens is None else self.lens[index]
-        chosen = self.c2w[index], self.intrinsics[index]
-        if self.sizes is None or len(chosen[0]) == 0:
-            cameras = Cameras(*chosen, self.width, self.height, lens)
-        else:
-            sizes = self.sizes[index.cpu() if isinstance(index, Tensor) else index]
-            cameras = Cameras.of_sizes(*chosen, sizes, lens)
-        rolling = None if self.rolling is None else self.rolling[index]
-        return replace(cameras, values={name: value[index] for name, value in self.values.items()}, rolling=rolling)
+        chosen = self._mapped(lambda values: values[index])
+        if self.sizes is None or len(chosen["c2w"]) == 0:
+            return replace(self, **chosen, sizes=None)
+        sizes = self.sizes[index.cpu() if isinstance(index, Tensor) else index]
+        return replace(self, **chosen, **_size_fields(sizes))
 
     @classmethod
     def of_sizes(cls, c2w: Tensor, intrinsics: Tensor, sizes: Tensor, lens: Lens | None = None) -> Cameras:
-        """Returns cameras whose images may differ in size; the arguments are those of the class.
+        """Returns cameras whose images may differ in size; with the arguments of the class.
 
         Args:
             c2w: (N, 4, 4) float32, N at least 1.
@@ -129,8 +122,7 @@ class Cameras:
             sizes: (N, 2) int64, widths and heights in pixels, on the CPU.
             lens: Lenses of the N images.
         """
-        width, height = sizes.amax(dim=0).tolist()
-        return cls(c2w, intrinsics, width, height, lens, None if bool((sizes == sizes[0]).all()) else sizes)
+        return cls(c2w, intrinsics, lens=lens, **_size_fields(sizes))
 
     def size(self, camera: int) -> tuple[int, int]:
         """Returns the width and height of one camera's image, in pixels."""
@@ -146,11 +138,17 @@ class Cameras:
 
     def to(self, device: torch.device | str) -> Cameras:
         """Returns the same cameras on ``device``."""
-        lens = None if self.lens is None else self.lens.to(device)
-        values = {name: value.to(device) for name, value in self.values.items()}
-        rolling = None if self.rolling is None else self.rolling.to(device)
-        c2w, intrinsics = self.c2w.to(device), self.intrinsics.to(device)
-        return replace(self, c2w=c2w, intrinsics=intrinsics, lens=lens, values=values, rolling=rolling)
+        return replace(self, **self._mapped(lambda values: values.to(device)))
+
+    def _mapped(self, change: Callable[[Any], Any]) -> dict[str, Any]:
+        """Returns the fields of each camera, except the sizes, after a change of every tensor and of the lenses."""
+        optional = {"lens": self.lens, "rolling": self.rolling}
+        return {
+            "c2w": change(self.c2w),
+            "intrinsics": change(self.intrinsics),
+            "values": {name: change(value) for name, value in self.values.items()},
+            **{name: None if value is None else change(value) for name, value in optional.items()},
+        }
 
     @property
     def known_to_ops(self) -> bool:
@@ -183,7 +181,7 @@ class Cameras:
 
         Args:
             values: Tensors (N, ...), or numbers that are the same for all cameras, by name. A number becomes float32;
-                that of ``image`` becomes int64, as in training.
+                ``image`` becomes int64, as in training.
 
         Raises:
             ValueError: A value has another shape.
@@ -248,11 +246,8 @@ class Cameras:
         check_field("camera_index", camera_index, ("R",), torch.int64, "Cameras.c2w", self.c2w)
         check_index("camera_index", camera_index, len(self), "the cameras")
         check_float32("pixels", pixels, (camera_index.shape[0], 2), "Cameras.c2w", self.c2w)
-        if self.rolling is None:
-            origins, poses = self.c2w[:, :3, 3].index_select(0, camera_index), None
-        else:
-            poses = self.row_poses(camera_index, pixels[:, 1].floor() + 0.5)
-            origins = poses[:, :3, 3].contiguous()
+        poses = self.row_poses(camera_index, pixels[:, 1].floor() + 0.5)
+        origins = poses[:, :3, 3].contiguous()
         directions = self._directions(camera_index, pixels, poses)
         values = {name: value.index_select(0, camera_index) for name, value in self.values.items()}
         return Rays(origins, directions, *intersect_aabb(origins.detach(), directions.detach(), aabb), values=values)
@@ -286,18 +281,17 @@ class Cameras:
         reach = torch.maximum(self.rolling[:, 6], height - self.rolling[:, 6])
         return self.rolling[:, :6].view(-1, 2, 3).norm(dim=-1) * reach[:, None]
 
-    def _directions(self, camera_index: Tensor, pixels: Tensor, poses: Tensor | None = None) -> Tensor:
+    def _directions(self, camera_index: Tensor, pixels: Tensor, poses: Tensor) -> Tensor:
         """Returns the unit directions (R, 3) of the rays through image points, world frame.
 
         Args:
             camera_index: As for :meth:`rays`.
             pixels: As for :meth:`rays`.
-            poses: What :meth:`row_poses` returns for them, if known.
+            poses: (R, 4, 4) the poses of the rays' cameras (:meth:`row_poses`).
         """
-        pose = self.row_poses(camera_index, pixels[:, 1].floor() + 0.5) if poses is None else poses
         intrinsics = self.intrinsics.index_select(0, camera_index)
         offset = (pixels - intrinsics[:, 2:]).div_(intrinsics[:, :2])
-        right, up, backward, _ = pose[:, :3].unbind(-1)
+        right, up, backward, _ = poses[:, :3].unbind(-1)
         forward = -backward
         if self.lens is not None:
             offset = self.lens.rays_through(offset, camera_index)
@@ -316,13 +310,14 @@ class Cameras:
         _, fy, _, cy = self.intrinsics[camera_index].unbind(dim=1)
         return torch.where(self.is_sphere[camera_index], torch.cos((y - cy) / fy), 1.0)
 
-    def image_rays(self, camera: int, aabb: Tensor, rows: slice = slice(None)) -> Rays:
-        """Casts one ray through the centre of every pixel of one camera, or of some rows of its image.
+    def image_rays(self, camera: int, aabb: Tensor, rows: slice = slice(None), columns: slice = slice(None)) -> Rays:
+        """Casts one ray through the centre of every pixel of one camera, or of some rows and columns of its image.
 
         Args:
             camera: Index of the camera, 0 to N - 1.
             aabb: (2, 3) float32, low and high corner in world units, on the cameras' device.
             rows: The rows.
+            columns: The columns.
 
         Returns:
             A ray for each of these pixels of the camera's image, row by row from the top left one.
@@ -333,27 +328,35 @@ class Cameras:
         if not 0 <= camera < len(self):
             raise IndexError(f"camera must be 0 <= camera < {len(self)}, got {camera}")
         device, (width, height) = self.c2w.device, self.size(camera)
-        columns = torch.arange(width, device=device, dtype=torch.float32).add_(0.5)
-        middles = torch.arange(height, device=device, dtype=torch.float32)[rows].add_(0.5)
-        y, x = torch.meshgrid(middles, columns, indexing="ij")
+        across = torch.arange(width, device=device, dtype=torch.float32)[columns].add_(0.5)
+        down = torch.arange(height, device=device, dtype=torch.float32)[rows].add_(0.5)
+        y, x = torch.meshgrid(down, across, indexing="ij")
         pixels = torch.stack((x, y), dim=-1).view(-1, 2)
         camera_index = torch.full((pixels.shape[0],), camera, dtype=torch.int64, device=device)
         return self.rays(camera_index, pixels, aabb)
 
-    def image_chunks(self, camera: int, aabb: Tensor, chunk: int) -> Iterator[Rays]:
-        """Yields what :meth:`image_rays` returns, at most ``chunk`` rays at a time, which are only then cast."""
+    def image_chunks(self, camera: int, aabb: Tensor, chunk: int, every: int = 1) -> Iterator[Rays]:
+        """Yields the rays of an image, at most ``chunk`` of them at a time, which are only then cast.
+
+        Args:
+            camera: As for :meth:`image_rays`.
+            aabb: As for :meth:`image_rays`.
+            chunk: Largest number of rays.
+            every: Stride between the pixels that are used, along each side of the image.
+        """
         width, height = self.size(camera)
-        rows = max(1, chunk // width)
-        for top in range(0, height, rows):
-            rays = self.image_rays(camera, aabb, slice(top, top + rows))
+        columns = slice(min(every, width) // 2, None, every)
+        rows = max(1, chunk * every // width) * every
+        for top in range(min(every, height) // 2, height, rows):
+            rays = self.image_rays(camera, aabb, slice(top, top + rows, every), columns)
             for first in range(0, len(rays), chunk):
                 yield rays[first : first + chunk]
 
     def border_rays(self) -> tuple[Tensor, Tensor]:
         """Returns origins and unit directions, both (N, P, 3), of rays through P points along each image's border."""
-        share = torch.linspace(0, 1, _ALONG_EDGE)
-        zero, one = torch.zeros_like(share), torch.ones_like(share)
-        pairs = ((share, zero), (share, one), (zero, share), (one, share))
+        along = torch.linspace(0, 1, _ALONG_EDGE)
+        zero, one = torch.zeros_like(along), torch.ones_like(along)
+        pairs = ((along, zero), (along, one), (zero, along), (one, along))
         border = torch.cat([torch.stack(pair, dim=-1) for pair in pairs])
         pixels = (border * self.all_sizes()[:, None]).to(self.c2w.device)
         index = torch.arange(len(self), device=self.c2w.device).repeat_interleave(len(border))
@@ -363,9 +366,9 @@ class Cameras:
         directions = self._directions(index, pixels.flatten(0, 1), poses).view(pixels.shape[0], -1, 3)
         return poses[:, :3, 3].view_as(directions), directions
 
-    def looks(self) -> Tensor:
-        """Returns poses (M, 4, 4) whose optical axes say where cameras look; see :func:`looks`."""
-        return looks(self.c2w, self.lens)
+    def viewing_poses(self) -> Tensor:
+        """Returns poses (M, 4, 4) whose optical axes say where cameras look; see :func:`viewing_poses`."""
+        return viewing_poses(self.c2w, self.lens)
 
     def pinholes(self, *, all_round: bool = False) -> Cameras:
         """Returns pinhole cameras that stand still in place of these; without lenses, they show a similar view.
@@ -384,7 +387,7 @@ class Cameras:
         intrinsics = torch.where(sphere[:, None].to(focal.device), focal, self.intrinsics)
         sizes = torch.where(sphere[:, None], (2 * focal).long().cpu(), self.all_sizes())
         chosen = index.to(focal.device)
-        still = Cameras.of_sizes(self.looks() if all_round else self.c2w, intrinsics[chosen], sizes[index])
+        still = Cameras.of_sizes(self.viewing_poses() if all_round else self.c2w, intrinsics[chosen], sizes[index])
         return replace(still, values={name: value[chosen] for name, value in self.values.items()})
 
     def pixel_angles(self) -> Tensor:
@@ -394,13 +397,14 @@ class Cameras:
             (N, 2) float32, the smallest and the largest angle over all directions, radians.
         """
         device = self.c2w.device
-        share = torch.linspace(0, 1, _LATTICE, device=device)
-        points = torch.cartesian_prod(share, share) * self.all_sizes().to(device)[:, None]
+        along = torch.linspace(0, 1, _LATTICE, device=device)
+        points = torch.cartesian_prod(along, along) * self.all_sizes().to(device)[:, None]
         # Offsets of half a pixel to either side of each point, horizontally and vertically.
         moves = torch.tensor([[0.5, 0.0], [-0.5, 0.0], [0.0, 0.5], [0.0, -0.5]], device=device)
-        pixels = points[:, :, None] + moves
-        camera_index = torch.arange(len(self), device=device).repeat_interleave(len(share) ** 2 * len(moves))
-        directions = self._directions(camera_index, pixels.view(-1, 2)).view(*pixels.shape[:3], 3)
+        pixels = (points[:, :, None] + moves).view(-1, 2)
+        camera_index = torch.arange(len(self), device=device).repeat_interleave(len(along) ** 2 * len(moves))
+        poses = self.row_poses(camera_index, pixels[:, 1].floor() + 0.5)
+        directions = self._directions(camera_index, pixels, poses).view(*points.shape[:2], len(moves), 3)
         across, down = directions[:, :, 0] - directions[:, :, 1], directions[:, :, 2] - directions[:, :, 3]
         # Singular values of the map from pixels to directions, computed from the product with its transpose.
         mean = 0.5 * (across.square().sum(-1) + down.square().sum(-1))
@@ -410,7 +414,13 @@ class Cameras:
         return torch.stack((smallest, largest), dim=-1).clamp(min=0).sqrt()
 
 
-def looks(c2w: Tensor, lens: Lens | None) -> Tensor:
+def check_not_empty(cameras: Cameras) -> None:
+    """Raises ValueError if there are no cameras."""
+    if len(cameras) == 0:
+        raise ValueError("cameras must be at least one, got none")
+
+
+def viewing_poses(c2w: Tensor, lens: Lens | None) -> Tensor:
     """Returns poses whose optical axes say where cameras look.
 
     Args:
@@ -418,8 +428,8 @@ def looks(c2w: Tensor, lens: Lens | None) -> Tensor:
         lens: Their lenses.
 
     Returns:
-        (M, 4, 4): the poses, but that of an equirectangular image is replaced by those of six cameras that look at the
-        sides of a cube around it, beginning with its own.
+        (M, 4, 4): the poses. Each equirectangular camera is replaced by six that look at the sides of a cube around it,
+        beginning with its own viewing direction.
     """
     if lens is None or not lens.spheres:
         return c2w
@@ -427,6 +437,12 @@ def looks(c2w: Tensor, lens: Lens | None) -> Tensor:
     cube[:, :3, :3] = torch.tensor(_CUBE, dtype=c2w.dtype, device=c2w.device).mT
     poses = zip(c2w, lens.is_sphere.tolist(), strict=True)
     return torch.cat([pose @ cube if sphere else pose[None] for pose, sphere in poses])
+
+
+def _size_fields(sizes: Tensor) -> dict[str, Any]:
+    """Returns the fields ``width``, ``height`` and ``sizes`` of cameras with images of sizes (N, 2), N at least 1."""
+    width, height = sizes.amax(dim=0).tolist()
+    return {"width": width, "height": height, "sizes": None if bool((sizes == sizes[0]).all()) else sizes}
 
 
 def scaled_rolling(rolling: Tensor | None, factor: float | Tensor) -> Tensor | None:
@@ -468,12 +484,7 @@ def overview(aabb: Tensor, width: int, height: int) -> Cameras:
         One camera on the device of ``aabb``.
     """
     azimuth, elevation, half_angle = (math.radians(degrees) for degrees in (-45.0, 25.0, 20.0))
-    right = torch.tensor((-math.sin(azimuth), math.cos(azimuth), 0.0), dtype=torch.float64)
-    backward = torch.tensor(
-        (math.cos(elevation) * math.cos(azimuth), math.cos(elevation) * math.sin(azimuth), math.sin(elevation)),
-        dtype=torch.float64,
-    )
-    axes = torch.stack((right, torch.linalg.cross(backward, right), backward), dim=-1)
+    axes = _axes_above(*torch.tensor((azimuth, elevation), dtype=torch.float64))
     box = aabb.double().cpu()
     centre = box.mean(dim=0)
     corners = (torch.cartesian_prod(*box.unbind(-1)) - centre) @ axes
@@ -482,7 +493,7 @@ def overview(aabb: Tensor, width: int, height: int) -> Cameras:
     half = torch.tensor((width, height), dtype=torch.float64) / 2
     distance = (corners[:, 2:] + corners[:, :2].abs() * focal / half).max()
     c2w = torch.eye(4, dtype=torch.float64)
-    c2w[:3, :3], c2w[:3, 3] = axes, centre + distance * backward
+    c2w[:3, :3], c2w[:3, 3] = axes, centre + distance * axes[:, 2]
     intrinsics = torch.tensor([[focal, focal, width / 2, height / 2]])
     return Cameras(c2w[None].float(), intrinsics, width, height).to(aabb.device)
 
@@ -507,8 +518,7 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     Raises:
         ValueError: There are no cameras, ``frames`` is below 1, or ``target`` has another shape.
     """
-    if len(cameras) == 0:
-        raise ValueError("cameras must be at least one, to take the circle from, got none")
+    check_not_empty(cameras)
     check_at_least_one("frames", frames)
     if target.shape != (3,):
         raise ValueError(f"target must have shape (3,), got {tuple(target.shape)}")
@@ -519,17 +529,22 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     distance = arm.norm(dim=-1).mean()
     elevation = torch.atan2(arm[:, 2], arm[:, :2].norm(dim=-1)).mean().expand(frames)
     azimuth = _azimuths(torch.atan2(arm[:, 1], arm[:, 0]), frames)
-    # Spherical coordinates give the axes in closed form, so looking straight down needs no special case.
-    zero = torch.zeros_like(azimuth)
-    right = torch.stack((-azimuth.sin(), azimuth.cos(), zero), dim=-1)
-    backward = torch.stack((elevation.cos() * azimuth.cos(), elevation.cos() * azimuth.sin(), elevation.sin()), dim=-1)
-    up = torch.linalg.cross(backward, right)
     c2w = torch.eye(4, device=device, dtype=torch.float64).repeat(frames, 1, 1)
-    axes = torch.stack((right, up, backward), dim=-1)
-    c2w[:, :3, :3] = upright.mT @ axes
+    c2w[:, :3, :3] = upright.mT @ _axes_above(azimuth, elevation)
     c2w[:, :3, 3] = centre + distance * c2w[:, :3, 2]
     first = cameras[:1].pinholes()
     return Cameras(c2w.float(), first.intrinsics.expand(frames, 4).contiguous(), *first.size(0))
+
+
+def _axes_above(azimuth: Tensor, elevation: Tensor) -> Tensor:
+    """Returns the axes (..., 3, 3), in columns, of upright cameras in directions (...) from a point, looking at it.
+
+    Spherical coordinates give the axes in closed form, so looking straight down needs no special case.
+    """
+    right = torch.stack((-azimuth.sin(), azimuth.cos(), torch.zeros_like(azimuth)), dim=-1)
+    level = elevation.cos()
+    backward = torch.stack((level * azimuth.cos(), level * azimuth.sin(), elevation.sin()), dim=-1)
+    return torch.stack((right, torch.linalg.cross(backward, right), backward), dim=-1)
 
 
 def up_direction(cameras: Cameras) -> Tensor:
@@ -555,13 +570,13 @@ def _upright_axes(cameras: Cameras) -> Tensor:
 
 
 def _azimuths(cameras: Tensor, frames: int) -> Tensor:
-    """Returns the azimuths of a path's frames, radians, from those of the cameras (N,)."""
-    share = torch.arange(frames, device=cameras.device, dtype=torch.float64) / frames
+    """Returns the azimuths of a path's frames from the azimuths of the cameras (N,), radians."""
+    turns = torch.arange(frames, device=cameras.device, dtype=torch.float64) / frames
     ordered = cameras.sort().values
     gaps = torch.cat((ordered.diff(), ordered[:1] + 2 * math.pi - ordered[-1:]))
     widest = int(gaps.argmax())
     arc = 2 * math.pi - float(gaps[widest])
     if len(cameras) == 1 or arc >= math.pi:
-        return 2 * math.pi * share
+        return 2 * math.pi * turns
     first = ordered[(widest + 1) % len(ordered)]
-    return first + arc / 2 * (1 + torch.sin(2 * math.pi * share))
+    return first + arc / 2 * (1 + torch.sin(2 * math.pi * turns))

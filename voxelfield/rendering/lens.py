@@ -54,10 +54,10 @@ _SMALLEST_OMEGA = 1e-4
 
 @dataclass(frozen=True, eq=False, init=False)
 class Lens:
-    r"""Lenses of some cameras, each of a model of its own.
+    r"""Lenses of some cameras, each with its model.
 
     A pinhole camera images a ray at a point :math:`(x, y)`, in focal lengths from the principal point, y down. The
-    other models, which are those of OpenCV, COLMAP and nerfstudio, image it elsewhere. With :math:`r^2 = x^2 + y^2`:
+    other models, which OpenCV, COLMAP and nerfstudio also have, image it elsewhere. With :math:`r^2 = x^2 + y^2`:
 
     ``perspective``, with coefficients ``k1, k2, k3, k4, p1, p2, s1, s2, s3, s4`` in this order, images it at
 
@@ -196,10 +196,10 @@ class Lens:
 
 
 def join_lenses(lenses: Sequence[Lens | None]) -> Lens | None:
-    """Joins lenses to those of all cameras.
+    """Joins the lenses of several groups of cameras.
 
     Args:
-        lenses: Those of some cameras each, on the CPU; None stands for one pinhole.
+        lenses: The lenses of each group, on the CPU; None stands for one pinhole.
 
     Returns:
         The lenses of all cameras, or None if all are pinholes.
@@ -211,7 +211,7 @@ def join_lenses(lenses: Sequence[Lens | None]) -> Lens | None:
 
 
 def lens_rows(lens: Lens | None, camera: int | None = None) -> Tensor | None:
-    """Returns lenses as the ops that cast rays take them: those of all cameras, or of one."""
+    """Returns the lenses of all cameras, or of one, in the form that ops that cast rays take."""
     if lens is None:
         return None
     return lens.rows if camera is None else lens.rows[camera]

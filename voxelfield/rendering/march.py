@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.selection import MIN_WEIGHT
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
-from voxelfield.warps.warp import Warp
+from voxelfield.warps.warp import Warp, nested_box_args
 
 # Number of consecutive unused rows of a fixed capacity that share a random position. At a single position, the atomic
 # additions of their zero gradients to a grid would be serialised on a GPU; at as many positions as rows, each row would
@@ -64,25 +64,15 @@ class Capacity:
     visible: int
 
 
-class Sampler(Protocol):
-    """Places samples on rays: :func:`visible_samples`, or a function of one's own with the same arguments."""
+Sampler = Callable[
+    [Field, Rays, OccupancyGrid, RenderSettings, bool, Capacity | None], tuple[ops.PackedSamples, Tensor | None]
+]
+"""Places samples on rays: :func:`visible_samples`, or a user's function with the same arguments and results.
 
-    def __call__(
-        self,
-        field: Field,
-        rays: Rays,
-        occupancy: OccupancyGrid,
-        settings: RenderSettings,
-        jitter: bool = False,
-        capacity: Capacity | None = None,
-    ) -> tuple[ops.PackedSamples, Tensor | None]:
-        """Returns the samples at which colours are evaluated, and the number of samples before some were dropped.
-
-        The arguments and results are those of :func:`visible_samples`. A sampler that ignores ``capacity`` synchronises
-        with the device, which a training step on CUDA must not do. Gradients are enabled in training: evaluate the
-        field under ``torch.no_grad()`` unless the gradient of its densities here is wanted.
-        """
-        ...
+A sampler that ignores ``capacity`` synchronises with the device, which a training step on CUDA must not do. Gradients
+are enabled in training: evaluate the field under ``torch.no_grad()`` unless the gradient of its densities here is
+wanted.
+"""
 
 
 def march(
@@ -108,13 +98,7 @@ def march(
     """
     offset = rays.random() if jitter else None
     return march_through(
-        _cuts(warp),
-        *_mapped(rays, warp),
-        occupancy.bits,
-        occupancy.aabb,
-        step,
-        offset,
-        capacity=capacity,
+        nested_box_args(warp), *_mapped(rays, warp), occupancy.bits, occupancy.aabb, step, offset, capacity=capacity
     )
 
 
@@ -134,10 +118,8 @@ def select(
     Raises:
         ValueError: The rays lack such a value.
     """
-    values: dict[str, Tensor] = {}
-    if names := getattr(field, "density_inputs", ()):
-        given = rays.select_values(names, getattr(field, "optional_inputs", ()))
-        values = {name: value.index_select(0, samples.ray_index) for name, value in given.items()}
+    given = rays.select_values(field, "density_inputs")
+    values = {name: value.index_select(0, samples.ray_index) for name, value in given.items()}
     return ops.select_samples(
         density_at_samples(field)(samples.positions, **values),
         samples.positions,
@@ -198,7 +180,7 @@ def visible_samples(
             min_weight=settings.min_weight,
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,
             capacity=None if capacity is None else capacity.visible,
-            boxes=_cuts(warp),
+            boxes=nested_box_args(warp),
             blocks=density.blocks,
         )
         return packed, None
@@ -221,11 +203,6 @@ def _mapped(rays: Rays, warp: Warp | None) -> tuple[Tensor, Tensor, Tensor, Tens
     """Returns origins, directions, near and far of rays as the ops that march them expect them."""
     whole = (rays.origins, rays.directions, rays.near, rays.far)
     return whole if warp is None else warp.map_rays(*whole)
-
-
-def _cuts(warp: Warp | None) -> list[float]:
-    """Returns the numbers by which ops cut rays into the pieces of nested boxes."""
-    return [] if warp is None else warp.op_arguments
 
 
 def _without_nan(samples: ops.PackedSamples, aabb: Tensor) -> ops.PackedSamples:

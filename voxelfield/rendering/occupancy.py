@@ -1,4 +1,7 @@
-"""Occupancy grids, which mark the cells of space that contain matter, so that rays are sampled only there."""
+"""Occupancy grids, which mark the cells of space that contain matter, so that rays are sampled only there.
+
+The density as rendered is zero in cells that are not occupied.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from voxelfield import ops
+from voxelfield.fields.field import Field, warp_of
 from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
 from voxelfield.ops._autograd import traces_ops
-from voxelfield.ops._checks import check_dtype, check_fraction, check_result, check_same_device, check_tensor
+from voxelfield.ops._checks import check_at_least_one, check_field, check_fraction, check_result, check_tensor
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.empty_distance import empty_distance
 
-# Share of the threshold below which cells are empty even in a thin mist.
-_LOWEST_SHARE = 0.01
+# Fraction of the threshold below which cells are empty even in a thin mist.
+_LOWEST_FRACTION = 0.01
 
 # For their mean, opacities are rounded down to multiples of the reciprocal of this.
 _UNITS = 1 << 24
@@ -110,7 +114,7 @@ class OccupancyGrid(nn.Module):
             TypeError: ``allowed`` is not bool.
             ValueError: ``allowed`` has another shape or device.
         """
-        self._check_cells("allowed", allowed)
+        check_field("allowed", allowed, tuple(self.occupied.shape), torch.bool, "occupied", self.occupied)
         self.allowed.copy_(allowed)
         self.density_ema_max.zero_()
         self._cells = None
@@ -127,7 +131,7 @@ class OccupancyGrid(nn.Module):
             TypeError: ``cells`` is not bool.
             ValueError: ``cells`` has another shape or device.
         """
-        self._check_cells("cells", cells)
+        check_field("cells", cells, tuple(self.occupied.shape), torch.bool, "occupied", self.occupied)
         self.allowed &= ~cells
         self.density_ema_max.masked_fill_(cells, 0)
         self._cells = None
@@ -156,8 +160,7 @@ class OccupancyGrid(nn.Module):
             ValueError: ``density`` has another shape, ``threshold`` is outside (0, 1), or ``share_of_mean`` is not
                 positive and finite.
         """
-        if density.dim() != 3:
-            raise ValueError(f"density must have shape (X, Y, Z), got {tuple(density.shape)}")
+        check_tensor("density", density, ("X", "Y", "Z"))
         _check_thresholds(threshold, share_of_mean)
         # Maximum over the vertices of each field cell, then over the field cells that each cell of this grid overlaps.
         kernel = [min(2, size) for size in density.shape]
@@ -204,8 +207,8 @@ class OccupancyGrid(nn.Module):
         _check_thresholds(threshold, share_of_mean)
         check_fraction("decay", decay)
         for name, count in (("chunk", chunk), ("cells", cells)):
-            if count is not None and count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}")
+            if count is not None:
+                check_at_least_one(name, count)
         if self._cells is None:
             self._cells = self.allowed.nonzero()
         extent = self.aabb[1] - self.aabb[0]
@@ -226,21 +229,16 @@ class OccupancyGrid(nn.Module):
                 highest.scatter_reduce_(0, index, seen.float(), "amax")
         self._occupy(self._reaches(self.density_ema_max, step, threshold, share_of_mean), self.aabb)
 
-    def _check_cells(self, name: str, cells: Tensor) -> None:
-        check_tensor(name, cells, tuple(self.occupied.shape), " as occupied")
-        check_dtype(name, cells, (torch.bool,))
-        check_same_device(name, cells, "occupied", self.occupied)
-
     def _reaches(self, density: Tensor, step: float, threshold: float, share_of_mean: float | None) -> Tensor:
         """Returns where one sample may exceed the threshold's opacity, which includes all non-finite densities."""
         opacity = -torch.expm1(-density.float() * step)
         if share_of_mean is None:
             return ~(opacity <= threshold)
         counted = self.occupied & opacity.isfinite()
-        # A sum of integers does not depend on their order, so all processes find the same mean of the same opacities.
+        # A sum of integers does not depend on their order, so all ranks find the same mean of the same opacities.
         units = (torch.where(counted, opacity, 0) * _UNITS).int().sum()
         mean = (units.double() / (_UNITS * counted.sum().clamp(min=1))).float()
-        return ~(opacity <= (share_of_mean * mean).clamp(_LOWEST_SHARE * threshold, threshold))
+        return ~(opacity <= (share_of_mean * mean).clamp(_LOWEST_FRACTION * threshold, threshold))
 
     def _draw(self, count: int, allowed: Tensor) -> Tensor:
         """Draws allowed cells, half of them from the occupied ones; returns their indices (count, 3)."""
@@ -281,13 +279,10 @@ class OccupancyGrid(nn.Module):
         """
         if not bool(self.occupied.any()):
             raise RuntimeError("no cell is occupied: the field is empty everywhere")
-        low, high = torch.zeros(3), torch.zeros(3)
-        for axis, size in enumerate(self.occupied.shape):
-            others = [a for a in range(3) if a != axis]
-            filled = self.occupied.any(dim=others[1]).any(dim=others[0]).nonzero()[:, 0].cpu()
-            low[axis], high[axis] = filled[0] / size, (filled[-1] + 1) / size
+        filled = self.occupied.nonzero()
+        corners = torch.stack((filled.amin(dim=0), filled.amax(dim=0) + 1)).cpu()
         lower, upper = self.aabb.cpu()
-        return torch.stack((lower + low * (upper - lower), lower + high * (upper - lower)))
+        return lower + corners / torch.tensor(self.occupied.shape) * (upper - lower)
 
     def _occupy(self, occupied: Tensor, aabb: Tensor) -> None:
         """Sets the occupied cells and their box, in place, because a captured CUDA graph may read them."""
@@ -352,7 +347,7 @@ class _Derived:
             return self._compute(occupied)
         parallel = DistributedDataParallel._get_active_ddp_module()
         if parallel is not None and parallel.broadcast_buffers and not occupied.is_inference():
-            # It has just overwritten the cells by those of the first process, and left their version as it was.
+            # It has just overwritten the cells with the cells of rank 0, without increasing their version.
             torch.autograd.graph.increment_version(occupied)
         version = None if occupied.is_inference() else occupied._version  # inference tensors have no version counter
         if self._value is None or self._source is not occupied or version is None or self._version != version:
@@ -373,3 +368,14 @@ def _check_thresholds(threshold: float, share_of_mean: float | None) -> None:
         raise ValueError(f"threshold must lie in (0, 1), got {threshold}")
     if share_of_mean is not None and not 0 < share_of_mean < math.inf:
         raise ValueError(f"share_of_mean must be positive and finite, or None, got {share_of_mean}")
+
+
+def occupied_points(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:
+    """Returns which world positions (M, 3) lie in occupied cells of the field's warp, (M,) bool; False outside."""
+    warp = warp_of(field)
+    return occupancy.contains(points if warp is None else warp.from_world(points)[0])
+
+
+def occupied_density(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:
+    """Returns the density at world positions (M, 3), (M,) float32 per world unit, 0 where no cell is occupied."""
+    return torch.where(occupied_points(field, occupancy, points), field.density(points), 0)

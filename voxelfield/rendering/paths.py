@@ -11,14 +11,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.ops._checks import check_at_least_one
-from voxelfield.rendering.cameras import Cameras, orbit, scaled_rolling
+from voxelfield.rendering.cameras import Cameras, check_not_empty, orbit, scaled_rolling
 from voxelfield.rendering.render import View
 from voxelfield.rendering.rigid import quaternions, rotations
 from voxelfield.warps.warp import Warp
 
-# Length of the mean of unit vectors above which they count as one direction: that of a uniform cone with a half-angle
-# of 60 degrees.
+# Length of the mean of unit vectors above which they count as one direction: the length for a uniform cone with a
+# half-angle of 60 degrees.
 _SAME_WAY = 0.75
+
+# Number of turns of a spiral.
+_TURNS = 2.0
 
 # Columns of the quaternion in the interpolated rows: position, unit quaternion, other numbers.
 _TURN = slice(3, 7)
@@ -71,7 +74,7 @@ def at_size(cameras: Cameras, width: int, height: int) -> Cameras:
         height: Height in pixels.
 
     Raises:
-        ValueError: A size is below 1, or not in proportion to that of panoramas, which would not end where they do.
+        ValueError: A size is below 1, or panoramas would get another aspect ratio and lose their edges.
     """
     if cameras.spheres and width * cameras.height != height * cameras.width:
         raise ValueError(
@@ -106,10 +109,8 @@ def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
     Raises:
         ValueError: There are no cameras, or ``frames`` or ``keys`` is below 1.
     """
-    if keys < 1:
-        raise ValueError(f"keys must be at least 1, got {keys}")
-    if len(cameras) == 0:
-        raise ValueError("cameras must be at least one, to lay a path through, got none")
+    check_at_least_one("keys", keys)
+    check_not_empty(cameras)
     return through(cameras.pinholes()[_keys(cameras.c2w.double().cpu(), keys)], frames)
 
 
@@ -128,8 +129,7 @@ def through(cameras: Cameras, frames: int) -> Cameras:
     Raises:
         ValueError: There are no cameras, or ``frames`` is below 1.
     """
-    if len(cameras) == 0:
-        raise ValueError("cameras must be at least one, to lay a path through, got none")
+    check_not_empty(cameras)
     check_at_least_one("frames", frames)
     width, height = cameras.size(0)
     keys = at_size(cameras.to("cpu"), width, height)
@@ -154,7 +154,7 @@ def _catmull_rom(numbers: Tensor, stations: Tensor) -> Tensor:
     around: list[Tensor] = []
     for offset in (-1, 0, 1, 2):
         row = numbers[(first + offset).clamp(0, count - 1)]
-        # Of the two quaternions of an orientation, the one that is closer to that of the previous row.
+        # An orientation has two quaternions; choose the one closer to the quaternion of the previous row.
         if around:
             flip = (row[:, _TURN] * around[-1][:, _TURN]).sum(dim=-1) < 0
             row[flip, _TURN] *= -1
@@ -163,7 +163,7 @@ def _catmull_rom(numbers: Tensor, stations: Tensor) -> Tensor:
     return 0.5 * (2 * b + (c - a) * t + (2 * a - 5 * b + 4 * c - d) * t**2 + (3 * b - a - 3 * c + d) * t**3)
 
 
-def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0) -> Cameras:
+def spiral(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     """Creates a spiral through forward-facing cameras, as LLFF does for its captures (Mildenhall et al. 2019).
 
     All frames look at the point of the mean camera's axis that is nearest to ``target``. Around the mean position they
@@ -175,7 +175,6 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
             size, and no lens.
         target: (3,) point in the scene, world frame.
         frames: Number of cameras; the last one is one step before the first.
-        turns: Number of turns of the spiral.
 
     Returns:
         ``frames`` cameras on the device of ``cameras``, with the mean up direction of these.
@@ -184,8 +183,7 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
         ValueError: There are no cameras, they look in all directions, the target is behind them, or ``frames`` is below
             1.
     """
-    if len(cameras) == 0:
-        raise ValueError("cameras must be at least one, to lay a spiral through, got none")
+    check_not_empty(cameras)
     check_at_least_one("frames", frames)
     device = cameras.c2w.device
     poses = cameras.c2w.double()
@@ -198,7 +196,7 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
     if distance <= 0:
         raise ValueError(f"target must lie in front of the cameras, got {target.tolist()}, {-distance:.3g} behind them")
     reach = ((poses[:, :3, 3] - centre) @ axes).abs().quantile(0.9, dim=0)
-    angle = 2 * math.pi * turns * torch.arange(frames, device=device, dtype=torch.float64) / frames
+    angle = 2 * math.pi * _TURNS * torch.arange(frames, device=device, dtype=torch.float64) / frames
     swing = torch.stack((angle.cos(), -angle.sin(), -(0.5 * angle).sin()), dim=-1)
     positions = centre + (swing * reach) @ axes.mT
     focus = centre - distance * axes[:, 2]

@@ -1,4 +1,4 @@
-"""Conversion of rendered colours to 8-bit pixels and to PNG files in memory."""
+"""Conversions of colours and pixels, and PNG files in memory."""
 
 from __future__ import annotations
 
@@ -40,3 +40,63 @@ def png_bytes(rgb: torch.Tensor) -> bytes:
     file = io.BytesIO()
     Image.fromarray(to_uint8(rgb).cpu().numpy()).save(file, format="PNG")
     return file.getvalue()
+
+
+def composite_background(rgba: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
+    """Composites straight-alpha 8-bit colours over a constant background.
+
+    Computes ``alpha * rgb + (1 - alpha) * background`` with all values scaled to [0, 1]. Previews and the evaluation
+    both use this function for their ground truth, so they agree.
+
+    Args:
+        rgba: (..., 4) uint8, straight (not premultiplied) alpha, any device.
+        background: (3,) floating point in [0, 1], any device.
+
+    Returns:
+        (..., 3) float32 in [0, 1] on the device of ``rgba``.
+    """
+    scaled = rgba.to(torch.float32) / 255
+    # lerp is exact at both ends: opaque pixels do not change, and transparent ones equal the background exactly.
+    return torch.lerp(background.to(scaled), scaled[..., :3], scaled[..., 3:])
+
+
+def linear_light(colors: torch.Tensor) -> torch.Tensor:
+    """Decodes sRGB colours to linear light (IEC 61966-2-1).
+
+    Args:
+        colors: (...) floating point in [0, 1].
+
+    Returns:
+        (...) in [0, 1], same dtype and device.
+    """
+    return torch.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
+
+
+# Coefficients of ascending powers of the value; one row each for red, green and blue.
+_TURBO = (
+    (0.13572138, 4.61539260, -42.66032258, 132.13108234, -152.94239396, 59.28637943),
+    (0.09140261, 2.19418839, 4.84296658, -14.18503333, 4.27729857, 2.82956604),
+    (0.10667330, 12.64194608, -60.58204836, 110.36276771, -89.90310912, 27.34824973),
+)
+
+
+def turbo(values: torch.Tensor) -> torch.Tensor:
+    """Maps values to colours of the Turbo colour map: dark blue (0), green (0.5), dark red (1).
+
+    Uses the degree-5 polynomial fit of A. Mikhailov and R. Du to Mikhailov's table ("Turbo, An Improved Rainbow
+    Colormap for Visualization", Google AI Blog, 2019; coefficients Apache-2.0).
+
+    Args:
+        values: (...) floating point; values outside [0, 1] are clamped.
+
+    Returns:
+        (..., 3) RGB in [0, 1], same dtype and device.
+    """
+    values = values.clamp(0, 1)
+    channels = []
+    for coefficients in _TURBO:
+        channel = torch.zeros_like(values)
+        for coefficient in reversed(coefficients):
+            channel = channel * values + coefficient
+        channels.append(channel)
+    return torch.stack(channels, dim=-1).clamp(0, 1)

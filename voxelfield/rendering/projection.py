@@ -40,7 +40,7 @@ def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
         points, shown = points.view(*rays.shape[:-1], 2), (error <= _SAME_RAY).view(rays.shape[:-1])
     pixels = points * intrinsics[:2] + intrinsics[2:]
     if cameras.spheres:
-        # A part of a panorama may go on across the seam at pi.
+        # A partial panorama may continue across the seam at pi.
         column = pixels[..., 0].remainder(2 * math.pi * intrinsics[0])
         pixels = torch.where(cameras.is_sphere[index], torch.stack((column, pixels[..., 1]), dim=-1), pixels)
     pixels = pixels.floor()
@@ -71,15 +71,15 @@ def sees_box(cameras: Cameras, aabb: Tensor) -> Tensor:
         cameras: N cameras.
         aabb: Low and high corner, world units, on the cameras' device.
     """
-    share = torch.linspace(0, 1, _LATTICE, device=aabb.device)
-    points = aabb[0] + torch.cartesian_prod(share, share, share) * (aabb[1] - aabb[0])
+    along = torch.linspace(0, 1, _LATTICE, device=aabb.device)
+    points = aabb[0] + torch.cartesian_prod(along, along, along) * (aabb[1] - aabb[0])
     return torch.stack([shown.any() for _, shown in _seen(cameras, points)])
 
 
-def share_that_sees(cameras: Cameras, aabb: Tensor) -> float:
-    """Returns the share of rays that go through a box, if pixels are drawn as in training, from a lattice over images.
+def fraction_through_box(cameras: Cameras, aabb: Tensor) -> float:
+    """Returns the fraction of rays that cross a box, if pixels are drawn as in training, from a lattice over images.
 
-    Those of panoramas count by their solid angle.
+    Pixels of panoramas are weighted by their solid angle.
 
     Args:
         cameras: N cameras.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,7 @@ class Rays:
         directions: (R, 3) float32, world frame, unit length (not checked, because that would synchronise).
         near: (R,) float32, world units along the ray.
         far: (R,) float32, world units along the ray. ``near == far`` marks an empty interval.
-        values: Further tensors (R, ...) by name, of any dtype: what a field may depend on besides positions and
+        values: Further tensors (R, ...) by name, of any dtype, on which a field may depend besides positions and
             directions, such as the time or the index of the image (:attr:`voxelfield.fields.field.Field`).
         part: Of a batch that several processes share, the numbers (R,) of these rays, int64, and how many rays it has;
             None if these are all of a batch.
@@ -49,16 +49,16 @@ class Rays:
         return self.origins.shape[0]
 
     def __getitem__(self, index: slice | Tensor) -> Rays:
-        values = {name: value[index] for name, value in self.values.items()}
         part = None if self.part is None else (self.part[0][index], self.part[1])
-        geometry = (self.origins, self.directions, self.near, self.far)
-        return Rays(*(x[index] for x in geometry), values=values, part=part)
+        return self._mapped(lambda values: values[index], part)
 
     def to(self, device: torch.device | str) -> Rays:
         """Returns the same rays on ``device``."""
-        geometry = (self.origins, self.directions, self.near, self.far)
-        values = {name: x.to(device) for name, x in self.values.items()}
-        return Rays(*(x.to(device) for x in geometry), values=values, part=self.part)
+        return self._mapped(lambda values: values.to(device), self.part)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor], part: tuple[Tensor, int] | None) -> Rays:
+        geometry = map(change, (self.origins, self.directions, self.near, self.far))
+        return Rays(*geometry, values={name: change(value) for name, value in self.values.items()}, part=part)
 
     def random(self) -> Tensor:
         """Draws a number (R,) in [0, 1) for each ray from torch's global generator, in the dtype of :attr:`near`.
@@ -71,16 +71,18 @@ class Rays:
         rows, total = self.part
         return torch.rand(total, dtype=self.near.dtype, device=self.near.device)[rows]
 
-    def select_values(self, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Tensor]:
-        """Returns some of the values, (R, ...) by name.
+    def select_values(self, field: object, member: str) -> dict[str, Tensor]:
+        """Returns the values, (R, ...) by name, on which a field depends.
 
         Args:
-            names: Their names.
-            optional: Names that are left out if the rays do not have them.
+            field: The field.
+            member: ``extra_inputs`` or ``density_inputs``, the member of the field that names the values, if it has
+                such a member. Those of ``optional_inputs`` are left out if the rays do not have them.
 
         Raises:
             ValueError: The rays do not have a value that is not optional.
         """
+        names, optional = getattr(field, member, ()), getattr(field, "optional_inputs", ())
         missing = [name for name in names if name not in self.values and name not in optional]
         if missing:
             raise ValueError(

@@ -125,10 +125,7 @@ def render(
     if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
         positions = positions_on_rays(samples, rays.origins, rays.directions, warp_of(field))
         samples = samples._replace(positions=positions)
-    values: dict[str, Tensor] = {}
-    if names := getattr(field, "extra_inputs", ()):
-        values = rays.select_values(names, getattr(field, "optional_inputs", ()))
-    density, rgb = field.sample(samples, rays.directions, **values)
+    density, rgb = field.sample(samples, rays.directions, **rays.select_values(field, "extra_inputs"))
     composite = ops.composite(
         density,
         rgb,
@@ -161,7 +158,7 @@ def shaded(
     Args:
         field: The field.
         composite: The samples, composited.
-        emitted: (M, C) what :meth:`Field.sample` returned with the density: colours, or features for ``shade``.
+        emitted: (M, C) the second result of :meth:`Field.sample`: colours, or features for ``shade``.
         samples: The M samples.
         directions: (R, 3) the rays' directions.
 

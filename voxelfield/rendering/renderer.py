@@ -10,7 +10,7 @@ from torch import Tensor
 
 from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import Field
-from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_at_least_one, check_choice, check_float32, check_same_device
 from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.pixel_colors import PIXEL_AVERAGING, pixel_colors
 from voxelfield.rendering.backends.backend import GenericBackend, ImageBackend, ImageSource
@@ -21,8 +21,6 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View
-
-__all__ = ["BACKENDS", "FieldRenderer", "fastest_backend"]
 
 BACKENDS: tuple[type[ImageBackend], ...] = (PyramidImages, GridImages, BakedImages)
 """Backends that are faster than the general one, in the order in which they are tried."""
@@ -44,7 +42,7 @@ def fastest_backend(field: Field, backends: Sequence[type[ImageBackend]] = BACKE
 class FieldRenderer:
     """Renders images of a field with the fastest backend for its kind, see :func:`fastest_backend`.
 
-    Equirectangular images and those of a rolling shutter are always rendered by ``render_view``.
+    Equirectangular images and images of a rolling shutter are always rendered by ``render_view``.
 
     If a device has too little shared memory for that backend, ``render_view`` is used instead, with a warning. Every
     supported GPU has enough, unless ``VOXELFIELD_SHARED_MEMORY_LIMIT`` reduces it.
@@ -60,7 +58,7 @@ class FieldRenderer:
         occupancy: The occupied cells, on the field's device.
         settings: Sampling settings.
         background: (3,) float32 colour behind the scene, on the field's device; or colours of directions. Backends
-            then draw over black, and what is behind is added to their images.
+            then draw over black, and the background is added to their images.
         supersampling: Number of rays along each side of a pixel. The pixel's colour is the mean of these rays' colours
             in linear light, its opacity their mean opacity, its depth their mean depth weighted by opacity.
         pixel_averaging: Values that are averaged over a pixel's rays: ``linear_light``, or the ``encoded`` values as
@@ -88,9 +86,6 @@ class FieldRenderer:
         torch.Size([800, 800, 3])
     """
 
-    backend: str
-    device: torch.device
-
     def __init__(
         self,
         field: Field,
@@ -106,9 +101,7 @@ class FieldRenderer:
         backends: Sequence[type[ImageBackend]] = BACKENDS,
     ) -> None:
         color: Tensor = background.maps[0].new_zeros(3) if isinstance(background, Environment) else background
-        check_tensor("background", color, (3,))
-        check_dtype("background", color, (torch.float32,))
-        check_same_device("background", color, "field", field.aabb)
+        check_float32("background", color, (3,), "field", field.aabb)
         check_same_device("occupancy", occupancy.aabb, "field", field.aabb)
         check_at_least_one("supersampling", supersampling)
         check_at_least_one("chunk", chunk)

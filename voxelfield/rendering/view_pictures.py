@@ -7,8 +7,8 @@ from torch import Tensor
 
 from voxelfield.grids.boxes import box_tensor
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.images import turbo
 from voxelfield.rendering.paths import at_size
+from voxelfield.rendering.pixels import turbo
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.warps.warp import Warp
@@ -123,6 +123,6 @@ def _range(depths: Tensor) -> tuple[float, float]:
         return 0.5, 1.0
     ordered = depths.sort().values
     last = len(ordered) - 1
-    near, far = (max(float(ordered[round(share * last)]), _MIN_DEPTH) for share in (0.01, 0.99))
+    near, far = (max(float(ordered[round(q * last)]), _MIN_DEPTH) for q in (0.01, 0.99))
     # The range must not be empty: a wall that faces the camera has a single depth.
     return near, max(far, 1.001 * near)

@@ -148,12 +148,7 @@ def count_visible_samples(
     counts = torch.zeros(tuple(shape), dtype=torch.int32, device=device)
     cells = torch.tensor(list(shape), device=device)
     for camera in range(len(cameras)):
-        width, height = cameras.size(camera)
-        rows = torch.arange(min(every, height) // 2, height, every, device=device)
-        columns = torch.arange(min(every, width) // 2, width, every, device=device)
-        grid = torch.meshgrid(rows + 0.5, columns + 0.5, indexing="ij")
-        for pixels in torch.stack(grid[::-1], dim=-1).view(-1, 2).split(chunk):
-            rays = cameras.rays(torch.full((len(pixels),), camera, device=device), pixels, field.aabb)
+        for rays in cameras.image_chunks(camera, field.aabb, chunk, every):
             positions = visible_samples(field, rays, occupancy, settings)[0].positions
             index = ((positions - aabb[0]) / (aabb[1] - aabb[0]) * cells).long()
             x, y, z = index.clamp(cells.new_zeros(3), cells - 1).unbind(-1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield.ops._checks import check_tensor
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.projection import pixels_of_rays
 
@@ -38,9 +39,7 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
     Raises:
         ValueError: ``alpha`` does not match the cameras.
     """
-    if alpha.shape != (len(cameras), cameras.height, cameras.width):
-        expected = (len(cameras), cameras.height, cameras.width)
-        raise ValueError(f"alpha must have shape {expected}, as the cameras say, got {tuple(alpha.shape)}")
+    check_tensor("alpha", alpha, (len(cameras), cameras.height, cameras.width), ", as the cameras say")
     axes = [_centres(aabb, axis, cells) for axis, cells in enumerate(resolution)]
     reaches = _reaches(cameras.to("cpu"), aabb.cpu(), resolution)
     sizes = cameras.all_sizes().tolist()
@@ -91,7 +90,7 @@ def _project(cameras: Cameras, index: int, axes: list[Tensor]) -> tuple[Tensor, 
 
 
 def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -> list[int]:
-    """Returns, for each image, the largest distance in pixels of a cell's image from that of its centre; on the host.
+    """Returns, for each image, the largest distance in pixels between a cell's image and its centre's; on the host.
 
     All cells of an image use the largest of these distances, so one dilation of the image replaces a window per cell.
     """

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from voxelfield import processes
 from voxelfield.media.html import jpeg_bytes
-from voxelfield.rendering.images import turbo
-from voxelfield.rendering.pixels import to_uint8
+from voxelfield.rendering.pixels import to_uint8, turbo
 from voxelfield.rendering.render import View
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM, depth_colors
 

@@ -101,7 +101,7 @@ def run_settings(
     check_visible(scene.train)
     if warp is None:
         check_cameras_see(scene.train.cameras, scene.aabb)
-    mistake = likely_mistake(scene.train.cameras.looks())
+    mistake = likely_mistake(scene.train.cameras.viewing_poses())
     if mistake is not None:
         logger.warning("%s", mistake)
     return config

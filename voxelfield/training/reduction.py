@@ -30,7 +30,7 @@ class SharedSampler:
         self._arrive: Callable[[], Tensor] | None = None
 
     def __call__(self, *arguments: Any, **options: Any) -> tuple[PackedSamples, Tensor | None]:
-        """Places samples, see :class:`voxelfield.rendering.march.Sampler`; a collective call."""
+        """Places samples, see :data:`voxelfield.rendering.march.Sampler`; a collective call."""
         samples, candidates = self._sampler(*arguments, **options)
         self._kept = samples.rays_kept
         self._arrive = processes.sum_later(self._kept.float())

@@ -28,7 +28,7 @@ from voxelfield.models.settings import reached_resolution
 from voxelfield.models.training import MemoryEstimate, TrainingSetup
 from voxelfield.rendering.march import Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.projection import share_that_sees
+from voxelfield.rendering.projection import fraction_through_box
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.averaging import WeightAverage
@@ -109,7 +109,7 @@ class Session:
             already multiplied by its weight (:data:`voxelfield.models.part.Loss`). A term of the name of another one,
             such as ``photometric``, replaces it.
         parts: Parts of your own that join each step (:class:`voxelfield.models.part.Part`), in this order.
-        sampler: Places samples on the rays of training (:class:`voxelfield.rendering.march.Sampler`).
+        sampler: Places samples on the rays of training (:data:`voxelfield.rendering.march.Sampler`).
         device: Device on which to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``; None means ``auto``.
         seed: Seed of torch's random number generators, set before the field is built; None means 0.
         output: Folder for checkpoints; None writes no files.
@@ -172,7 +172,7 @@ class Session:
         self._trainer = config.trainer
         if config.recorded_warp is None:
             cameras = scene.train.cameras
-            share = share_that_sees(cameras, torch.tensor(config.scene.aabb, device=cameras.c2w.device))
+            share = fraction_through_box(cameras, torch.tensor(config.scene.aabb, device=cameras.c2w.device))
             self._trainer = config.trainer.with_rays_that_miss(share)
         self.device = choose_device(config.device)
         self.log = NullLogger() if logger is None or not processes.is_first() else logger

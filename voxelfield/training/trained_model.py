@@ -35,8 +35,7 @@ from voxelfield.ops._checks import check_at_least_one
 from voxelfield.ops._errors import is_out_of_memory, shown
 from voxelfield.rendering.backends.backend import GenericBackend
 from voxelfield.rendering.cameras import Cameras, overview, reference_camera
-from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.occupied_density import occupied_density
+from voxelfield.rendering.occupancy import OccupancyGrid, occupied_density
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.cameras.camera_tones import CameraTones

@@ -14,7 +14,7 @@ _FLATTEST = 1e-3
 _INWARD = 0.9
 _FROM_MANY_SIDES = 0.12
 # A camera is astray if it is this many times as far from the median position as three quarters of the cameras are. At
-# most this share of the cameras can be astray: more are a part of the capture.
+# most this fraction of the cameras can be astray: more belong to the capture.
 _ASTRAY = 6.0
 _MOST_ASTRAY = 0.1
 
@@ -29,7 +29,7 @@ def box_of_points(points: Tensor) -> Tensor:
         (2, 3), with a margin of a twentieth at each side; float64.
     """
     points = points.double()
-    low, high = (torch.quantile(points, share, dim=0) for share in (_OUTLIERS, 1 - _OUTLIERS))
+    low, high = (torch.quantile(points, q, dim=0) for q in (_OUTLIERS, 1 - _OUTLIERS))
     extent = high - low
     # A wall that all points lie on has no thickness.
     margin = _MARGIN * extent.clamp(min=max(1e-6, _FLATTEST * float(extent.max())))

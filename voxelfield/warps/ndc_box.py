@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ _FARTHEST = 1000.0
 
 
 @dataclass(frozen=True)
-class NdcBox:
+class NdcBox(Warp):
     """The space in front of a reference camera, in a projection that turns its frustum into a box.
 
     A point at (x, y) and at depth d in front of the reference camera is at x / d, y / d and near / d in warped
@@ -47,35 +48,26 @@ class NdcBox:
     near: float
     window: Window
     depth: float
+    count = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "aabb", parse_box(self.aabb))
         axes = [row[:3] for row in self.camera]
-        products = [sum(a * b for a, b in zip(one, other, strict=True)) for one in axes for other in axes]
-        identity = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
-        positions = [row[3] for row in self.camera]
-        if not (
-            all(abs(a - b) < 1e-3 for a, b in zip(products, identity, strict=True))
-            and all(map(math.isfinite, positions))
-        ):
+        products = [[sum(a * b for a, b in zip(one, other, strict=True)) for one in axes] for other in axes]
+        orthonormal = all(abs(products[i][j] - (i == j)) < 1e-3 for i, j in product(range(3), repeat=2))
+        if not (orthonormal and all(math.isfinite(row[3]) for row in self.camera)):
             raise ValueError(f"camera must be a rotation with a translation, got {self.camera}")
-        if not (math.isfinite(self.near) and self.near > 0):
-            raise ValueError(f"near must be finite and positive, got {self.near}")
+        for name, value in (("near", self.near), ("depth", self.depth)):
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be finite and positive, got {value}")
         (x0, y0), (x1, y1) = self.window
         if not (all(map(math.isfinite, (x0, y0, x1, y1))) and x0 < x1 and y0 < y1):
             raise ValueError(f"window must be finite, with lower limits below upper ones, got {self.window}")
-        if not (math.isfinite(self.depth) and self.depth > 0):
-            raise ValueError(f"depth must be finite and positive, got {self.depth}")
         if not self.depth_of_centre > self.near:
             raise ValueError(
                 f"aabb must have its centre beyond the near plane at depth {self.near:.4g}, got {self.aabb} with the "
                 f"centre at depth {self.depth_of_centre:.4g}"
             )
-
-    @property
-    def count(self) -> int:
-        """See :class:`Warp`."""
-        return 1
 
     @property
     def depth_of_centre(self) -> float:
@@ -94,23 +86,9 @@ class NdcBox:
     @property
     def outermost(self) -> Box:
         """See :class:`Warp`."""
-        corners = [
-            self._in_world(x * depth, y * depth, depth)
-            for x in (self.window[0][0], self.window[1][0])
-            for y in (self.window[0][1], self.window[1][1])
-            for depth in (self.near, self.near * _FARTHEST)
-        ]
-        return parse_box((tuple(map(min, zip(*corners, strict=True))), tuple(map(max, zip(*corners, strict=True)))))
-
-    @property
-    def clearance(self) -> float:
-        """See :class:`Warp`. Zero, because no samples lie before the near plane."""
-        return 0.0
-
-    @property
-    def is_forward_facing(self) -> bool:
-        """See :class:`Warp`."""
-        return True
+        ends = product(*zip(*self.window, strict=True), (self.near, self.near * _FARTHEST))
+        axes = list(zip(*(self._in_world(x * depth, y * depth, depth) for x, y, depth in ends), strict=True))
+        return parse_box((tuple(map(min, axes)), tuple(map(max, axes))))
 
     @property
     def reference(self) -> tuple[Pose, Window] | None:
@@ -125,8 +103,7 @@ class NdcBox:
     @property
     def settings(self) -> dict[str, Any]:
         """See :class:`Warp`."""
-        recorded = {name: getattr(self, name) for name in ("near", "camera", "window", "depth")}
-        return {"ndc": True, **recorded}
+        return {"ndc": True, "near": self.near, "camera": self.camera, "window": self.window, "depth": self.depth}
 
     @property
     def summary(self) -> tuple[str, str]:
@@ -134,24 +111,13 @@ class NdcBox:
         text = f"all cameras face the same way; near plane at depth {self.near:.4g}"
         return "normalised device coordinates", text
 
-    @property
-    def op_arguments(self) -> list[float]:
-        """See :class:`Warp`."""
-        return []
-
     def agrees_with(self, other: Warp | None) -> bool:
         """See :class:`Warp`. Ignores rounding: the last digits of a window depend on the processor."""
         return isinstance(other, NdcBox) and all(
             math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6) for a, b in zip(self._numbers, other._numbers, strict=True)
         )
 
-    def world_box(self, number: int) -> Box:
-        """See :class:`Warp`."""
-        if number != 1:
-            raise ValueError(f"number must be 1, got {number}")
-        return self.aabb
-
-    def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
+    def voxels_in_world(self, voxels: Sequence[float], number: int) -> Sequence[float]:
         """See :class:`Warp`. Returns a cube that is as wide as a voxel at the centre of the box."""
         edge = min(voxels[:2]) * self._slope * self.depth_of_centre
         return edge, edge, edge
@@ -213,10 +179,6 @@ class NdcBox:
         steepest = max(x0 * x0, x1 * x1) + max(y0 * y0, y1 * y1)
         nearest = max(1.0, float(((self.near - self._depth(origins)) / self.near).max()))
         return float(angles.max()) * nearest * (1 + steepest) / self._slope
-
-    def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
-        """See :class:`Warp`. Rays can pass through all of them."""
-        return torch.ones(tuple(resolution), dtype=torch.bool, device=device)
 
     @property
     def _numbers(self) -> list[float]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
 from voxelfield.ops._internal.march_pieces import world_distances
 from voxelfield.ops._packing import PackedSamples
-from voxelfield.warps.warp import Pose, Warp, Window
+from voxelfield.warps.warp import Warp
 
 # As in extension/common/constants.h, repeated here because a configuration is checked before the extension is loaded.
 MAX_BOXES = 12
@@ -24,14 +24,14 @@ _GAP = 0.25
 
 
 @dataclass(frozen=True)
-class NestedBoxes:
+class NestedBoxes(Warp):
     """Concentric boxes, each ``ratio`` times as large as the next smaller one.
 
     In warped coordinates, all boxes have the size of the smallest one and stand side by side along x; the unit is half
-    of its longest edge. A world point belongs to the smallest box that contains
-    it. Voxels thus grow with the distance from the centre, as a pixel's footprint does, and rays stay straight within a
-    box, whereas a contraction of space (Barron et al. 2022, mip-NeRF 360, equation 10) would bend them. Instant-NGP
-    (Mueller et al. 2022, appendix E) uses such cascades for its occupancy grid.
+    of its longest edge. A world point belongs to the smallest box that contains it. Voxels thus grow with the distance
+    from the centre, as a pixel's footprint does, and rays stay straight within a box, whereas a contraction of space
+    (Barron et al. 2022, mip-NeRF 360, equation 10) would bend them. Instant-NGP (Mueller et al. 2022, appendix E) uses
+    such cascades for its occupancy grid.
 
     Args:
         aabb: (2, 3) the smallest box, world units; it should contain the parts that need the most detail.
@@ -80,21 +80,6 @@ class NestedBoxes:
         return self.near
 
     @property
-    def is_forward_facing(self) -> bool:
-        """See :class:`Warp`."""
-        return False
-
-    @property
-    def reference(self) -> tuple[Pose, Window] | None:
-        """See :class:`Warp`."""
-        return None
-
-    @property
-    def motion_unit(self) -> float:
-        """See :class:`Warp`. 1, because these scenes are about as large as a few units."""
-        return 1.0
-
-    @property
     def settings(self) -> dict[str, Any]:
         """See :class:`Warp`."""
         return {"boxes": self.count, "ratio": self.ratio, "near": self.near}
@@ -111,22 +96,13 @@ class NestedBoxes:
         Args:
             number: Index of the box, counted from 1; 1 is the smallest.
         """
-        low, high = self.aabb
         reach = self.ratio ** (number - 1)
-        centre = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
-        half = [(b - a) / 2 * reach for a, b in zip(low, high, strict=True)]
-        return parse_box(
-            ([c - h for c, h in zip(centre, half, strict=True)], [c + h for c, h in zip(centre, half, strict=True)])
-        )
+        sides = [(centre, half * reach) for centre, half in zip(*self._centre_and_half, strict=True)]
+        return parse_box(([centre - half for centre, half in sides], [centre + half for centre, half in sides]))
 
-    def agrees_with(self, other: Warp | None) -> bool:
+    def voxels_in_world(self, voxels: Sequence[float], number: int) -> Sequence[float]:
         """See :class:`Warp`."""
-        return self == other
-
-    def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
-        """See :class:`Warp`."""
-        x, y, z = (edge * self.unit * self.ratio ** (number - 1) for edge in voxels)
-        return x, y, z
+        return [edge * self.unit * self.ratio ** (number - 1) for edge in voxels]
 
     @property
     def warped_aabb(self) -> Box:
@@ -137,14 +113,12 @@ class NestedBoxes:
     @property
     def op_arguments(self) -> list[float]:
         """The ten numbers that represent the boxes in compiled ops, in the order of extension/rays/cut_rays_ops.h."""
-        low, high = self.aabb
-        centre = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
-        half = [(b - a) / 2 for a, b in zip(low, high, strict=True)]
+        centre, half = self._centre_and_half
         return [*centre, *half, self.ratio, float(self.count), self._pitch, self.near]
 
     def from_world(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Warp`. Points outside the largest box become infinite."""
-        centre, half = self._centre_and_half(points.device)
+        centre, half = self._tensors(points.device)
         local = (points - centre) / self.unit
         far = (local.abs() / half).amax(dim=-1)
         # Count comparisons instead of taking a logarithm: a point on a face must belong to the box with that face.
@@ -162,25 +136,19 @@ class NestedBoxes:
         box = torch.round(warped[:, 0].nan_to_num() / self._pitch).clamp(0, self.count - 1)
         scale = self.unit * self.ratio**box
         # Python numbers, not tensors: tensors cannot be copied from the host during CUDA graph capture.
-        middles = ((low + high) / 2 for low, high in zip(*self.aabb, strict=True))
+        middles, _ = self._centre_and_half
         x, y, z = ((along - middle) / scale for along, middle in zip(points.unbind(-1), middles, strict=True))
         return torch.stack((x + self._pitch * box, y, z), dim=-1)
 
     def to_world(self, warped: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See :class:`Warp`. Positions in a gap between boxes belong to the nearest box."""
-        centre, half = self._centre_and_half(warped.device)
+        centre, half = self._tensors(warped.device)
         box = torch.round(warped[:, 0] / self._pitch).long().clamp_(0, self.count - 1)
         local = torch.cat((warped[:, :1] - self._pitch * box[:, None], warped[:, 1:]), dim=-1)
         far = (local.abs() / half).amax(dim=-1)
         used = (far <= 1) & ((box == 0) | (far >= 1 / self.ratio))
         scale = self._scales(warped.device)[box]
         return local * (scale * self.unit)[:, None] + centre, box, used
-
-    def map_rays(
-        self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See :class:`Warp`. Returns the rays as they are, because ops cut them."""
-        return origins, directions, near, far
 
     def world_distances(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
         """See :class:`Warp`."""
@@ -228,7 +196,14 @@ class NestedBoxes:
     def _pitch(self) -> float:
         return 2 * self._half[0] + _GAP
 
-    def _centre_and_half(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    @property
+    def _centre_and_half(self) -> tuple[list[float], list[float]]:
+        """The centre of the smallest box and half of its edges, world units."""
+        sides = list(zip(*self.aabb, strict=True))
+        return [(low + high) / 2 for low, high in sides], [(high - low) / 2 for low, high in sides]
+
+    def _tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Returns the centre (3,), world units, and half of the edges (3,), warped units, of the smallest box."""
         aabb = box_tensor(self.aabb, device)
         return aabb.mean(dim=0), (aabb[1] - aabb[0]) / (2 * self.unit)
 

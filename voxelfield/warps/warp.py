@@ -26,21 +26,18 @@ class Warp(Protocol):
     pieces, and the grid is a box, :attr:`warped_aabb`. Grids, occupied cells, samples and distances between samples are
     in warped coordinates; cameras, rays and depths are in world coordinates.
 
-    Implementations are immutable and comparable by value. Their methods are safe during the capture of a CUDA graph
-    unless they say otherwise.
+    Warps derive from this class, are immutable and are comparable by value. Their methods are safe during the capture
+    of a CUDA graph unless they say otherwise.
+
+    Attributes:
+        aabb: The box of interest, world units.
+        count: Number of boxes that :meth:`world_box` returns.
+        near: Where sampling begins, world units: a distance from each camera, or the depth of the near plane.
     """
 
-    @property
-    def aabb(self) -> Box:
-        """The box of interest, world units."""
-
-    @property
-    def count(self) -> int:
-        """Number of boxes that :meth:`world_box` returns."""
-
-    @property
-    def near(self) -> float:
-        """Where sampling begins, world units: a distance from each camera, or the depth of the near plane."""
+    aabb: Box
+    count: int
+    near: float
 
     @property
     def warped_aabb(self) -> Box:
@@ -52,19 +49,23 @@ class Warp(Protocol):
 
     @property
     def clearance(self) -> float:
-        """Distance from each camera within which nothing is sampled, world units."""
-
-    @property
-    def is_forward_facing(self) -> bool:
-        """Whether the warp covers only the space in front of cameras that all face the same way."""
+        """Distance from each camera within which nothing is sampled, world units; 0 by default."""
+        return 0.0
 
     @property
     def reference(self) -> tuple[Pose, Window] | None:
         """The pose and the window of a camera that sees all that the warp covers; None if there is no such camera."""
+        return None
+
+    @property
+    def is_forward_facing(self) -> bool:
+        """Whether the warp covers only the space in front of cameras that all face the same way."""
+        return self.reference is not None
 
     @property
     def motion_unit(self) -> float:
-        """Unit of translations when cameras are refined, world units."""
+        """Unit of translations when cameras are refined, world units; 1 by default, for scenes of a few units."""
+        return 1.0
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -80,14 +81,17 @@ class Warp(Protocol):
 
         Empty if rays are mapped by :meth:`map_rays` instead, which kernels that render whole images do not support.
         """
+        return []
 
     def world_box(self, number: int) -> Box:
         """Returns one of the boxes, world units. Number 1 is :attr:`aabb`; each further box contains the one before."""
+        return self.aabb
 
     def agrees_with(self, other: Warp | None) -> bool:
-        """Returns whether a field in this warp can continue training in ``other``."""
+        """Returns whether a field in this warp can continue training in ``other``; by default only in an equal one."""
+        return self == other
 
-    def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
+    def voxels_in_world(self, voxels: Sequence[float], number: int) -> Sequence[float]:
         """Returns the edges, in world units, of a voxel in a box.
 
         Args:
@@ -130,7 +134,7 @@ class Warp(Protocol):
     def map_rays(
         self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Maps rays to warped coordinates, unless compiled ops do so with :attr:`op_arguments`.
+        """Maps rays to warped coordinates; by default returns them as they are, for ops with :attr:`op_arguments`.
 
         Args:
             origins: (R, 3) float32, world units.
@@ -141,6 +145,7 @@ class Warp(Protocol):
         Returns:
             The same four in warped coordinates, for the ops that march rays.
         """
+        return origins, directions, near, far
 
     def world_distances(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
         """Returns the distances (M,) of samples from the origins of their rays, world units.
@@ -169,7 +174,7 @@ class Warp(Protocol):
         """
 
     def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
-        """Returns which cells of a grid over :attr:`warped_aabb` rays can pass through.
+        """Returns which cells of a grid over :attr:`warped_aabb` rays can pass through; all by default.
 
         Args:
             resolution: Number of cells along x, y and z.
@@ -178,3 +183,9 @@ class Warp(Protocol):
         Returns:
             (X, Y, Z) bool.
         """
+        return torch.ones(tuple(resolution), dtype=torch.bool, device=device)
+
+
+def nested_box_args(warp: Warp | None) -> list[float]:
+    """Returns :attr:`Warp.op_arguments`, which are empty in the world frame, too."""
+    return [] if warp is None else warp.op_arguments

@@ -47,7 +47,7 @@ class ImageBackend(ABC):
     """A backend that renders images of some kinds of field.
 
     Attributes:
-        name: Name of the backend for users: that of the function that renders.
+        name: Name of the backend for users: the name of the function that renders.
         bakes: Whether :meth:`prepare` evaluates the whole field, which takes as long as many images.
     """
 

@@ -14,6 +14,7 @@ from voxelfield.rendering.bricks import bake, can_bake
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.render import View
+from voxelfield.warps.warp import nested_box_args
 
 # Pixels that are shaded at once, which limits the memory for large images.
 _PIXELS_AT_ONCE = 1 << 19
@@ -23,7 +24,7 @@ class BakedImages(ImageBackend):
     """One kernel that reads :class:`voxelfield.rendering.bricks.Bricks`, and the network of deferred shading per pixel.
 
     Densities and values are interpolated between these vertices after the first network instead of before it, and
-    values are rounded to 8 bits, so images differ slightly from those of ``render_view``.
+    values are rounded to 8 bits, so images differ slightly from images of ``render_view``.
     """
 
     name = "render_baked_image"
@@ -42,7 +43,7 @@ class BakedImages(ImageBackend):
         bricks, shade, warp = bake(field, occupancy), field.shade, field.warp
         assert shade is not None
         clip = field.grid.aabb if warp is None else None
-        boxes = [] if warp is None else warp.op_arguments
+        boxes = nested_box_args(warp)
         cells = occupancy.empty_distance
 
         def colors(sums: Tensor, opacity: Tensor, directions: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class GridImages(ImageBackend):
 
     A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), which is lossless. Not supported are subclasses of
     these classes, which may compute something else; grids of more than 2^31 - 2 vertices; padding other than "border";
-    ``align_corners=False``; fields with a warp of their own; and dtypes other than float32 and float16.
+    ``align_corners=False``; fields with a warp; and dtypes other than float32 and float16.
     """
 
     name = "render_grid_image"

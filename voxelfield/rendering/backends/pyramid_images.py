@@ -8,15 +8,16 @@ import torch
 
 from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
-from voxelfield.fields.field import Field, RadianceField
+from voxelfield.fields.field import Field, RadianceField, warp_of
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.ops import _constants
 from voxelfield.ops._internal.render_pyramid_image import pyramid_image_fits, render_pyramid_image
 from voxelfield.rendering.backends.backend import Draw, ImageBackend, ImageSource, one_kernel, stored_dtype
+from voxelfield.warps.warp import nested_box_args
 
 
 class PyramidImages(ImageBackend):
-    """A single CUDA kernel for fields for which :attr:`RadianceField.has_pyramid_density` is True.
+    """A single CUDA kernel for fields that have :meth:`RadianceField.pyramid_parts`.
 
     The decoder must have 16 geometry outputs and one to three hidden colour layers, and must not shade deferred.
     """
@@ -26,12 +27,12 @@ class PyramidImages(ImageBackend):
     @classmethod
     def serves(cls, field: Field) -> bool:
         """See :class:`ImageBackend`."""
-        if not (isinstance(field, RadianceField) and field.has_pyramid_density) or field.shade is not None:
+        if not isinstance(field, RadianceField) or field.shade is not None:
             return False
-        if field.warp is not None and not field.warp.op_arguments:
+        parts = field.pyramid_parts()
+        if parts is None or (field.warp is not None and not field.warp.op_arguments):
             return False
-        decoder = field.decoder
-        assert isinstance(decoder, FusedMLPDecoder)
+        _, decoder, _ = parts
         return (
             decoder.density_network[-1].shape[0] == _constants.MAX_GEOMETRY
             and len(decoder.color_network) <= _constants.MAX_FIELD_LAYERS
@@ -40,9 +41,7 @@ class PyramidImages(ImageBackend):
     @classmethod
     def has_room(cls, field: Field, device: torch.device) -> bool:
         """See :class:`ImageBackend`. The widest hidden layer must fit in the shared memory of a block."""
-        assert isinstance(field, RadianceField)
-        decoder = field.decoder
-        assert isinstance(decoder, FusedMLPDecoder)
+        _, decoder, _ = _parts(field)
         networks = (decoder.density_network, decoder.color_network)
         width = max(weight.shape[0] for network in networks for weight in list(network)[:-1])
         return pyramid_image_fits(field.aabb, width)
@@ -50,11 +49,7 @@ class PyramidImages(ImageBackend):
     @classmethod
     def prepare(cls, source: ImageSource) -> Draw:
         """See :class:`ImageBackend`. The working copies of training are reused if they have the kernel's dtype."""
-        assert isinstance(source.field, RadianceField)
-        pyramid, decoder = source.field.grid, source.field.decoder
-        assert isinstance(pyramid, VoxelPyramid)
-        assert isinstance(decoder, FusedMLPDecoder)
-        assert isinstance(decoder.activation, ExponentialDensity)
+        pyramid, decoder, activation = _parts(source.field)
         dtype = stored_dtype(source.background.device)
         levels = pyramid.active_levels(dtype)
         first, last = decoder.density_network
@@ -66,9 +61,15 @@ class PyramidImages(ImageBackend):
             aabb=pyramid.aabb,
             density_weights=[weight.detach().to(dtype).contiguous() for weight in weights],
             color_weights=[weight.detach().to(dtype) for weight in decoder.color_network],
-            density_initial=decoder.activation.initial,
+            density_initial=activation.initial,
             view_degree=decoder.view_degree,
             blocks=pyramid.blocks[: len(levels)],
-            boxes=[] if source.field.warp is None else source.field.warp.op_arguments,
+            boxes=nested_box_args(warp_of(source.field)),
         )
         return one_kernel(render, source)
+
+
+def _parts(field: Field) -> tuple[VoxelPyramid, FusedMLPDecoder, ExponentialDensity]:
+    parts = field.pyramid_parts() if isinstance(field, RadianceField) else None
+    assert parts is not None, "the backend does not serve the field"
+    return parts

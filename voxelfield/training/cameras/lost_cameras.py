@@ -18,8 +18,7 @@ from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.models.model import Model
 from voxelfield.models.part import Part
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.images import composite_background
-from voxelfield.rendering.pixels import to_uint8
+from voxelfield.rendering.pixels import composite_background, to_uint8
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.rigid import compose, exp_se3, log_se3, turning_angles
 from voxelfield.training.cameras.camera_refinement import CameraRefinement

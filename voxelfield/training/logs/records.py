@@ -12,7 +12,7 @@ from torch import Tensor
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.evaluation.metrics import mse_to_psnr, psnr
-from voxelfield.rendering.images import composite_background
+from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.view_pictures import comparison_panel
 from voxelfield.training.config import TrainerConfig
