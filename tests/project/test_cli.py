@@ -179,7 +179,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
             "--cameras, got none",
         ),
         (("export", "run", "--splats", "a.splat"), "--splats must be a file *.ply, *.spz, got a.splat"),
-        (("export", "run", "--splats", "a.ply", "--fit-steps", "-1"), "fit_steps must not be negative, got -1"),
+        (("export", "run", "--splats", "a.ply", "--fit-steps", "-1"), "--fit-steps must be at least 0, got -1"),
         (
             ("export", "run", "--mesh", "a.ply", "--fit-steps", "9"),
             "--fit-steps must come with --splats, got 9 without it",
