@@ -42,7 +42,7 @@ from voxelfield.evaluation.metrics import psnr, ssim
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.renderer import FieldRenderer, fastest_backend
-from voxelfield.training.clock import synchronized_time
+from voxelfield.training.execution import synchronized_time
 from voxelfield.training.trained_model import TrainedModel, load_trained_model
 
 QUICK_FRAMES = 10

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.ops import mlp
-from voxelfield.training.clock import synchronized_time
+from voxelfield.training.execution import synchronized_time
 from voxelfield.training.trained_model import load_trained_model
 
 LIMITS = (166912, 101376, 65536)

@@ -113,11 +113,6 @@ def test_the_penalty_does_not_see_the_mean():
     assert before > 0.01
 
 
-def test_there_must_be_images():
-    with pytest.raises(ValueError, match=r"^images must be at least 1, got 0$"):
-        AffineExposure(0)
-
-
 # -------------------------------------------------------------------------------------------------- in a session
 
 

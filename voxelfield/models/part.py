@@ -101,3 +101,18 @@ class Part:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads a state that :meth:`state_dict` returned, from any device."""
+
+
+class LossTerms(Part):
+    """Adds loss terms without parameters or a state.
+
+    Args:
+        terms: The terms, by name.
+    """
+
+    def __init__(self, terms: Mapping[str, Loss]) -> None:
+        self._terms = terms
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns the terms."""
+        return {name: term(outputs, batch) for name, term in self._terms.items()}

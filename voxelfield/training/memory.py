@@ -116,13 +116,11 @@ def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
 
     Args:
         estimate: The estimated memory use.
-        device: A CUDA device; others are not checked.
+        device: The CUDA device of the training.
 
     Raises:
         ValueError: More memory is needed than is free; the message says which settings to reduce.
     """
-    if device.type != "cuda":
-        return
     logger.info("training needs about %s of GPU memory", estimate)
     if estimate.total > _free(device):
         raise ValueError(

@@ -89,24 +89,12 @@ class Muon(torch.optim.Optimizer):
         lr: Learning rate, (1,) on that device; the tensor is read in each step.
         momentum: The m of the formula, at least 0 and below 1.
         weight_decay: Decoupled weight decay, at least 0.
-
-    Raises:
-        ValueError: ``matrices`` are not float32 of two dimensions, or a number is outside its range.
     """
 
     def __init__(
         self, matrices: Iterable[nn.Parameter], lr: Tensor, momentum: float, weight_decay: float = 0.0
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and below 1, got {momentum}")
-        if weight_decay < 0:
-            raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        for matrix in self.param_groups[0]["params"]:
-            if matrix.ndim != 2 or matrix.dtype != torch.float32:
-                raise ValueError(
-                    f"matrices must be float32 of two dimensions, got {matrix.dtype} of shape {tuple(matrix.shape)}"
-                )
         self._complete_state()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -235,8 +235,8 @@ class Optimizers:
         self.division.gather()
         self.division = None
 
-    def own_parts(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        """Returns the parameters, and of those that are divided among processes this process's parts."""
+    def local_shards(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Returns the parameters, sharded ones replaced by this rank's shard."""
         return list(parameters if self.division is None else map(self.division.owned, parameters))
 
     def refresh_copies(self) -> None:

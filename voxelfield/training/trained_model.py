@@ -40,11 +40,10 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.training.build import untrained_model
+from voxelfield.training.cameras.camera_refinement import RefinedCameras, refine_views
 from voxelfield.training.cameras.camera_tones import CameraTones
-from voxelfield.training.cameras.refined_cameras import RefinedCameras
-from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, TrainerConfig
-from voxelfield.training.fields import untrained_model
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.state.checkpoint import check_state, contents_of, load_resolved
 

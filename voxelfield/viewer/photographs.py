@@ -15,7 +15,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.training.cameras.refined_cameras import RefinedCameras
+from voxelfield.training.cameras.camera_refinement import RefinedCameras
 from voxelfield.viewer.pictures import viewpoint_of
 from voxelfield.viewer.state import ViewerState
 

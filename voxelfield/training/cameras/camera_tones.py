@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from voxelfield.models.batch import Batch, columns_and_rows
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
-from voxelfield.training.cameras.exposure import ColorCorrection, Correction
+from voxelfield.training.cameras.exposure import Correction
 
 # Pieces of a response curve. A power of two, so that those of the identity add up without rounding.
 _PIECES = 8
@@ -54,6 +54,7 @@ class CameraTones(Correction):
         log_slopes: (K, 3, 8) parameter, logarithms of the slopes for each channel; None without responses.
     """
 
+    name = "tones"
     known: Tensor
     camera: Tensor
     sizes: Tensor
@@ -152,6 +153,19 @@ class CameraTones(Correction):
         terms += [] if self.log_slopes is None else [self._centred()]
         return torch.stack([term.square().mean() for term in terms]).sum()
 
+    def scalars(self) -> dict[str, float]:
+        """Returns the mean factor of the vignetting at half a diagonal from the principal point, if it is learned."""
+        return {} if self.falloff is None else {"tones/corner": float(self.falloff.sum(dim=1).exp().mean())}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError if the state belongs to other cameras."""
+        saved, own = state["known"], self.known
+        if saved.shape != own.shape or not torch.equal(saved.to(own.device), own):
+            raise ValueError(
+                f"scene must have the {len(saved)} cameras of the checkpoint, whose vignetting or response it has, got "
+                f"{len(own)} of which not all are the same"
+            )
+
     def _centred(self) -> Tensor:
         assert self.log_slopes is not None
         return self.log_slopes - self.log_slopes.mean(dim=0)
@@ -161,38 +175,6 @@ class CameraTones(Correction):
         slopes = F.pad(self._centred(), (0, 0, 0, 0, 0, 1)).exp()
         starts = torch.arange(_PIECES, device=slopes.device) / _PIECES
         return slopes, (slopes.cumsum(dim=-1) - slopes) / _PIECES - slopes * starts
-
-
-class ToneCorrection(ColorCorrection):
-    """Learns :class:`CameraTones` along with the field.
-
-    Args:
-        tones: The tones, on the device.
-        lr: Their learning rate.
-        weight: Weight of their penalty; 0 for none.
-        environment: As for :class:`ColorCorrection`.
-    """
-
-    name = "tones"
-
-    def __init__(self, tones: CameraTones, lr: float = 0.0, weight: float = 0.0, *, environment: bool = False) -> None:
-        super().__init__(tones, lr, weight, environment=environment)
-        self.tones = tones
-
-    @torch.no_grad()
-    def scalars(self) -> dict[str, float]:
-        """Returns the mean factor of the vignetting at half a diagonal from the principal point, if it is learned."""
-        falloff = self.tones.falloff
-        return {} if falloff is None else {"tones/corner": float(falloff.sum(dim=1).exp().mean())}
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError if the state belongs to other cameras."""
-        saved, own = state["known"], self.tones.known
-        if saved.shape != own.shape or not torch.equal(saved.to(own.device), own):
-            raise ValueError(
-                f"scene must have the {len(saved)} cameras of the checkpoint, whose vignetting or response it has, got "
-                f"{len(own)} of which not all are the same"
-            )
 
 
 def distinct(cameras: Cameras) -> Tensor:

@@ -22,9 +22,8 @@ from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.rigid import compose, exp_se3, log_se3, turning_angles
-from voxelfield.training.cameras.camera_refinement import CameraRefinement
+from voxelfield.training.cameras.camera_refinement import FINAL_FACTOR, CameraRefinement, fit_poses
 from voxelfield.training.cameras.exposure import AffineExposure
-from voxelfield.training.cameras.view_refinement import FINAL_FACTOR, fit_poses
 from voxelfield.training.config import TrainerConfig
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,8 @@ class LostCamera:
         before: Mean squared error of its downscaled image before the search.
         after: The same error at the new pose; None if no better pose was found.
         turned: Angle between the old and the new orientation, radians.
-        twist: (6,) motion to the new pose, as in :attr:`CameraRefinement.twists`; None if no better pose was found.
+        twist: (6,) motion to the new pose, as in :attr:`CameraRefinement.twists`, on the CPU; None if no better pose
+            was found.
     """
 
     index: int
@@ -110,8 +110,7 @@ class LostCameras(Part):
             return
         # Each device would find slightly different poses, so those of the first process are used.
         lost = self.find() if processes.is_first() else []
-        on_host = [replace(camera, twist=None if camera.twist is None else camera.twist.cpu()) for camera in lost]
-        for camera in processes.gather_objects(on_host)[0]:
+        for camera in processes.gather_objects(lost)[0]:
             found = "but no better pose was found"
             if camera.twist is not None and camera.after is not None:
                 self._refinement.set_pose(camera.index, camera.twist)
@@ -156,7 +155,7 @@ class LostCameras(Part):
             after = float(reached[best])
             if after < _FOUND * camera.before:
                 turned = turning_angles(refined.c2w[index, None, :3, :3], tried.refined().c2w[best, None, :3, :3])
-                camera = replace(camera, after=after, turned=float(turned), twist=tried.twists[best].clone())
+                camera = replace(camera, after=after, turned=float(turned), twist=tried.twists[best].clone().cpu())
             found.append(camera)
         return found
 

@@ -45,20 +45,10 @@ class RunLogger(Protocol):
 class NullLogger:
     """A logger that records nothing: ``logger=none``."""
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    def scalars(self, *values: Any, **named: Any) -> None:
         """Does nothing."""
 
-    def images(self, step: int, tag: str, image: torch.Tensor) -> None:
-        """Does nothing."""
-
-    def text(self, tag: str, text: str) -> None:
-        """Does nothing."""
-
-    def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
+    images = text = hyperparameters = close = scalars
 
 
 class FailsafeLogger:

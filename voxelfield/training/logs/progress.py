@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -17,42 +17,29 @@ logger = logging.getLogger(__name__)
 class Progress:
     """Progress of a run: step, PSNR, rays per second, time left.
 
-    On a terminal it draws a tqdm bar; elsewhere (batch systems, log files) it logs a line now and then instead of
-    printing control characters. Between displays, :meth:`update` only reads a clock, so it may be called every step.
+    If standard error is a terminal, it draws a tqdm bar; elsewhere (batch systems, log files) it logs a line now and
+    then instead of printing control characters. Between displays, :meth:`update` only reads a clock, so it may be
+    called every step.
 
     Args:
         total: Number of steps of the whole run.
         initial: Number of steps already done, when resuming.
-        stream: Stream for the bar, standard error by default; the bar is drawn only if it is a terminal.
-        interval: Seconds between two displays; None means 0.5 on a terminal, else 10.
-        clock: Source of seconds.
         silent: Display nothing, as in all processes but the first.
     """
 
-    def __init__(
-        self,
-        total: int,
-        initial: int = 0,
-        *,
-        stream: TextIO | None = None,
-        interval: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        silent: bool = False,
-    ) -> None:
-        stream = stream or sys.stderr
-        terminal = stream.isatty() and not silent
+    def __init__(self, total: int, initial: int = 0, *, silent: bool = False) -> None:
+        terminal = sys.stderr.isatty() and not silent
         self._silent = silent
         self._total = total
-        self._clock = clock
-        self._interval = interval if interval is not None else (0.5 if terminal else 10.0)
+        # Seconds between two displays.
+        self._interval = 0.5 if terminal else 10.0
         self._first = self._step = initial
-        self._started = self._shown = clock()
+        self._started = self._shown = time.monotonic()
         self._rays = 0
         # The interval is limited here, so that PSNR is read from the device only when it is displayed.
         self._bar: tqdm[NoReturn] = tqdm(
             total=total,
             initial=initial,
-            file=stream,
             desc="train",
             dynamic_ncols=True,
             mininterval=0,
@@ -71,7 +58,7 @@ class Progress:
         """
         self._step = step
         self._rays += rays
-        now = self._clock()
+        now = time.monotonic()
         elapsed = now - self._shown
         if self._silent or (elapsed < self._interval and step < self._total):
             return
@@ -88,18 +75,18 @@ class Progress:
             self._bar.set_postfix_str(", ".join(fields), refresh=False)
             self._bar.update(step - self._bar.n)
         # Read again, because computing the PSNR may have taken time.
-        self._shown = self._clock()
+        self._shown = time.monotonic()
         self._rays = 0
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Stops the clock and hides the bar during a block, such as an evaluation between steps."""
-        began = self._clock()
+        began = time.monotonic()
         self._bar.clear()
         try:
             yield
         finally:
-            pause = self._clock() - began
+            pause = time.monotonic() - began
             self._started += pause
             self._shown += pause
             self._bar.refresh()
