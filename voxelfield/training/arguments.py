@@ -27,31 +27,25 @@ from voxelfield.warps.warp import Warp
 logger = logging.getLogger(__name__)
 
 
-def check_types(
-    scene: object,
-    model: object,
-    trainer: object,
-    optimizer: object,
-    camera: object,
-    output: object,
-    losses: Mapping[str, Loss] | None,
-    parts: Sequence[Part],
-    sampler: Sampler,
-) -> None:
+# Types of a session's arguments, and the words for them in messages.
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "scene": ((Scene,), "a voxelfield.Scene"),
+    "model": ((ModelConfig, RunConfig, str), "a ModelConfig, the name of one or a RunConfig"),
+    "trainer": ((TrainerConfig, str, type(None)), "a TrainerConfig, the name of a preset or None"),
+    "optimizer": ((OptimizerConfig, str, type(None)), "an OptimizerConfig, the name of one or None"),
+    "camera": ((CameraConfig, type(None)), "a CameraConfig or None"),
+    "output": ((str, os.PathLike, type(None)), "a path or None"),
+}
+
+
+def check_types(losses: Mapping[str, Loss], parts: Sequence[Part], sampler: Sampler, **arguments: object) -> None:
     """Raises TypeError unless the arguments of a session have the right types."""
-    expected: tuple[tuple[str, object, tuple[type, ...], str], ...] = (
-        ("scene", scene, (Scene,), "a voxelfield.Scene"),
-        ("model", model, (ModelConfig, RunConfig, str), "a ModelConfig, the name of one or a RunConfig"),
-        ("trainer", trainer, (TrainerConfig, str, type(None)), "a TrainerConfig, the name of a preset or None"),
-        ("optimizer", optimizer, (OptimizerConfig, str, type(None)), "an OptimizerConfig, the name of one or None"),
-        ("camera", camera, (CameraConfig, type(None)), "a CameraConfig or None"),
-        ("output", output, (str, os.PathLike, type(None)), "a path or None"),
-        *((f"parts[{index}]", part, (Part,), "a voxelfield.models.Part") for index, part in enumerate(parts)),
-    )
-    for name, value, types, words in expected:
+    checked = [(name, value, *_TYPES[name]) for name, value in arguments.items()]
+    checked += [(f"parts[{index}]", part, (Part,), "a voxelfield.models.Part") for index, part in enumerate(parts)]
+    for name, value, types, words in checked:
         if not isinstance(value, types):
             raise TypeError(f"{name} must be {words}, got {shown(value)}")
-    for name, loss in (losses or {}).items():
+    for name, loss in losses.items():
         if not callable(loss):
             raise TypeError(f"losses[{name!r}] must be a function of outputs and batch, got {shown(loss)}")
     if not callable(sampler):

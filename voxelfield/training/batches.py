@@ -72,12 +72,9 @@ class PixelSampler:
         self._share = None if gathers else split.share
         self._of_images: dict[str, Tensor] = {}
         self._of_pixels: dict[str, Tensor | DividedRows] = {}
-        self._drawable = None
         self._favoured: tuple[Tensor | DividedRows, float] | None = None
         counted = pixels_that_count(split)
-        if split.masks is not None and counted is not None:
-            numbers = pixel_numbers(split, counted.flatten().nonzero()[:, 0])
-            self._drawable = _rows(self._share, self._stored(numbers, gathers))
+        self._drawable = None if split.masks is None or counted is None else self._numbers(counted)
         self._images = self._stored(opaque_where_masked(split), gathers)
         self._colors = _rows(self._share, self._images.view(-1, 4))
         self.cameras = split.cameras.to(device)
@@ -96,6 +93,11 @@ class PixelSampler:
     def _stored(self, tensor: Tensor, gathers: bool = False) -> Tensor:
         stored = read_from_host(tensor, self._device) if self._on_host else tensor.to(self._device).contiguous()
         return _gathered(stored) if gathers else stored
+
+    def _numbers(self, which: Tensor) -> Tensor | DividedRows:
+        """Returns the numbers, among the pixels of all images, of some pixels (N, H, W) of the images held."""
+        numbers = pixel_numbers(self._split, which.flatten().nonzero()[:, 0])
+        return _rows(self._share, self._stored(numbers, self._gathers))
 
     def carry(self, name: str, data: Tensor) -> None:
         """Lets batches carry further data, which they return as ``batch[name]``.
@@ -139,8 +141,7 @@ class PixelSampler:
         if self._favoured is not None:
             raise ValueError("which must be given once, got further pixels")
         counted = pixels_that_count(self._split)
-        own = (which if counted is None else which & counted).flatten().nonzero()[:, 0]
-        rows = _rows(self._share, self._stored(pixel_numbers(self._split, own), self._gathers))
+        rows = self._numbers(which if counted is None else which & counted)
         if len(rows) == 0:
             raise ValueError("which must select pixels that no mask excludes, got none")
         self._favoured = rows, probability
@@ -178,7 +179,10 @@ class PixelSampler:
         patches = 0 if self._patches is None else self._patches.count
         side = self._patch_size
         count = max(count, patches * side**2)
-        index = self._draw_pixels(count) if self._patches is None else self._draw_patches(count, self._patches)
+        if self._patches is None:
+            index = self._draw_pixels(count)
+        else:
+            index = torch.cat((self._patches.draw(), self._draw_pixels(count - patches * side**2)))
         behind = background_for(background, count, index.device)
         # Before each process takes its part, because one that holds a share of the images has colours for the others.
         colors, part = None if isinstance(self._colors, Tensor) else self._colors[index], None
@@ -302,10 +306,6 @@ class PixelSampler:
         within, width = index - starts[image], widths[image]
         row = within // width
         return (image * self.cameras.height + row) * self.cameras.width + within - row * width
-
-    def _draw_patches(self, count: int, patches: PatchSampler) -> Tensor:
-        drawn = patches.draw()
-        return torch.cat((drawn, self._draw_pixels(count - len(drawn))))
 
 
 class PatchSampler:

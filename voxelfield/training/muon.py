@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -67,7 +67,21 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     return x.float()
 
 
-class Muon(torch.optim.Optimizer):
+def undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of one of torch's optimizers without the decorator by which torch.compile skips it."""
+    return getattr(method, "__wrapped__", method)
+
+
+class EagerMethods(torch.optim.Optimizer):
+    """Mixin with undecorated methods; must come right before :class:`torch.optim.Optimizer` in the MRO."""
+
+    add_param_group = undecorated(torch.optim.Optimizer.add_param_group)
+    state_dict = undecorated(torch.optim.Optimizer.state_dict)
+    load_state_dict = undecorated(torch.optim.Optimizer.load_state_dict)
+    zero_grad = undecorated(torch.optim.Optimizer.zero_grad)
+
+
+class Muon(EagerMethods):
     """Nesterov momentum whose update of each matrix is orthogonalised, so that all directions learn equally fast.
 
     Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". With the gradient G, the momentum

@@ -151,7 +151,9 @@ class Session:
         on_stage: Hook | None = None,
         on_preview: Hook | None = None,
     ) -> None:
-        check_types(scene, model, trainer, optimizer, camera, output, losses, parts, sampler)
+        losses = losses or {}
+        given = {"scene": scene, "model": model, "trainer": trainer, "optimizer": optimizer}
+        check_types(losses, parts, sampler, **given, camera=camera, output=output)
         config = run_settings(scene, model, trainer, optimizer, camera, warp, device, seed)
         self.scene = scene
         self.config = config
@@ -183,7 +185,7 @@ class Session:
         if self.device.type == "cuda":
             check_memory(self.estimate_memory(), self.device)
         with explain_shortage(self.estimate_memory, self.device):
-            self._build(parts, losses or {}, sampler)
+            self._build(parts, losses, sampler)
 
     def _build(self, parts: Sequence[Part], losses: Mapping[str, Loss], sampler: Sampler) -> None:
         config, trainer = self.config, self.config.trainer

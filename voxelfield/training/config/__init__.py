@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from voxelfield.config.parsing import parse, unknown_key
+from voxelfield.config.parsing import parse
 from voxelfield.training.config.camera import CameraConfig, CameraStageConfig
 from voxelfield.training.config.presets import (
     complete,
@@ -22,27 +22,3 @@ from voxelfield.training.config.trainer import (
     StageConfig,
     TrainerConfig,
 )
-
-__all__ = [
-    "CameraConfig",
-    "CameraStageConfig",
-    "DataConfig",
-    "EvaluationConfig",
-    "LoggerConfig",
-    "LossConfig",
-    "OccupancyConfig",
-    "OptimizerConfig",
-    "RatesConfig",
-    "RenderConfig",
-    "RunConfig",
-    "SceneConfig",
-    "StageConfig",
-    "TrainerConfig",
-    "complete",
-    "compose",
-    "config_name",
-    "parse",
-    "preset",
-    "trainer_for",
-    "unknown_key",
-]

@@ -26,14 +26,12 @@ def fingerprint(split: Split) -> dict[str, Tensor]:
         intrinsics.
     """
     cameras = split.cameras
-    columns = [cameras.c2w.flatten(1), cameras.intrinsics]
-    columns += [] if cameras.sizes is None else [cameras.sizes]
-    columns += [] if cameras.lens is None else [cameras.lens.rows]
-    columns += [] if cameras.rolling is None else [cameras.rolling]
+    lens = None if cameras.lens is None else cameras.lens.rows
+    columns = (cameras.c2w.flatten(1), cameras.intrinsics, cameras.sizes, lens, cameras.rolling)
     # zlib releases Python's interpreter lock.
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
         images = list(pool.map(lambda index: _image(split, index), split.held))
-    rows = torch.cat(columns, dim=1)
+    rows = torch.cat([column for column in columns if column is not None], dim=1)
     return {"images": torch.tensor(images), "cameras": torch.tensor([_checksum(camera) for camera in rows])}
 
 
