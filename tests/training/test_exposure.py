@@ -15,7 +15,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.cameras.exposure import AffineExposure
-from voxelfield.training.logs.logging import NullLogger
+from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
 

@@ -29,7 +29,7 @@ from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.runs import results
 from voxelfield.runs.configured import build_logger, train_as_configured
 from voxelfield.training.config import LoggerConfig
-from voxelfield.training.logs.logging import FailsafeLogger, NullLogger, TensorBoardLogger
+from voxelfield.training.logs import FailsafeLogger, NullLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage
 from voxelfield.training.muon import network_matrices
 from voxelfield.training.session import Session

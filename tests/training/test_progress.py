@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from voxelfield.training.logs.progress import Progress
+from voxelfield.training.logs import Progress
 
 
 class _Clock:

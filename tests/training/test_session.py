@@ -25,7 +25,7 @@ from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.render import render_view
 from voxelfield.training import execution
 from voxelfield.training.config import OptimizerConfig, TrainerConfig
-from voxelfield.training.logs.logging import NullLogger
+from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Hook, Session
 from voxelfield.training.state import checkpoint as checkpoint_module
 from voxelfield.training.state.checkpoint import load_checkpoint, resolve_checkpoint

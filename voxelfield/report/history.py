@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from voxelfield.files import open_regular
-from voxelfield.training.logs.logging import EVENTS
+from voxelfield.training.logs import EVENTS
 
 Curve: TypeAlias = tuple[tuple[int, float], ...]
 """Steps, rising, with a value each."""

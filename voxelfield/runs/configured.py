@@ -33,7 +33,7 @@ from voxelfield.training.config import LoggerConfig, RunConfig
 from voxelfield.training.config.run import AUTO
 from voxelfield.training.execution import reproducible
 from voxelfield.training.interrupt import Interrupt, Interrupted
-from voxelfield.training.logs.logging import FailsafeLogger, NullLogger, RunLogger, TensorBoardLogger
+from voxelfield.training.logs import FailsafeLogger, NullLogger, RunLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage
 from voxelfield.training.resume import finished_metrics, recorded_settings
 from voxelfield.training.session import Session

@@ -25,7 +25,7 @@ from voxelfield.transfers import read_from_host
 _ROUNDS = 5
 
 Images = Literal["device", "held", "host"]
-"""Where training images are: all of them on each device, those that a split holds there, or these in host memory."""
+"""Place of training images: all on each device, only the images of the split there, or these in host memory."""
 
 
 class PixelSampler:
@@ -47,7 +47,7 @@ class PixelSampler:
             half a patch of its edge are drawn with a different probability than others.
         patch_size: Side of the patches in pixels.
         images: Where the images and the data of pixels are: ``device``, all of them on the device of each process;
-            ``held``, those that the split holds there; or ``host``, these in pinned host memory, from which the GPU
+            ``held``, the images of the split there; or ``host``, these in pinned host memory, from which the GPU
             reads the pixels that it draws. If the split is whole, the first two are the same.
 
     Attributes:
@@ -95,7 +95,7 @@ class PixelSampler:
         return _gathered(stored) if gathers else stored
 
     def _numbers(self, which: Tensor) -> Tensor | DividedRows:
-        """Returns the numbers, among the pixels of all images, of some pixels (N, H, W) of the images held."""
+        """Returns the indices, into the pixels of all images, of some pixels (N, H, W) of the local images."""
         numbers = pixel_numbers(self._split, which.flatten().nonzero()[:, 0])
         return _rows(self._share, self._stored(numbers, self._gathers))
 
@@ -126,7 +126,7 @@ class PixelSampler:
             )
 
     def favour(self, which: Tensor, probability: float) -> None:
-        """Draws some pixels more often; those that a mask excludes are still never drawn.
+        """Draws some pixels more often; pixels that a mask excludes are still never drawn.
 
         Each pixel of a batch outside of its patches is one of these with the given probability, and otherwise drawn
         from all as before.
@@ -166,7 +166,7 @@ class PixelSampler:
         *,
         shared: bool = False,
     ) -> Batch:
-        """Draws a batch of at least ``count`` pixels, and at least those of the patches, by torch's global generator.
+        """Draws a batch of at least ``count`` pixels, or as many as the patches have, by torch's global generator.
 
         Args:
             count: Number of pixels, of all processes.
@@ -240,7 +240,7 @@ class PixelSampler:
         images, c2w, intrinsics = self._images, self.cameras.c2w, self.cameras.intrinsics
         lens = lens_rows(self.cameras.lens)
         if colors is not None:
-            # Each pixel becomes an image of its own, whose camera looks past the rest.
+            # Each pixel becomes an image of one pixel, with the principal point moved accordingly.
             chosen = self.images_of(index)
             images, c2w, intrinsics = colors.view(-1, 1, 1, 4), c2w[chosen], intrinsics[chosen]
             intrinsics[:, 2:] -= self._corners(index)
@@ -316,7 +316,7 @@ class PatchSampler:
         device: Device of the pixel indices.
         count: Number of patches.
         size: Side of the patches in pixels.
-        gathers: Whether to collect what the images of all processes have, if each holds a share.
+        gathers: Whether to collect the patches of all processes on each, if they divide the images.
 
     Attributes:
         count: As given.
@@ -396,7 +396,7 @@ def pixels_that_count(split: Split) -> Tensor | None:
 
 
 def pixel_numbers(split: Split, own: Tensor) -> Tensor:
-    """Returns the numbers of pixels among those of all images, given their numbers among those of the images held."""
+    """Converts indices into the pixels of the local images to indices into the pixels of all images."""
     size = split.cameras.height * split.cameras.width
     return (own + split.held.start * size).to(pixel_number_type(split))
 

@@ -90,7 +90,7 @@ def place_of_images(
     Args:
         estimate: Estimates the memory of training with the images in a place.
         requested: The setting ``trainer.images``.
-        device: The device of training; the CPU keeps those that the split holds.
+        device: The device of training; the CPU keeps the images of the split.
         share: Whether each process holds a share of the images.
     """
     if device.type != "cuda":

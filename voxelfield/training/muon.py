@@ -17,7 +17,7 @@ from voxelfield.fields.decoders import LayerWeights
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 
-# A matrix with fewer rows or columns, such as that of the three output colours, has too few singular values to balance.
+# A matrix with fewer rows or columns, such as the layer of output colours, has too few singular values to balance.
 _FEWEST = 8
 
 # Root mean square of a step's entries, as a multiple of the learning rate, for which one rate suits Muon and AdamW.

@@ -7,7 +7,7 @@ first call, which takes seconds. Training compiles nothing, so its optimizers us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from operator import itemgetter
@@ -87,7 +87,7 @@ class Optimizers:
         config: Learning rates and constants that depend on the model.
         rates: Factors that depend on the length of the run.
         groups: Parameters with learning rates of their own, by name; without weight decay. The network's optimizer
-            does not update those that are the field's.
+            does not update them, even if they belong to the field.
         copies: Dtype of the grids' working copies.
         total_variation: Whether :meth:`add_total_variation` will be called.
         samples: Largest number of samples of a step, if several processes take it.
@@ -218,7 +218,7 @@ class Optimizers:
         self.division.gather()
         self.division = None
 
-    def local_shards(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    def local_shards(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Returns the parameters, sharded ones replaced by this rank's shard."""
         return list(parameters if self.division is None else map(self.division.owned, parameters))
 
@@ -290,7 +290,7 @@ class Optimizers:
         """Updates the grids and clears their gradients; updates everything else and drops its gradients.
 
         Args:
-            arrive: Called before any gradient is read, except for those of divided grids. It may be called within
+            arrive: Called before any gradient is read, except the gradients of divided grids. It may be called within
                 another CUDA stream, and must make that stream alone wait.
         """
         if self.division is None and arrive is not None:
@@ -342,7 +342,7 @@ class Optimizers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads moments and step counts from a checkpoint; rates and constants stay as configured."""
         for name, optimizer, lr in self._all():
-            # A part without a state of its own may not have existed when the checkpoint was written.
+            # A part without a state may not have existed when the checkpoint was written.
             if state.get(name) is not None:
                 load_moments(optimizer, state[name]["state"], [lr] * len(optimizer.param_groups))
 

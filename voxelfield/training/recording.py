@@ -21,7 +21,7 @@ from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.view_pictures import comparison_panel
 from voxelfield.training.config import TrainerConfig
-from voxelfield.training.logs.logging import RunLogger
+from voxelfield.training.logs import RunLogger
 from voxelfield.training.optimizer import Optimizers
 from voxelfield.training.step import TrainingStep
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Collects metrics, and compares the loss with that of the untrained field.
+    """Collects metrics, and compares the loss with the loss of the untrained field.
 
     Attributes:
         diverged: Whether, at the last record, training pixels were rendered clearly worse than by the untrained field.
@@ -53,7 +53,7 @@ class Recorder:
 
     def is_finite(self) -> bool:
         """Returns whether all parameters of the field are finite; synchronises with the device, a collective call."""
-        own = self._optimizers.local_shards(list(self._model.field.parameters()))
+        own = self._optimizers.local_shards(self._model.field.parameters())
         return not processes.any_of(not all(bool(parameter.detach().sum().isfinite()) for parameter in own))
 
     def collect_metrics(self, step: int, seconds: float, since_last: float) -> dict[str, float]:

@@ -38,7 +38,7 @@ _SETTINGS_OF_PARTS = {
 
 
 def check_names(model: Model, parts: Sequence[Part]) -> None:
-    """Raises ValueError unless the model and each part have entries of checkpoints of their own."""
+    """Raises ValueError unless the model and each part have different entries in checkpoints."""
     state = model.state_dict()
     own = [name for name in state if name not in _OF_MODEL]
     if len(own) + len(_OF_MODEL) > len(state):
@@ -158,7 +158,7 @@ def recorded_settings(settings: RunConfig) -> dict[str, Any]:
 
 
 def changed_settings(saved: Mapping[str, Any], settings: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Compares settings on which training depends with those of an earlier run.
+    """Compares settings on which training depends with the settings of an earlier run.
 
     Returns:
         The earlier and the present value by key, such as ``trainer.rates.grid``.

@@ -45,8 +45,7 @@ from voxelfield.training.config import (
 )
 from voxelfield.training.execution import GraphedCall, synchronized_time
 from voxelfield.training.interrupt import Interrupt
-from voxelfield.training.logs.logging import FailsafeLogger, NullLogger, RunLogger
-from voxelfield.training.logs.progress import Progress
+from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.recording import Recorder, log_preview
@@ -157,7 +156,7 @@ class Session:
         config = run_settings(scene, model, trainer, optimizer, camera, warp, device, seed)
         self.scene = scene
         self.config = config
-        # The steps follow these settings; the run records those that were given.
+        # The steps follow these settings; the run records the given settings.
         self._trainer = config.trainer
         if config.recorded_warp is None:
             cameras = scene.train.cameras
@@ -637,7 +636,7 @@ class Session:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
 
     def _compare_data(self, saved: dict[str, Tensor]) -> None:
-        """Logs a warning if the training images are not those of the checkpoint."""
+        """Logs a warning if the training images differ from those of the checkpoint."""
         changed = changes(saved, self._whole_fingerprint(), self.scene.train.names)
         if changed:
             _log.warning("scene %s: training continues with the present data", changed)

@@ -91,8 +91,8 @@ class TrainingStep:
         batch: The batch of the last step, from the first one on. On CUDA, the next step overwrites it.
         number: Number of steps done, int64, on the device.
         rays: Number of rays drawn in a step.
-        error: Photometric loss of the last step, () float32 on the device; that of this process's pixels.
-        share_of_error: What this process contributes to that of the pixels of all processes.
+        error: Photometric loss of the last step over the pixels of this process, () float32 on the device.
+        share_of_error: The summand of this process in the photometric loss over the pixels of all processes.
         totals: Sums over the steps since the last read: the loss terms by name, ``rays``, ``samples``, ``steps`` and,
             if they are counted, ``candidates``. With ``config.not_finite="skip"`` also ``skipped``, the number of steps
             that changed nothing but the optimizers' moments; their losses count as zero.

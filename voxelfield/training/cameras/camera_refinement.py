@@ -1,4 +1,4 @@
-"""Cameras that are optimised: along with the field, or for evaluation with a fixed field; and what became of them."""
+"""Refinement of cameras, along with the field or with a fixed field, and its result."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class CameraRefinement(Part):
 
     @torch.no_grad()
     def after_step(self, step: Tensor) -> None:
-        """Updates motions and focal lengths by an optimizer and rates of their own, and clears their gradients."""
+        """Updates motions and focal lengths by a separate optimizer with separate rates, and clears their gradients."""
         since = step - self._pose_from
         rise = ((since + 1) / self._warm_up).clamp(min=0, max=1)
         decay = exponential_decay(since.clamp(min=0), self._steps - self._pose_from, self._final_factor)
@@ -276,7 +276,7 @@ class RefinedCameras:
 
     @cached_property
     def similarity(self) -> Similarity:
-        """The transform from the world frame of the given cameras to that of the refined ones."""
+        """The transform from the world frame of the given cameras to the world frame of the refined ones."""
         return align_cameras(self.given, self.refined)
 
     def follow(self, cameras: Cameras) -> Cameras:

@@ -15,7 +15,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.training.cameras.exposure import Correction
 
-# Pieces of a response curve. A power of two, so that those of the identity add up without rounding.
+# Pieces of a response curve. A power of two, so that the identity is exact.
 _PIECES = 8
 # Below this opacity a ray shows nothing whose colour could be found by a division.
 _THINNEST = 1e-6
@@ -42,7 +42,7 @@ class CameraTones(Correction):
     are.
 
     Args:
-        known: (K, 6) what :func:`distinct` returns for the training cameras.
+        known: (K, 6) the result of :func:`distinct` for the training cameras.
         views: The N cameras of the photographs to which :meth:`photographed` refers.
         vignetting: Whether vignetting is learned.
         response: Whether responses are learned.
@@ -171,7 +171,7 @@ class CameraTones(Correction):
         return self.log_slopes - self.log_slopes.mean(dim=0)
 
     def _curves(self) -> tuple[Tensor, Tensor]:
-        """Returns slopes and intercepts of the pieces, both (K + 1, 3, 8); the last are those of the identity."""
+        """Returns slopes and intercepts of the pieces, both (K + 1, 3, 8); the last row is the identity."""
         slopes = F.pad(self._centred(), (0, 0, 0, 0, 0, 1)).exp()
         starts = torch.arange(_PIECES, device=slopes.device) / _PIECES
         return slopes, (slopes.cumsum(dim=-1) - slopes) / _PIECES - slopes * starts

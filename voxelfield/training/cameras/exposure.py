@@ -17,7 +17,7 @@ _OFFSET_UNIT = 0.1
 
 
 class Correction(nn.Module):
-    """Maps the field's colours to those that photographs show; :class:`ColorCorrection` learns it.
+    """Maps the field's colours to the colours of photographs; :class:`ColorCorrection` learns it.
 
     Attributes:
         name: Key of its state in checkpoints, and name of its penalty among the loss terms.
@@ -30,7 +30,7 @@ class Correction(nn.Module):
         raise NotImplementedError
 
     def penalty(self) -> Tensor:
-        """Returns how far the corrections are from what is expected, ()."""
+        """Returns the squared deviation of the corrections from the identity, ()."""
         raise NotImplementedError
 
     def scalars(self) -> dict[str, float]:
@@ -114,7 +114,7 @@ class AffineExposure(Correction):
         return ((rgb - offset) / gain).clamp(0, 1)
 
     def penalty(self) -> Tensor:
-        """Returns the mean square of the gains' logarithms plus that of the offsets in tenths, ()."""
+        """Returns the mean square of the gains' logarithms plus the mean square of the offsets in tenths, ()."""
         log_gain, offset = self._centred()
         return log_gain.square().mean() + offset.square().mean()
 
@@ -139,7 +139,7 @@ class ColorCorrection(Part):
         correction: The correction, on the device.
         lr: Its learning rate, for training.
         weight: Weight of its penalty; 0 for none.
-        environment: Whether what is behind the field was captured too
+        environment: Whether the background of the field was captured too
             (:class:`voxelfield.training.environment.EnvironmentBackground`), so that the correction applies to it.
 
     Attributes:

@@ -67,7 +67,7 @@ class LostCameras(Part):
     """At the start of each stage, searches for cameras whose images the field does not reproduce, and for their poses.
 
     Gradients lead a camera to its position from up to about 20 degrees away. A camera that was further off, or that was
-    misled by the fog of the first steps, gets stuck in a local minimum, with an error far above that of the others.
+    misled by the fog of the first steps, gets stuck in a local minimum, with an error far above the median.
     Such a camera is tried in many poses against the field, which the other cameras have shaped: random poses around the
     given one, as far away as the other cameras have moved, and further; and the poses of the other cameras. The best
     few are refined, and the best of these is used.
@@ -108,7 +108,7 @@ class LostCameras(Part):
         """Moves the cameras that were lost in earlier stages if a stage begins."""
         if step == 0 or all(stage.step != step for stage in self._trainer.stages):
             return
-        # Each device would find slightly different poses, so those of the first process are used.
+        # Each device would find slightly different poses, so the first process decides.
         lost = self.find() if processes.is_first() else []
         for camera in processes.gather_objects(lost)[0]:
             found = "but no better pose was found"
@@ -178,7 +178,7 @@ class LostCameras(Part):
         return torch.cat((about_given, towards))
 
     def _errors(self, renderer: FieldRenderer, cameras: Cameras, images: Tensor, indices: Sequence[int]) -> Tensor:
-        """Returns the mean squared errors (K,) of the views of K cameras, as those of some of the images."""
+        """Returns the mean squared errors (K,) between the views of K cameras and the images of these indices."""
         errors = []
         for camera, index in enumerate(indices):
             rgb = renderer.view(cameras, camera).rgb

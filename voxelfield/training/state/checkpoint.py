@@ -135,8 +135,8 @@ def load_resolved(
 ) -> tuple[Path, dict[str, Any]]:
     """Returns the file that :func:`load_checkpoint` loads, and its result; arguments and errors are the same.
 
-    A run in progress replaces its checkpoints: if that of a run directory disappears before it has been read, the one
-    that replaces it is loaded.
+    A run in progress replaces its checkpoints: if a checkpoint of a run directory disappears before it has been read,
+    its replacement is loaded.
     """
     while True:
         file = resolve_checkpoint(path)
@@ -319,7 +319,7 @@ class CheckpointWriter:
         self._writing: list[tuple[Future[None], bool]] = []
 
     def follow(self, newest: Path, older: Sequence[Path]) -> None:
-        """Registers the checkpoint from which a run resumes, and those that the next one replaces."""
+        """Registers the checkpoint from which a run resumes, and the files that the next one replaces."""
         self.newest = newest
         self._replaceable = list(older)
 

@@ -50,7 +50,7 @@ def fingerprint_of_weights(*modules: nn.Module) -> str:
 
 
 def changes(saved: Mapping[str, Any], now: Mapping[str, Tensor], names: Sequence[str]) -> str:
-    """Describes how the present data differ from those of a checkpoint, in words that follow "scene"; "" if equal."""
+    """Describes how the present data differ from a checkpoint's, in words that follow "scene"; "" if equal."""
     count = len(now["images"])
     if len(saved["images"]) != count:
         return f"has {count} training images, but the checkpoint was trained on {len(saved['images'])}"

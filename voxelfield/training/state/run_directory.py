@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.files import remove_temporaries
-from voxelfield.training.logs.logging import EVENTS
+from voxelfield.training.logs import EVENTS
 from voxelfield.training.state.checkpoint import checkpoints
 
 try:
