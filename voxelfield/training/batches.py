@@ -104,26 +104,20 @@ class PixelSampler:
 
         Args:
             name: Name of the data.
-            data: (N, H, W, ...) for each pixel of :attr:`images` or of all images, or (N, ...) for each camera, on any
-                device.
+            data: (N, H, W, ...) for each pixel of :attr:`images` or of all images, or (N,) or (N, K) for each camera,
+                on any device.
 
         Raises:
-            ValueError: ``data`` has another number of images, or the name is taken.
+            ValueError: The name is taken.
         """
         if name in (*self._of_images, *self._of_pixels):
             raise ValueError(f"name must be a new one, got {name!r}, which batches carry already")
-        per_pixel = data.shape[1:3] == self._images.shape[1:3]
-        if per_pixel and self._share is not None and len(data) == len(self.cameras):
-            data = data[self._share]
-        if per_pixel and len(data) == len(self._images):
-            self._of_pixels[name] = _rows(self._share, self._stored(data).flatten(0, 2))
-        elif not per_pixel and data.dim() > 0 and len(data) == len(self.cameras):
+        if data.dim() < 3:
             self._of_images[name] = data.to(self._device).contiguous()
-        else:
-            raise ValueError(
-                f"data {name!r} must have shape ({len(self.cameras)}, ...), one entry for each image, got "
-                f"{tuple(data.shape)}"
-            )
+            return
+        if self._share is not None and len(data) == len(self.cameras):
+            data = data[self._share]
+        self._of_pixels[name] = _rows(self._share, self._stored(data).flatten(0, 2))
 
     def favour(self, which: Tensor, probability: float) -> None:
         """Draws some pixels more often; pixels that a mask excludes are still never drawn.
@@ -132,19 +126,11 @@ class PixelSampler:
         from all as before.
 
         Args:
-            which: (N, H, W) bool on the CPU: some pixels of the images that the split holds.
+            which: (N, H, W) bool on the CPU: some pixels of the images that the split holds, at least one without mask.
             probability: From 0 to 1.
-
-        Raises:
-            ValueError: Others are favoured already, or ``which`` selects none.
         """
-        if self._favoured is not None:
-            raise ValueError("which must be given once, got further pixels")
         counted = pixels_that_count(self._split)
-        rows = self._numbers(which if counted is None else which & counted)
-        if len(rows) == 0:
-            raise ValueError("which must select pixels that no mask excludes, got none")
-        self._favoured = rows, probability
+        self._favoured = self._numbers(which if counted is None else which & counted), probability
 
     def look_up(self, name: str, pixels: Tensor) -> Tensor:
         """Returns the data of a name for pixels (P,), (P, ...) in its own dtype; see :meth:`Batch.__getitem__`."""

@@ -37,9 +37,8 @@ class DepthSupervision(Part):
         cameras: Returns the cameras of all images as they are at present, without gradient.
 
     Raises:
-        ValueError: The images have no depths, or not one for each pixel, or masks exclude all pixels that have one; few
-            pixels have one, and others are drawn more often already; or some image is equirectangular or has a rolling
-            shutter.
+        ValueError: The images have no depths, or not one for each pixel, or masks exclude all pixels that have one; or
+            some image is equirectangular or has a rolling shutter.
     """
 
     name = "depth"
