@@ -991,7 +991,7 @@ def test_previews_are_logged_where_there_are_test_views(make_session, scene):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": "pyramids"}, "model must be one of pyramid, sh, dense, got 'pyramids'"),
+        ({"model": "pyramids"}, "model.kind must be one of pyramid, sh, dense, got 'pyramids'"),
         ({"trainer": "quick"}, "trainer must be one of .*fast.*, got 'quick'"),
         ({"optimizer": "sgd"}, "optimizer must be one of adamw, pyramid, sh, got 'sgd'"),
         ({"trainer": TrainerConfig(steps=-1)}, "trainer.steps must be at least 1, got -1"),

@@ -16,7 +16,6 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transparency import check_visible
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.part import Loss, Part
-from voxelfield.models.registry import model_names
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.march import Sampler
 from voxelfield.training.config import CameraConfig, OptimizerConfig, RunConfig, SceneConfig, TrainerConfig, complete
@@ -74,7 +73,9 @@ def run_settings(
         config = parse(RunConfig, model)
         warp = config.warp if warp is None else warp
     if warp is None or isinstance(warp, WarpConfig):
-        chooses = config.model if isinstance(model, RunConfig) else _model_config(model)
+        chooses = config.model if isinstance(model, RunConfig) else model
+        if isinstance(chooses, str):
+            chooses = parse(ModelConfig, {"kind": chooses}, "model")
         warp = chooses.choose_warp(scene, parse(WarpConfig, warp or {}, "warp"))
     if not isinstance(model, RunConfig):
         device, seed = "auto" if device is None else str(device), 0 if seed is None else seed
@@ -99,12 +100,3 @@ def run_settings(
     if mistake is not None:
         logger.warning("%s", mistake)
     return config
-
-
-def _model_config(model: ModelConfig | str) -> ModelConfig:
-    """Returns a model config; for a name, that kind of model with its default settings."""
-    if isinstance(model, ModelConfig):
-        return model
-    if model not in model_names():
-        raise ValueError(f"model must be one of {', '.join(model_names())}, got {model!r}")
-    return parse(ModelConfig, {"kind": model}, "model")

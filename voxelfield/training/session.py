@@ -37,12 +37,7 @@ from voxelfield.training.build import configured_parts, untrained_model
 from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedCameras
 from voxelfield.training.cameras.camera_tones import CameraTones
 from voxelfield.training.cameras.exposure import AffineExposure, ColorCorrection, Correction
-from voxelfield.training.config import (
-    CameraConfig,
-    OptimizerConfig,
-    RunConfig,
-    TrainerConfig,
-)
+from voxelfield.training.config import CameraConfig, OptimizerConfig, RunConfig, TrainerConfig
 from voxelfield.training.execution import GraphedCall, synchronized_time
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger

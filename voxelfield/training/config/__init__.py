@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from voxelfield.config.parsing import parse
 from voxelfield.training.config.camera import CameraConfig, CameraStageConfig
-from voxelfield.training.config.presets import (
-    complete,
-    compose,
-    config_name,
-    preset,
-    trainer_for,
-)
+from voxelfield.training.config.presets import complete, compose, config_name, preset, trainer_for
 from voxelfield.training.config.run import DataConfig, LoggerConfig, RunConfig, SceneConfig
 from voxelfield.training.config.trainer import (
     EvaluationConfig,
