@@ -33,6 +33,9 @@ from voxelfield.training.environment import EnvironmentBackground
 from voxelfield.training.optimizer import EagerAdamW, exponential_decay, load_moments
 from voxelfield.training.step import TrainingStep
 
+FINAL_FACTOR = 0.02
+"""Factor of the learning rate of poses after the last step, where the field is fixed."""
+
 _BETAS = (0.9, 0.99)
 
 
@@ -338,10 +341,6 @@ def write_cameras(path: Path, split: Split, cameras: Cameras) -> None:
     ]
     with atomic_write(path) as file:
         file.write((json.dumps(share_camera_model(frames), indent=1) + "\n").encode())
-
-
-FINAL_FACTOR = 0.02
-"""Factor of the learning rate of poses after the last step."""
 
 
 def refine_views(
