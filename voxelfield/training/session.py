@@ -560,11 +560,12 @@ class Session:
             if self._writer is None:
                 return None
             state: dict[str, Any] = {name: own for name, own in parts.items() if own}
-            state |= self.model.state_dict() | self._recorder.state_dict()
             state |= {
                 "step": self.step,
                 "train_seconds": self.train_seconds,
                 "rays": self._step.rays,
+                **self._recorder.state_dict(),
+                **self.model.state_dict(),
                 "optimizer": self.optimizers.state_dict(),
                 "rng": torch.get_rng_state(),
                 "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
