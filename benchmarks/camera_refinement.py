@@ -43,7 +43,7 @@ from voxelfield.rendering.alignment import align_cameras, pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.runs.train import load_configured_scene
-from voxelfield.training.cameras.view_refinement import refine_views
+from voxelfield.training.cameras.camera_refinement import refine_views
 from voxelfield.training.config import RunConfig, preset
 from voxelfield.training.session import Session
 

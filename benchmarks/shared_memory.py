@@ -32,7 +32,7 @@ from torch import Tensor
 import voxelfield
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.ops import mlp
-from voxelfield.training.clock import synchronized_time
+from voxelfield.training.execution import synchronized_time
 
 LIMITS = (166912, 101376, 65536)
 ROWS = 1 << 18

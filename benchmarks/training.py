@@ -46,7 +46,7 @@ from voxelfield._library import ensure_loaded
 from voxelfield.datasets.scene import Split
 from voxelfield.runs.train import load_configured_scene
 from voxelfield.training.config import RunConfig, preset
-from voxelfield.training.logs.logging import NullLogger
+from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Session
 
 FINEST_RESOLUTIONS = {"cuda": (128, 192, 512, 768, 1024), "cpu": (32, 64, 96)}

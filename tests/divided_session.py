@@ -34,7 +34,7 @@ from voxelfield.training import optimizer
 from voxelfield.training import session as session_module
 from voxelfield.training.batches import Images, PixelSampler
 from voxelfield.training.cameras.lost_cameras import shrunk
-from voxelfield.training.logs.logging import NullLogger
+from voxelfield.training.logs import NullLogger
 from voxelfield.training.robust import RobustWeights
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint

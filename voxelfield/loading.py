@@ -9,7 +9,7 @@ import torch
 
 from voxelfield.devices import choose_device
 from voxelfield.export.model_file import load_model
-from voxelfield.training.cameras.refined_cameras import RefinedCameras
+from voxelfield.training.cameras.camera_refinement import RefinedCameras
 from voxelfield.training.state.checkpoint import checkpoints, contents_of, load_resolved
 from voxelfield.training.state.run_directory import MODEL_FILE
 from voxelfield.training.trained_model import TrainedModel, restore_trained_model

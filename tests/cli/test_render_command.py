@@ -21,7 +21,7 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.export import save_model
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.view_pictures import depth_range
-from voxelfield.training.cameras.refined_cameras import RefinedCameras
+from voxelfield.training.cameras.camera_refinement import RefinedCameras
 from voxelfield.training.config import preset
 from voxelfield.training.session import Session
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from voxelfield.export.model_file import save_model, with_checksum
 from voxelfield.training.config import preset
-from voxelfield.training.state.checkpoint import save_checkpoint
+from voxelfield.training.state.checkpoint import pack_checkpoint, write_checkpoint
 from voxelfield.training.trained_model import TrainedModel, restore_trained_model
 
 KEY = "voxelfield model"
@@ -79,7 +79,7 @@ def checkpoint_state() -> dict[str, Any]:
 def checkpoint_bytes(state: dict[str, Any]) -> bytes:
     """A checkpoint of a state, whose checksums are right."""
     with tempfile.TemporaryDirectory() as folder:
-        save_checkpoint(Path(folder, "last.pt"), state)
+        write_checkpoint(Path(folder, "last.pt"), pack_checkpoint(state))
         return Path(folder, "last.pt").read_bytes()
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from voxelfield.report.record import read_history
-from voxelfield.training.logs.logging import TensorBoardLogger
+from voxelfield.training.logs import TensorBoardLogger
 
 
 @pytest.fixture(autouse=True)

@@ -28,14 +28,13 @@ from voxelfield.rendering.rigid import exp_se3
 from voxelfield.runs.train import train_as_configured
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras import lost_cameras
-from voxelfield.training.cameras.camera_refinement import CameraRefinement
+from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedCameras, refine_views, write_cameras
 from voxelfield.training.cameras.exposure import AffineExposure
 from voxelfield.training.cameras.lost_cameras import LostCameras, shrunk
-from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, RefinedCameras, write_cameras
-from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import CameraConfig
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint
+from voxelfield.training.state.run_directory import CAMERAS_FILE
 from voxelfield.warps.ndc_box import NdcBox
 
 pytestmark = pytest.mark.usefixtures("one_thread")

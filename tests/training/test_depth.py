@@ -20,7 +20,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings
 from voxelfield.runs.train import load_configured_scene
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.depth import DepthSupervision, depth_error
+from voxelfield.training.depth import depth_error
 from voxelfield.training.session import Session
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.nested_boxes import NestedBoxes
@@ -103,13 +103,6 @@ def test_favoured_pixels_are_drawn_with_their_probability(device, masked):
     # Each of them equally often: about 20 to 60 times, and Poisson's standard deviation is the root of that.
     mean = counts[which].mean()
     assert (counts[which] - mean).abs().max() < 5.5 * mean.sqrt()
-    with pytest.raises(ValueError, match="which must be given once"):
-        sampler.favour(which, 0.3)
-    with pytest.raises(ValueError, match="which must select pixels that no mask excludes, got none"):
-        PixelSampler(split, device).favour(which & False, 0.3)
-    few = replace(split, extras={"depth": which.float()})
-    with pytest.raises(ValueError, match=r"^which must be given once"):
-        DepthSupervision(sampler, few, 0.1, None, lambda: few.cameras)
 
 
 # --- training

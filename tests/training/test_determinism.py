@@ -11,7 +11,7 @@ from short_runs import ROOT, TINY
 
 import voxelfield
 from voxelfield.runs.train import train_as_configured
-from voxelfield.training.determinism import reproducible
+from voxelfield.training.execution import reproducible
 
 
 def test_the_wish_holds_within_its_block_only():

@@ -22,7 +22,7 @@ from voxelfield.fields.decoders import SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.environment import Environment
 from voxelfield.rendering.render import render
-from voxelfield.training.cameras.view_refinement import refine_views
+from voxelfield.training.cameras.camera_refinement import refine_views
 from voxelfield.training.environment import choose_environment
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import load_checkpoint

@@ -29,11 +29,11 @@ from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.runs import results
 from voxelfield.runs.train import build_logger, train_as_configured
 from voxelfield.training.config import LoggerConfig
-from voxelfield.training.logs.logging import FailsafeLogger, NullLogger, TensorBoardLogger
+from voxelfield.training.logs import FailsafeLogger, NullLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage
 from voxelfield.training.muon import network_matrices
 from voxelfield.training.session import Session
-from voxelfield.training.state import saving
+from voxelfield.training.state import checkpoint as checkpoint_module
 from voxelfield.training.state.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -76,14 +76,14 @@ def make_session(scene: Scene, tmp_path: Path) -> Callable[..., Session]:
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
     """Fills the disk while the checkpoints of some steps are written."""
-    write = saving.write_checkpoint
+    write = checkpoint_module.write_checkpoint
 
     def write_some(path: Path, packed: dict[str, Any]) -> None:
         if packed["step"] in steps:
             raise OSError(28, "No space left on device", "/somewhere/.tmp")
         write(path, packed)
 
-    monkeypatch.setattr(saving, "write_checkpoint", write_some)
+    monkeypatch.setattr(checkpoint_module, "write_checkpoint", write_some)
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:

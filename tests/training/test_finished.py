@@ -10,7 +10,7 @@ import pytest
 from quick_presets import preset
 
 from voxelfield.training.config import RunConfig
-from voxelfield.training.state.finished import changed_settings, finished_metrics, recorded_settings
+from voxelfield.training.resume import changed_settings, finished_metrics, recorded_settings
 
 RESULTS = ("per_view.csv", "model.safetensors", "orbit.mp4", "report.html", "test/r_0.png", "test/far/r_1.png")
 

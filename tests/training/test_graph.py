@@ -8,7 +8,7 @@ import gc
 import pytest
 import torch
 
-from voxelfield.training.graph import GraphedCall, without_garbage_collection
+from voxelfield.training.execution import GraphedCall, without_garbage_collection
 
 
 def test_every_call_counts(device):

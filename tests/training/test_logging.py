@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from voxelfield.installed import MissingPackageError
-from voxelfield.training.logs.logging import (
+from voxelfield.training.logs import (
     NullLogger,
     RunLogger,
     TensorBoardLogger,

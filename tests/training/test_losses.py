@@ -134,11 +134,6 @@ def test_weights_of_pixels_multiply_all_errors_of_colours(device):
         torch.testing.assert_close(terms[name], value.to(terms[name].dtype), rtol=1e-4, atol=1e-7, msg=name)
 
 
-def test_ssim_needs_patches():
-    with pytest.raises(ValueError, match=r"must begin with patches where config\.ssim is positive"):
-        losses.rendering_terms(make_config(ssim=1.0), *batch_of(make_rendering()))
-
-
 def test_structure_is_the_dissimilarity_of_an_image_with_small_errors(device):
     # texture whose contrast grows from left to right, and noise of the same strength everywhere
     contrast = torch.linspace(0, 0.2, 64, device=device)[:, None]

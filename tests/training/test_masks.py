@@ -11,7 +11,7 @@ from quick_presets import preset
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.training.logs.logging import NullLogger
+from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Session
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"

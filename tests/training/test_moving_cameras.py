@@ -20,8 +20,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.projection import fraction_through_box
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.cameras.camera_refinement import CameraRefinement
-from voxelfield.training.cameras.refined_cameras import write_cameras
+from voxelfield.training.cameras.camera_refinement import CameraRefinement, write_cameras
 from voxelfield.training.session import Session
 from voxelfield.training.state.fingerprint import fingerprint
 

@@ -14,7 +14,7 @@ from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, LayerWe
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.training.config import OptimizerConfig, RatesConfig
-from voxelfield.training.graph import GraphedCall
+from voxelfield.training.execution import GraphedCall
 from voxelfield.training.muon import Muon, network_matrices, orthogonalized
 from voxelfield.training.optimizer import Optimizers
 
@@ -170,24 +170,6 @@ def test_a_captured_step_reads_the_rate_anew():
 def test_computed_lazy_and_float64_weights_are_left_out():
     normalised = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
     assert network_matrices(nn.Sequential(normalised, nn.LazyLinear(16), nn.Linear(16, 16).double())) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
-        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
-        ({"matrices": [nn.Parameter(torch.ones(8))]}, r"matrices must be float32 of two dimensions, got .* \(8,\)"),
-        (
-            {"matrices": [nn.Parameter(torch.ones(8, 8).half())]},
-            "matrices must be float32 .*, got torch.float16",
-        ),
-    ],
-)
-def test_a_bad_argument_is_named(arguments, told):
-    usual = {"matrices": [nn.Parameter(torch.ones(8, 8))], "lr": torch.ones(1), "momentum": 0.9}
-    with pytest.raises(ValueError, match=told):
-        Muon(**{**usual, **arguments})
 
 
 def test_matrices_of_networks_are_found_and_tables_are_not():

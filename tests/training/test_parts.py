@@ -191,8 +191,6 @@ def test_batches_carry_data_of_images_and_of_pixels(scene, device):
         batch["normal"]
     with pytest.raises(ValueError, match="name must be a new one, got 'time'"):
         sampler.carry("time", times)
-    with pytest.raises(ValueError, match=rf"data 'odd' must have shape \({count}, ...\)"):
-        sampler.carry("odd", torch.rand(count + 1))
 
 
 def test_a_loop_of_ones_own_trains_as_fit_does(scene):

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
+import time
 
-from voxelfield.training.logs.progress import Progress
+import pytest
+
+from voxelfield.training.logs import Progress
 
 
 class _Clock:
@@ -13,20 +17,26 @@ class _Clock:
         return self.now
 
 
-class _Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 def _unread() -> float:
     """Stands for a number on a busy device."""
     raise AssertionError("read although nothing is displayed")
 
 
-def test_progress_logs_lines_without_a_terminal(caplog):
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = _Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock
+
+
+def test_progress_logs_lines_without_a_terminal(caplog, capsys, clock):
     caplog.set_level(logging.INFO, logger="voxelfield")
-    stream, clock = io.StringIO(), _Clock()
-    with Progress(1000, initial=200, stream=stream, clock=clock) as progress:
+    with Progress(1000, initial=200) as progress:
         for step in range(201, 401):
             clock.now += 0.1
             due = step in (300, 400)
@@ -37,22 +47,21 @@ def test_progress_logs_lines_without_a_terminal(caplog):
         "step 300/1000 (30 %), PSNR 28.31 dB, 41.0k rays/s, ETA 01:10",
         "step 400/1000 (40 %), PSNR 28.31 dB, 41.0k rays/s, ETA 01:00",
     ]
-    assert stream.getvalue() == ""
+    assert capsys.readouterr().err == ""
 
 
-def test_progress_shows_the_last_step(caplog):
+def test_progress_shows_the_last_step(caplog, clock):
     caplog.set_level(logging.INFO, logger="voxelfield")
-    progress = Progress(3, stream=io.StringIO(), clock=_Clock())
+    progress = Progress(3)
     for step in (1, 2, 3):
         progress.update(step, psnr=lambda: 30.0)
     progress.close()
     assert [record.getMessage() for record in caplog.records] == ["step 3/3 (100 %), PSNR 30.00 dB, ETA 00:00"]
 
 
-def test_progress_does_not_count_pauses(caplog):
+def test_progress_does_not_count_pauses(caplog, clock):
     caplog.set_level(logging.INFO, logger="voxelfield")
-    clock = _Clock()
-    progress = Progress(200, stream=io.StringIO(), interval=10, clock=clock)
+    progress = Progress(200)
     clock.now += 5
     with progress.paused():
         clock.now += 1000
@@ -62,10 +71,11 @@ def test_progress_does_not_count_pauses(caplog):
     assert [record.getMessage() for record in caplog.records] == ["step 100/200 (50 %), 300k rays/s, ETA 00:10"]
 
 
-def test_progress_draws_a_bar_on_a_terminal(caplog):
+def test_progress_draws_a_bar_on_a_terminal(caplog, clock, monkeypatch):
     caplog.set_level(logging.INFO, logger="voxelfield")
-    stream, clock = _Terminal(), _Clock()
-    progress = Progress(100, initial=10, stream=stream, clock=clock)
+    stream = _Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    progress = Progress(100, initial=10)
     before = len(stream.getvalue())
     progress.update(11, psnr=_unread, rays=10)
     assert len(stream.getvalue()) == before

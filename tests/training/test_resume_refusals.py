@@ -21,7 +21,7 @@ from voxelfield.training.state.checkpoint import (
     CheckpointError,
     checkpoint_path,
     load_checkpoint,
-    save_checkpoint,
+    pack_checkpoint,
     write_checkpoint,
 )
 from voxelfield.training.state.fingerprint import changes, fingerprint
@@ -43,7 +43,9 @@ def train(folder: Path, *overrides: str) -> dict[str, Any] | None:
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
-    save_checkpoint(path, {key: value for key, value in state.items() if key not in ("format", "voxelfield")})
+    write_checkpoint(
+        path, pack_checkpoint({key: value for key, value in state.items() if key not in ("format", "voxelfield")})
+    )
 
 
 def without(*keys: str) -> Callable[[dict[str, Any]], dict[str, Any]]:

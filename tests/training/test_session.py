@@ -23,11 +23,11 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.render import render_view
-from voxelfield.training import graph
+from voxelfield.training import execution
 from voxelfield.training.config import OptimizerConfig, TrainerConfig
-from voxelfield.training.logs.logging import NullLogger
+from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Hook, Session
-from voxelfield.training.state import saving
+from voxelfield.training.state import checkpoint as checkpoint_module
 from voxelfield.training.state.checkpoint import load_checkpoint, resolve_checkpoint
 from voxelfield.warps.nested_boxes import NestedBoxes
 from voxelfield.warps.warp import Warp
@@ -296,7 +296,7 @@ def test_a_graphed_run_learns_as_one_without(make_session, monkeypatch):
     options = ("trainer.steps=80", "trainer.occupancy.start=10", "trainer.occupancy.every=10", stages)
     runs = []
     for warm_up in (3, 10**9):
-        monkeypatch.setattr(graph, "_WARM_UP", warm_up)
+        monkeypatch.setattr(execution, "_WARM_UP", warm_up)
         session = fit_on_cuda(make_session, *options)
         runs.append([value for _, value in session.log.series("loss/photometric")])
         assert len(runs[-1]) == 80
@@ -749,7 +749,7 @@ def test_checkpoints_and_previews_come_in_their_rhythm(make_session, keep):
 
 def test_a_damaged_checkpoint_replaces_none(make_session, monkeypatch, caplog):
     session = make_session("trainer.checkpoint_every=4")
-    write = saving.write_checkpoint
+    write = checkpoint_module.write_checkpoint
     present = {}
 
     def write_badly(path: Path, packed: dict[str, Any]) -> None:
@@ -758,7 +758,7 @@ def test_a_damaged_checkpoint_replaces_none(make_session, monkeypatch, caplog):
         if packed["step"] == 8:
             path.write_bytes(path.read_bytes()[:-100])
 
-    monkeypatch.setattr(saving, "write_checkpoint", write_badly)
+    monkeypatch.setattr(checkpoint_module, "write_checkpoint", write_badly)
     assert session.fit()
     assert "checkpoint_0000008.pt is truncated or damaged" in caplog.text
     assert present[10] == ["checkpoint_0000004.pt", "checkpoint_0000008.pt"]
@@ -991,7 +991,7 @@ def test_previews_are_logged_where_there_are_test_views(make_session, scene):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": "pyramids"}, "model must be one of pyramid, sh, dense, got 'pyramids'"),
+        ({"model": "pyramids"}, "model.kind must be one of pyramid, sh, dense, got 'pyramids'"),
         ({"trainer": "quick"}, "trainer must be one of .*fast.*, got 'quick'"),
         ({"optimizer": "sgd"}, "optimizer must be one of adamw, pyramid, sh, got 'sgd'"),
         ({"trainer": TrainerConfig(steps=-1)}, "trainer.steps must be at least 1, got -1"),
@@ -1010,7 +1010,7 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_once_it_is_waited_for(m
     def fail(path: Path, packed: dict[str, Any]) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(saving, "write_checkpoint", fail)
+    monkeypatch.setattr(checkpoint_module, "write_checkpoint", fail)
     session = make_session()
     assert session.fit(wait=False)
     with pytest.raises(OSError, match="disk full"):
@@ -1020,7 +1020,7 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_once_it_is_waited_for(m
 
 def test_a_checkpoint_is_of_the_moment_that_it_was_asked_for(make_session, monkeypatch):
     """Although it is written while training continues."""
-    write, began, go_on = saving.write_checkpoint, threading.Event(), threading.Event()
+    write, began, go_on = checkpoint_module.write_checkpoint, threading.Event(), threading.Event()
 
     def write_late(path: Path, packed: dict[str, Any]) -> None:
         began.set()
@@ -1029,7 +1029,7 @@ def test_a_checkpoint_is_of_the_moment_that_it_was_asked_for(make_session, monke
 
     session = make_session()
     expected = session.field.grid.features.detach().clone()
-    monkeypatch.setattr(saving, "write_checkpoint", write_late)
+    monkeypatch.setattr(checkpoint_module, "write_checkpoint", write_late)
     path = session.save(wait=False)
     assert began.wait(60)
     with torch.no_grad():

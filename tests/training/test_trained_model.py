@@ -24,7 +24,13 @@ from voxelfield.models.dense import DenseConfig
 from voxelfield.rendering.lens import Lens
 from voxelfield.training import trained_model
 from voxelfield.training.session import Session
-from voxelfield.training.state.checkpoint import CheckpointError, check_state, load_checkpoint, save_checkpoint
+from voxelfield.training.state.checkpoint import (
+    CheckpointError,
+    check_state,
+    load_checkpoint,
+    pack_checkpoint,
+    write_checkpoint,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
@@ -94,7 +100,7 @@ def test_a_checkpoint_of_a_stranger_has_plain_settings_and_sound_tensors(train, 
     state = load_checkpoint(train("render_view", torch.device("cpu")).output)
     state = {name: state[name] for name in ("step", "config", "field", "occupancy")}
     state["config"]["scene"]["name"] = "${oc.env:TOKEN}"
-    save_checkpoint(tmp_path / "last.pt", state)
+    write_checkpoint(tmp_path / "last.pt", pack_checkpoint(state))
     loaded = voxelfield.load(tmp_path / "last.pt", "cpu")
     assert loaded.config.scene.name == "${oc.env:TOKEN}"
     assert "secret" not in repr(loaded)
@@ -106,10 +112,10 @@ def test_a_checkpoint_of_a_stranger_has_plain_settings_and_sound_tensors(train, 
         ),
         ("field", {"grid.aabb": torch.zeros(2, 3)}, "field.grid.aabb must be finite with low < high"),
     ):
-        save_checkpoint(tmp_path / "last.pt", state | {part: {**state[part], **changes}})
+        write_checkpoint(tmp_path / "last.pt", pack_checkpoint(state | {part: {**state[part], **changes}}))
         with pytest.raises(CheckpointError, match=message):
             voxelfield.load(tmp_path / "last.pt", "cpu")
-    # Copying makes these bytes ones, so save_checkpoint cannot write them.
+    # Copying makes these bytes ones, so pack_checkpoint cannot pack them.
     odd = {"occupied": torch.full_like(loaded.occupancy.occupied, 7, dtype=torch.uint8).view(torch.bool)}
     with pytest.raises(ValueError, match=r"occupancy\.occupied must contain bools, got other bytes"):
         check_state("occupancy", loaded.occupancy, odd)

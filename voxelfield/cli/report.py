@@ -12,7 +12,7 @@ from pathlib import Path
 from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
 from voxelfield.report.page import write_report
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.training.state.finished import read_metrics
+from voxelfield.training.resume import read_metrics
 from voxelfield.training.state.run_directory import METRICS
 
 logger = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ class Batch:
     """Pixels of the training images, and the rays through them.
 
     Attributes:
-        rays: R rays; those of each pixel are consecutive, so R is a multiple of P.
+        rays: R rays; the rays of each pixel are consecutive, so R is a multiple of P.
         rgba: (P, 4) the pixels' colours, float32 in [0, 1], straight alpha.
-        pixels: (P,) int64, the pixels' numbers among those of all images, each with the room of the largest image.
+        pixels: (P,) int64, indices into the pixels of all images, each padded to the largest image.
         background: (P, 3) colours behind the pixels, float32; a part may replace them before the batch is rendered.
         patches: Number of square patches that the first pixels form, patch by patch and row by row.
         patch_size: Side of the patches in pixels.
@@ -55,7 +55,7 @@ class Batch:
         return over(self.rgba[:, :3], self.rgba[:, 3:], self.background.detach())
 
     def __getitem__(self, name: str) -> Tensor:
-        """Returns what the data carries beyond colours, (P, ...), in the dtype of the data.
+        """Returns further data of the pixels, (P, ...), in the dtype of the data.
 
         Args:
             name: Name of data for each image or for each pixel (:attr:`voxelfield.datasets.scene.Split.extras`), such
@@ -84,11 +84,11 @@ class Outputs:
 
     Attributes:
         rendering: The R rays, rendered.
-        rgb: (R, 3) colours of the rays without background, as the cameras of their images see them: those of
-            ``rendering``, unless a part of training corrects them.
+        rgb: (R, 3) colours of the rays without background, as the cameras of their images see them; equal to
+            ``rendering.rgb``, unless a part of training corrects them.
         pixels: (P, 3) the pixels' colours over the background.
         field_truth: (P, 3) the true colours before the cameras' corrections, for comparison with colours of the field
-            itself; those of the batch, unless a part of training corrects them.
+            itself; equal to ``batch.truth``, unless a part of training corrects them.
     """
 
     rendering: Rendering
@@ -121,7 +121,7 @@ def columns_and_rows(pixels: Tensor, width: int, height: int) -> Tensor:
     """Returns where pixels (P,) lie in their images, (P, 2) int64.
 
     Args:
-        pixels: int64, their numbers among those of all images, each with the room of the largest image.
+        pixels: int64, indices into the pixels of all images, each padded to the largest image.
         width: Width of the largest image.
         height: Its height.
     """

@@ -1,4 +1,4 @@
-"""A part of training: hooks into each step, losses, parameters and a state of its own."""
+"""A part of training: hooks into each step, losses, parameters and state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Part:
         """
 
     def cameras(self) -> Cameras | None:
-        """Returns cameras from which to cast the rays instead of those of the images, differentiably, or None."""
+        """Returns cameras that replace the cameras of the images, differentiably, or None."""
         return None
 
     def prepare(self, batch: Batch) -> None:
@@ -70,7 +70,7 @@ class Part:
     def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:
         """Returns parameters that the session optimises by Adam, with their learning rates, by name.
 
-        The rates decay as those of the grids and networks do. Parameters that the part updates itself are not included.
+        The rates decay like the rates of grids and networks. Parameters that the part updates itself are not included.
         """
         return {}
 
@@ -83,7 +83,7 @@ class Part:
         return {}
 
     def write_results(self, folder: Path) -> None:
-        """Writes files of the part's own to the folder of a run that is finished.
+        """Writes files to the folder of a run that is finished.
 
         Called in all processes that train together, of which each has its share of the images. An OSError is reported
         once all other results are written.
@@ -92,7 +92,7 @@ class Part:
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint; an empty one is not saved.
 
-        A collective call: all processes that train together make it, and that of the first is saved.
+        A collective call: all processes that train together make it, and the state of the first is saved.
         """
         return {}
 
@@ -101,3 +101,18 @@ class Part:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads a state that :meth:`state_dict` returned, from any device."""
+
+
+class LossTerms(Part):
+    """Adds loss terms without parameters or a state.
+
+    Args:
+        terms: The terms, by name.
+    """
+
+    def __init__(self, terms: Mapping[str, Loss]) -> None:
+        self._terms = terms
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns the terms."""
+        return {name: term(outputs, batch) for name, term in self._terms.items()}

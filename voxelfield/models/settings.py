@@ -61,14 +61,14 @@ class OccupancyConfig:
 
 @dataclass
 class LossConfig:
-    """Weights of the loss terms, and the schedule of those on the grid; see :mod:`voxelfield.models.losses`.
+    """Weights of the loss terms, and the schedule of the terms on the grid; see :mod:`voxelfield.models.losses`.
 
     Attributes:
         structure: Squared error relative to the local variance of the photographs, for sharper texture of low contrast.
             Where a photograph is flat, a weight of 9e-4 doubles the photometric loss; where it has contrast, it adds
             less. ``trainer=many_photographs`` uses 2.5e-3; 0.0135 was too much on the same capture. Meant for opaque
             photographs: transparent pixels count as black. Keeps one byte for each training pixel.
-        depth: Distance of where rays end from where the scene's depths say (:mod:`voxelfield.training.depth`); 0.3 is
+        depth: Log-distance between ray termination and the scene's depths (:mod:`voxelfield.training.depth`); 0.3 is
             enough. A run loads its scene with depths, and refuses one without. Keeps four bytes for each training
             pixel, and two more for the reliability of sparse points.
         sample_rgb: Colour error of single samples.

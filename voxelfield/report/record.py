@@ -16,7 +16,7 @@ import yaml
 from voxelfield.files import open_regular, read_regular
 from voxelfield.report.thumbnails import ViewPictures
 from voxelfield.training.config import RunConfig
-from voxelfield.training.logs.logging import EVENTS
+from voxelfield.training.logs import EVENTS
 from voxelfield.training.state.run_directory import METRICS
 
 Curve: TypeAlias = tuple[tuple[int, float], ...]

@@ -27,11 +27,19 @@ from voxelfield.peer_memory import peak_bytes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import usual_path
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE, write_cameras
+from voxelfield.training.cameras.camera_refinement import write_cameras
 from voxelfield.training.config import RunConfig
+from voxelfield.training.resume import recorded_settings
 from voxelfield.training.session import Session
-from voxelfield.training.state.finished import recorded_settings
-from voxelfield.training.state.run_directory import METRICS, MODEL_FILE, PER_VIEW, REPORT, VIDEO, RunDirectoryLock
+from voxelfield.training.state.run_directory import (
+    CAMERAS_FILE,
+    METRICS,
+    MODEL_FILE,
+    PER_VIEW,
+    REPORT,
+    VIDEO,
+    RunDirectoryLock,
+)
 from voxelfield.training.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)

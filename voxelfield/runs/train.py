@@ -30,10 +30,11 @@ from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.runs.results import Timing, evaluated_split, finish
 from voxelfield.training.config import LoggerConfig, RunConfig
 from voxelfield.training.config.run import AUTO
-from voxelfield.training.determinism import reproducible
+from voxelfield.training.execution import reproducible
 from voxelfield.training.interrupt import Interrupt, Interrupted
-from voxelfield.training.logs.logging import FailsafeLogger, NullLogger, RunLogger, TensorBoardLogger
+from voxelfield.training.logs import FailsafeLogger, NullLogger, RunLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage
+from voxelfield.training.resume import finished_metrics, recorded_settings
 from voxelfield.training.session import Session
 from voxelfield.training.state.checkpoint import (
     check_progress,
@@ -44,7 +45,6 @@ from voxelfield.training.state.checkpoint import (
     load_resolved,
     resolve_checkpoint,
 )
-from voxelfield.training.state.finished import finished_metrics, recorded_settings
 from voxelfield.training.state.run_directory import RunDirectoryLock, check_ended, earlier_run
 from voxelfield.warps.warp import Warp
 

@@ -16,7 +16,6 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transparency import check_visible
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.part import Loss, Part
-from voxelfield.models.registry import model_names
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.march import Sampler
 from voxelfield.training.config import CameraConfig, OptimizerConfig, RunConfig, SceneConfig, TrainerConfig, complete
@@ -27,31 +26,25 @@ from voxelfield.warps.warp import Warp
 logger = logging.getLogger(__name__)
 
 
-def check_types(
-    scene: object,
-    model: object,
-    trainer: object,
-    optimizer: object,
-    camera: object,
-    output: object,
-    losses: Mapping[str, Loss] | None,
-    parts: Sequence[Part],
-    sampler: Sampler,
-) -> None:
+# Types of a session's arguments, and the words for them in messages.
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "scene": ((Scene,), "a voxelfield.Scene"),
+    "model": ((ModelConfig, RunConfig, str), "a ModelConfig, the name of one or a RunConfig"),
+    "trainer": ((TrainerConfig, str, type(None)), "a TrainerConfig, the name of a preset or None"),
+    "optimizer": ((OptimizerConfig, str, type(None)), "an OptimizerConfig, the name of one or None"),
+    "camera": ((CameraConfig, type(None)), "a CameraConfig or None"),
+    "output": ((str, os.PathLike, type(None)), "a path or None"),
+}
+
+
+def check_types(losses: Mapping[str, Loss], parts: Sequence[Part], sampler: Sampler, **arguments: object) -> None:
     """Raises TypeError unless the arguments of a session have the right types."""
-    expected: tuple[tuple[str, object, tuple[type, ...], str], ...] = (
-        ("scene", scene, (Scene,), "a voxelfield.Scene"),
-        ("model", model, (ModelConfig, RunConfig, str), "a ModelConfig, the name of one or a RunConfig"),
-        ("trainer", trainer, (TrainerConfig, str, type(None)), "a TrainerConfig, the name of a preset or None"),
-        ("optimizer", optimizer, (OptimizerConfig, str, type(None)), "an OptimizerConfig, the name of one or None"),
-        ("camera", camera, (CameraConfig, type(None)), "a CameraConfig or None"),
-        ("output", output, (str, os.PathLike, type(None)), "a path or None"),
-        *((f"parts[{index}]", part, (Part,), "a voxelfield.models.Part") for index, part in enumerate(parts)),
-    )
-    for name, value, types, words in expected:
+    checked = [(name, value, *_TYPES[name]) for name, value in arguments.items()]
+    checked += [(f"parts[{index}]", part, (Part,), "a voxelfield.models.Part") for index, part in enumerate(parts)]
+    for name, value, types, words in checked:
         if not isinstance(value, types):
             raise TypeError(f"{name} must be {words}, got {shown(value)}")
-    for name, loss in (losses or {}).items():
+    for name, loss in losses.items():
         if not callable(loss):
             raise TypeError(f"losses[{name!r}] must be a function of outputs and batch, got {shown(loss)}")
     if not callable(sampler):
@@ -80,7 +73,9 @@ def run_settings(
         config = parse(RunConfig, model)
         warp = config.warp if warp is None else warp
     if warp is None or isinstance(warp, WarpConfig):
-        chooses = config.model if isinstance(model, RunConfig) else _model_config(model)
+        chooses = config.model if isinstance(model, RunConfig) else model
+        if isinstance(chooses, str):
+            chooses = parse(ModelConfig, {"kind": chooses}, "model")
         warp = chooses.choose_warp(scene, parse(WarpConfig, warp or {}, "warp"))
     if not isinstance(model, RunConfig):
         device, seed = "auto" if device is None else str(device), 0 if seed is None else seed
@@ -105,12 +100,3 @@ def run_settings(
     if mistake is not None:
         logger.warning("%s", mistake)
     return config
-
-
-def _model_config(model: ModelConfig | str) -> ModelConfig:
-    """Returns a model config; for a name, that kind of model with its default settings."""
-    if isinstance(model, ModelConfig):
-        return model
-    if model not in model_names():
-        raise ValueError(f"model must be one of {', '.join(model_names())}, got {model!r}")
-    return parse(ModelConfig, {"kind": model}, "model")

@@ -25,7 +25,7 @@ from voxelfield.transfers import read_from_host
 _ROUNDS = 5
 
 Images = Literal["device", "held", "host"]
-"""Where training images are: all of them on each device, those that a split holds there, or these in host memory."""
+"""Place of training images: all on each device, only the images of the split there, or these in host memory."""
 
 
 class PixelSampler:
@@ -47,7 +47,7 @@ class PixelSampler:
             half a patch of its edge are drawn with a different probability than others.
         patch_size: Side of the patches in pixels.
         images: Where the images and the data of pixels are: ``device``, all of them on the device of each process;
-            ``held``, those that the split holds there; or ``host``, these in pinned host memory, from which the GPU
+            ``held``, the images of the split there; or ``host``, these in pinned host memory, from which the GPU
             reads the pixels that it draws. If the split is whole, the first two are the same.
 
     Attributes:
@@ -72,12 +72,9 @@ class PixelSampler:
         self._share = None if gathers else split.local_slice
         self._of_images: dict[str, Tensor] = {}
         self._of_pixels: dict[str, Tensor | DividedRows] = {}
-        self._drawable = None
         self._favoured: tuple[Tensor | DividedRows, float] | None = None
         counted = pixels_that_count(split)
-        if split.masks is not None and counted is not None:
-            numbers = pixel_numbers(split, counted.flatten().nonzero()[:, 0])
-            self._drawable = _rows(self._share, self._stored(numbers, gathers))
+        self._drawable = None if split.masks is None or counted is None else self._numbers(counted)
         self._images = self._stored(opaque_where_masked(split), gathers)
         self._colors = _rows(self._share, self._images.view(-1, 4))
         self.cameras = split.cameras.to(device)
@@ -97,53 +94,43 @@ class PixelSampler:
         stored = read_from_host(tensor, self._device) if self._on_host else tensor.to(self._device).contiguous()
         return _gathered(stored) if gathers else stored
 
+    def _numbers(self, which: Tensor) -> Tensor | DividedRows:
+        """Returns the indices, into the pixels of all images, of some pixels (N, H, W) of the local images."""
+        numbers = pixel_numbers(self._split, which.flatten().nonzero()[:, 0])
+        return _rows(self._share, self._stored(numbers, self._gathers))
+
     def carry(self, name: str, data: Tensor) -> None:
         """Lets batches carry further data, which they return as ``batch[name]``.
 
         Args:
             name: Name of the data.
-            data: (N, H, W, ...) for each pixel of :attr:`images` or of all images, or (N, ...) for each camera, on any
-                device.
+            data: (N, H, W, ...) for each pixel of :attr:`images` or of all images, or (N,) or (N, K) for each camera,
+                on any device.
 
         Raises:
-            ValueError: ``data`` has another number of images, or the name is taken.
+            ValueError: The name is taken.
         """
         if name in (*self._of_images, *self._of_pixels):
             raise ValueError(f"name must be a new one, got {name!r}, which batches carry already")
-        per_pixel = data.shape[1:3] == self._images.shape[1:3]
-        if per_pixel and self._share is not None and len(data) == len(self.cameras):
-            data = data[self._share]
-        if per_pixel and len(data) == len(self._images):
-            self._of_pixels[name] = _rows(self._share, self._stored(data).flatten(0, 2))
-        elif not per_pixel and data.dim() > 0 and len(data) == len(self.cameras):
+        if data.dim() < 3:
             self._of_images[name] = data.to(self._device).contiguous()
-        else:
-            raise ValueError(
-                f"data {name!r} must have shape ({len(self.cameras)}, ...), one entry for each image, got "
-                f"{tuple(data.shape)}"
-            )
+            return
+        if self._share is not None and len(data) == len(self.cameras):
+            data = data[self._share]
+        self._of_pixels[name] = _rows(self._share, self._stored(data).flatten(0, 2))
 
     def favour(self, which: Tensor, probability: float) -> None:
-        """Draws some pixels more often; those that a mask excludes are still never drawn.
+        """Draws some pixels more often; pixels that a mask excludes are still never drawn.
 
         Each pixel of a batch outside of its patches is one of these with the given probability, and otherwise drawn
         from all as before.
 
         Args:
-            which: (N, H, W) bool on the CPU: some pixels of the images that the split holds.
+            which: (N, H, W) bool on the CPU: some pixels of the images that the split holds, at least one without mask.
             probability: From 0 to 1.
-
-        Raises:
-            ValueError: Others are favoured already, or ``which`` selects none.
         """
-        if self._favoured is not None:
-            raise ValueError("which must be given once, got further pixels")
         counted = pixels_that_count(self._split)
-        own = (which if counted is None else which & counted).flatten().nonzero()[:, 0]
-        rows = _rows(self._share, self._stored(pixel_numbers(self._split, own), self._gathers))
-        if len(rows) == 0:
-            raise ValueError("which must select pixels that no mask excludes, got none")
-        self._favoured = rows, probability
+        self._favoured = self._numbers(which if counted is None else which & counted), probability
 
     def look_up(self, name: str, pixels: Tensor) -> Tensor:
         """Returns the data of a name for pixels (P,), (P, ...) in its own dtype; see :meth:`Batch.__getitem__`."""
@@ -165,7 +152,7 @@ class PixelSampler:
         *,
         shared: bool = False,
     ) -> Batch:
-        """Draws a batch of at least ``count`` pixels, and at least those of the patches, by torch's global generator.
+        """Draws a batch of at least ``count`` pixels, or as many as the patches have, by torch's global generator.
 
         Args:
             count: Number of pixels, of all processes.
@@ -178,7 +165,10 @@ class PixelSampler:
         patches = 0 if self._patches is None else self._patches.count
         side = self._patch_size
         count = max(count, patches * side**2)
-        index = self._draw_pixels(count) if self._patches is None else self._draw_patches(count, self._patches)
+        if self._patches is None:
+            index = self._draw_pixels(count)
+        else:
+            index = torch.cat((self._patches.draw(), self._draw_pixels(count - patches * side**2)))
         behind = background_for(background, count, index.device)
         # Before each process takes its part, because one that holds a share of the images has colours for the others.
         colors, part = None if isinstance(self._colors, Tensor) else self._colors[index], None
@@ -236,7 +226,7 @@ class PixelSampler:
         images, c2w, intrinsics = self._images, self.cameras.c2w, self.cameras.intrinsics
         lens = lens_rows(self.cameras.lens)
         if colors is not None:
-            # Each pixel becomes an image of its own, whose camera looks past the rest.
+            # Each pixel becomes an image of one pixel, with the principal point moved accordingly.
             chosen = self.images_of(index)
             images, c2w, intrinsics = colors.view(-1, 1, 1, 4), c2w[chosen], intrinsics[chosen]
             intrinsics[:, 2:] -= self._corners(index)
@@ -303,10 +293,6 @@ class PixelSampler:
         row = within // width
         return (image * self.cameras.height + row) * self.cameras.width + within - row * width
 
-    def _draw_patches(self, count: int, patches: PatchSampler) -> Tensor:
-        drawn = patches.draw()
-        return torch.cat((drawn, self._draw_pixels(count - len(drawn))))
-
 
 class PatchSampler:
     """Draws square patches of pixels from all training images, without patches that contain masked pixels.
@@ -316,7 +302,7 @@ class PatchSampler:
         device: Device of the pixel indices.
         count: Number of patches.
         size: Side of the patches in pixels.
-        gathers: Whether to collect what the images of all processes have, if each holds a share.
+        gathers: Whether to collect the patches of all processes on each, if they divide the images.
 
     Attributes:
         count: As given.
@@ -396,7 +382,7 @@ def pixels_that_count(split: Split) -> Tensor | None:
 
 
 def pixel_numbers(split: Split, own: Tensor) -> Tensor:
-    """Returns the numbers of pixels among those of all images, given their numbers among those of the images held."""
+    """Converts indices into the pixels of the local images to indices into the pixels of all images."""
     size = split.cameras.height * split.cameras.width
     return (own + split.local_indices.start * size).to(pixel_number_type(split))
 

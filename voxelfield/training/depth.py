@@ -1,4 +1,4 @@
-"""A loss on where rays end, for pixels whose depth the scene states: sensors, other programs, sparse points."""
+"""A loss on the depth at which rays end, for pixels of known depth: from sensors, other programs, sparse points."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.batches import PixelSampler, pixels_that_count
 from voxelfield.warps.warp import Warp
 
-# Least share of the pixels of a batch that have a depth, on average.
+# Least fraction of the pixels of a batch that have a depth, on average.
 _SHARE = 0.25
 # Distances that are zero have no logarithm.
 _NEAREST = 1e-6
@@ -37,9 +37,8 @@ class DepthSupervision(Part):
         cameras: Returns the cameras of all images as they are at present, without gradient.
 
     Raises:
-        ValueError: The images have no depths, or not one for each pixel, or masks exclude all pixels that have one; few
-            pixels have one, and others are drawn more often already; or some image is equirectangular or has a rolling
-            shutter.
+        ValueError: The images have no depths, or not one for each pixel, or masks exclude all pixels that have one; or
+            some image is equirectangular or has a rolling shutter.
     """
 
     name = "depth"
@@ -90,14 +89,14 @@ class DepthSupervision(Part):
 def depth_error(
     outputs: Outputs, batch: Batch, cameras: Cameras, warp: Warp | None = None, weights: Tensor | None = None
 ) -> Tensor:
-    r"""Returns how far from what the depths say rays end, averaged over the rays that fit.
+    r"""Returns the mean log-distance between ray termination and supervised depth, over the rays that fit.
 
     The error of a ray with samples at distances :math:`t_i` and weights :math:`w_i`, whose depth places a surface at
     the distance :math:`D`, is :math:`\sum_i w_i |\log(t_i / D)| + 1 - \sum_i w_i`: light that passes through everything
-    counts like a sample that is e times too far. That is the distance that the weights would have to be moved, on a
-    logarithmic scale, on which it depends neither on the units nor on how far away the surface is. Unlike an error of
-    the mean distance, it is large where the weights are spread on both sides of the surface. The error of a ray
-    without a depth is 0.
+    counts like a sample that is e times too far. It is the distance by which the weights would have to be moved. On a
+    logarithmic scale, it depends neither on the units nor on the distance of the surface. Unlike an error of the mean
+    distance, it is large where the weights are spread on both sides of the surface. The error of a ray without a depth
+    is 0.
 
     Args:
         outputs: The rendered rays.

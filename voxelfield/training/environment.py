@@ -18,12 +18,12 @@ from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)
 
-# Every how many pixels along each axis are read for the mean colour of the photographs.
+# Stride of the pixels along each axis that are read for the mean colour of the photographs.
 _STRIDE = 4
 
 
 class EnvironmentBackground(Part):
-    """Lays an environment behind the pixels of each batch; its gradients come through what the field lets pass.
+    """Lays an environment behind the pixels of each batch; its gradient is scaled by the residual transmittance.
 
     The environment belongs to the field, and so to its state.
 
@@ -48,15 +48,15 @@ class EnvironmentBackground(Part):
         return {"environment": (list(self.environment.parameters()), self._lr)}
 
     def parameters(self) -> Sequence[nn.Parameter]:
-        """Returns none: the maps are among the model's."""
+        """Returns none, because the maps are parameters of the model."""
         return []
 
 
 def choose_environment(scene: Scene, warp: Warp | None) -> Literal["none", "map"]:
-    """Returns what ``model.environment=auto`` stands for, and logs it if that is ``map``; a collective call.
+    """Returns the value for ``model.environment=auto``, and logs it if it is ``map``; a collective call.
 
-    A map pays where cameras see past the last box, and no matter is there. What they show then depends on the direction
-    alone: photographs from different places agree on its colour, as they do not on that of matter.
+    A map pays where cameras see past the last box into empty space. The colour there depends on the direction alone, so
+    that photographs from different places agree on it, unlike on the colour of matter.
 
     Args:
         scene: The scene.

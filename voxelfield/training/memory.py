@@ -90,7 +90,7 @@ def place_of_images(
     Args:
         estimate: Estimates the memory of training with the images in a place.
         requested: The setting ``trainer.images``.
-        device: The device of training; the CPU keeps those that the split holds.
+        device: The device of training; the CPU keeps the images of the split.
         share: Whether each process holds a share of the images.
     """
     if device.type != "cuda":
@@ -116,13 +116,11 @@ def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
 
     Args:
         estimate: The estimated memory use.
-        device: A CUDA device; others are not checked.
+        device: The CUDA device of the training.
 
     Raises:
         ValueError: More memory is needed than is free; the message says which settings to reduce.
     """
-    if device.type != "cuda":
-        return
     logger.info("training needs about %s of GPU memory", estimate)
     if estimate.total > _free(device):
         raise ValueError(

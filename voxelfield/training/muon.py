@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from voxelfield.fields.decoders import LayerWeights
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 
-# A matrix with fewer rows or columns, such as that of the three output colours, has too few singular values to balance.
+# A matrix with fewer rows or columns, such as the layer of output colours, has too few singular values to balance.
 _FEWEST = 8
 
 # Root mean square of a step's entries, as a multiple of the learning rate, for which one rate suits Muon and AdamW.
@@ -67,7 +67,21 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     return x.float()
 
 
-class Muon(torch.optim.Optimizer):
+def undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of one of torch's optimizers without the decorator by which torch.compile skips it."""
+    return getattr(method, "__wrapped__", method)
+
+
+class EagerMethods(torch.optim.Optimizer):
+    """Mixin with undecorated methods; must come right before :class:`torch.optim.Optimizer` in the MRO."""
+
+    add_param_group = undecorated(torch.optim.Optimizer.add_param_group)
+    state_dict = undecorated(torch.optim.Optimizer.state_dict)
+    load_state_dict = undecorated(torch.optim.Optimizer.load_state_dict)
+    zero_grad = undecorated(torch.optim.Optimizer.zero_grad)
+
+
+class Muon(EagerMethods):
     """Nesterov momentum whose update of each matrix is orthogonalised, so that all directions learn equally fast.
 
     Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". With the gradient G, the momentum
@@ -89,24 +103,12 @@ class Muon(torch.optim.Optimizer):
         lr: Learning rate, (1,) on that device; the tensor is read in each step.
         momentum: The m of the formula, at least 0 and below 1.
         weight_decay: Decoupled weight decay, at least 0.
-
-    Raises:
-        ValueError: ``matrices`` are not float32 of two dimensions, or a number is outside its range.
     """
 
     def __init__(
         self, matrices: Iterable[nn.Parameter], lr: Tensor, momentum: float, weight_decay: float = 0.0
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and below 1, got {momentum}")
-        if weight_decay < 0:
-            raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        for matrix in self.param_groups[0]["params"]:
-            if matrix.ndim != 2 or matrix.dtype != torch.float32:
-                raise ValueError(
-                    f"matrices must be float32 of two dimensions, got {matrix.dtype} of shape {tuple(matrix.shape)}"
-                )
         self._complete_state()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

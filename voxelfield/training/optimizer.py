@@ -1,13 +1,13 @@
 """The optimizers of grids, networks and the parameters of parts, with learning rates in device memory.
 
 Torch decorates methods of its optimizers so that torch.compile skips them; the decorators import the compiler at the
-first call, which takes seconds. Training compiles nothing, so :class:`EagerGridAdam`, :class:`EagerAdamW` and
-:class:`EagerMuon` use the undecorated methods.
+first call, which takes seconds. Training compiles nothing, so its optimizers use the undecorated methods
+(:class:`voxelfield.training.muon.EagerMethods`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from operator import itemgetter
@@ -23,7 +23,7 @@ from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.models.model import Model
 from voxelfield.training.config import OptimizerConfig, RatesConfig
-from voxelfield.training.muon import Muon, network_matrices
+from voxelfield.training.muon import EagerMethods, Muon, network_matrices, undecorated
 
 # Names of the optimizers of the field's parameters.
 _OWN = ("grid", "matrices", "network")
@@ -32,34 +32,17 @@ _OWN = ("grid", "matrices", "network")
 _WORTH_LISTING = 1 << 17
 
 
-def _undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
-    return getattr(method, "__wrapped__", method)
-
-
-class _EagerMethods(torch.optim.Optimizer):
-    """Mixin with undecorated methods; must come right before :class:`torch.optim.Optimizer` in the MRO."""
-
-    add_param_group = _undecorated(torch.optim.Optimizer.add_param_group)
-    state_dict = _undecorated(torch.optim.Optimizer.state_dict)
-    load_state_dict = _undecorated(torch.optim.Optimizer.load_state_dict)
-    zero_grad = _undecorated(torch.optim.Optimizer.zero_grad)
-
-
-class EagerGridAdam(GridAdam, _EagerMethods):
+class EagerGridAdam(GridAdam, EagerMethods):
     """A :class:`voxelfield.GridAdam` that does not import torch's compiler."""
 
 
-class EagerAdamW(torch.optim.AdamW, _EagerMethods):
+class EagerAdamW(torch.optim.AdamW, EagerMethods):
     """A :class:`torch.optim.AdamW` that does not import torch's compiler."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Takes a step."""
-        _undecorated(torch.optim.AdamW.step)(self, closure)
-
-
-class EagerMuon(Muon, _EagerMethods):
-    """A :class:`voxelfield.training.muon.Muon` that does not import torch's compiler."""
+        undecorated(torch.optim.AdamW.step)(self, closure)
 
 
 def exponential_decay(step: Tensor, steps: int, final: float, cooldown: float = 0.0) -> Tensor:
@@ -104,7 +87,7 @@ class Optimizers:
         config: Learning rates and constants that depend on the model.
         rates: Factors that depend on the length of the run.
         groups: Parameters with learning rates of their own, by name; without weight decay. The network's optimizer
-            does not update those that are the field's.
+            does not update them, even if they belong to the field.
         copies: Dtype of the grids' working copies.
         total_variation: Whether :meth:`add_total_variation` will be called.
         samples: Largest number of samples of a step, if several processes take it.
@@ -177,9 +160,9 @@ class Optimizers:
                 capturable=device.type == "cuda",
             )
 
-        self.matrices: EagerMuon | None = None
+        self.matrices: Muon | None = None
         if matrices:
-            self.matrices = EagerMuon(matrices, self._lrs[1], rates.betas[0], config.network_weight_decay)
+            self.matrices = Muon(matrices, self._lrs[1], rates.betas[0], config.network_weight_decay)
         self.network = adamw(network, self._lrs[1], config.network_weight_decay) if network else None
         self.others = {
             name: adamw(list(parameters), lr, 0.0)
@@ -235,8 +218,8 @@ class Optimizers:
         self.division.gather()
         self.division = None
 
-    def own_parts(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        """Returns the parameters, and of those that are divided among processes this process's parts."""
+    def local_shards(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """Returns the parameters, sharded ones replaced by this rank's shard."""
         return list(parameters if self.division is None else map(self.division.owned, parameters))
 
     def refresh_copies(self) -> None:
@@ -307,7 +290,7 @@ class Optimizers:
         """Updates the grids and clears their gradients; updates everything else and drops its gradients.
 
         Args:
-            arrive: Called before any gradient is read, except for those of divided grids. It may be called within
+            arrive: Called before any gradient is read, except the gradients of divided grids. It may be called within
                 another CUDA stream, and must make that stream alone wait.
         """
         if self.division is None and arrive is not None:
@@ -359,7 +342,7 @@ class Optimizers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads moments and step counts from a checkpoint; rates and constants stay as configured."""
         for name, optimizer, lr in self._all():
-            # A part without a state of its own may not have existed when the checkpoint was written.
+            # A part without a state may not have existed when the checkpoint was written.
             if state.get(name) is not None:
                 load_moments(optimizer, state[name]["state"], [lr] * len(optimizer.param_groups))
 

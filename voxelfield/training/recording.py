@@ -1,4 +1,4 @@
-"""Metrics of the steps since the last record, and whether training goes wrong."""
+"""Records of a run in training: metrics of the last steps, whether training goes wrong, and previews."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from voxelfield import processes
+from voxelfield.datasets.scene import Split
+from voxelfield.evaluation.evaluation import evenly_spaced
+from voxelfield.evaluation.metrics import mse_to_psnr, psnr
 from voxelfield.models.model import Model
 from voxelfield.models.part import Part
 from voxelfield.peer_memory import peak_bytes
+from voxelfield.rendering.pixels import composite_background
+from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.view_pictures import comparison_panel
 from voxelfield.training.config import TrainerConfig
-from voxelfield.training.logs.records import has_diverged, mean_losses, rates_of_steps
+from voxelfield.training.logs import RunLogger
 from voxelfield.training.optimizer import Optimizers
 from voxelfield.training.step import TrainingStep
 
@@ -22,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Collects metrics, and compares the loss with that of the untrained field.
+    """Collects metrics, and compares the loss with the loss of the untrained field.
 
     Attributes:
         diverged: Whether, at the last record, training pixels were rendered clearly worse than by the untrained field.
@@ -46,7 +53,7 @@ class Recorder:
 
     def is_finite(self) -> bool:
         """Returns whether all parameters of the field are finite; synchronises with the device, a collective call."""
-        own = self._optimizers.own_parts(list(self._model.field.parameters()))
+        own = self._optimizers.local_shards(self._model.field.parameters())
         return not processes.any_of(not all(bool(parameter.detach().sum().isfinite()) for parameter in own))
 
     def collect_metrics(self, step: int, seconds: float, since_last: float) -> dict[str, float]:
@@ -62,7 +69,10 @@ class Recorder:
             EmptyFieldError: No cell is occupied.
         """
         totals = self._step.totals.read()
-        losses = mean_losses(totals)
+        taken = totals["steps"] - totals.get("skipped", 0)
+        losses = {
+            name: total / taken if taken else math.nan for name, total in totals.items() if name.startswith("loss/")
+        }
         # Where the field is NaN, no sample is visible, so the loss of the remaining samples may be finite.
         if not self.is_finite() or not all(math.isfinite(value) for value in losses.values()):
             raise FloatingPointError(
@@ -71,7 +81,8 @@ class Recorder:
                 "trainer.not_finite=skip"
             )
         self._note_divergence(step, losses["loss/photometric"])
-        values = losses | rates_of_steps(totals, self._config, since_last)
+        values = losses | {"train/psnr": float(mse_to_psnr(torch.tensor(losses["loss/photometric"])))}
+        values |= rates_of_steps(totals, self._config, since_last)
         values["train/occupancy"] = self._model.occupied_fraction(step)
         values["train/seconds"] = seconds
         for part in (self._model, *self._parts):
@@ -84,15 +95,19 @@ class Recorder:
         return values
 
     def _note_divergence(self, step: int, loss: float) -> None:
-        """Compares the loss since the last record with that of the first step."""
-        before, self.diverged = self.diverged, has_diverged(step, loss, float(self._untrained_error))
+        """Compares the mean squared error of pixels since the last record with the error of the first step.
+
+        A field may become worse in its very first steps. After that, a field that learns at all is better, and batches
+        of pixels differ by less than 1.8 dB; a field with far too high learning rates is worse by 3 dB and more, and
+        stays so.
+        """
+        before, untrained = self.diverged, float(self._untrained_error)
+        self.diverged = step >= 20 and loss > 1.5 * untrained
         if self.diverged and not before:
             logger.warning(
                 "step %d: training diverges, with training pixels at %.1f dB after %.1f dB before the first step; "
                 "lower trainer.rates.grid and trainer.rates.network",
-                step,
-                -10 * math.log10(loss),
-                -10 * math.log10(max(float(self._untrained_error), 1e-10)),
+                *(step, -10 * math.log10(loss), -10 * math.log10(max(untrained, 1e-10))),
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,3 +118,57 @@ class Recorder:
         """Loads the entries of a checkpoint."""
         self.diverged = state["diverged"]
         self._untrained_error.copy_(state["untrained_error"])
+
+
+def rates_of_steps(totals: Mapping[str, float], config: TrainerConfig, seconds: float) -> dict[str, float]:
+    """Returns the numbers of rays and samples that some steps used.
+
+    Args:
+        totals: Sums over at least one step (:attr:`voxelfield.training.step.TrainingStep.totals`).
+        config: Settings of the training loop.
+        seconds: Duration of the steps.
+
+    Raises:
+        ValueError: No pixel's samples fitted in the capacity.
+    """
+    steps, rays = totals["steps"], totals["rays"]
+    if rays < steps * config.supersampling**2:
+        names, room = "trainer.visible_samples", str(config.visible_samples)
+        if "candidates" in totals:
+            names, room = f"trainer.candidate_samples and {names}", f"{config.candidate_samples} and {room}"
+        raise ValueError(f"{names} must have room for one pixel's samples, got {room}: raise it")
+    values = {
+        "train/rays_per_step": rays / steps,
+        "train/samples_per_ray": totals["samples"] / rays,
+        "train/rays_per_second": rays / seconds,
+    }
+    if "skipped" in totals:
+        values["train/skipped_steps"] = totals["skipped"]
+    if "candidates" in totals:
+        values["train/candidates_per_ray"] = totals["candidates"] / rays
+    return values
+
+
+def log_preview(
+    renderer: FieldRenderer, split: Split, background: Tensor, log: RunLogger, step: int, views: int
+) -> None:
+    """Logs render | truth | error | depth at fixed views, and their mean PSNR as ``test/psnr``.
+
+    Args:
+        renderer: A renderer of the field's current state.
+        split: The split whose views are rendered.
+        background: (3,) colour over which views are rendered, on the renderer's device.
+        log: The logger.
+        step: Number of steps done.
+        views: Number of views, spread evenly over the split.
+    """
+    scores = []
+    for index in evenly_spaced(views, len(split)):
+        view = renderer.view(split.cameras, index)
+        truth = composite_background(split.image(index).to(view.rgb.device), background)
+        scores.append(float(psnr(view.rgb.clamp(0, 1), truth, split.mask(index, truth.device))))
+        panel = comparison_panel(view, truth)
+        log.images(step, f"test/{split.names[index]}", panel)
+    mean = math.fsum(scores) / len(scores)
+    log.scalars(step, {"test/psnr": mean})
+    logger.info("step %d: PSNR %.2f dB over %d test views", step, mean, len(scores))

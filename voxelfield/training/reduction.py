@@ -1,4 +1,4 @@
-"""What processes that share the batch of a training step combine: gradients, and the shares of their losses.
+"""Reductions over processes that divide the batch of a training step: of gradients and of the weights of losses.
 
 All of these are collective calls, which a CUDA graph of the step may contain.
 """
@@ -37,9 +37,10 @@ class SharedSampler:
         return samples, candidates
 
     def share_of_rays(self, kept: Tensor) -> Tensor:
-        """Returns this process's share () of the rays that all keep, of which it keeps ``kept`` (); a collective call.
+        """Returns ``kept`` () divided by its sum over the processes, (); a collective call.
 
-        Losses are means over a process's rays. Weighted by these shares, they add up to the mean over all rays.
+        Losses are means over the rays that a process keeps. Weighted by these fractions, they add up to the mean over
+        all rays.
         """
         total = None if self._arrive is None else self._arrive()[0]
         if total is None or self._kept is None or self._kept.data_ptr() != kept.data_ptr():
@@ -75,9 +76,9 @@ def sum_gradients_later(parameters: Sequence[nn.Parameter]) -> Callable[[], None
 
 
 def divided_density(density: PositionDensity) -> PositionDensity:
-    """Returns a function of the same values, of which each process evaluates a part.
+    """Returns a function with the same values whose points are divided over the processes.
 
-    All processes therefore have exactly the same occupied cells, whatever their devices round differently.
+    All processes therefore have exactly the same occupied cells, even if their devices round differently.
     """
     if processes.count() == 1:
         return density

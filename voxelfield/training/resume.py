@@ -1,12 +1,16 @@
-"""Checks whether a session can resume from a checkpoint."""
+"""Checks whether a run can resume: from a checkpoint, or as a finished run that has nothing left to do."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from voxelfield.evaluation.evaluation import picture_name
 from voxelfield.messages import clipped
 from voxelfield.models.model import Model
 from voxelfield.models.part import Part
@@ -14,7 +18,7 @@ from voxelfield.models.settings import reached_resolution
 from voxelfield.training.config import RunConfig
 from voxelfield.training.muon import network_matrices
 from voxelfield.training.state.checkpoint import ADDED, check_state
-from voxelfield.training.state.finished import changed_settings
+from voxelfield.training.state.run_directory import CAMERAS_FILE, METRICS, MODEL_FILE, PER_VIEW, REPORT, VIDEO
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +38,7 @@ _SETTINGS_OF_PARTS = {
 
 
 def check_names(model: Model, parts: Sequence[Part]) -> None:
-    """Raises ValueError unless the model and each part have entries of checkpoints of their own."""
+    """Raises ValueError unless the model and each part have different entries in checkpoints."""
     state = model.state_dict()
     own = [name for name in state if name not in _OF_MODEL]
     if len(own) + len(_OF_MODEL) > len(state):
@@ -42,18 +46,13 @@ def check_names(model: Model, parts: Sequence[Part]) -> None:
             f"{type(model).__name__}.state_dict must include the entries of Model.state_dict, "
             f"{' and '.join(_OF_MODEL)}, got {', '.join(state) or 'none'}"
         )
-    taken = [name for name in own if name in {*_REQUIRED, *ADDED}]
-    if taken:
-        raise ValueError(
-            f"{type(model).__name__}.state_dict must not have the name of another entry of checkpoints, "
-            f"got {taken[0]!r}"
-        )
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
         raise ValueError(f"parts must have names of their own, got {', '.join(map(repr, names))}")
-    taken = [name for name in names if name in {*_REQUIRED, *ADDED, *state}]
-    if taken:
-        raise ValueError(f"parts must not have the name of another entry of checkpoints, got {taken[0]!r}")
+    for owner, used, others in ((f"{type(model).__name__}.state_dict", own, ()), ("parts", names, state)):
+        taken = [name for name in used if name in {*_REQUIRED, *ADDED, *others}]
+        if taken:
+            raise ValueError(f"{owner} must not have the name of another entry of checkpoints, got {taken[0]!r}")
 
 
 def check_complete(checkpoint: Mapping[str, Any]) -> None:
@@ -135,3 +134,101 @@ def _check_parts(checkpoint: Mapping[str, Any], model: Model, parts: Sequence[Pa
     model.check_state(checkpoint)
     for name, part in own.items():
         part.check_state(checkpoint[name])
+
+
+# Settings on which no result depends. Numbers of steps are compared separately, because a run may be extended.
+_WITHOUT_EFFECT = (
+    *("resume", "device", "devices", "process_timeout", "logger", "data.download"),
+    *("trainer.steps", "trainer.images", "trainer.chunk"),
+    *("trainer.log_every", "trainer.preview_every", "trainer.preview_views"),
+    *("trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.checkpoint_errors"),
+)
+
+# Settings of the evaluation and of the files written after training.
+_AFTER_TRAINING = (
+    *("trainer.evaluation", "trainer.evaluation_background", "trainer.model_file"),
+    *("camera.test_steps", "camera.test_lr"),
+)
+
+
+def recorded_settings(settings: RunConfig) -> dict[str, Any]:
+    """Returns a run's settings as JSON values, with lists in place of tuples, for ``metrics.json``."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
+    return values
+
+
+def changed_settings(saved: Mapping[str, Any], settings: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Compares settings on which training depends with the settings of an earlier run.
+
+    Returns:
+        The earlier and the present value by key, such as ``trainer.rates.grid``.
+
+    Raises:
+        TypeError: The saved settings are not plain values.
+    """
+    changes = _changes(json.loads(json.dumps(saved)), recorded_settings(settings))
+    return {key: values for key, values in changes if not _is_among(key, _AFTER_TRAINING)}
+
+
+def finished_metrics(directory: Path, settings: RunConfig) -> dict[str, Any] | None:
+    """Returns the metrics of a run that has done everything configured, or None if something is missing.
+
+    Raises:
+        ValueError: The finished run in the directory has other settings; the message names the first.
+    """
+    metrics = read_metrics(directory / METRICS)
+    if metrics is None or metrics["steps"] < settings.trainer.steps:
+        return None
+    saved = metrics["settings"]
+    for key, (before, now) in changed_settings(saved, settings).items():
+        raise ValueError(
+            f"{key} must be that of the finished run in {directory}, {clipped(repr(before))}, for resume=auto, got "
+            f"{clipped(repr(now))}: choose another hydra.run.dir, or leave resume out to train anew there"
+        )
+    if next(_changes(saved, recorded_settings(settings)), None) is not None:
+        return None  # the run was evaluated in another way
+    return metrics if all((directory / name).is_file() for name in _results(metrics, settings)) else None
+
+
+def read_metrics(path: Path) -> dict[str, Any] | None:
+    """Returns the content of a ``metrics.json``; None if it does not exist or is not one of voxelfield's."""
+    try:
+        metrics = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    kinds: dict[str, Any] = {"psnr": (int, float), "steps": int, "settings": dict, "psnr_per_view": dict, "split": str}
+    if not isinstance(metrics, dict) or not all(isinstance(metrics.get(key), kind) for key, kind in kinds.items()):
+        return None
+    return metrics if math.isfinite(metrics["psnr"]) else None
+
+
+def _results(metrics: Mapping[str, Any], settings: RunConfig) -> Iterator[str]:
+    """Yields the names of the files that a finished run has written."""
+    config = settings.trainer
+    yield PER_VIEW
+    if settings.camera.refines:
+        yield CAMERAS_FILE
+    if config.model_file != "none":
+        yield MODEL_FILE
+    if config.evaluation.video_frames > 0:
+        yield VIDEO
+    if config.evaluation.report:
+        yield REPORT
+    if config.evaluation.save_images:
+        yield from (f"{metrics['split']}/{picture_name(view)}" for view in metrics["psnr_per_view"])
+
+
+def _changes(saved: Mapping[str, Any], present: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in present.items():
+        key = f"{prefix}{name}"
+        before = saved.get(name)
+        if _is_among(key, _WITHOUT_EFFECT):
+            continue
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            yield from _changes(before, value, f"{key}.")
+        elif before != value:
+            yield key, (before, value)
+
+
+def _is_among(key: str, keys: tuple[str, ...]) -> bool:
+    return any(key == other or key.startswith(f"{other}.") for other in keys)

@@ -1,4 +1,4 @@
-"""A loss that ignores what moves: parts of photographs that the field, shaped by the others, does not reproduce."""
+"""Robust weights: parts of photographs that show something that moves do not count in the losses."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from voxelfield.training.state.run_directory import MASKS
 
 logger = logging.getLogger(__name__)
 
-# Shares of pixels unlike the field: in a cell with its neighbours, above which it moves; and in a cell beside one that
-# does, above which it moves too, because it contains an edge of the same person.
+# Outlier fractions. A cell moves if the mean over its 3x3 neighbourhood reaches _SEED; or, because it then contains an
+# edge of the same person, if it is beside such a cell and its own fraction reaches _EDGE.
 _SEED, _EDGE = 0.5, 0.2
-# Pixels that a cell remembers, and pixels that resemble the field with which it begins.
+# Largest number of pixels in a cell's counts, and number of inliers with which they begin.
 _MEMORY, _PRIOR = 48.0, 4.0
-# Largest share of a photograph that is ignored. One that differs as a whole is not one with a passer-by.
+# Largest fraction of a photograph that is ignored. If all of it differs, a passer-by is not the reason.
 _MOST = 0.5
 # Errors are counted in this unit: sums of integers do not depend on their order, on devices and over processes.
 _UNIT = 2.0**-24
@@ -46,10 +46,10 @@ class RobustWeights(Part):
     patches for this. Here single pixels are drawn, and each photograph has a coarse map of cells, which counts the
     pixels that were drawn and those unlike the field. A pixel is unlike the field if its squared error exceeds a
     threshold of its cell: ``config.robust`` times the mean error of the pixels that are not ignored, of all photographs
-    or of its own, whichever is larger; plus the variance of the photograph's colours in the cell, which is the error
-    that a field without any detail would have there. Every ``config.robust_every`` steps, the counts say which cells
-    move: those that are, with their eight neighbours, mostly unlike the field, and beside them those that are partly
-    unlike it. The weights of a step do not depend on its own errors.
+    or of the same one, whichever is larger; plus the variance of the photograph's colours in the cell, which is the
+    error that a field without any detail would have there. Every ``config.robust_every`` steps, the counts decide which
+    cells move: cells whose 3 x 3 neighbourhood is mostly unlike the field, and cells beside them that are partly unlike
+    it. The weights of a step do not depend on the errors of that step.
 
     In a process group, counts are summed before they are evaluated, so that all processes ignore the same cells.
 
@@ -110,7 +110,7 @@ class RobustWeights(Part):
         self._scale.copy_(1 / (1 - self._ignored()))
 
     def _ignored(self) -> Tensor:
-        """Returns the ignored share of the pixels that are drawn, ()."""
+        """Returns the ignored fraction of the pixels that are drawn, ()."""
         return (self._sizes * self.moves).sum() / self._sizes.sum()
 
     def prepare(self, batch: Batch) -> None:
@@ -123,7 +123,7 @@ class RobustWeights(Part):
         batch.weigh(self._stays * self._scale)
 
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
-        """Counts the pixels; no term of its own."""
+        """Counts the pixels; adds no term."""
         with torch.no_grad():
             error = (outputs.pixels - batch.truth).square().mean(dim=1)
             fitting = outputs.rendering.rays_kept // batch.rays_per_pixel
@@ -136,7 +136,7 @@ class RobustWeights(Part):
         return {}
 
     def scalars(self) -> dict[str, float]:
-        """Returns the share of the photographs that is ignored."""
+        """Returns the fraction of the photographs that is ignored."""
         return {"robust/ignored": float(self._ignored())}
 
     def state_dict(self) -> dict[str, Any]:
@@ -241,8 +241,8 @@ def cell_variances(images: Tensor, cell: int) -> Tensor:
     """Returns the variance of colours in each cell of photographs, (N, Y, X) float32: the mean of the channels.
 
     Args:
-        images: (N, H, W, 4) uint8 RGBA, straight alpha. The variance is the mean of those over white and over black, so
-            it includes silhouettes.
+        images: (N, H, W, 4) uint8 RGBA, straight alpha. The variance is averaged over a white and a black background,
+            so it includes silhouettes.
         cell: Side of a cell in pixels.
     """
     variances = []
@@ -259,7 +259,7 @@ def moving_cells(drawn: Tensor, unlike: Tensor) -> Tensor:
 
     Args:
         drawn: (N, Y, X) float32, numbers of pixels that were drawn in each cell.
-        unlike: The same of those pixels that are unlike the field.
+        unlike: (N, Y, X) float32, numbers of these pixels that are unlike the field.
     """
     around = F.avg_pool2d(torch.stack((drawn + _PRIOR / 9, unlike), dim=1), 3, 1, 1)
     seeds = around[:, 1] >= _SEED * around[:, 0]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,9 +21,9 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.fields.field import RadianceField
-from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.batch import Batch
 from voxelfield.models.model_config import ModelConfig
-from voxelfield.models.part import Loss, Part
+from voxelfield.models.part import Loss, LossTerms, Part
 from voxelfield.models.settings import reached_resolution
 from voxelfield.models.training import MemoryEstimate, TrainingSetup
 from voxelfield.rendering.march import Sampler, visible_samples
@@ -33,32 +33,22 @@ from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import Images, PixelSampler
-from voxelfield.training.cameras.camera_refinement import CameraRefinement
-from voxelfield.training.cameras.camera_tones import CameraTones, ToneCorrection
-from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
-from voxelfield.training.cameras.refined_cameras import RefinedCameras
-from voxelfield.training.clock import Pause, synchronized_time
-from voxelfield.training.config import (
-    CameraConfig,
-    OptimizerConfig,
-    RunConfig,
-    TrainerConfig,
-)
-from voxelfield.training.fields import untrained_model
-from voxelfield.training.graph import GraphedCall
+from voxelfield.training.build import configured_parts, untrained_model
+from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedCameras
+from voxelfield.training.cameras.camera_tones import CameraTones
+from voxelfield.training.cameras.exposure import AffineExposure, ColorCorrection, Correction
+from voxelfield.training.config import CameraConfig, OptimizerConfig, RunConfig, TrainerConfig
+from voxelfield.training.execution import GraphedCall, synchronized_time
 from voxelfield.training.interrupt import Interrupt
-from voxelfield.training.logs.logging import FailsafeLogger, NullLogger, RunLogger
-from voxelfield.training.logs.progress import Progress
-from voxelfield.training.logs.records import log_preview
+from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
 from voxelfield.training.optimizer import Optimizers, copies_dtype
-from voxelfield.training.parts import configured_parts
-from voxelfield.training.recording import Recorder
+from voxelfield.training.recording import Recorder, log_preview
 from voxelfield.training.reduction import divided_density
 from voxelfield.training.resume import check_complete, check_names, check_resumable
+from voxelfield.training.state.checkpoint import CheckpointWriter
 from voxelfield.training.state.fingerprint import changes, fingerprint
 from voxelfield.training.state.run_directory import RunDirectoryLock
-from voxelfield.training.state.saving import CheckpointWriter
 from voxelfield.training.state.zero_packing import pack_streams
 from voxelfield.training.step import TrainingStep
 from voxelfield.training.trained_model import TrainedModel
@@ -69,18 +59,9 @@ _log = logging.getLogger(__name__)
 
 _STEPS_BETWEEN_AGREEMENTS = 32
 
+C = TypeVar("C", bound=Correction)
 Hook = Callable[["Session"], None]
 """A function that a session calls with itself as the argument."""
-
-
-class _Losses(Part):
-    """Loss terms that the caller adds."""
-
-    def __init__(self, losses: Mapping[str, Loss]) -> None:
-        self._losses = losses
-
-    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
-        return {name: loss(outputs, batch) for name, loss in self._losses.items()}
 
 
 class Session:
@@ -164,11 +145,13 @@ class Session:
         on_stage: Hook | None = None,
         on_preview: Hook | None = None,
     ) -> None:
-        check_types(scene, model, trainer, optimizer, camera, output, losses, parts, sampler)
+        losses = losses or {}
+        given = {"scene": scene, "model": model, "trainer": trainer, "optimizer": optimizer}
+        check_types(losses, parts, sampler, **given, camera=camera, output=output)
         config = run_settings(scene, model, trainer, optimizer, camera, warp, device, seed)
         self.scene = scene
         self.config = config
-        # The steps follow these settings; the run records those that were given.
+        # The steps follow these settings; the run records the given settings.
         self._trainer = config.trainer
         if config.recorded_warp is None:
             cameras = scene.train.cameras
@@ -180,26 +163,23 @@ class Session:
         if len(set(processes.gather_objects(output is None))) > 1:
             raise ValueError("output must be given in all processes of a group or in none, got one in some of them")
         self._on_step, self._on_stage, self._on_preview = on_step, on_stage, on_preview
+        divided = scene.train.local_slice is not None
         self._writer: CheckpointWriter | None = None
         self._writing = contextlib.ExitStack()
-        if self._writes:
-            assert self.output is not None
-            # The log is flushed first, because a run that is resumed does not log earlier steps again.
-            keep = config.trainer.keep_checkpoints
-            self._writer = CheckpointWriter(self.output, keep, lambda: self._records.flush())
+        if self.output is not None and processes.is_first():
+            self._writer = CheckpointWriter(self.output, config.trainer.keep_checkpoints, self._before_writing)
         self._fingerprint: Future[dict[str, Tensor]] | None = None
-        if self._writes or (self.output is not None and scene.train.local_slice is not None):
+        if self._writer is not None or (self.output is not None and divided):
             # Checkpoints need the fingerprint; it is computed in the background, so that they need not wait.
             with_images = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fingerprint")
             self._fingerprint = with_images.submit(fingerprint, scene.train)
             with_images.shutdown(wait=False)
         _library.ensure_loaded(self.device.type)
-        share = scene.train.local_slice is not None
-        self._images: Images = place_of_images(self._memory_with, config.trainer.images, self.device, share)
+        self._images: Images = place_of_images(self.estimate_memory, config.trainer.images, self.device, divided)
         if self.device.type == "cuda":
             check_memory(self.estimate_memory(), self.device)
         with explain_shortage(self.estimate_memory, self.device):
-            self._build(parts, losses or {}, sampler)
+            self._build(parts, losses, sampler)
 
     def _build(self, parts: Sequence[Part], losses: Mapping[str, Loss], sampler: Sampler) -> None:
         config, trainer = self.config, self.config.trainer
@@ -216,8 +196,8 @@ class Session:
         )
         self.parts = [*configured_parts(config, self.scene, self.model, pixels), *parts]
         check_names(self.model, self.parts)
-        self._joined = [self.model, *self.parts]
-        groups = {name: group for part in self._joined for name, group in part.param_groups().items()}
+        self._components = [self.model, *self.parts]
+        groups = {name: group for part in self._components for name, group in part.param_groups().items()}
         copies, varies = copies_dtype(trainer.precision, self.device), trainer.loss.tv_features > 0
         self.optimizers = Optimizers(
             self.model, config.optimizer, trainer.rates, groups, copies, varies, trainer.visible_samples
@@ -227,7 +207,7 @@ class Session:
             pixels,
             self.optimizers,
             self._trainer,
-            parts=[*self._joined, _Losses(losses)],
+            parts=[*self._components, LossTerms(losses)],
             sampler=sampler,
             shared=True,
         )
@@ -249,11 +229,10 @@ class Session:
         self.model.begin_training(setup)
         self._average = WeightAverage(self.model, self.optimizers, trainer.steps, trainer.average_steps)
         self.step = 0
-        self._recorded_seconds = 0.0
         self._recorder = Recorder(self.model, self.parts, self._step, self.optimizers, trainer)
         self.optimizers.attach()
         self._renew()
-        self.train_seconds = self._now() - started
+        self.train_seconds = self._recorded_seconds = self._now() - started
 
     def _renew(self) -> None:
         """Recreates everything that depends on the grids' shapes, apart from the optimizers' part of it."""
@@ -262,11 +241,6 @@ class Session:
         self._graphed = GraphedCall(lambda: self._step.run(settings), self.device, self.config.trainer.cuda_graph)
         self._average.restart()
         self._layout = self.optimizers.layout
-
-    @property
-    def _writes(self) -> bool:
-        """Whether this process writes files."""
-        return self.output is not None and processes.is_first()
 
     @property
     def field(self) -> RadianceField:
@@ -291,22 +265,31 @@ class Session:
     @property
     def exposure(self) -> AffineExposure | None:
         """Learned exposure corrections of the training images; None with ``trainer.exposure=none``."""
-        return next((part.exposure for part in self.parts if isinstance(part, ExposureCorrection)), None)
+        return self._correction(AffineExposure)
 
     @property
     def tones(self) -> CameraTones | None:
         """Learned vignetting and response of the training cameras; None if neither is learned."""
-        return next((part.tones for part in self.parts if isinstance(part, ToneCorrection)), None)
+        return self._correction(CameraTones)
 
-    def estimate_memory(self) -> MemoryEstimate:
-        """Estimates the memory that training needs at its final resolution."""
-        return self._memory_with(self._images)
+    def _correction(self, kind: type[C]) -> C | None:
+        corrections = (part.correction for part in self.parts if isinstance(part, ColorCorrection))
+        return next((correction for correction in corrections if isinstance(correction, kind)), None)
 
-    def _memory_with(self, images: Images) -> MemoryEstimate:
-        shapes, config = untrained_model(self.config, "meta"), self.config
-        moments = config.optimizer.moments
+    def estimate_memory(self, images: Images | None = None) -> MemoryEstimate:
+        """Estimates the memory that training needs at its final resolution.
+
+        Args:
+            images: Where the training images are (:data:`voxelfield.training.batches.Images`); None for the place that
+                was chosen.
+        """
         return estimate_memory(
-            shapes, self._trainer, self.scene.train, self.device.type, images=images, moments=moments
+            untrained_model(self.config, "meta"),
+            self._trainer,
+            self.scene.train,
+            self.device.type,
+            images=self._images if images is None else images,
+            moments=self.config.optimizer.moments,
         )
 
     def fit(self, *, wait: bool = True) -> bool:
@@ -357,8 +340,7 @@ class Session:
         batch = self._advance()
         self.train_seconds += time.perf_counter() - started
         if self._recorder.is_due(self.step):
-            self._record(self.train_seconds, self.train_seconds - self._recorded_seconds)
-            self._recorded_seconds = self.train_seconds
+            self._record(self.train_seconds)
         if self.step >= config.steps:
             self._average.apply()
         return batch
@@ -370,7 +352,7 @@ class Session:
         if any(stage.step == self.step for stage in self.config.trainer.stages):
             self._graphed.discard()  # its memory is needed for the change of the grids
         attached = self.optimizers.attached
-        for part in self._joined:
+        for part in self._components:
             part.before_step(self.step)
         if self.optimizers.attached != attached:
             self._begin_stage()
@@ -400,15 +382,13 @@ class Session:
     def _train(self, wait: bool) -> Iterator[Batch]:
         """Takes the remaining steps with records, previews and checkpoints; yields the batch of each step."""
         config = self.config.trainer
-        started, before = self._now(), self.train_seconds
+        self._started, self._recorded_seconds = self._now() - self.train_seconds, self.train_seconds
         with (
             self._locked_output(wait),
             explain_shortage(self.estimate_memory, self.device),
             Interrupt() as interrupt,
             Progress(config.steps, self.step, silent=not processes.is_first()) as progress,
         ):
-            pause = Pause(self._now, progress.paused)
-            logged = 0.0
             with contextlib.suppress(GeneratorExit):
                 while self.step < config.steps and not self._stops(interrupt):
                     # On CUDA the number of rays that fit is known only to the device.
@@ -416,26 +396,32 @@ class Session:
                     batch = self._advance()
                     progress.update(self.step, psnr=self._step.psnr, rays=rays)
                     if self._recorder.is_due(self.step):
-                        elapsed = self._now() - started - pause.seconds
-                        self._record(before + elapsed, elapsed - logged)
-                        logged = elapsed
+                        self._record(self._now() - self._started)
                     if _due(self.step, config.preview_every):
-                        with pause:
+                        with self._pause(progress):
                             self.preview()
                             self._call(self._on_preview)
                     if _due(self.step, config.checkpoint_every) and self.step < config.steps:
-                        self.train_seconds = before + self._now() - started - pause.seconds
-                        with pause:
+                        with self._pause(progress):
                             self._save(optional=config.checkpoint_errors == "continue")
                     yield batch
             if self.step >= config.steps:
                 self._average.apply()
-            self.train_seconds = before + self._now() - started - pause.seconds
+            self.train_seconds = self._now() - self._started
             # No CUDA graph is captured from here on, so another thread may use the device.
             self._show()
             self._save(settled=True)
             if wait:
                 self.wait()
+
+    @contextlib.contextmanager
+    def _pause(self, progress: Progress) -> Iterator[None]:
+        """Stops the clock during a block, such as a preview, which does not count as training time."""
+        began = self._now()
+        self.train_seconds = began - self._started
+        with progress.paused():
+            yield
+        self._started += self._now() - began
 
     def _stops(self, interrupt: Interrupt) -> bool:
         """Returns whether any process has been asked to stop; all of them stop after the same step."""
@@ -542,22 +528,54 @@ class Session:
     @contextlib.contextmanager
     def _locked_output(self, wait: bool) -> Iterator[None]:
         """Locks the output folder for a block and, unless the block waits for its files, until :meth:`wait`."""
-        if self.output is None or not self._writes:
+        if self._writer is None:
             yield
             return
-        with RunDirectoryLock.acquire(self.output, "output"):
+        with RunDirectoryLock.acquire(self._writer.directory, "output"):
             yield
             if not wait:
-                self._writing.enter_context(RunDirectoryLock.acquire(self.output, "output"))
+                self._writing.enter_context(RunDirectoryLock.acquire(self._writer.directory, "output"))
 
-    def _save(self, *, settled: bool = False, optional: bool = False) -> Path | None:
-        """Like :meth:`save`, but does not wait; the arguments are as for :meth:`CheckpointWriter.save`."""
+    def _before_writing(self) -> None:
+        """Called by the thread that writes checkpoints, before each of them."""
+        assert self.output is not None
+        RunDirectoryLock.renew(self.output)
+        # A run that is resumed does not log earlier steps again.
+        self._records.flush()
+
+    def _save(self, *, finite: bool | None = None, settled: bool = False, optional: bool = False) -> Path | None:
+        """Like :meth:`save`, but does not wait; a collective call.
+
+        The arguments are as for :meth:`CheckpointWriter.save`; ``finite=None`` looks at the field.
+        """
         if self.output is None:
             return None
-        finite = self._recorder.is_finite()
-        with self._whole_state() as state:
+        finite = self._recorder.is_finite() if finite is None else finite
+        average = self._average.state_dict()
+        parts = {part.name: part.state_dict() for part in self.parts}
+        data = {} if self._fingerprint is None else self._whole_fingerprint()
+        division = self.optimizers.division
+        with contextlib.ExitStack() as stack:
+            masters = {} if division is None else stack.enter_context(division.packed(pack_streams))
             if self._writer is None:
                 return None
+            state: dict[str, Any] = {name: own for name, own in parts.items() if own}
+            state |= {
+                "step": self.step,
+                "train_seconds": self.train_seconds,
+                "rays": self._step.rays,
+                **self._recorder.state_dict(),
+                **self.model.state_dict(),
+                "optimizer": self.optimizers.state_dict(),
+                "rng": torch.get_rng_state(),
+                "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+                "config": asdict(self.config),
+                "average": average,
+                "data": data,
+            }
+            for name, parameter in self.model.field.named_parameters():
+                if parameter in masters:
+                    state["field"][name] = masters[parameter]
             return self._writer.save(self.step, state, finite=finite, settled=settled, optional=optional)
 
     def wait(self) -> None:
@@ -569,38 +587,6 @@ class Session:
         if self._writer is not None:
             with self._writing:
                 self._writer.wait()
-
-    @contextlib.contextmanager
-    def _whole_state(self) -> Iterator[dict[str, Any]]:
-        """Yields the content of a checkpoint, valid only in the first process; a collective call."""
-        average = self._average.state_dict()
-        parts = {part.name: part.state_dict() for part in self.parts}
-        data = {} if self._fingerprint is None else self._whole_fingerprint()
-        division = self.optimizers.division
-        with contextlib.ExitStack() as stack:
-            masters = {} if division is None else stack.enter_context(division.packed(pack_streams))
-            if self._writer is None:
-                yield {}
-                return
-            state = {name: own for name, own in parts.items() if own}
-            state |= self._state() | {"average": average, "data": data}
-            for name, parameter in self.model.field.named_parameters():
-                if parameter in masters:
-                    state["field"][name] = masters[parameter]
-            yield state
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "train_seconds": self.train_seconds,
-            "rays": self._step.rays,
-            **self._recorder.state_dict(),
-            **self.model.state_dict(),
-            "optimizer": self.optimizers.state_dict(),
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-            "config": asdict(self.config),
-        }
 
     def restore(self, checkpoint: dict[str, Any], *, path: Path | None = None, replaced: Sequence[Path] = ()) -> None:
         """Resumes from the content of a checkpoint; the grid adopts the saved resolution and box.
@@ -634,7 +620,8 @@ class Session:
         for part in self.parts:
             if part.name in checkpoint:
                 part.load_state_dict(checkpoint[part.name])
-        self.step, self.train_seconds = checkpoint["step"], checkpoint["train_seconds"]
+        self.step = checkpoint["step"]
+        self.train_seconds = self._recorded_seconds = checkpoint["train_seconds"]
         self._step.resume(self.step, checkpoint["rays"])
         self._recorder.load_state_dict(checkpoint)
         self.optimizers.attach()
@@ -645,7 +632,7 @@ class Session:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
 
     def _compare_data(self, saved: dict[str, Tensor]) -> None:
-        """Logs a warning if the training images are not those of the checkpoint."""
+        """Logs a warning if the training images differ from those of the checkpoint."""
         changed = changes(saved, self._whole_fingerprint(), self.scene.train.names)
         if changed:
             _log.warning("scene %s: training continues with the present data", changed)
@@ -656,21 +643,26 @@ class Session:
         own = fingerprint(train) if self._fingerprint is None else self._fingerprint.result()
         return own | {"images": torch.tensor(train.all_gather(own["images"].tolist()))}
 
-    def _record(self, seconds: float, since_last: float) -> None:
-        """Records the metrics of the last steps; if they are not finite, saves the state for inspection and stops."""
+    def _record(self, seconds: float) -> None:
+        """Records the metrics of the last steps; if they are not finite, saves the state for inspection and stops.
+
+        Args:
+            seconds: Training time.
+        """
+        since_last, self._recorded_seconds = seconds - self._recorded_seconds, seconds
         try:
             self._records.scalars(self.step, self._recorder.collect_metrics(self.step, seconds, since_last))
         except FloatingPointError as error:
             hints = ""
-            with self._whole_state() as state:
+            try:
+                path = self._save(finite=False)
                 if self._writer is not None:
-                    try:
-                        hints = f"; the state is in {self._writer.save(self.step, state, finite=False)}"
-                        self._writer.wait()
-                    except OSError as failure:
-                        hints = f"; {failure}"
-            if self._writer is not None:
-                hints += "" if self.checkpoint is None else f", and the last valid checkpoint is {self.checkpoint}"
+                    self._writer.wait()
+                    hints = f"; the state is in {path}"
+            except OSError as failure:
+                hints = f"; {failure}"
+            if self.checkpoint is not None:
+                hints += f", and the last valid checkpoint is {self.checkpoint}"
             raise FloatingPointError(f"{error}{hints}") from None
 
     def _call(self, hook: Hook | None) -> None:

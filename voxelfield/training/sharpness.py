@@ -39,7 +39,7 @@ def sharpness_weights(split: Split, exponent: float) -> Tensor:
 
     Photographs that ``voxelfield inspect`` calls blurred count as the ratio of their sharpness to the lowest that is
     not blurred (:data:`voxelfield.datasets.measures.BLURRED` of the median), to the power of ``exponent``; all others
-    count alike. Sharpness is that of the images as they are trained on: blur smaller than their pixels is none.
+    count alike. Sharpness is measured in the images as trained on, so blur smaller than their pixels does not count.
 
     A collective call if processes hold a share of the images each.
 

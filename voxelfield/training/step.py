@@ -88,14 +88,17 @@ class TrainingStep:
         shared: Whether all processes take the steps together, each with a part of the batch.
 
     Attributes:
+        batch: The batch of the last step, from the first one on. On CUDA, the next step overwrites it.
         number: Number of steps done, int64, on the device.
         rays: Number of rays drawn in a step.
-        error: Photometric loss of the last step, () float32 on the device; that of this process's pixels.
-        share_of_error: What this process contributes to that of the pixels of all processes.
+        error: Photometric loss of the last step over the pixels of this process, () float32 on the device.
+        share_of_error: The summand of this process in the photometric loss over the pixels of all processes.
         totals: Sums over the steps since the last read: the loss terms by name, ``rays``, ``samples``, ``steps`` and,
             if they are counted, ``candidates``. With ``config.not_finite="skip"`` also ``skipped``, the number of steps
             that changed nothing but the optimizers' moments; their losses count as zero.
     """
+
+    batch: Batch
 
     def __init__(
         self,
@@ -139,14 +142,6 @@ class TrainingStep:
         # Steps are counted by one process alone.
         counted = not self._shared or processes.is_first()
         self._one = torch.full((), int(counted), dtype=torch.int64, device=self.device)
-        self._batch: Batch | None = None
-
-    @property
-    def batch(self) -> Batch:
-        """The batch of the last step. On CUDA, the next step overwrites it."""
-        if self._batch is None:
-            raise RuntimeError("there is no batch before the first step")
-        return self._batch
 
     def run(self, settings: RenderSettings) -> None:
         """Takes one step."""
@@ -154,7 +149,7 @@ class TrainingStep:
         if self._optimizers is not None:
             rates = config.rates
             self._optimizers.scale(exponential_decay(self.number, config.steps, rates.final_factor, rates.cooldown))
-        batch = self._batch = self._draw()
+        batch = self.batch = self._draw()
         outputs = self._render(batch, settings)
         terms: dict[str, Tensor] = {}
         for part in self._parts:
@@ -171,7 +166,7 @@ class TrainingStep:
         parameters = [parameter for part in self._parts for parameter in part.parameters()]
         arrive: Callable[[], None] | None = None
         if self._optimizers is not None:
-            divided = self._optimizers.own_parts(parameters)
+            divided = self._optimizers.local_shards(parameters)
             if self._shared:
                 whole = [own for own, given in zip(divided, parameters, strict=True) if own is given]
                 arrive = sum_gradients_later(whole)

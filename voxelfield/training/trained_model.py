@@ -38,11 +38,10 @@ from voxelfield.rendering.cameras import Cameras, overview, reference_camera
 from voxelfield.rendering.occupancy import OccupancyGrid, occupied_density
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.training.build import untrained_model
+from voxelfield.training.cameras.camera_refinement import RefinedCameras, refine_views
 from voxelfield.training.cameras.camera_tones import CameraTones
-from voxelfield.training.cameras.refined_cameras import RefinedCameras
-from voxelfield.training.cameras.view_refinement import refine_views
 from voxelfield.training.config import RunConfig, TrainerConfig
-from voxelfield.training.fields import untrained_model
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.state.checkpoint import check_state
 
@@ -356,7 +355,7 @@ def restore_trained_model(
         occupancy_state: State dict of its occupancy grid.
         steps: Number of training steps done.
         device: Device for field and occupancy.
-        entries: Those of a checkpoint, for a model with a state of its own; None leaves it as it is built.
+        entries: The entries of a checkpoint, for a model with further state; None leaves it as it is built.
 
     Raises:
         ValueError: The configuration is invalid, or a tensor of a state is not one that a run could have saved.
@@ -375,7 +374,7 @@ def restore_trained_model(
     extends = type(model).load_state_dict is not Model.load_state_dict
     own = [item for item in vars(model).values() if isinstance(item, Tensor)]
     if extends or any(tensor.is_meta for tensor in (*own, *model.field.parameters(), *model.field.buffers())):
-        # A user's model may have tensors of its own, and a user's decoder buffers that are not saved.
+        # A user's model may have further tensors, and a user's decoder buffers that are not saved.
         model = untrained_model(settings, device)
         model.field.load_state_dict(state)
     if extends and entries is not None:

@@ -23,7 +23,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras, overview, reference_camera, up_direction
 from voxelfield.rendering.paths import through
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.training.cameras.refined_cameras import RefinedCameras
+from voxelfield.training.cameras.camera_refinement import RefinedCameras
 from voxelfield.training.trained_model import TrainedModel
 from voxelfield.viewer.address import Address
 from voxelfield.viewer.pictures import MODES, Viewpoint, content_box, viewpoint_of, viewpoint_of_camera, wxyz_of

@@ -1,20 +1,40 @@
-"""Cameras that are optimised along with the field."""
+"""Refinement of cameras, along with the field or with a fixed field, and its result."""
 
 from __future__ import annotations
 
+import copy
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from voxelfield.models.part import Part
+from voxelfield.datasets.lenses import share_camera_model, transforms_camera
+from voxelfield.datasets.scene import Split
+from voxelfield.fields.environment import environment_of
+from voxelfield.files import atomic_write
+from voxelfield.models.losses import photometric
+from voxelfield.models.model import Model
+from voxelfield.models.part import LossTerms, Part
+from voxelfield.rendering.alignment import Similarity, align_cameras, pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import compose, exp_se3, log_se3
+from voxelfield.training.batches import PixelSampler
+from voxelfield.training.cameras.camera_tones import CameraTones
+from voxelfield.training.cameras.exposure import ColorCorrection
+from voxelfield.training.config import TrainerConfig
+from voxelfield.training.environment import EnvironmentBackground
 from voxelfield.training.optimizer import EagerAdamW, exponential_decay, load_moments
+from voxelfield.training.step import TrainingStep
+
+FINAL_FACTOR = 0.02
+"""Factor of the learning rate of poses after the last step, where the field is fixed."""
 
 _BETAS = (0.9, 0.99)
 
@@ -173,7 +193,7 @@ class CameraRefinement(Part):
 
         Args:
             index: Index of the camera.
-            twist: (6,) as in :attr:`twists`, on the device.
+            twist: (6,) as in :attr:`twists`, on any device.
         """
         self.twists[index] = twist
         for moment in self._optimizer.state[self.twists].values():
@@ -182,7 +202,7 @@ class CameraRefinement(Part):
 
     @torch.no_grad()
     def after_step(self, step: Tensor) -> None:
-        """Updates motions and focal lengths by an optimizer and rates of their own, and clears their gradients."""
+        """Updates motions and focal lengths by a separate optimizer with separate rates, and clears their gradients."""
         since = step - self._pose_from
         rise = ((since + 1) / self._warm_up).clamp(min=0, max=1)
         decay = exponential_decay(since.clamp(min=0), self._steps - self._pose_from, self._final_factor)
@@ -236,3 +256,167 @@ class CameraRefinement(Part):
         if self.log_focal is not None:
             self.log_focal.copy_(state["module"]["log_focal"])
         load_moments(self._optimizer, state["optimizer"], self._rates.split(1)[: len(self.parameters())])
+
+
+@dataclass(frozen=True, eq=False)
+class RefinedCameras:
+    """The training cameras before and after their refinement.
+
+    Attributes:
+        given: N cameras as in the scene.
+        refined: The N cameras in the field's world frame, which they define.
+    """
+
+    given: Cameras
+    refined: Cameras
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> RefinedCameras:
+        """Returns the cameras of a checkpoint (:meth:`CameraRefinement.state`), on the CPU and without their lens."""
+        module = state["module"]
+        given = Cameras.of_sizes(module["given_c2w"].cpu(), module["given_intrinsics"].cpu(), state["sizes"].cpu())
+        return cls(given, replace(given, c2w=state["c2w"].cpu(), intrinsics=state["intrinsics"].cpu()))
+
+    @cached_property
+    def similarity(self) -> Similarity:
+        """The transform from the world frame of the given cameras to the world frame of the refined ones."""
+        return align_cameras(self.given, self.refined)
+
+    def follow(self, cameras: Cameras) -> Cameras:
+        """Moves cameras of the scene into the world frame of the field.
+
+        Args:
+            cameras: Cameras in the world frame of the given ones.
+
+        Returns:
+            The cameras, on their device. A camera whose pose equals that of a given one exactly gets its refined pose;
+            all others are moved by :attr:`similarity`. All focal lengths change by the same factor.
+        """
+        moved = self.similarity.cameras(cameras)
+        c2w = moved.c2w.clone()
+        known = self.given.c2w.to(c2w.device).flatten(1)
+        for index, pose in enumerate(cameras.c2w.flatten(1)):
+            found = (known == pose).all(dim=1).nonzero()
+            if len(found) > 0:
+                c2w[index] = self.refined.c2w[int(found[0, 0])].to(c2w.device)
+        intrinsics = cameras.intrinsics.clone()
+        intrinsics[:, :2] *= self.focal_factor
+        return replace(moved, c2w=c2w, intrinsics=intrinsics)
+
+    def follow_split(self, split: Split) -> Split:
+        """Returns a split of the scene with its cameras in the world frame of the field."""
+        return replace(split, cameras=self.follow(split.cameras))
+
+    def changes(self) -> dict[str, float]:
+        """Returns the mean changes over the cameras, apart from :attr:`similarity`.
+
+        They are ``turned_degrees``, ``moved`` in the field's world units, and ``focal_factor``.
+        """
+        turned, moved = pose_errors(self.given, self.refined, rotations=True)
+        return {
+            "turned_degrees": float(turned.mean()),
+            "moved": float(moved.mean()),
+            "focal_factor": self.focal_factor,
+        }
+
+    @property
+    def focal_factor(self) -> float:
+        """Factor by which all focal lengths were multiplied."""
+        return float(self.refined.intrinsics[0, 0] / self.given.intrinsics[0, 0])
+
+
+def write_cameras(path: Path, split: Split, cameras: Cameras) -> None:
+    """Writes refined cameras in the format of nerfstudio's ``transforms.json``, atomically.
+
+    Args:
+        path: File to write.
+        split: The images, whose file paths, or else names, are written.
+        cameras: Their cameras.
+    """
+    names: Sequence[str] = split.names if split.paths is None else [str(path) for path in split.paths]
+    cameras = cameras.to("cpu")
+    frames = [
+        {"file_path": name, **transforms_camera(cameras, index, cameras.size(index))}
+        for index, name in enumerate(names)
+    ]
+    with atomic_write(path) as file:
+        file.write((json.dumps(share_camera_model(frames), indent=1) + "\n").encode())
+
+
+def refine_views(
+    model: Model,
+    trainer: TrainerConfig,
+    split: Split,
+    *,
+    steps: int,
+    rate: float,
+    tones: CameraTones | None = None,
+) -> Split:
+    """Optimises the poses of images so that renderings of a field match them, starting from the given poses.
+
+    The world frame of a field whose cameras were refined is defined by its training images alone, up to their errors.
+    Held-out views are therefore evaluated as in BARF (Lin et al. 2021, section 4), with poses that were optimised for
+    the same images, so that the result depends on the field and not on the accuracy of the poses. The field, its
+    gradients and torch's global generators are not changed.
+
+    Args:
+        model: The model.
+        trainer: Settings of sampling and of the averaging of pixels.
+        split: The images, with cameras in the field's world frame.
+        steps: Number of steps of Adam; each draws pixels from all images.
+        rate: Learning rate in radians and in units of the warp's ``motion_unit``; it decays to a fiftieth.
+        tones: Vignetting and response of the images, which are not changed; None if the images have none.
+
+    Returns:
+        The split with refined cameras, on the CPU.
+    """
+    device = model.device
+    refinement = CameraRefinement(
+        split.cameras.to(device),
+        model.centre.to(device),
+        steps=steps,
+        pose_lr=rate,
+        final_factor=FINAL_FACTOR,
+        unit=1.0 if model.warp is None else model.warp.motion_unit,
+    )
+    fit_poses(refinement, model, trainer, split, steps, tones)
+    return replace(split, cameras=refinement.refined().to("cpu"))
+
+
+def fit_poses(
+    refinement: CameraRefinement,
+    model: Model,
+    trainer: TrainerConfig,
+    split: Split,
+    steps: int,
+    tones: CameraTones | None = None,
+) -> None:
+    """Optimises cameras in place so that renderings of a fixed field match their images; see :func:`refine_views`."""
+    device = model.device
+    # Only pixels are compared; the number of rays does not follow the samples, of which rays have few.
+    config = replace(trainer, loss=replace(trainer.loss, distortion=0.0), not_finite="stop")
+    rays = None if device.type == "cuda" else min(trainer.max_rays, max(1, trainer.visible_samples // 16))
+    pixels = PixelSampler(split, device, trainer.supersampling)
+    environment = environment_of(model.field)
+    parts: list[Part] = [LossTerms({"photometric": photometric}), refinement]
+    if environment is not None:
+        parts.append(EnvironmentBackground(environment))
+    if tones is not None:
+        parts.append(ColorCorrection(copy.deepcopy(tones).to(device), environment=environment is not None))
+    step = TrainingStep(model, pixels, None, config, parts=parts, rays=rays)
+    settings = model.settings
+    trained = [parameter for parameter in model.field.parameters() if parameter.requires_grad]
+    with torch.enable_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        # ``torch.manual_seed`` would seed the generators of all GPUs.
+        torch.default_generator.manual_seed(0)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(0)
+        try:
+            for parameter in trained:
+                parameter.requires_grad_(False)
+            for _ in range(steps):
+                step.run(settings)
+        finally:
+            for parameter in trained:
+                parameter.requires_grad_(True)

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from voxelfield.models.batch import Batch, columns_and_rows
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
-from voxelfield.training.cameras.exposure import ColorCorrection, Correction
+from voxelfield.training.cameras.exposure import Correction
 
-# Pieces of a response curve. A power of two, so that those of the identity add up without rounding.
+# Pieces of a response curve. A power of two, so that the identity is exact.
 _PIECES = 8
 # Below this opacity a ray shows nothing whose colour could be found by a division.
 _THINNEST = 1e-6
@@ -42,7 +42,7 @@ class CameraTones(Correction):
     are.
 
     Args:
-        known: (K, 6) what :func:`distinct` returns for the training cameras.
+        known: (K, 6) the result of :func:`distinct` for the training cameras.
         views: The N cameras of the photographs to which :meth:`photographed` refers.
         vignetting: Whether vignetting is learned.
         response: Whether responses are learned.
@@ -54,6 +54,7 @@ class CameraTones(Correction):
         log_slopes: (K, 3, 8) parameter, logarithms of the slopes for each channel; None without responses.
     """
 
+    name = "tones"
     known: Tensor
     camera: Tensor
     sizes: Tensor
@@ -152,47 +153,28 @@ class CameraTones(Correction):
         terms += [] if self.log_slopes is None else [self._centred()]
         return torch.stack([term.square().mean() for term in terms]).sum()
 
-    def _centred(self) -> Tensor:
-        assert self.log_slopes is not None
-        return self.log_slopes - self.log_slopes.mean(dim=0)
-
-    def _curves(self) -> tuple[Tensor, Tensor]:
-        """Returns slopes and intercepts of the pieces, both (K + 1, 3, 8); the last are those of the identity."""
-        slopes = F.pad(self._centred(), (0, 0, 0, 0, 0, 1)).exp()
-        starts = torch.arange(_PIECES, device=slopes.device) / _PIECES
-        return slopes, (slopes.cumsum(dim=-1) - slopes) / _PIECES - slopes * starts
-
-
-class ToneCorrection(ColorCorrection):
-    """Learns :class:`CameraTones` along with the field.
-
-    Args:
-        tones: The tones, on the device.
-        lr: Their learning rate.
-        weight: Weight of their penalty; 0 for none.
-        environment: As for :class:`ColorCorrection`.
-    """
-
-    name = "tones"
-
-    def __init__(self, tones: CameraTones, lr: float = 0.0, weight: float = 0.0, *, environment: bool = False) -> None:
-        super().__init__(tones, lr, weight, environment=environment)
-        self.tones = tones
-
-    @torch.no_grad()
     def scalars(self) -> dict[str, float]:
         """Returns the mean factor of the vignetting at half a diagonal from the principal point, if it is learned."""
-        falloff = self.tones.falloff
-        return {} if falloff is None else {"tones/corner": float(falloff.sum(dim=1).exp().mean())}
+        return {} if self.falloff is None else {"tones/corner": float(self.falloff.sum(dim=1).exp().mean())}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError if the state belongs to other cameras."""
-        saved, own = state["known"], self.tones.known
+        saved, own = state["known"], self.known
         if saved.shape != own.shape or not torch.equal(saved.to(own.device), own):
             raise ValueError(
                 f"scene must have the {len(saved)} cameras of the checkpoint, whose vignetting or response it has, got "
                 f"{len(own)} of which not all are the same"
             )
+
+    def _centred(self) -> Tensor:
+        assert self.log_slopes is not None
+        return self.log_slopes - self.log_slopes.mean(dim=0)
+
+    def _curves(self) -> tuple[Tensor, Tensor]:
+        """Returns slopes and intercepts of the pieces, both (K + 1, 3, 8); the last row is the identity."""
+        slopes = F.pad(self._centred(), (0, 0, 0, 0, 0, 1)).exp()
+        starts = torch.arange(_PIECES, device=slopes.device) / _PIECES
+        return slopes, (slopes.cumsum(dim=-1) - slopes) / _PIECES - slopes * starts
 
 
 def distinct(cameras: Cameras) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,28 @@ _OFFSET_UNIT = 0.1
 
 
 class Correction(nn.Module):
-    """Maps the field's colours to those that photographs show."""
+    """Maps the field's colours to the colours of photographs; :class:`ColorCorrection` learns it.
+
+    Attributes:
+        name: Key of its state in checkpoints, and name of its penalty among the loss terms.
+    """
+
+    name: ClassVar[str]
 
     def photographed(self, rgb: Tensor, opacity: Tensor, batch: Batch) -> Tensor:
         """Returns the colours (R, 3) of a batch's rays, of opacities (R,), as they appear in their images."""
         raise NotImplementedError
 
     def penalty(self) -> Tensor:
-        """Returns how far the corrections are from what is expected, ()."""
+        """Returns the squared deviation of the corrections from the identity, ()."""
         raise NotImplementedError
+
+    def scalars(self) -> dict[str, float]:
+        """Returns values for the log, by tag."""
+        return {}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError if a state belongs to other photographs or cameras."""
 
 
 class AffineExposure(Correction):
@@ -50,15 +63,12 @@ class AffineExposure(Correction):
     Attributes:
         log_gain: (N, 3) logarithms of gains.
         offset: (N, 3) offsets, in tenths of the range of colours.
-
-    Raises:
-        ValueError: ``images`` is below 1.
     """
+
+    name = "exposure"
 
     def __init__(self, images: int) -> None:
         super().__init__()
-        if images < 1:
-            raise ValueError(f"images must be at least 1, got {images}")
         self.log_gain = nn.Parameter(torch.zeros(images, 3))
         self.offset = nn.Parameter(torch.zeros(images, 3))
 
@@ -104,9 +114,17 @@ class AffineExposure(Correction):
         return ((rgb - offset) / gain).clamp(0, 1)
 
     def penalty(self) -> Tensor:
-        """Returns the mean square of the gains' logarithms plus that of the offsets in tenths, ()."""
+        """Returns the mean square of the gains' logarithms plus the mean square of the offsets in tenths, ()."""
         log_gain, offset = self._centred()
         return log_gain.square().mean() + offset.square().mean()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError if the state has another number of images."""
+        for name, own in self.state_dict().items():
+            if len(state[name]) != len(own):
+                raise ValueError(
+                    f"scene must have {len(state[name])} training images, one for each saved exposure, got {len(own)}"
+                )
 
     def _centred(self) -> tuple[Tensor, Tensor]:
         return self.log_gain - self.log_gain.mean(dim=0), self.offset - self.offset.mean(dim=0)
@@ -119,14 +137,20 @@ class ColorCorrection(Part):
 
     Args:
         correction: The correction, on the device.
-        lr: Its learning rate.
+        lr: Its learning rate, for training.
         weight: Weight of its penalty; 0 for none.
-        environment: Whether what is behind the field was captured too
+        environment: Whether the background of the field was captured too
             (:class:`voxelfield.training.environment.EnvironmentBackground`), so that the correction applies to it.
+
+    Attributes:
+        correction: As given.
     """
 
-    def __init__(self, correction: Correction, lr: float, weight: float, *, environment: bool = False) -> None:
-        self._correction, self._lr, self._weight = correction, lr, weight
+    def __init__(
+        self, correction: Correction, lr: float = 0.0, weight: float = 0.0, *, environment: bool = False
+    ) -> None:
+        self.name = correction.name
+        self.correction, self._lr, self._weight = correction, lr, weight
         self._environment = environment
         self._behind: Tensor | None = None
 
@@ -135,7 +159,7 @@ class ColorCorrection(Part):
         if self._environment:
             behind = batch.background
             self._behind = behind.detach()
-            batch.background = self._correction.photographed(behind, torch.ones_like(behind[:, 0]), batch)
+            batch.background = self.correction.photographed(behind, torch.ones_like(behind[:, 0]), batch)
 
     def adjust(self, outputs: Outputs, batch: Batch) -> None:
         """Applies the correction to the rendering, and moves the truth of the field by as much in the other direction.
@@ -145,7 +169,7 @@ class ColorCorrection(Part):
         corrected ones are right.
         """
         rgb, opacity = outputs.rgb, outputs.rendering.opacity
-        outputs.rgb = self._correction.photographed(rgb, opacity, batch)
+        outputs.rgb = self.correction.photographed(rgb, opacity, batch)
         with torch.no_grad():
             change = rgb - outputs.rgb
             if self._behind is not None:
@@ -155,44 +179,25 @@ class ColorCorrection(Part):
 
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the penalty."""
-        return {self.name: self._weight * self._correction.penalty()} if self._weight > 0 else {}
+        return {self.name: self._weight * self.correction.penalty()} if self._weight > 0 else {}
 
     def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:
         """Returns the parameters of the correction."""
-        return {self.name: (list(self._correction.parameters()), self._lr)}
+        return {self.name: (list(self.correction.parameters()), self._lr)}
+
+    @torch.no_grad()
+    def scalars(self) -> dict[str, float]:
+        """Returns the correction's values for the log."""
+        return self.correction.scalars()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the correction."""
-        return self._correction.state_dict()
+        return self.correction.state_dict()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError if a state belongs to other photographs or cameras."""
+        self.correction.check_state(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the state of the correction."""
-        self._correction.load_state_dict(state)
-
-
-class ExposureCorrection(ColorCorrection):
-    """Learns an :class:`AffineExposure` along with the field.
-
-    Args:
-        exposure: The corrections of the training images, on the device.
-        lr: As for :class:`ColorCorrection`.
-        weight: As for :class:`ColorCorrection`.
-        environment: As for :class:`ColorCorrection`.
-
-    Attributes:
-        exposure: As given.
-    """
-
-    name = "exposure"
-
-    def __init__(self, exposure: AffineExposure, lr: float, weight: float, *, environment: bool = False) -> None:
-        super().__init__(exposure, lr, weight, environment=environment)
-        self.exposure = exposure
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError if the state has another number of images."""
-        for name, own in self.state_dict().items():
-            if len(state[name]) != len(own):
-                raise ValueError(
-                    f"scene must have {len(state[name])} training images, one for each saved exposure, got {len(own)}"
-                )
+        self.correction.load_state_dict(state)

@@ -21,9 +21,8 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.pixels import composite_background, to_uint8
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.rigid import compose, exp_se3, log_se3, turning_angles
-from voxelfield.training.cameras.camera_refinement import CameraRefinement
+from voxelfield.training.cameras.camera_refinement import FINAL_FACTOR, CameraRefinement, fit_poses
 from voxelfield.training.cameras.exposure import AffineExposure
-from voxelfield.training.cameras.view_refinement import FINAL_FACTOR, fit_poses
 from voxelfield.training.config import TrainerConfig
 
 logger = logging.getLogger(__name__)
@@ -51,7 +50,8 @@ class LostCamera:
         before: Mean squared error of its downscaled image before the search.
         after: The same error at the new pose; None if no better pose was found.
         turned: Angle between the old and the new orientation, radians.
-        twist: (6,) motion to the new pose, as in :attr:`CameraRefinement.twists`; None if no better pose was found.
+        twist: (6,) motion to the new pose, as in :attr:`CameraRefinement.twists`, on the CPU; None if no better pose
+            was found.
     """
 
     index: int
@@ -66,7 +66,7 @@ class LostCameras(Part):
     """At the start of each stage, searches for cameras whose images the field does not reproduce, and for their poses.
 
     Gradients lead a camera to its position from up to about 20 degrees away. A camera that was further off, or that was
-    misled by the fog of the first steps, gets stuck in a local minimum, with an error far above that of the others.
+    misled by the fog of the first steps, gets stuck in a local minimum, with an error far above the median.
     Such a camera is tried in many poses against the field, which the other cameras have shaped: random poses around the
     given one, as far away as the other cameras have moved, and further; and the poses of the other cameras. The best
     few are refined, and the best of these is used.
@@ -107,10 +107,9 @@ class LostCameras(Part):
         """Moves the cameras that were lost in earlier stages if a stage begins."""
         if step == 0 or all(stage.step != step for stage in self._trainer.stages):
             return
-        # Each device would find slightly different poses, so those of the first process are used.
+        # Each device would find slightly different poses, so the first process decides.
         lost = self.find() if processes.is_first() else []
-        on_host = [replace(camera, twist=None if camera.twist is None else camera.twist.cpu()) for camera in lost]
-        for camera in processes.gather_objects(on_host)[0]:
+        for camera in processes.gather_objects(lost)[0]:
             found = "but no better pose was found"
             if camera.twist is not None and camera.after is not None:
                 self._refinement.set_pose(camera.index, camera.twist)
@@ -155,7 +154,7 @@ class LostCameras(Part):
             after = float(reached[best])
             if after < _FOUND * camera.before:
                 turned = turning_angles(refined.c2w[index, None, :3, :3], tried.refined().c2w[best, None, :3, :3])
-                camera = replace(camera, after=after, turned=float(turned), twist=tried.twists[best].clone())
+                camera = replace(camera, after=after, turned=float(turned), twist=tried.twists[best].clone().cpu())
             found.append(camera)
         return found
 
@@ -178,7 +177,7 @@ class LostCameras(Part):
         return torch.cat((about_given, towards))
 
     def _errors(self, renderer: FieldRenderer, cameras: Cameras, images: Tensor, indices: Sequence[int]) -> Tensor:
-        """Returns the mean squared errors (K,) of the views of K cameras, as those of some of the images."""
+        """Returns the mean squared errors (K,) between the views of K cameras and the images of these indices."""
         errors = []
         for camera, index in enumerate(indices):
             rgb = renderer.view(cameras, camera).rgb

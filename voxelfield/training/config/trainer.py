@@ -243,11 +243,6 @@ class TrainerConfig:
         """
         return self if share >= 0.5 else replace(self, max_rays=math.ceil(self.max_rays / max(share, 1 / 4)))
 
-    @property
-    def pixels_in_patches(self) -> int:
-        """Number of pixels per step that are drawn in patches."""
-        return self.patches * self.patch_size**2
-
     def scaled(self, devices: int) -> TrainerConfig:
         """Returns the settings that several devices follow together, as ``scaling`` says.
 
@@ -323,10 +318,11 @@ class TrainerConfig:
                 f"{name}.max_rays must be at least {name}.supersampling**2 = {self.supersampling**2}, the rays of a "
                 f"pixel, got {self.max_rays}"
             )
-        if self.pixels_in_patches > self.max_rays // self.supersampling**2:
+        pixels = self.patches * self.patch_size**2
+        if pixels > self.max_rays // self.supersampling**2:
             raise ValueError(
                 f"{name}.patches must have room in {name}.max_rays = {self.max_rays} rays, got {self.patches} patches "
-                f"of {self.pixels_in_patches} pixels"
+                f"of {pixels} pixels"
             )
         if self.loss.ssim > 0 and (self.patches == 0 or self.patch_size < WINDOW):
             raise ValueError(

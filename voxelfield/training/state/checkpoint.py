@@ -1,4 +1,4 @@
-"""Checkpoints: files written atomically, loaded without executing code, and checked for damage."""
+"""Checkpoints: files written atomically, in the background of training; loaded without executing code, and checked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import logging
 import math
 import re
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -72,36 +73,33 @@ def resolve_checkpoint(path: Path) -> Path:
     raise FileNotFoundError(f"{path} does not exist; checkpoints in {path.parent}: {names}")
 
 
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Writes a checkpoint atomically.
+def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
+    """Copies a state to the CPU, with the keys ``format`` and ``voxelfield`` (the writer's version).
 
-    The file replaces ``path`` only when it is complete and on disk: a full disk or Ctrl-C leaves the previous
-    checkpoint intact and no temporary file behind. Large tensors are stored without runs of zeros
-    (:mod:`voxelfield.training.state.zero_packing`).
+    Large tensors are stored without runs of zeros (:mod:`voxelfield.training.state.zero_packing`).
 
     Args:
-        path: File to write; its parent directory is created if needed.
-        state: Nested dicts, lists and tuples of tensors (any device) and plain Python values. The keys ``format`` and
-            ``voxelfield`` (the writer's version) are added.
+        state: Nested dicts, lists and tuples of tensors (any device) and plain Python values.
 
     Raises:
         TypeError: A value has a type that a safe load would reject, for example a Path or a NumPy scalar.
-        ValueError: ``state`` already contains one of the added keys.
-        OSError: The file cannot be written.
     """
-    write_checkpoint(path, pack_checkpoint(state))
-
-
-def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a state on the CPU for :func:`write_checkpoint`; raises as :func:`save_checkpoint` does."""
-    reserved = sorted(ADDED & state.keys())
-    if reserved:
-        raise ValueError(f"state must not contain the keys {reserved}: save_checkpoint adds them")
     return {"format": FORMAT, "voxelfield": _version(), **copy_without_zeros(state)}
 
 
 def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
-    """Writes the result of :func:`pack_checkpoint` atomically; may run in a separate thread."""
+    """Writes a checkpoint atomically; may run in a separate thread.
+
+    The file replaces ``path`` only when it is complete and on disk: a full disk or Ctrl-C leaves the previous
+    checkpoint intact and no temporary file behind.
+
+    Args:
+        path: File to write; its parent directory is created if needed.
+        packed: The result of :func:`pack_checkpoint`.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     try:
         with atomic_write(path) as file:
             torch.save(packed, file)
@@ -137,8 +135,8 @@ def load_resolved(
 ) -> tuple[Path, dict[str, Any]]:
     """Returns the file that :func:`load_checkpoint` loads, and its result; arguments and errors are the same.
 
-    A run in progress replaces its checkpoints: if that of a run directory disappears before it has been read, the one
-    that replaces it is loaded.
+    A run in progress replaces its checkpoints: if a checkpoint of a run directory disappears before it has been read,
+    its replacement is loaded.
     """
     while True:
         file = resolve_checkpoint(path)
@@ -294,3 +292,101 @@ def _version() -> str:
         return metadata.version("voxelfield")
     except metadata.PackageNotFoundError:  # used from a source tree that is not installed
         return "unknown"
+
+
+class CheckpointWriter:
+    """Writes a run's checkpoints one after another in a thread, each replacing the previous ones.
+
+    At most two checkpoints wait to be written, because each takes memory.
+
+    Args:
+        directory: Folder for the files; created if needed.
+        keep: Keep all checkpoints.
+        before: Called in the thread before each file is written.
+
+    Attributes:
+        directory: As given.
+        newest: The last checkpoint on disk, or None.
+    """
+
+    def __init__(self, directory: Path, keep: bool, before: Callable[[], None]) -> None:
+        self.directory = directory
+        self.newest: Path | None = None
+        self._before = before
+        self._keep = keep
+        self._replaceable: list[Path] = []
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: list[tuple[Future[None], bool]] = []
+
+    def follow(self, newest: Path, older: Sequence[Path]) -> None:
+        """Registers the checkpoint from which a run resumes, and the files that the next one replaces."""
+        self.newest = newest
+        self._replaceable = list(older)
+
+    def save(
+        self, step: int, state: dict[str, Any], *, finite: bool = True, settled: bool = False, optional: bool = False
+    ) -> Path:
+        """Copies the state and schedules its writing after the earlier checkpoints.
+
+        Args:
+            step: Number of steps done.
+            state: As for :func:`pack_checkpoint`.
+            finite: Whether training can resume from the checkpoint. If not, the file gets a name that
+                ``resume=DIRECTORY`` ignores, and replaces no other checkpoint.
+            settled: Whether the state does not change until :meth:`wait` returns, so that it can be copied in the
+                thread.
+            optional: Whether an error is only logged instead of being raised by the next call.
+
+        Returns:
+            The file, which exists once :meth:`wait` has returned.
+
+        Raises:
+            OSError: An earlier checkpoint could not be written.
+        """
+        if not settled:
+            state = pack_checkpoint(state)
+        while len(self._writing) > 1 or (self._writing and self._writing[0][0].done()):
+            self._finish_first()
+        path = checkpoint_path(self.directory, step)
+        if not finite:
+            path = path.with_name(path.name.replace("checkpoint", "not_finite"))
+        self._writing.append((self._thread.submit(self._write, path, state, not settled, finite), optional))
+        return path
+
+    def wait(self) -> None:
+        """Waits until all checkpoints are on disk; raises OSError if one could not be written."""
+        while self._writing:
+            self._finish_first()
+
+    def _finish_first(self) -> None:
+        writing, optional = self._writing[0]
+        # Fetched before the entry is removed, because waiting may be interrupted.
+        error = writing.exception()
+        self._writing.pop(0)
+        if error is None:
+            return
+        if not (optional and isinstance(error, OSError)):
+            raise error
+        last = "there is no checkpoint yet" if self.newest is None else f"the last checkpoint is {self.newest}"
+        logger.error("%s; training continues, and %s", error, last)
+
+    def _write(self, path: Path, state: dict[str, Any], packed: bool, finite: bool) -> None:
+        self._before()
+        try:
+            write_checkpoint(path, state if packed else pack_checkpoint(state))
+        except OSError as error:
+            # The original error names the temporary file, or none.
+            raise OSError(f"{path} could not be written: {error.strerror or error}") from error
+        if not finite:
+            return
+        older = [] if self._keep else [file for file in self._replaceable if file != path]
+        try:
+            if older:
+                check_whole(path)
+            for file in older:
+                file.unlink(missing_ok=True)
+        except (CheckpointError, OSError) as error:
+            logger.error("%s; earlier checkpoints are not removed", error)
+            self._replaceable.append(path)
+        else:
+            self.newest, self._replaceable = path, [path]

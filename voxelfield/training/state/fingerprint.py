@@ -26,14 +26,12 @@ def fingerprint(split: Split) -> dict[str, Tensor]:
         intrinsics.
     """
     cameras = split.cameras
-    columns = [cameras.c2w.flatten(1), cameras.intrinsics]
-    columns += [] if cameras.sizes is None else [cameras.sizes]
-    columns += [] if cameras.lens is None else [cameras.lens.rows]
-    columns += [] if cameras.rolling is None else [cameras.rolling]
+    lens = None if cameras.lens is None else cameras.lens.rows
+    columns = (cameras.c2w.flatten(1), cameras.intrinsics, cameras.sizes, lens, cameras.rolling)
     # zlib releases Python's interpreter lock.
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
         images = list(pool.map(lambda index: _image(split, index), split.local_indices))
-    rows = torch.cat(columns, dim=1)
+    rows = torch.cat([column for column in columns if column is not None], dim=1)
     return {"images": torch.tensor(images), "cameras": torch.tensor([_checksum(camera) for camera in rows])}
 
 
@@ -52,7 +50,7 @@ def fingerprint_of_weights(*modules: nn.Module) -> str:
 
 
 def changes(saved: Mapping[str, Any], now: Mapping[str, Tensor], names: Sequence[str]) -> str:
-    """Describes how the present data differ from those of a checkpoint, in words that follow "scene"; "" if equal."""
+    """Describes how the present data differ from a checkpoint's, in words that follow "scene"; "" if equal."""
     count = len(now["images"])
     if len(saved["images"]) != count:
         return f"has {count} training images, but the checkpoint was trained on {len(saved['images'])}"

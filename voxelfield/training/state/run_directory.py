@@ -13,8 +13,7 @@ from typing import ClassVar
 
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.files import remove_temporaries
-from voxelfield.training.cameras.refined_cameras import CAMERAS_FILE
-from voxelfield.training.logs.logging import EVENTS
+from voxelfield.training.logs import EVENTS
 from voxelfield.training.state.checkpoint import checkpoints
 
 try:
@@ -30,6 +29,7 @@ MODEL_FILE = "model.safetensors"
 VIDEO = "orbit.mp4"
 REPORT = "report.html"
 PER_VIEW = "per_view.csv"
+CAMERAS_FILE = "cameras.json"
 
 HYDRA_RECORDS = (".hydra", "train.log")
 """Names that Hydra creates in a run directory before the program reads its settings."""

@@ -99,11 +99,11 @@ def _pack(value: Any, name: str) -> Any:
 
 
 def pack_streams(pieces: Iterable[tuple[int, Tensor]], shape: Sequence[int], dtype: torch.dtype) -> Any:
-    """Returns what :func:`copy_without_zeros` stores of a tensor, which need never be in one memory.
+    """Packs a tensor as :func:`copy_without_zeros` does, without materialising it.
 
     Args:
         pieces: Consecutive elements of it, contiguous on any device, each with the number of a stream. A stream is a
-            part of the tensor; its pieces are in order, but those of other streams may be in between.
+            part of the tensor; its pieces are in order, but pieces of other streams may be in between.
         shape: Shape of the tensor.
         dtype: Its dtype.
     """

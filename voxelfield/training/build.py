@@ -1,4 +1,4 @@
-"""The parts of training that the configuration asks for."""
+"""Construction of a run's model, and of the parts of its training, from its settings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import torch
 
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transparency import CUT_OUT, transparency
-from voxelfield.fields.environment import environment_of
+from voxelfield.fields.environment import Environment, environment_of
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
 from voxelfield.models.model import Model
 from voxelfield.models.part import Part
+from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.cameras.camera_refinement import CameraRefinement
-from voxelfield.training.cameras.camera_tones import CameraTones, ToneCorrection, distinct
-from voxelfield.training.cameras.exposure import AffineExposure, ExposureCorrection
+from voxelfield.training.cameras.camera_tones import CameraTones, distinct
+from voxelfield.training.cameras.exposure import AffineExposure, ColorCorrection
 from voxelfield.training.cameras.lost_cameras import LostCameras
 from voxelfield.training.config import RunConfig
 from voxelfield.training.depth import DepthSupervision
@@ -25,6 +28,38 @@ from voxelfield.training.sharpness import SharpnessWeights
 from voxelfield.training.structure import VarianceWeightedError
 
 logger = logging.getLogger(__name__)
+
+
+def untrained_model(config: RunConfig, device: torch.device | str) -> Model:
+    """Builds a model in its state at the start of training, with all cells occupied.
+
+    Args:
+        config: The settings of the run, with the recorded box and warp.
+        device: Device of the model; may be ``meta``, to find out shapes only.
+
+    Raises:
+        ValueError: The scene has no box, or it has a warp, which this kind of field does not support.
+    """
+    if config.scene.aabb is None:
+        raise ValueError("scene.aabb must be the box that the field was trained in, got None")
+    warp, trainer = config.recorded_warp, config.trainer
+    box = parse_box(config.scene.aabb) if warp is None else warp.warped_aabb
+    aabb = box_tensor(box, torch.device("cpu"))
+    cells: int | list[int] = trainer.occupancy.resolution
+    if warp is not None:
+        # As many cells per two units of warped coordinates.
+        cells = [max(1, round(trainer.occupancy.resolution * extent / 2)) for extent in box_extent(box)]
+    field = config.model.build(aabb, trainer.resolutions, device)
+    if warp is not None:
+        if not isinstance(field, RadianceField):
+            name, wanted = ("ndc", "false") if warp.is_forward_facing else ("boxes", 1)
+            raise ValueError(f"warp.{name} must be {wanted} for a {type(field).__name__}, which is no RadianceField")
+        field.warp = warp
+    if config.model.environment == "map":
+        field.environment = Environment(device)
+    with torch.device(device):
+        occupancy = OccupancyGrid(cells, aabb)
+    return config.model.build_model(field, occupancy, trainer.sampling)
 
 
 def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: PixelSampler) -> Iterator[Part]:
@@ -84,7 +119,7 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
     if loss.structure > 0:
         yield VarianceWeightedError(pixels, loss.structure)
     if exposure is not None:
-        yield ExposureCorrection(exposure, rate, loss.exposure, environment=environment is not None)
+        yield ColorCorrection(exposure, rate, loss.exposure, environment=environment is not None)
     if trainer.vignetting or trainer.response:
         known = distinct(pixels.cameras)
         if trainer.response and len(known) == 1:
@@ -93,4 +128,4 @@ def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: Pixe
                 "field contain, got true"
             )
         tones = CameraTones(known, pixels.cameras, vignetting=trainer.vignetting, response=trainer.response)
-        yield ToneCorrection(tones.to(model.device), rate, loss.tones, environment=environment is not None)
+        yield ColorCorrection(tones.to(model.device), rate, loss.tones, environment=environment is not None)

@@ -1,8 +1,10 @@
-"""Repeated execution of the same device work without launching every kernel separately."""
+"""Execution of work on a device: its time, deterministic algorithms, and replay as a CUDA graph."""
 
 from __future__ import annotations
 
 import gc
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,6 +12,36 @@ import torch
 
 # Number of calls before the first capture; the first ones allocate memory that later ones reuse.
 _WARM_UP = 3
+
+
+def synchronized_time(device: torch.device) -> float:
+    """Waits until the device has finished all pending work, and returns the time on a clock in seconds."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+@contextmanager
+def reproducible(wanted: bool) -> Iterator[None]:
+    """Makes torch and voxelfield choose deterministic algorithms.
+
+    Sets ``torch.use_deterministic_algorithms(True)`` inside the block, for the whole process. On CUDA, sums over
+    samples are then computed in a fixed order, which is slower. cuBLAS reads ``CUBLAS_WORKSPACE_CONFIG`` when it is
+    first used, so the block must begin before that.
+
+    Args:
+        wanted: False changes nothing.
+    """
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 @contextmanager

@@ -1,19 +1,24 @@
-"""Recording of a run, in TensorBoard or anywhere else."""
+"""Recording of a run, in TensorBoard or anywhere else, and display of its progress."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
+from tqdm import tqdm
 
 from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.pixels import to_uint8
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 EVENTS = "events.out.tfevents.*"
 """Names of TensorBoard's files, which continue with the second in which a file was begun, the host and the process."""
@@ -45,20 +50,10 @@ class RunLogger(Protocol):
 class NullLogger:
     """A logger that records nothing: ``logger=none``."""
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+    def scalars(self, *values: Any, **named: Any) -> None:
         """Does nothing."""
 
-    def images(self, step: int, tag: str, image: torch.Tensor) -> None:
-        """Does nothing."""
-
-    def text(self, tag: str, text: str) -> None:
-        """Does nothing."""
-
-    def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
+    images = text = hyperparameters = close = scalars
 
 
 class FailsafeLogger:
@@ -106,7 +101,7 @@ class FailsafeLogger:
             self._failed = True
             if not quietly:
                 name = type(self._behind).__name__
-                _log.error("%s failed (%s): nothing more is recorded, and training continues", name, error)
+                logger.error("%s failed (%s): nothing more is recorded, and training continues", name, error)
 
 
 class TensorBoardLogger:
@@ -239,10 +234,97 @@ def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, int | f
     for key, value in config.items():
         if isinstance(value, Mapping):
             flat |= _flattened(value, f"{prefix}{key}.")
-        elif isinstance(value, bool):
-            flat[f"{prefix}{key}"] = str(value).lower()
-        elif value is None:
-            flat[f"{prefix}{key}"] = "null"
+        elif isinstance(value, bool) or value is None:
+            flat[f"{prefix}{key}"] = json.dumps(value)
         else:
             flat[f"{prefix}{key}"] = value if isinstance(value, (int, float)) else str(value)
     return flat
+
+
+class Progress:
+    """Progress of a run: step, PSNR, rays per second, time left.
+
+    If standard error is a terminal, it draws a tqdm bar; elsewhere (batch systems, log files) it logs a line now and
+    then instead of printing control characters. Between displays, :meth:`update` only reads a clock, so it may be
+    called every step.
+
+    Args:
+        total: Number of steps of the whole run.
+        initial: Number of steps already done, when resuming.
+        silent: Display nothing, as in all processes but the first.
+    """
+
+    def __init__(self, total: int, initial: int = 0, *, silent: bool = False) -> None:
+        terminal = sys.stderr.isatty() and not silent
+        self._silent = silent
+        self._total = total
+        # Seconds between two displays.
+        self._interval = 0.5 if terminal else 10.0
+        self._first = self._step = initial
+        self._started = self._shown = time.monotonic()
+        self._rays = 0
+        # The interval is limited here, so that PSNR is read from the device only when it is displayed.
+        self._bar: tqdm[NoReturn] = tqdm(
+            total=total,
+            initial=initial,
+            desc="train",
+            dynamic_ncols=True,
+            mininterval=0,
+            miniters=1,
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
+            disable=not terminal,
+        )
+
+    def update(self, step: int, *, psnr: Callable[[], float] | None = None, rays: int = 0) -> None:
+        """Reports that a step is done; displays it if a display is due or it is the last step.
+
+        Args:
+            step: Steps done so far, including earlier runs.
+            psnr: Returns the training PSNR in dB; called only when it is displayed, because it may synchronise.
+            rays: Rays rendered since the previous call.
+        """
+        self._step = step
+        self._rays += rays
+        now = time.monotonic()
+        elapsed = now - self._shown
+        if self._silent or (elapsed < self._interval and step < self._total):
+            return
+        fields = [] if psnr is None else [f"PSNR {psnr():.2f} dB"]
+        if self._rays and elapsed > 0:
+            fields.append(f"{tqdm.format_sizeof(self._rays / elapsed)} rays/s")
+        done = step - self._first
+        if done > 0:
+            fields.append(f"ETA {tqdm.format_interval((now - self._started) / done * (self._total - step))}")
+        if self._bar.disable:
+            share = 100 * step / self._total if self._total else 100.0
+            logger.info("%s", ", ".join([f"step {step}/{self._total} ({share:.0f} %)", *fields]))
+        else:
+            self._bar.set_postfix_str(", ".join(fields), refresh=False)
+            self._bar.update(step - self._bar.n)
+        # Read again, because computing the PSNR may have taken time.
+        self._shown = time.monotonic()
+        self._rays = 0
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the clock and hides the bar during a block, such as an evaluation between steps."""
+        began = time.monotonic()
+        self._bar.clear()
+        try:
+            yield
+        finally:
+            pause = time.monotonic() - began
+            self._started += pause
+            self._shown += pause
+            self._bar.refresh()
+
+    def close(self) -> None:
+        """Finishes the bar, leaving its last state on the screen."""
+        self._bar.update(self._step - self._bar.n)
+        self._bar.close()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,1 +1,0 @@
-"""Records of a run: scalars, previews and the progress bar."""
