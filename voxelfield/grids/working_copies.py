@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,6 @@ from voxelfield.ops._autograd import needs_long_path
 from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._grids import Padding
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
-
-
-class Division(Protocol):
-    """Divides grids over processes; :class:`voxelfield.grids.division.DividedGrids` implements it."""
-
-    def receive(self, tensors: Sequence[Tensor]) -> Iterable[Sequence[Tensor]]:
-        """Returns the rows of tensors (N, ...) of all processes, some at a time, each time of the same samples."""
-
-    def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
-        """Returns the tensors to which gradients are added, and the planes of each, as ``accumulate_trilinear_``."""
 
 
 class WorkingCopies:
@@ -61,8 +51,8 @@ class WorkingCopies:
         dtype: As given.
         sparse: As given.
         copies: One tensor for each grid, of the same shape. Read them by :meth:`current`.
-        division: Divides the grids over processes: it keeps the copies up to date and adds up the gradients. None where
-            the grids are whole.
+        division: The :class:`voxelfield.grids.division.DividedGrids` that divides the grids over processes: it keeps
+            the copies up to date and adds up the gradients. None where the grids are whole.
 
     Raises:
         TypeError: A grid is not a float32 parameter, or ``dtype`` is not one of the three.
@@ -82,7 +72,7 @@ class WorkingCopies:
         self._combination = combination
         self.sparse = tuple(sparse)
         self.copies: list[Tensor] = []
-        self.division: Division | None = None
+        self.division: Any = None
         self._may_change = False  # whether an optimizer may have changed the grids since the copies were last read
         with torch.inference_mode(False):  # inference tensors cannot be written to outside inference mode
             self.refresh()

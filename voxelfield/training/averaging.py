@@ -44,7 +44,7 @@ class WeightAverage:
         self._mean: list[Tensor] | None = None
 
     def _weights(self) -> list[Tensor]:
-        return list(self._optimizers.own_parts(list(self._model.field.parameters())))
+        return list(self._optimizers.local_shards(list(self._model.field.parameters())))
 
     def restart(self) -> None:
         """Discards the average; call this when the grids have changed their shape."""
@@ -92,6 +92,6 @@ class WeightAverage:
             return
         division = self._optimizers.division
         self._mean = [
-            (mean[name] if division is None else division.own_planes(weight, mean[name])).to(weight.device)
+            (mean[name] if division is None else division.local_planes(weight, mean[name])).to(weight.device)
             for name, weight in self._model.field.named_parameters()
         ]

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from voxelfield import processes
 from voxelfield.datasets.scene import Split
-from voxelfield.grids.planes import moved
 from voxelfield.models.batch import Batch, background_for, columns_and_rows
 from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.processes import DividedRows
@@ -414,4 +413,4 @@ def _rows(share: slice | None, own: Tensor) -> Tensor | DividedRows:
 def _gathered(own: Tensor) -> Tensor:
     """Returns the rows of all processes to each of them; a collective call."""
     bounds = [0, *itertools.accumulate(processes.row_counts(own))]
-    return moved(own, bounds, 0, bounds[-1])
+    return processes.rows_between(own, bounds, 0, bounds[-1])

@@ -194,12 +194,12 @@ class Optimizers:
         With several processes, grids and moments are divided among them until :meth:`gather`.
         """
         grid, divides = self._model.grid, processes.count() > 1
-        if self.division is not None and (self._copies == torch.float32 or self.division.shown):
+        if self.division is not None and (self._copies == torch.float32 or self.division.materialized):
             self.gather()
         previous, self.division = self.division, None
         if previous is not None:
             previous.gather_some(grid.levels[grid.active :])  # levels that are no longer read
-            previous.release()
+            previous.free()
         grid.enable_copies(self._copies, allocate_gradients=not divides)
         self.attached += 1
         working = grid.working_copies
@@ -229,15 +229,15 @@ class Optimizers:
         """
         if self.division is None:
             return
-        if grids is not None and self._copies != torch.float32 and not self.division.shown:
+        if grids is not None and self._copies != torch.float32 and not self.division.materialized:
             self.division.gather_some(grids)
             return
         self.division.gather()
         self.division = None
 
-    def own_parts(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        """Returns the parameters, and of those that are divided among processes this process's parts."""
-        return list(parameters if self.division is None else map(self.division.owned, parameters))
+    def local_shards(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Returns the parameters, sharded ones replaced by this process's shard."""
+        return list(parameters if self.division is None else map(self.division.local_shard, parameters))
 
     def refresh_copies(self) -> None:
         """Rounds the grids into their working copies, after a change by something else than a step; collective."""
