@@ -14,14 +14,7 @@ from torch.autograd.function import BackwardCFunction
 
 from voxelfield import _library
 from voxelfield.ops import _constants, _derivatives
-from voxelfield.ops._autograd import (
-    MaybeTensor,
-    OpFunction,
-    below_autograd,
-    forward_mode_active,
-    needs_long_path,
-    register_autograd,
-)
+from voxelfield.ops._autograd import MaybeTensor, OpFunction, below_autograd, forward_mode_active, needs_long_path
 from voxelfield.ops._checks import (
     FLOATING,
     INTEGERS,
@@ -32,7 +25,7 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
-from voxelfield.ops._derivatives import Gather, PointGradient, Splat
+from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat
 from voxelfield.ops._errors import (
     EXPLAINED_LATER,
     ArgumentTypeError,
@@ -40,8 +33,7 @@ from voxelfield.ops._errors import (
     explain_memory,
     stop_if_out_of_memory,
 )
-from voxelfield.ops._stencil import Shapes
-from voxelfield.ops._vmap import register_batching
+from voxelfield.ops._registration import fake, register_autograd, register_batching
 
 Padding = Literal["border", "zeros", "reflection", "periodic"]
 Mode = Literal["linear", "nearest"]
@@ -295,7 +287,7 @@ def _shapes(points: Tensor, sizes: Sequence[int]) -> Shapes:
 
 @_library.when_loaded
 def _register() -> None:
-    @torch.library.register_fake("voxelfield::sample_trilinear")
+    @fake("sample_trilinear")
     def _(grids: list[Tensor], points: Tensor, direction: MaybeTensor, *options: Any) -> Tensor:
         # The kernels check their arguments, but do not run on fake tensors.
         batched = grids[0].dim() == 5
@@ -311,7 +303,7 @@ def _register() -> None:
         sets = (4,) if with_gradient else ()
         return grids[0].new_empty(*sets, *points.shape[:-1], channels)
 
-    @torch.library.register_fake("voxelfield::sample_in_box")
+    @fake("sample_in_box")
     def _(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Tensor, Tensor]:
         check_tensor("grids", grid, ("X", "Y", "Z", "C"))
         check_dtype("grids", grid, FLOATING)
@@ -321,11 +313,11 @@ def _register() -> None:
             check_same_device(name, x, "grids", grid)
         return grid.new_empty(points.shape[0], grid.shape[-1]), points.new_empty(points.shape)
 
-    @torch.library.register_fake("voxelfield::splat_trilinear")
+    @fake("splat_trilinear")
     def _(values: Tensor, points: Tensor, direction: MaybeTensor, sizes: list[int], *options: Any) -> list[Tensor]:
         return [values.new_empty(shape) for shape in _shapes(points, sizes)]
 
-    @torch.library.register_fake("voxelfield::point_gradient_trilinear")
+    @fake("point_gradient_trilinear")
     def _(values: Tensor, grids: list[Tensor], points: Tensor, direction: MaybeTensor, *options: Any) -> Tensor:
         return points.new_empty(points.shape)
 

@@ -17,7 +17,7 @@ from voxelfield.ops._autograd import (
     functorch_active,
     last_derivative,
     needs_long_path,
-    register_autograd,
+    refuse_jvp,
     traces_ops,
 )
 from voxelfield.ops._checks import (
@@ -31,7 +31,7 @@ from voxelfield.ops._checks import (
     offsets_fit,
 )
 from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError, stop_if_out_of_memory
-from voxelfield.ops._no_derivative import refuse_jvp
+from voxelfield.ops._registration import fake, register_autograd
 from voxelfield.ops.ray_sums import EXCLUSIVE, scan, spread, total
 
 _SINGLE = (torch.float32, torch.float16, torch.bfloat16)
@@ -380,49 +380,49 @@ _CompositeBackward = last_derivative(
 )
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::ray_light")
-    def _(
-        density: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float, transmittance: bool
-    ) -> Tensor:
-        _check_widened(density, ray_offsets, min_transmittance, dt=dt)
-        return density.new_empty(density.shape)
+@fake("ray_light")
+def _(density: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float, transmittance: bool) -> Tensor:
+    _check_widened(density, ray_offsets, min_transmittance, dt=dt)
+    return density.new_empty(density.shape)
 
-    @torch.library.register_fake("voxelfield::ray_light_backward")
-    def _(grad: Tensor, density: Tensor, *rest: Any) -> Tensor:
-        of_lengths = rest[-1]
-        return density.new_empty((2, *density.shape) if of_lengths else density.shape)
 
-    @torch.library.register_fake("voxelfield::composite")
-    def _(
-        density: Tensor,
-        rgb: Tensor,
-        t: Tensor,
-        dt: MaybeTensor,
-        ray_offsets: Tensor,
-        min_transmittance: float,
-        distortion: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        _check_widened(density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=dt)
-        if distortion and dt is None:
-            raise ArgumentValueError("dt must be given for distortion")
-        rays = ray_offsets.shape[0] - 1
-        return (
-            density.new_empty(rays, rgb.shape[1]),
-            density.new_empty(rays),
-            density.new_empty(rays),
-            density.new_empty(density.shape),
-            density.new_empty(rays if distortion else 0),
-        )
+@fake("ray_light_backward")
+def _(grad: Tensor, density: Tensor, *rest: Any) -> Tensor:
+    of_lengths = rest[-1]
+    return density.new_empty((2, *density.shape) if of_lengths else density.shape)
 
-    @torch.library.register_fake("voxelfield::composite_backward")
-    def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-        density, rgb, _, dt, *_, of_distances = arguments[5:]
-        rows = (2 if dt is None else 3,) if of_distances else ()
-        return density.new_empty(*rows, *density.shape), rgb.new_empty(rgb.shape)
 
-    register_autograd("ray_light", RayLight.apply)
-    register_autograd("ray_light_backward", _RayLightBackward.apply)
-    register_autograd("composite", CompositeSamples.apply)
-    register_autograd("composite_backward", _CompositeBackward.apply)
+@fake("composite")
+def _(
+    density: Tensor,
+    rgb: Tensor,
+    t: Tensor,
+    dt: MaybeTensor,
+    ray_offsets: Tensor,
+    min_transmittance: float,
+    distortion: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    _check_widened(density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=dt)
+    if distortion and dt is None:
+        raise ArgumentValueError("dt must be given for distortion")
+    rays = ray_offsets.shape[0] - 1
+    return (
+        density.new_empty(rays, rgb.shape[1]),
+        density.new_empty(rays),
+        density.new_empty(rays),
+        density.new_empty(density.shape),
+        density.new_empty(rays if distortion else 0),
+    )
+
+
+@fake("composite_backward")
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    density, rgb, _, dt, *_, of_distances = arguments[5:]
+    rows = (2 if dt is None else 3,) if of_distances else ()
+    return density.new_empty(*rows, *density.shape), rgb.new_empty(rgb.shape)
+
+
+register_autograd("ray_light", RayLight.apply)
+register_autograd("ray_light_backward", _RayLightBackward.apply)
+register_autograd("composite", CompositeSamples.apply)
+register_autograd("composite_backward", _CompositeBackward.apply)

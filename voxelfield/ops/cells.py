@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._autograd import MaybeTensor, needs_long_path, register_autograd
+from voxelfield.ops._autograd import MaybeTensor, needs_long_path
 from voxelfield.ops._checks import (
     FLOATING,
     check_dtype,
@@ -18,10 +18,9 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
-from voxelfield.ops._derivatives import Gather, PointGradient, Splat, sample, sample_eagerly
+from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, sample, sample_eagerly
 from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError, explain_memory, stop_if_out_of_memory
-from voxelfield.ops._stencil import Shapes
-from voxelfield.ops._vmap import register_batching
+from voxelfield.ops._registration import fake, register_autograd, register_batching
 
 
 def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
@@ -104,7 +103,7 @@ _STENCIL = CellStencil()
 
 @_library.when_loaded
 def _register() -> None:
-    @torch.library.register_fake("voxelfield::interpolate_cells")
+    @fake("interpolate_cells")
     def _(feats: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
         # The kernels check their arguments, but do not run on fake tensors.
         check_tensor("feats", feats, ("N", 8, "C"))
@@ -113,12 +112,8 @@ def _register() -> None:
         check_same_device("points", points, "feats", feats)
         return feats.new_empty(points.shape[0], feats.shape[2])
 
-    torch.library.register_fake(
-        "voxelfield::splat_cells", lambda values, *_: values.new_empty(values.shape[0], 8, values.shape[1])
-    )
-    torch.library.register_fake(
-        "voxelfield::point_gradient_cells", lambda values, feats, points, _: points.new_empty(points.shape)
-    )
+    fake("splat_cells")(lambda values, *_: values.new_empty(values.shape[0], 8, values.shape[1]))
+    fake("point_gradient_cells")(lambda values, feats, points, _: points.new_empty(points.shape))
 
     def interpolate(feats: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
         interpolated: Tensor = Gather.apply(feats, points, direction, _STENCIL)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import _library
+from voxelfield.ops._autograd import hold_constant
 from voxelfield.ops._checks import (
     check_at_least_one,
     check_field,
@@ -16,8 +17,8 @@ from voxelfield.ops._checks import (
     check_not_negative,
     check_rays,
 )
-from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity
+from voxelfield.ops._registration import fake
 
 
 class LevelIntervals(NamedTuple):
@@ -166,13 +167,12 @@ def _count_intervals(
 _NO_LIMIT = (1 << 63) - 1
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::count_level_intervals")
-    def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor]:
-        return near.new_empty(near.shape, dtype=torch.int64), near.new_empty(near.shape)
+@fake("count_level_intervals")
+def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor]:
+    return near.new_empty(near.shape, dtype=torch.int64), near.new_empty(near.shape)
 
-    @torch.library.register_fake("voxelfield::place_level_intervals")
-    def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor, Tensor]:
-        samples = walk[-1]
-        return near.new_empty(samples), near.new_empty(samples), near.new_empty(samples, dtype=torch.int64)
+
+@fake("place_level_intervals")
+def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor, Tensor]:
+    samples = walk[-1]
+    return near.new_empty(samples), near.new_empty(samples), near.new_empty(samples, dtype=torch.int64)

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from voxelfield import _library
-from voxelfield.ops._autograd import MaybeTensor, below_autograd, register_autograd
+from voxelfield.ops._autograd import MaybeTensor, below_autograd, run_raw
 from voxelfield.ops._checks import FLOATING, check_dtype, check_ray_offsets, check_same_device, check_tensor
+from voxelfield.ops._registration import fake, register_autograd
 
 
 def sum_along_rays(values: Tensor, ray_offsets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -212,11 +213,7 @@ class _AlongRays(Function):
 
 
 class _Total(_AlongRays):
-    @staticmethod
-    def forward(values: Tensor, ray_offsets: Tensor) -> Tensor:
-        with below_autograd():
-            sums: Tensor = _kernels().sum_along_rays.default(values, ray_offsets)
-        return sums
+    forward = run_raw("sum_along_rays")
 
     @staticmethod
     def backward(ctx: Any, grad: MaybeTensor) -> tuple[MaybeTensor, None]:
@@ -229,11 +226,7 @@ class _Total(_AlongRays):
 
 
 class _Spread(_AlongRays):
-    @staticmethod
-    def forward(values: Tensor, ray_offsets: Tensor, samples: int) -> Tensor:
-        with below_autograd():
-            rows: Tensor = _kernels().spread_along_rays.default(values, ray_offsets, samples)
-        return rows
+    forward = run_raw("spread_along_rays")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -332,24 +325,25 @@ def _refuse_mapped_offsets(mapped: int | None) -> None:
         )
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::sum_along_rays")
-    def _(values: Tensor, ray_offsets: Tensor) -> Tensor:
-        return values.new_empty(ray_offsets.shape[0] - 1, values.shape[1])
+@fake("sum_along_rays")
+def _(values: Tensor, ray_offsets: Tensor) -> Tensor:
+    return values.new_empty(ray_offsets.shape[0] - 1, values.shape[1])
 
-    @torch.library.register_fake("voxelfield::scan_along_rays")
-    def _(values: MaybeTensor, factors: MaybeTensor, ray_offsets: Tensor, form: int, reverse: bool) -> Tensor:
-        like = factors if values is None else values
-        assert like is not None, "values or factors must be given"
-        return like.new_empty(like.shape)
 
-    @torch.library.register_fake("voxelfield::spread_along_rays")
-    def _(values: Tensor, ray_offsets: Tensor, samples: int) -> Tensor:
-        return values.new_empty(samples, values.shape[1])
+@fake("scan_along_rays")
+def _(values: MaybeTensor, factors: MaybeTensor, ray_offsets: Tensor, form: int, reverse: bool) -> Tensor:
+    like = factors if values is None else values
+    assert like is not None, "values or factors must be given"
+    return like.new_empty(like.shape)
 
-    register_autograd("sum_along_rays", _Total.apply)
-    register_autograd(
-        "scan_along_rays", lambda values, factors, ray_offsets, *how: _Scan.apply(values, ray_offsets, factors, *how)
-    )
-    register_autograd("spread_along_rays", _Spread.apply)
+
+@fake("spread_along_rays")
+def _(values: Tensor, ray_offsets: Tensor, samples: int) -> Tensor:
+    return values.new_empty(samples, values.shape[1])
+
+
+register_autograd("sum_along_rays", _Total.apply)
+register_autograd(
+    "scan_along_rays", lambda values, factors, ray_offsets, *how: _Scan.apply(values, ray_offsets, factors, *how)
+)
+register_autograd("spread_along_rays", _Spread.apply)

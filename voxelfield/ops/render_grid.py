@@ -10,7 +10,15 @@ from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
 from voxelfield import _library
-from voxelfield.ops._autograd import OpFunction, below_autograd, last_derivative, register_autograd, traces_ops
+from voxelfield.ops._autograd import (
+    OpFunction,
+    hold_constant,
+    last_derivative,
+    refuse_jvp,
+    refuse_vmap,
+    run_raw,
+    traces_ops,
+)
 from voxelfield.ops._checks import (
     check_degree,
     check_dtype,
@@ -23,7 +31,7 @@ from voxelfield.ops._checks import (
     lies_within,
 )
 from voxelfield.ops._errors import shown
-from voxelfield.ops._no_derivative import hold_constant, refuse_jvp, refuse_vmap
+from voxelfield.ops._registration import fake, register_autograd
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits, check_bits, pack_occupancy
 
@@ -207,11 +215,7 @@ def _alert_not_deterministic(device: torch.device) -> None:
 class _RenderGrid(OpFunction):
     """The op as an autograd Function, applied to the arguments of the raw op."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        with below_autograd():
-            rendered: tuple[Tensor, ...] = torch.ops.voxelfield.render_grid.default(*inputs)
-        return rendered
+    forward = run_raw("render_grid")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -241,17 +245,17 @@ _RenderGridBackward = last_derivative(
 )
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::render_grid")
-    def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        rays = origins.shape[0]
-        return origins.new_empty(rays, 3), origins.new_empty(rays), origins.new_empty(rays)
+@fake("render_grid")
+def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rays = origins.shape[0]
+    return origins.new_empty(rays, 3), origins.new_empty(rays), origins.new_empty(rays)
 
-    @torch.library.register_fake("voxelfield::render_grid_backward")
-    def _(*arguments: Any) -> Tensor:
-        grid: Tensor = arguments[14]
-        return grid.new_empty(grid.shape, dtype=torch.float32)
 
-    register_autograd("render_grid", _RenderGrid.apply)
-    register_autograd("render_grid_backward", _RenderGridBackward.apply)
+@fake("render_grid_backward")
+def _(*arguments: Any) -> Tensor:
+    grid: Tensor = arguments[14]
+    return grid.new_empty(grid.shape, dtype=torch.float32)
+
+
+register_autograd("render_grid", _RenderGrid.apply)
+register_autograd("render_grid_backward", _RenderGridBackward.apply)

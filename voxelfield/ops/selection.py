@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
+from voxelfield.ops._autograd import hold_constant
 from voxelfield.ops._checks import check_dtype, check_fraction, check_ray_offsets, check_same_device, check_tensor
 from voxelfield.ops._light import per_sample
-from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
+from voxelfield.ops._registration import fake
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 
 MIN_WEIGHT = 1e-4
@@ -80,17 +81,16 @@ def select_samples(
     return PackedSamples(*packed)
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::count_visible_samples")
-    def _(density: Tensor, dt: Tensor, ray_offsets: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-        rays = ray_offsets.shape[0] - 1
-        return (
-            density.new_empty(density.shape, dtype=torch.int32),
-            density.new_empty(rays, dtype=torch.int32),
-            density.new_empty(parts_of(rays), dtype=torch.int64),
-        )
+@fake("count_visible_samples")
+def _(density: Tensor, dt: Tensor, ray_offsets: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rays = ray_offsets.shape[0] - 1
+    return (
+        density.new_empty(density.shape, dtype=torch.int32),
+        density.new_empty(rays, dtype=torch.int32),
+        density.new_empty(parts_of(rays), dtype=torch.int64),
+    )
 
-    @torch.library.register_fake("voxelfield::pack_visible_samples")
-    def _(positions: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        return empty_samples(t, ray_offsets.shape[0] - 1, rest[-1])
+
+@fake("pack_visible_samples")
+def _(positions: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return empty_samples(t, ray_offsets.shape[0] - 1, rest[-1])

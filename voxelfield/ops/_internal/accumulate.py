@@ -11,6 +11,7 @@ from torch import Tensor
 from voxelfield import _library
 from voxelfield.ops._checks import check_points
 from voxelfield.ops._grids import PADDINGS, Padding, known_stencil
+from voxelfield.ops._registration import fake
 from voxelfield.ops.pyramid import Reduction
 
 
@@ -72,6 +73,4 @@ def accumulate_trilinear_(
             torch.ops.voxelfield.accumulate_trilinear_(list(sums[group]), values, points, *options, numbers, column)
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::accumulate_trilinear_", lambda *_: None)
+fake("accumulate_trilinear_")(lambda *_: None)

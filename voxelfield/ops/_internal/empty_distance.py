@@ -7,6 +7,7 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_dtype, check_tensor
+from voxelfield.ops._registration import fake
 
 
 @torch.no_grad()
@@ -36,8 +37,6 @@ def empty_distance(occupied: Tensor, max_distance: int = 32) -> Tensor:
     return distance
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::empty_distance")
-    def _(occupied: Tensor, max_distance: int) -> Tensor:
-        return occupied.new_empty(occupied.shape, dtype=torch.uint8)
+@fake("empty_distance")
+def _(occupied: Tensor, max_distance: int) -> Tensor:
+    return occupied.new_empty(occupied.shape, dtype=torch.uint8)

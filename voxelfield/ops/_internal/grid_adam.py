@@ -10,6 +10,7 @@ from torch import Tensor
 from voxelfield import _library
 from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor, lies_within
 from voxelfield.ops._errors import shown
+from voxelfield.ops._registration import fake
 
 
 @torch.no_grad()
@@ -134,6 +135,4 @@ def _on_device(value: Tensor | float, device: torch.device) -> Tensor:
     return value if isinstance(value, Tensor) else torch.full((1,), value, dtype=torch.float32, device=device)
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::grid_adam_", lambda *_: None)
+fake("grid_adam_")(lambda *_: None)

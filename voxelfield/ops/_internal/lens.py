@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._autograd import hold_constant
+from voxelfield.ops._registration import fake
 
 LENS_NUMBERS = 14
 """Length of the row of numbers by which ops know a lens (:attr:`voxelfield.rendering.lens.Lens.rows`)."""
@@ -76,7 +77,5 @@ def sphere_points(rays: Tensor) -> Tensor:
     return torch.stack((torch.atan2(right, forward), torch.atan2(down, square.clamp(min=_TINY).sqrt())), dim=-1)
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::lens_rays", lambda points, lens: points.new_empty(points.shape[0], 3))
-    torch.library.register_fake("voxelfield::lens_points", lambda rays, lens: rays.new_empty(rays.shape[0], 2))
+fake("lens_rays")(lambda points, lens: points.new_empty(points.shape[0], 3))
+fake("lens_points")(lambda rays, lens: rays.new_empty(rays.shape[0], 2))

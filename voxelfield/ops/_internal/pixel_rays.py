@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
+from voxelfield.ops._autograd import hold_constant
 from voxelfield.ops._checks import check_index
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._registration import fake
 
 
 class PixelBatch(NamedTuple):
@@ -66,10 +67,8 @@ def pixel_rays(
     return PixelBatch(*torch.ops.voxelfield.pixel_rays(images, index, c2w, intrinsics, lens, aabb, supersampling))
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::pixel_rays")
-    def _(images: Tensor, index: Tensor, c2w: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        pixels = index.shape[0]
-        rays = pixels * rest[-1] ** 2
-        return tuple(c2w.new_empty(shape) for shape in ((rays, 3), (rays, 3), (rays,), (rays,), (pixels, 4)))
+@fake("pixel_rays")
+def _(images: Tensor, index: Tensor, c2w: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    pixels = index.shape[0]
+    rays = pixels * rest[-1] ** 2
+    return tuple(c2w.new_empty(shape) for shape in ((rays, 3), (rays, 3), (rays,), (rays,), (pixels, 4)))

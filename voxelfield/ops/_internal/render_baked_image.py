@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._autograd import hold_constant
+from voxelfield.ops._registration import fake
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import cells_to_walk
@@ -97,6 +98,4 @@ def _empty(
     return sums, c2w.new_empty(height, width), c2w.new_empty(height, width), c2w.new_empty(height, width, 3)
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::render_baked_image", _empty)
+fake("render_baked_image")(_empty)

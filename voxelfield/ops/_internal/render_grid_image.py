@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import _library
+from voxelfield.ops._autograd import hold_constant
 from voxelfield.ops._checks import check_same_device, check_tensor
 from voxelfield.ops._internal.render_pyramid_image import empty_image
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._registration import fake
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import GRID_DTYPES, cells_to_walk
@@ -139,6 +140,4 @@ def render_grid_image(
     return image
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::render_grid_image", empty_image)
+fake("render_grid_image")(empty_image)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._autograd import hold_constant
+from voxelfield.ops._registration import fake
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import cells_to_walk
@@ -105,6 +106,4 @@ def pyramid_image_fits(like: Tensor, width: int) -> bool:
     return fits
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::render_pyramid_image", empty_image)
+fake("render_pyramid_image")(empty_image)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._autograd import hold_constant
+from voxelfield.ops._registration import fake
 
 
 def places_in_atlas(points: Tensor, blocks: Tensor, atlas: Sequence[int]) -> Tensor:
@@ -46,7 +47,5 @@ def share_copies_(sums: Tensor, copies: Tensor, begins: Tensor, touched: Tensor 
     torch.ops.voxelfield.share_copies_(sums, copies, begins, touched)
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::places_in_atlas", lambda points, *_: torch.empty_like(points))
-    torch.library.register_fake("voxelfield::share_copies_", lambda *_: None)
+fake("places_in_atlas")(lambda points, *_: torch.empty_like(points))
+fake("share_copies_")(lambda *_: None)

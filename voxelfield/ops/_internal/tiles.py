@@ -10,6 +10,7 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops import _constants
+from voxelfield.ops._registration import fake
 
 
 def tiles_along(resolution: Sequence[int]) -> tuple[int, int, int]:
@@ -90,7 +91,5 @@ def unpack_vertices(packed: Tensor, table: Tensor, grid: Tensor, ids: Tensor | N
     torch.ops.voxelfield.unpack_vertices_(packed, ids, first, table, grid)
 
 
-@_library.when_loaded
-def _register() -> None:
-    for name in ("active_tiles_", "touched_vertices_", "pack_vertices_", "unpack_vertices_"):
-        torch.library.register_fake(f"voxelfield::{name}", lambda *_: None)
+for name in ("active_tiles_", "touched_vertices_", "pack_vertices_", "unpack_vertices_"):
+    fake(name)(lambda *_: None)
