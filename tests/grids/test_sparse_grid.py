@@ -11,7 +11,10 @@ from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid
-from voxelfield.ops._internal import march_visible, places_in_atlas, render_pyramid_image, share_copies_, tiles
+from voxelfield.ops._internal import tiles
+from voxelfield.ops._internal.march_visible import march_visible
+from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
+from voxelfield.ops._internal.sparse_grid import places_in_atlas, share_copies_
 from voxelfield.ops.marching import pack_occupancy
 
 BOX = ((-1.0, -2.0, 0.0), (1.0, 2.0, 1.5))

@@ -10,9 +10,16 @@ import torch
 from torch import Tensor
 
 from voxelfield.grids.working_copies import is_current, mark_current, mark_managed
-from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor, is_divided
-from voxelfield.ops._errors import ArgumentValueError
-from voxelfield.ops._internal.grid_adam import check_channel_rates, check_rule, grid_adam_
+from voxelfield.ops._checks import (
+    check_dtype,
+    check_not_negative,
+    check_same_device,
+    check_tensor,
+    is_divided,
+    lies_within,
+)
+from voxelfield.ops._errors import ArgumentValueError, shown
+from voxelfield.ops._internal.grid_adam import grid_adam_
 from voxelfield.ops._internal.tiles import active_tiles
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
@@ -24,7 +31,7 @@ RULE = ("betas", "eps", "weight_decay", "l2_penalty", "skip_untouched", "clear_g
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
-MOST_BETA = 0.99
+MAX_BETA = 0.99
 """The largest of ``betas`` with moments in bfloat16. A change of less than half the distance of two numbers is rounded
 away: with it, the second moment may stay up to a fifth below the gradients' square; with 0.95, up to a 25th."""
 
@@ -72,7 +79,7 @@ class GridAdam(torch.optim.Optimizer):
     Raises:
         TypeError: A parameter, ``channel_rates`` or a tensor ``lr`` is not float32.
         ValueError: A parameter is sharded or not (X, Y, Z, C) and contiguous, ``channel_rates`` or ``lr`` has another
-            shape or device, or an option is out of range, such as ``betas`` of more than :data:`MOST_BETA` with
+            shape or device, or an option is out of range, such as ``betas`` of more than :data:`MAX_BETA` with
             ``bfloat16_moments``.
     """
 
@@ -148,11 +155,14 @@ class GridAdam(torch.optim.Optimizer):
         """Adds a group, as :class:`torch.optim.Optimizer` does, and checks its parameters and options."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        check_rule(group["betas"], group["eps"], group["weight_decay"], group["l2_penalty"])
-        if group["bfloat16_moments"] and max(group["betas"]) > MOST_BETA:
-            raise ArgumentValueError(
-                f"betas must be at most {MOST_BETA:g} with bfloat16_moments, got {tuple(group['betas'])}"
-            )
+        betas = group["betas"]
+        two = isinstance(betas, (tuple, list)) and len(betas) == 2
+        if not (two and all(lies_within("betas", beta, 0, 1) and beta < 1 for beta in betas)):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {shown(betas)}")
+        if group["bfloat16_moments"] and max(betas) > MAX_BETA:
+            raise ArgumentValueError(f"betas must be at most {MAX_BETA:g} with bfloat16_moments, got {tuple(betas)}")
+        for name in ("eps", "weight_decay", "l2_penalty"):
+            check_not_negative(name, group[name])
         _check_rate(group)
         for param in group["params"]:
             if is_divided(param):
@@ -412,7 +422,11 @@ def _check_channel_rates(group: dict[str, Any]) -> None:
     if rates is None:
         return
     for param in group["params"]:
-        check_channel_rates("channel_rates", rates, "params", param)
+        check_tensor("channel_rates", rates, (param.shape[3],), f" for params of shape {tuple(param.shape)}")
+        check_dtype("channel_rates", rates, (torch.float32,))
+        check_same_device("channel_rates", rates, "params", param)
+        if not rates.is_contiguous():
+            raise ValueError(f"channel_rates must be contiguous, got strides {rates.stride()}")
     if not bool((rates.isfinite() & (rates >= 0)).all()):
         raise ValueError(f"channel_rates must be finite and not negative, got {rates.tolist()}")
 

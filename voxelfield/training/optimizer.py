@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import processes
-from voxelfield.grids.adam import MOST_BETA, GridAdam, sum_weights
+from voxelfield.grids.adam import MAX_BETA, GridAdam, sum_weights
 from voxelfield.grids.division import DividedGrids
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import SparseGrid
@@ -85,10 +85,10 @@ def moments_dtype(setting: str, copies: torch.dtype, betas: Sequence[float]) -> 
     Raises:
         ValueError: They cannot be bfloat16 with these ``betas``.
     """
-    slow = max(betas) > MOST_BETA
+    slow = max(betas) > MAX_BETA
     if setting == "bfloat16" and slow:
         raise ValueError(
-            f"trainer.rates.betas must be at most {MOST_BETA:g} where optimizer.moments is bfloat16, got {list(betas)}"
+            f"trainer.rates.betas must be at most {MAX_BETA:g} where optimizer.moments is bfloat16, got {list(betas)}"
         )
     narrow = copies != torch.float32 and not slow if setting == "auto" else setting == "bfloat16"
     return torch.bfloat16 if narrow else torch.float32

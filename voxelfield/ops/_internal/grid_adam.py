@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor, lies_within
-from voxelfield.ops._errors import shown
 from voxelfield.ops._registration import fake
 
 
@@ -110,25 +108,6 @@ def grid_adam_(
         skip_untouched,
         clear_grad,
     )
-
-
-def check_rule(betas: tuple[float, float], eps: float, weight_decay: float, l2_penalty: float) -> None:
-    """Raises unless the options of :func:`grid_adam_` are in range."""
-    two = isinstance(betas, (tuple, list)) and len(betas) == 2
-    if not (two and all(lies_within("betas", beta, 0, 1) and beta < 1 for beta in betas)):
-        raise ValueError(f"betas must be two numbers in [0, 1), got {shown(betas)}")
-    for name, value in (("eps", eps), ("weight_decay", weight_decay), ("l2_penalty", l2_penalty)):
-        check_not_negative(name, value)
-
-
-def check_channel_rates(name: str, value: object, grid_name: str, grid: Tensor) -> None:
-    """Raises unless the tensor has a factor for each channel of a grid (X, Y, Z, C)."""
-    check_tensor(name, value, (grid.shape[3],), f" for {grid_name} of shape {tuple(grid.shape)}")
-    assert isinstance(value, Tensor)
-    check_dtype(name, value, (torch.float32,))
-    check_same_device(name, value, grid_name, grid)
-    if not value.is_contiguous():
-        raise ValueError(f"{name} must be contiguous, got strides {value.stride()}")
 
 
 def _on_device(value: Tensor | float, device: torch.device) -> Tensor:
