@@ -45,7 +45,8 @@ class DividedGrids:
 
     Args:
         working: The working copies of all grids, which the field reads.
-        whole: The optimizer of the whole grids, whose options and state are used until :meth:`gather`.
+        whole: The optimizer of the whole grids, whose options and state are used until :meth:`gather`. Its groups agree
+            on all options but ``channel_rates``.
         listed: For each grid, whether only active tiles are updated.
         occupied: (X, Y, Z) bool, the occupied cells, by whose number the planes are divided.
         samples: Largest number of samples of a step, of all processes.
@@ -91,23 +92,16 @@ class DividedGrids:
         shards = list(self._shards.values())
         for shard in shards:  # once no grid is whole any more
             shard.start_sums()
-        first, *others = whole.param_groups
-        for name in (*RULE, "lr", "bfloat16_moments"):
-            if any(group[name] is not first[name] and group[name] != first[name] for group in others):
-                raise ValueError(f"param_groups must agree on all but channel_rates, got different values of {name}")
-        self._skips = bool(first["skip_untouched"])
+        self._skips = bool(whole.param_groups[0]["skip_untouched"])
         self._channel_rates = {grid: group["channel_rates"] for group in whole.param_groups for grid in group["params"]}
-        self._exchanges: list[Exchange]
+        self._exchanges: list[Exchange] = []
         if self._rounds and peer_memory.is_available(occupied.device):
             self._exchanges = [DirectExchange(working, shards, samples, tables=self._skips)]
         else:
             every = halo or not self._skips
-            alike: dict[int, list[Shard]] = {}
-            for shard in shards:
-                alike.setdefault(shard.grid.shape[3], []).append(shard)
-            self._exchanges = [
-                PackedExchange(some, samples, every=every, refresh=self.refresh) for some in alike.values()
-            ]
+            for width in dict.fromkeys(shard.grid.shape[3] for shard in shards):
+                alike = [shard for shard in shards if shard.grid.shape[3] == width]
+                self._exchanges.append(PackedExchange(alike, samples, every=every, refresh=self.refresh))
         self._listed = [shard for shard, lists in zip(shards, listed, strict=True) if lists]
         if previous is not None:
             self.refresh()
@@ -277,8 +271,9 @@ class DividedGrids:
         cuts = [0, *torch.searchsorted(ids, ids.new_tensor(first[1:-1])).tolist(), len(ids)]
         wanted = max(end - begin for begin, end in pairwise(cuts))
         present = 0 if shard.tiles is None else shard.tiles.shape[1]
-        depends = any(exchange.depends_on_lists for exchange in self._exchanges)
-        follows = depends and not wanted <= present <= _LONGEST * wanted
+        # The time of a packed exchange depends on the length of the lists.
+        packs = isinstance(self._exchanges[0], PackedExchange)
+        follows = packs and not wanted <= present <= _LONGEST * wanted
         if shard.tiles is None or follows:
             total = math.prod(tiles_along(shard.grid.shape[:3]))
             shard.tiles = ids.new_empty(processes.count(), room_for(wanted, total) if follows else total)

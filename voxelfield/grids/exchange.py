@@ -42,10 +42,7 @@ class PackedExchange:
 
     Attributes:
         layout: Number of times that tensors which a captured step refers to have been replaced.
-        depends_on_lists: Whether the time of an exchange depends on the length of the lists of tiles.
     """
-
-    depends_on_lists = True
 
     def __init__(self, shards: Sequence[Shard], samples: int, every: bool, refresh: Callable[[], None]) -> None:
         self.layout = 0
@@ -132,10 +129,9 @@ class DirectExchange:
 
     Attributes:
         layout: As for :class:`PackedExchange`; the tensors here stay.
-        depends_on_lists: As for :class:`PackedExchange`.
     """
 
-    layout, depends_on_lists = 0, False
+    layout = 0
 
     def __init__(self, working: WorkingCopies, shards: Sequence[Shard], samples: int, *, tables: bool) -> None:
         device = shards[0].copy.device

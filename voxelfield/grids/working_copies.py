@@ -49,6 +49,7 @@ class WorkingCopies:
     Attributes:
         grids: As given.
         dtype: As given.
+        combination: As given.
         sparse: As given.
         copies: One tensor for each grid, of the same shape. Read them by :meth:`current`.
         division: The :class:`voxelfield.grids.division.DividedGrids` that divides the grids over processes: it keeps
@@ -69,7 +70,7 @@ class WorkingCopies:
             raise TypeError(f"dtype must be float16, bfloat16 or float32, got {dtype}")
         self.grids = tuple(grids)
         self.dtype = dtype
-        self._combination = combination
+        self.combination = combination
         self.sparse = tuple(sparse)
         self.copies: list[Tensor] = []
         self.division: Any = None
@@ -78,7 +79,7 @@ class WorkingCopies:
             self.refresh()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WorkingCopies, (self.grids, self.dtype, self._combination, self.sparse)
+        return WorkingCopies, (self.grids, self.dtype, self.combination, self.sparse)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -106,7 +107,7 @@ class WorkingCopies:
     def channels(self) -> int:
         """Number of features of a sample."""
         dense = [grid.shape[3] for grid in self.grids[: len(self.grids) - len(self.sparse)]]
-        summed = dense[:1] if self._combination.reduce == "sum" else dense
+        summed = dense[:1] if self.combination.reduce == "sum" else dense
         return sum(summed) + sum(grid.channels for grid in self.sparse)
 
     def forget_grids(self) -> None:
@@ -147,7 +148,7 @@ class WorkingCopies:
         """
         if needs_long_path():
             self._may_change = self._may_change or torch.is_grad_enabled()
-            return sample_levels(grids, self.sparse, points, self._combination, padding).to(self.dtype)
+            return sample_levels(grids, self.sparse, points, self.combination, padding).to(self.dtype)
         self.current(grids)
         if not torch.is_grad_enabled():
             return self.read(points, padding)
@@ -156,7 +157,7 @@ class WorkingCopies:
 
     def read(self, points: Tensor, padding: Padding) -> Tensor:
         """Samples the copies as they are; arguments as for :meth:`sample`."""
-        return sample_levels(self.copies, self.sparse, points, self._combination, padding)
+        return sample_levels(self.copies, self.sparse, points, self.combination, padding)
 
     def accumulate(self, wanted: Sequence[bool], values: Tensor, points: Tensor, padding: Padding) -> None:
         """Adds the gradients of samples to the ``grad`` of those grids whose gradient is wanted."""
@@ -173,17 +174,13 @@ class WorkingCopies:
             ]
         dense = len(sums) - len(self.sparse)
         for some_values, some_points in samples:
-            self._combination.accumulate(sums[:dense], some_values, some_points, padding, slabs and slabs[:dense])
+            self.combination.accumulate(sums[:dense], some_values, some_points, padding, slabs and slabs[:dense])
             column = values.shape[-1] - sum(grid.channels for grid in self.sparse)
             for index, grid in enumerate(self.sparse, dense):
                 part, positions = slabs and slabs[index : index + 1], grid.atlas_positions(some_points)
                 accumulate_trilinear_([sums[index]], some_values, positions, slabs=part, column=column)
                 column += grid.channels
         self._may_change = True
-
-    def point_gradient(self, copies: Sequence[Tensor], values: Tensor, points: Tensor, padding: Padding) -> Tensor:
-        """Returns the gradient of the points (N, 3); arguments as for :meth:`accumulate`."""
-        return self._combination.point_gradient(copies, values, points, padding)
 
 
 # The version of the grid that was copied, and whether a GridAdam updates the copy, are attributes of the copy, because
@@ -244,7 +241,7 @@ class _Sample(Function):
         points, *copies = ctx.saved_tensors
         of_points = None
         if ctx.needs_input_grad[0]:
-            of_points = ctx.owner.point_gradient(copies, grad, points, ctx.padding)
+            of_points = ctx.owner.combination.point_gradient(copies, grad, points, ctx.padding)
         wanted = [_is_wanted(accumulator) for accumulator, _ in ctx.next_functions[1:]]
         if any(wanted):
             ctx.owner.accumulate(wanted, grad, points, ctx.padding)

@@ -116,11 +116,14 @@ def refuse_vmap(op: str, remedy: str = "") -> staticmethod[..., None]:
     return staticmethod(vmap)
 
 
-def last_derivative(op: str, refusal: str) -> type[Function]:
-    """Makes the Function of a backward op whose own derivative raises NotImplementedError with this message."""
+def last_derivative(op: str, refusal: str, run: staticmethod[..., Any] | None = None) -> type[Function]:
+    """Makes the Function of a backward op whose own derivative raises NotImplementedError with this message.
+
+    ``run`` is its ``forward``, unless its arguments are those of the op.
+    """
 
     class LastDerivative(OpFunction):
-        forward = run_raw(op)
+        forward = run or run_raw(op)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
 from voxelfield.ops._autograd import MaybeTensor, OpFunction, below_autograd, forward_mode_active, traces_ops
+from voxelfield.ops._registration import register_autograd, register_batching
 
 Apply = Callable[..., Any]
 Shapes = tuple[tuple[int, ...], ...]
@@ -358,6 +359,32 @@ class PointGradient(OpFunction):
             stencil,
         )
         return folding.unfold_points(gradient)
+
+
+def register_lookup(
+    op: str, function: type[Gather | PointGradient], count: int, make_stencil: Callable[..., Stencil]
+) -> None:
+    """Registers the derivative and the batching rule of a raw op that reads sources.
+
+    Args:
+        op: Its name.
+        function: The Function that applies it.
+        count: The number of its arguments before the options: tensors, and lists of tensors.
+        make_stencil: Returns the stencil for given options.
+    """
+
+    def flat(arguments: Sequence[Any]) -> list[Any]:
+        return [x for each in arguments[:count] for x in (each if isinstance(each, (list, tuple)) else (each,))]
+
+    def apply(*arguments: Any) -> Any:
+        return function.apply(*flat(arguments), make_stencil(*arguments[count:]))
+
+    def rule(info: Any, dims: Any, *arguments: Any) -> tuple[Tensor, int]:
+        inputs = (*flat(arguments), make_stencil(*arguments[count:]))
+        return function.map(function.call, info.batch_size, (*flat(dims), None), *inputs)
+
+    register_autograd(op, apply)
+    register_batching(op, rule)
 
 
 def _splat(

@@ -6,8 +6,8 @@ The schemas must exist for this, so everything is registered as soon as the libr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -52,13 +52,6 @@ def register_autograd(op: str, apply: Callable[..., Any]) -> None:
     _library.when_loaded(lambda: _fragment.impl(op, kernel, "Autograd"))
 
 
-@dataclass(frozen=True)
-class Mapping:
-    """The information that a batching rule receives besides its arguments, named as in ``torch.library``."""
-
-    batch_size: int
-
-
 def register_batching(op: str, rule: Rule) -> None:
     """Registers a raw op's batching rule for ``torch.vmap`` and for autograd's own batches of gradients.
 
@@ -84,9 +77,9 @@ def register_batching(op: str, rule: Rule) -> None:
             for leaf, own in zip(leaves, sizes, strict=True)
         ]
         dims = [None if own is None else 0 for own in sizes]
-        result, result_dims = rule(
-            Mapping(size), pytree.tree_unflatten(dims, structure), *pytree.tree_unflatten(plain, structure)
-        )
+        info = SimpleNamespace(batch_size=size)
+        arguments = pytree.tree_unflatten(plain, structure)
+        result, result_dims = rule(info, pytree.tree_unflatten(dims, structure), *arguments)
         if isinstance(result, Tensor):
             return torch._add_batch_dim(result, result_dims, level)
         return [torch._add_batch_dim(x, dim, level) for x, dim in zip(result, result_dims, strict=True)]

@@ -18,7 +18,7 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
-from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, sample, sample_eagerly
+from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, register_lookup, sample, sample_eagerly
 from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError, explain_memory, stop_if_out_of_memory
 from voxelfield.ops._registration import fake, register_autograd, register_batching
 
@@ -101,55 +101,36 @@ class CellStencil:
 _STENCIL = CellStencil()
 
 
-@_library.when_loaded
-def _register() -> None:
-    @fake("interpolate_cells")
-    def _(feats: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
-        # The kernels check their arguments, but do not run on fake tensors.
-        check_tensor("feats", feats, ("N", 8, "C"))
-        check_tensor("points", points, (feats.shape[0], 3))
-        check_dtype("points", points, (coordinate_dtype(feats.dtype),))
-        check_same_device("points", points, "feats", feats)
-        return feats.new_empty(points.shape[0], feats.shape[2])
+@fake("interpolate_cells")
+def _(feats: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
+    # The kernels check their arguments, but do not run on fake tensors.
+    check_tensor("feats", feats, ("N", 8, "C"))
+    check_tensor("points", points, (feats.shape[0], 3))
+    check_dtype("points", points, (coordinate_dtype(feats.dtype),))
+    check_same_device("points", points, "feats", feats)
+    return feats.new_empty(points.shape[0], feats.shape[2])
 
-    fake("splat_cells")(lambda values, *_: values.new_empty(values.shape[0], 8, values.shape[1]))
-    fake("point_gradient_cells")(lambda values, feats, points, _: points.new_empty(points.shape))
 
-    def interpolate(feats: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
-        interpolated: Tensor = Gather.apply(feats, points, direction, _STENCIL)
-        return interpolated
+fake("splat_cells")(lambda values, *_: values.new_empty(values.shape[0], 8, values.shape[1]))
+fake("point_gradient_cells")(lambda values, feats, points, _: points.new_empty(points.shape))
 
-    def splat(values: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
-        spread: Tensor
-        (spread,) = Splat.apply(values, points, direction, ((values.shape[0], 8, *values.shape[1:]),), _STENCIL)
-        return spread
 
-    def point_gradient(values: Tensor, feats: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
-        gradient: Tensor = PointGradient.apply(values, feats, points, direction, _STENCIL)
-        return gradient
+def _apply_splat(values: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
+    spread: Tensor
+    (spread,) = Splat.apply(values, points, direction, ((values.shape[0], 8, *values.shape[1:]),), _STENCIL)
+    return spread
 
-    register_autograd("interpolate_cells", interpolate)
-    register_autograd("splat_cells", splat)
-    register_autograd("point_gradient_cells", point_gradient)
 
-    def map_interpolate(info: Any, dims: Any, feats: Tensor, points: Tensor, direction: MaybeTensor) -> Any:
-        return Gather.map(Gather.call, info.batch_size, (*dims, None), feats, points, direction, _STENCIL)
+def _map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, direction: MaybeTensor) -> Any:
+    one = values if dims[0] is None else values.movedim(dims[0], 0)[0]
+    shapes = ((one.shape[0], 8, one.shape[1]),)
+    (spread,), (at,) = Splat.map(
+        Splat.call, info.batch_size, (*dims, None, None), values, points, direction, shapes, _STENCIL
+    )
+    return spread, at
 
-    def map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, direction: MaybeTensor) -> Any:
-        one = values if dims[0] is None else values.movedim(dims[0], 0)[0]
-        shapes = ((one.shape[0], 8, one.shape[1]),)
-        (spread,), (at,) = Splat.map(
-            Splat.call, info.batch_size, (*dims, None, None), values, points, direction, shapes, _STENCIL
-        )
-        return spread, at
 
-    def map_point_gradient(
-        info: Any, dims: Any, values: Tensor, feats: Tensor, points: Tensor, direction: MaybeTensor
-    ) -> Any:
-        return PointGradient.map(
-            PointGradient.call, info.batch_size, (*dims, None), values, feats, points, direction, _STENCIL
-        )
-
-    register_batching("interpolate_cells", map_interpolate)
-    register_batching("splat_cells", map_splat)
-    register_batching("point_gradient_cells", map_point_gradient)
+register_lookup("interpolate_cells", Gather, 3, lambda: _STENCIL)
+register_autograd("splat_cells", _apply_splat)
+register_batching("splat_cells", _map_splat)
+register_lookup("point_gradient_cells", PointGradient, 4, lambda: _STENCIL)

@@ -15,6 +15,7 @@ from voxelfield.ops._autograd import (
     MaybeTensor,
     OpFunction,
     below_autograd,
+    last_derivative,
     needs_long_path,
     refuse_jvp,
     refuse_vmap,
@@ -148,25 +149,16 @@ class _MLP(OpFunction):
     vmap = refuse_vmap("mlp", "call it once with the rows of all calls")
 
 
-class _MLPBackward(OpFunction):
-    """The gradients of :class:`_MLP` in ``input`` and ``weights``, applied to ``(grad, input, count, *weights)``."""
+def _run_backward(grad: Tensor, input: Tensor, count: MaybeTensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    with below_autograd():
+        grad_input, sums = torch.ops.voxelfield.mlp_backward.default(grad, input, weights, count)
+    return grad_input, *sums
 
-    @staticmethod
-    def forward(grad: Tensor, input: Tensor, count: MaybeTensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        with below_autograd():
-            grad_input, sums = torch.ops.voxelfield.mlp_backward.default(grad, input, weights, count)
-        return grad_input, *sums
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[MaybeTensor, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise NotImplementedError("mlp is differentiable once; a second derivative was asked for")
-
-    jvp = refuse_jvp("mlp")
-    vmap = refuse_vmap("mlp", "call it once with the rows of all calls")
+# The gradients in ``input`` and ``weights``, applied to ``(grad, input, count, *weights)``.
+_MLPBackward = last_derivative(
+    "mlp_backward", "mlp is differentiable once; a second derivative was asked for", staticmethod(_run_backward)
+)
 
 
 @fake("mlp")

@@ -150,9 +150,8 @@ def widen(x: Tensor) -> Tensor:
 
 def total(values: Tensor, ray_offsets: Tensor) -> Tensor:
     """Returns the sum (R, C) of each ray's rows of (M, C)."""
-    if torch.compiler.is_compiling():
-        return _kernels().sum_along_rays.default(values, ray_offsets)
-    sums: Tensor = _Total.apply(values, ray_offsets)
+    run = torch.ops.voxelfield.sum_along_rays.default if torch.compiler.is_compiling() else _Total.apply
+    sums: Tensor = run(values, ray_offsets)
     return sums
 
 
@@ -176,22 +175,19 @@ def scan(values: MaybeTensor, factors: MaybeTensor, ray_offsets: Tensor, form: i
     Returns:
         (M, C); zeros for rows of no ray.
     """
+    scanned: Tensor
     if torch.compiler.is_compiling():
-        return _kernels().scan_along_rays.default(values, factors, ray_offsets, form, reverse)
-    scanned: Tensor = _Scan.apply(values, ray_offsets, factors, form, reverse)
+        scanned = torch.ops.voxelfield.scan_along_rays.default(values, factors, ray_offsets, form, reverse)
+    else:
+        scanned = _Scan.apply(values, ray_offsets, factors, form, reverse)
     return scanned
 
 
 def spread(values: Tensor, ray_offsets: Tensor, samples: int) -> Tensor:
     """Returns for each sample its ray's row of (R, C); zeros for samples of no ray."""
-    if torch.compiler.is_compiling():
-        return _kernels().spread_along_rays.default(values, ray_offsets, samples)
-    rows: Tensor = _Spread.apply(values, ray_offsets, samples)
+    run = torch.ops.voxelfield.spread_along_rays.default if torch.compiler.is_compiling() else _Spread.apply
+    rows: Tensor = run(values, ray_offsets, samples)
     return rows
-
-
-def _kernels() -> Any:
-    return torch.ops.voxelfield
 
 
 class _AlongRays(Function):
@@ -249,7 +245,7 @@ class _Scan(Function):
     @staticmethod
     def forward(values: MaybeTensor, ray_offsets: Tensor, factors: MaybeTensor, form: int, reverse: bool) -> Tensor:
         with below_autograd():
-            scanned: Tensor = _kernels().scan_along_rays.default(values, factors, ray_offsets, form, reverse)
+            scanned: Tensor = torch.ops.voxelfield.scan_along_rays.default(values, factors, ray_offsets, form, reverse)
         return scanned
 
     @staticmethod

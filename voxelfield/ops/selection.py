@@ -9,7 +9,7 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._autograd import hold_constant
-from voxelfield.ops._checks import check_dtype, check_fraction, check_ray_offsets, check_same_device, check_tensor
+from voxelfield.ops._checks import check_dtype, check_float32, check_fraction, check_ray_offsets, check_tensor
 from voxelfield.ops._light import per_sample
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops._registration import fake
@@ -57,13 +57,12 @@ def select_samples(
         NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
     check_tensor("density", density, ("M",))
+    check_dtype("density", density, (torch.float32,))
     count = density.shape[0]
-    shapes = {"density": (count,), "positions": (count, 3), "t": (count,), "dt": (count,)}
     lengths: Tensor = per_sample(dt, density)
-    for name, value in (("density", density), ("positions", positions), ("t", t), ("dt", lengths)):
-        check_tensor(name, value, shapes[name])
-        check_dtype(name, value, (torch.float32,))
-        check_same_device(name, value, "density", density)
+    check_float32("positions", positions, (count, 3), "density", density)
+    check_float32("t", t, (count,), "density", density)
+    check_float32("dt", lengths, (count,), "density", density)
     ray_offsets = check_ray_offsets(ray_offsets, count, "density", density)
     check_fraction("min_transmittance", min_transmittance)
     check_fraction("min_weight", min_weight)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_tensor
 from voxelfield.ops._registration import fake
 
 
@@ -23,15 +22,7 @@ def empty_distance(occupied: Tensor, max_distance: int = 32) -> Tensor:
 
     Returns:
         (X, Y, Z) uint8, 0 where occupied.
-
-    Raises:
-        TypeError: ``occupied`` is not a bool tensor.
-        ValueError: ``occupied`` has another shape, or ``max_distance`` is out of range.
     """
-    check_tensor("occupied", occupied, ("X", "Y", "Z"))
-    check_dtype("occupied", occupied, (torch.bool,))
-    if not 1 <= max_distance <= 255:
-        raise ValueError(f"max_distance must lie in 1..255, got {max_distance}")
     _library.ensure_loaded(occupied.device.type)
     distance: Tensor = torch.ops.voxelfield.empty_distance(occupied, max_distance)
     return distance

@@ -85,6 +85,7 @@ def grid_adam_(
     if count == 0:
         return
     none: list[Tensor | None] = [None] * count
+    optional = (tiles, tile_counts, touched, channel_rates)
     device = params[0].device
     _library.ensure_loaded(device.type)
     torch.ops.voxelfield.grid_adam_(
@@ -95,10 +96,7 @@ def grid_adam_(
         none if working is None else list(working),
         [_on_device(value, device) for value in lrs],
         [_on_device(value, device) for value in steps],
-        none if tiles is None else list(tiles),
-        none if tile_counts is None else list(tile_counts),
-        none if touched is None else list(touched),
-        none if channel_rates is None else list(channel_rates),
+        *(none if tensors is None else list(tensors) for tensors in optional),
         grad_scale,
         found_inf,
         *betas,

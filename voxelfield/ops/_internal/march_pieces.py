@@ -11,7 +11,7 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._autograd import hold_constant
-from voxelfield.ops._checks import check_rays, check_step
+from voxelfield.ops._checks import check_rays
 from voxelfield.ops._packing import PackedSamples
 from voxelfield.ops._registration import fake
 from voxelfield.ops.marching import OccupancyBits, march_rays
@@ -50,7 +50,6 @@ def march_pieces(
         ray from one piece to the next.
     """
     offset = check_rays(origins, directions, near, far, offset)
-    check_step(step)
     rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
     origins, directions, near, far, offset, aabb = hold_constant("march_pieces", **rays, aabb=aabb)
     _library.ensure_loaded(origins.device.type)
