@@ -24,7 +24,7 @@ from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.ops._internal.render_baked_image import render_baked_image
 from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
-from voxelfield.ops._internal.sparse_grid import places_in_atlas, share_copies_
+from voxelfield.ops._internal.sparse_grid import atlas_coordinates, share_copies_
 from voxelfield.ops._internal.tiles import active_tiles, pack_vertices, touched_vertices, unpack_vertices
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 from voxelfield.warps.nested_boxes import NestedBoxes
@@ -161,7 +161,7 @@ def run_sparse_grids():
     for count in (0, 1, 300, 70_000):
         points = torch.rand(count, 3, device=device) * 1.4 - 0.2
         points[:1] = float("nan")
-        places_in_atlas(points, sparse.blocks, atlas.shape[:3])
+        atlas_coordinates(points, sparse.blocks, atlas.shape[:3])
     rows, vertices = atlas.numel() // 4, 500
     copies = torch.randint(-3, rows + 3, (4 * vertices,), device=device, dtype=torch.int32)
     begins = torch.arange(0, 4 * vertices + 1, 4, device=device, dtype=torch.int32)

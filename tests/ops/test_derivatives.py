@@ -25,7 +25,7 @@ from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.ops._internal.render_baked_image import render_baked_image
 from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
 from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
-from voxelfield.ops._internal.sparse_grid import places_in_atlas
+from voxelfield.ops._internal.sparse_grid import atlas_coordinates
 from voxelfield.ops._internal.tiles import touched_vertices
 from voxelfield.warps.nested_boxes import NestedBoxes
 
@@ -201,9 +201,9 @@ CALLS = {
         lambda: {name: value[None] for name, value in camera().items()} | {"aabb": box()},
         lambda **x: pixel_rays(torch.zeros(1, 4, 4, 4, dtype=torch.uint8), torch.arange(3), **x),
     ),
-    "places_in_atlas": (
+    "atlas_coordinates": (
         lambda: {"points": torch.rand(5, 3)},
-        lambda points: places_in_atlas(points, torch.zeros(2, 2, 2, dtype=torch.int32), (8, 8, 8)),
+        lambda points: atlas_coordinates(points, torch.zeros(2, 2, 2, dtype=torch.int32), (8, 8, 8)),
     ),
     "render_grid_image": (
         lambda: camera() | {"background": torch.ones(3), "aabb_occupancy": box(), "grid": torch.randn(4, 4, 4, 4)},

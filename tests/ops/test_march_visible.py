@@ -23,7 +23,7 @@ from pyramid_scene import (
 from voxelfield import _library, ops
 from voxelfield.ops._internal.march_pieces import march_pieces
 from voxelfield.ops._internal.march_visible import march_visible
-from voxelfield.ops._internal.sparse_grid import places_in_atlas
+from voxelfield.ops._internal.sparse_grid import atlas_coordinates
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 INITIAL = 8.0
@@ -96,7 +96,7 @@ def by_steps(scene, boxes, blocks):
     in_cube = (candidates.positions - low) / (high - low)
     features = [
         ops.sample_trilinear(
-            level.float(), in_cube if table is None else places_in_atlas(in_cube, table, level.shape[:3])
+            level.float(), in_cube if table is None else atlas_coordinates(in_cube, table, level.shape[:3])
         )
         for level, table in zip(scene["levels"], blocks, strict=True)
     ]

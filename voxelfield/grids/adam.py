@@ -56,7 +56,7 @@ class GridAdam(torch.optim.Optimizer):
     Under :class:`torch.amp.GradScaler` a step divides the scale out of the gradients. After an overflow it only clears
     them, outside of active tiles too. Neither synchronises with the device.
 
-    The state of a parameter is that of :class:`torch.optim.Adam` (``step``, ``exp_avg``, ``exp_avg_sq``).
+    A parameter has the state of :class:`torch.optim.Adam` (``step``, ``exp_avg``, ``exp_avg_sq``).
     :meth:`voxelfield.VoxelGrid.upsample` and ``crop`` resample it with the grid. Working copies and active tiles are
     not part of the state: set them again after resizing a grid and after loading a state.
 
@@ -123,16 +123,16 @@ class GridAdam(torch.optim.Optimizer):
         super().__setstate__(state)
         for name in ("_active", "_working", "_rates"):
             self.__dict__.setdefault(name, {})  # a copied or unpickled optimizer does not have these yet
-        for group, own in itertools.zip_longest(self.param_groups, present):
+        for group, old in itertools.zip_longest(self.param_groups, present):
             rates = group["channel_rates"]
             if rates is None:
                 continue
             for param in group["params"][:1]:
                 group["channel_rates"] = rates.to(param.device)  # the state may come from another device
             _check_channel_rates(group)
-            if own is not None:
+            if old is not None:
                 # Captured graphs and the caller refer to this tensor, so it is overwritten, not replaced.
-                group["channel_rates"] = own.copy_(rates)
+                group["channel_rates"] = old.copy_(rates)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state, as :class:`torch.optim.Optimizer` does; moments in the dtype of its groups."""
@@ -246,7 +246,7 @@ class GridAdam(torch.optim.Optimizer):
     ) -> None:
         r"""Adds the gradient of the total variation to a parameter's gradient, in the tiles that are updated.
 
-        The total variation is that of :meth:`voxelfield.VoxelGrid.total_variation`. With ``delta`` the squared
+        The total variation is defined by :meth:`voxelfield.VoxelGrid.total_variation`. With ``delta`` the squared
         difference :math:`d^2` of two neighbours is replaced by twice its Huber loss (Huber 1964): :math:`d^2` up to
         :math:`|d| = \delta` and :math:`2 \delta |d| - \delta^2` beyond, which preserves edges.
 
@@ -324,7 +324,7 @@ class GridAdam(torch.optim.Optimizer):
             working=working,
             tiles=[ids for ids, _ in tiles],
             tile_counts=[count for _, count in tiles],
-            channel_rates=[shares for _, _, shares in levels],
+            channel_rates=[rates for _, _, rates in levels],
             grad_scale=grad_scale,
             found_inf=found_inf,
             **rule,

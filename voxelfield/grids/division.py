@@ -36,9 +36,9 @@ class DividedGrids:
 
     Masters and moments are divided as in ZeRO (Rajbhandari et al. 2020), but no gradient of a grid is exchanged. A
     sample's contribution to the gradients of all levels follows from its position and from the gradient in its
-    features, which are far fewer numbers than the vertices around it have. Each process therefore receives those of all
-    samples and adds them to the vertices of its shards. After the update the processes exchange the working copies of
-    the vertices that have changed; the copies are whole in each process.
+    features, which are far fewer numbers than the vertices around it have. Each process therefore receives positions
+    and gradients of all samples and adds them to the vertices of its shards. After the update the processes exchange
+    the working copies of the vertices that have changed; the copies are whole in each process.
 
     The parameters of grids with 16-bit copies have no memory meanwhile and read as NaN, until :meth:`materialize` or
     :meth:`gather`.
@@ -179,7 +179,7 @@ class DividedGrids:
     # ------------------------------------------------------------------------------------------------ a step
 
     def receive(self, tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
-        """Yields the rows of tensors (N, F) of all processes, some at a time; each time those of the same samples.
+        """Yields the rows of tensors (N, F) of all processes, some at a time; each time rows of the same samples.
 
         Between two of them, the device can work on the first while the second arrives. In a captured graph, all
         processes must have the same number of samples.
@@ -354,12 +354,12 @@ class DividedGrids:
     def gather_some(self, grids: Sequence[nn.Parameter]) -> None:
         """Returns masters and moments of some whole grids, if the division has 16-bit copies; no step may follow.
 
-        The copies of all grids, which fields read, remain those of the last step.
+        The copies of all grids, which fields read, stay as the last step has left them.
         """
         for shard in [self._shards.pop(grid) for grid in grids if grid in self._shards]:
             self._return_state(shard)
             self._materialize(shard)
-            # It is used no more, but may be referenced until the next garbage collection.
+            # Unused from now on, but perhaps referenced until the next garbage collection.
             shard.local.data = shard.stored
 
     @torch.no_grad()

@@ -26,7 +26,7 @@ _VERTICES_PER_SAMPLE = 32
 # while the occupied cells become fewer.
 SERIES = 0.8
 
-# Elements between the starts of grids in one tensor are a multiple of this, as far apart as allocations of their own.
+# Grids in one tensor begin at multiples of this many elements, aligned like separate allocations.
 _ALIGNMENT = 256
 
 
@@ -51,7 +51,7 @@ class PackedExchange:
             shard.add_table()
             if shard.copy.dtype != torch.float32:
                 shard.written = [shard.copy[shard.planes]]
-        # Until it is known how many vertices a step changes: samples of a ray share most of theirs.
+        # Until it is known how many vertices a step changes: samples of a ray have most vertices in common.
         reached = _VERTICES_PER_SAMPLE * samples // processes.count()
         self._capacity = self._max_rows() if every else min(reached, self._max_rows())
         self._most_changed = torch.zeros(1, dtype=torch.int32, device=shards[0].copy.device)
@@ -90,7 +90,7 @@ class PackedExchange:
         changed = max(processes.gather_counts(int(self._most_changed)))
         overflows = changed > self._capacity
         if overflows:
-            # Some copies have not been sent since the last call, and are those of earlier steps.
+            # Some copies have not been sent since the last call, and are out of date.
             self._refresh()
         self._calls += 1
         if overflows or self._calls == _CALLS_PER_CAPACITY:

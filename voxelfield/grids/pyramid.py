@@ -147,7 +147,7 @@ class VoxelPyramid(nn.Module):
 
     @property
     def channels(self) -> int:
-        """Number of features at a position: those of all levels if concatenated, of one level if summed."""
+        """Number of features at a position: of all levels if concatenated, of one level if summed."""
         levels = len(self.grids) + len(self.sparse_grids)
         return levels * self.grids[0].channels if self.reduce == "concat" else self.grids[0].channels
 
@@ -327,7 +327,7 @@ class VoxelPyramid(nn.Module):
             aabb: (2, 3) that box, world units.
             optimizer: The optimizer that trains the pyramid, if any.
             max_blocks: Largest number of blocks of the finest sparse level that the pyramid can have. Coarser ones get
-                at most a share of it (:meth:`block_limits`).
+                at most a fraction of it (:meth:`block_limits`).
 
         Returns:
             For each of these levels, the number of blocks wanted.
@@ -440,8 +440,8 @@ class VoxelPyramid(nn.Module):
         # Nested levels have one more vertex than cells, so rows are not whole cache lines. This matters little if
         # vertices are wide: a tile's eight vertices of 28 channels along z cover seven lines, or touch an eighth.
         x, y, z = cubic_voxels(aabb, self.resolutions[0])
-        shares = [resolution // self.resolutions[0] for resolution in self.resolutions]
-        return [(x * share + 1, y * share + 1, z * share + 1) for share in shares]
+        factors = [resolution // self.resolutions[0] for resolution in self.resolutions]
+        return [(x * factor + 1, y * factor + 1, z * factor + 1) for factor in factors]
 
 
 class _Level(VoxelGrid):

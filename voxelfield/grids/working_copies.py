@@ -214,7 +214,7 @@ def sample_levels(
 ) -> Tensor:
     """Samples the dense grids' features, followed by the sparse grids' atlases, or copies of these.
 
-    Sparse grids give points (N, 3) no gradient; ``combination`` and ``padding`` are those of the dense grids.
+    Sparse grids give points (N, 3) no gradient; ``combination`` and ``padding`` apply to the dense grids.
     """
     dense = len(levels) - len(sparse)
     sampled = combination.sample(levels[:dense], points, padding)

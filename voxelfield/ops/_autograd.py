@@ -116,14 +116,14 @@ def refuse_vmap(op: str, remedy: str = "") -> staticmethod[..., None]:
     return staticmethod(vmap)
 
 
-def last_derivative(op: str, refusal: str, run: staticmethod[..., Any] | None = None) -> type[Function]:
+def last_derivative(op: str, refusal: str, run: Callable[..., Any] | None = None) -> type[Function]:
     """Makes the Function of a backward op whose own derivative raises NotImplementedError with this message.
 
-    ``run`` is its ``forward``, unless its arguments are those of the op.
+    ``run`` is its ``forward``; None runs the op on its arguments.
     """
 
     class LastDerivative(OpFunction):
-        forward = run or run_raw(op)
+        forward = run_raw(op) if run is None else staticmethod(run)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

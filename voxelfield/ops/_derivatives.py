@@ -58,7 +58,7 @@ class Stencil(Protocol):
 
 
 class Folding:
-    """Turns the inputs of ``size`` mapped calls into those of a single call, and unfolds its result.
+    """Turns the inputs of ``size`` mapped calls into inputs of a single call, and unfolds its result.
 
     Sources that are the same in all calls are not repeated if points can share them: the points of all calls then
     become more points of the same source. Otherwise the calls become elements of the batch. ``batched`` tells whether

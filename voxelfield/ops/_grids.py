@@ -44,10 +44,10 @@ MODES: tuple[str, ...] = ("linear", "nearest")
 
 @dataclass(frozen=True)
 class GridStencil:
-    """Options of one call of the grid ops, those of their schemas.
+    """Options of one call of the grid ops, as in their schemas.
 
     Attributes:
-        options: All but ``method``, in the order of the schemas.
+        options: Every field except ``method``, in schema order.
     """
 
     shareable: ClassVar[bool] = True
@@ -219,14 +219,14 @@ def shared_grid(grids: Tensor) -> Tensor | None:
         return None
     if grids.is_leaf or grids.retains_grad or grids._backward_hooks:
         return None
-    # Functions such as gradient reversal return views too, but their backward is more than that of a view.
+    # Functions such as gradient reversal return views too, but their backward does more than a view's.
     node, end = grids.grad_fn, base.grad_fn
     while node is not end and node is not None and node.next_functions:
         if isinstance(node, BackwardCFunction):
             return None
         node = node.next_functions[0][0]
     one = grids.detach()[0]
-    # The gradient of view() costs nothing, and that of as_strided() a pass over the base.
+    # The gradient of view() costs nothing, and the gradient of as_strided() a pass over the base.
     if one.is_contiguous() and base.is_contiguous() and one.numel() == base.numel():
         return base.view(one.shape)
     return base.as_strided(one.shape, one.stride(), one.storage_offset())
@@ -342,7 +342,7 @@ def _apply_sample_in_box(grid: Tensor, points: Tensor, aabb: Tensor, padding: in
 def _map_splat(
     info: Any, dims: Any, values: Tensor, points: Tensor, direction: MaybeTensor, sizes: Any, *options: Any
 ) -> Any:
-    # Points that are mapped over have a dimension more than those of one call.
+    # Points that are mapped over have one dimension more than the points of one call.
     lead = points.shape[:-2] if dims[1] is None else points.movedim(dims[1], 0).shape[1:-2]
     shapes = tuple((*lead, *sizes[i : i + 4]) for i in range(0, len(sizes), 4))
     inputs = (values, points, direction, shapes, GridStencil(*options))

@@ -18,6 +18,7 @@ from voxelfield.ops._autograd import (
     last_derivative,
     needs_long_path,
     refuse_jvp,
+    run_raw,
     traces_ops,
 )
 from voxelfield.ops._checks import (
@@ -81,7 +82,7 @@ def run_eagerly(function: type[OpFunction], tensors: tuple[Tensor, ...], *inputs
     """Runs an op in the common case; returns None if the slow path must handle the call or report an error.
 
     Apart from the order of the offsets, which the raw op does not check, only the raw op checks arguments here: the
-    the checks in Python would take longer than everything else on the host. ``tensors`` are the differentiable inputs;
+    checks in Python would take longer than everything else on the host. ``tensors`` are the differentiable inputs;
     the offsets are the third from the end of all ``inputs``.
     """
     if needs_long_path():
@@ -134,11 +135,7 @@ def _is_transformed() -> bool:
 class RayLight(PackedFunction):
     """Weights or transmittances, applied to ``(values, dt, ray_offsets, min_transmittance, transmittance)``."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        with below_autograd():
-            light: Tensor = torch.ops.voxelfield.ray_light.default(*inputs)
-        return light
+    forward = run_raw("ray_light")
 
     @staticmethod
     def formula(*inputs: Any) -> Tensor:
@@ -177,11 +174,7 @@ class RayLight(PackedFunction):
 class CompositeSamples(PackedFunction):
     """All sums, applied to ``(density, rgb, t, dt, ray_offsets, min_transmittance, distortion)``."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> Results:
-        with below_autograd():
-            results: Results = torch.ops.voxelfield.composite.default(*inputs)
-        return results
+    forward = run_raw("composite")
 
     @staticmethod
     def formula(*inputs: Any) -> Results:
@@ -337,7 +330,7 @@ class _PackedCalls:
     """Calls that ``torch.vmap`` maps over, packed into one: the rays of all calls, end to end.
 
     A ray without results follows the rays of each call. It takes the rows of no ray between them. ``values`` and
-    ``ray_offsets`` are those of one call if the dimension that is mapped over is None.
+    ``ray_offsets`` belong to one call if the dimension that is mapped over is None.
     """
 
     def __init__(

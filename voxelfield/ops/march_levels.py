@@ -82,7 +82,7 @@ def march_levels(
         NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
     check_capacity(capacity)
-    walk, counts, _ = _count_intervals(origins, directions, near, far, occupied, aabbs, step, cone_angle, None)
+    walk, counts, _ = _count_intervals((origins, directions, near, far), occupied, aabbs, step, cone_angle, None)
     ray_offsets = F.pad(counts.cumsum(0), (1, 0))
     rays = counts.shape[0]
     kept = torch.full_like(ray_offsets[:1], rays)
@@ -123,29 +123,23 @@ def level_intervals(
         aabbs: As for :func:`march_levels`.
         step: As for :func:`march_levels`.
         cone_angle: As for :func:`march_levels`.
-        max_count: The most intervals of a ray, which stops after them. None for no limit.
+        max_count: Largest number of intervals of a ray, which stops after them. None for no limit.
 
     Returns:
         The intervals. Synchronises with the device once.
     """
-    walk, counts, stops = _count_intervals(origins, directions, near, far, occupied, aabbs, step, cone_angle, max_count)
+    rays = (origins, directions, near, far)
+    walk, counts, stops = _count_intervals(rays, occupied, aabbs, step, cone_angle, max_count)
     ray_offsets = F.pad(counts.cumsum(0), (1, 0))
     begins, ends, ray_index = torch.ops.voxelfield.place_level_intervals(*walk, ray_offsets, int(ray_offsets[-1]))
     return LevelIntervals(begins, ends, ray_index, ray_offsets, stops)
 
 
 def _count_intervals(
-    origins: Tensor,
-    directions: Tensor,
-    near: Tensor,
-    far: Tensor,
-    occupied: Tensor,
-    aabbs: Tensor,
-    step: float,
-    cone_angle: float,
-    max_count: int | None,
+    rays: tuple[Tensor, ...], occupied: Tensor, aabbs: Tensor, step: float, cone_angle: float, max_count: int | None
 ) -> tuple[tuple[Any, ...], Tensor, Tensor]:
     """Returns the arguments of the raw ops, the number of each ray's intervals, and where each ray stops."""
+    origins, directions, near, far = rays
     check_rays(origins, directions, near, far, None)
     check_field("occupied", occupied, ("L", "X", "Y", "Z"), torch.bool, "origins", origins)
     check_float32("aabbs", aabbs, (occupied.shape[0], 6), "origins", origins)
@@ -155,8 +149,8 @@ def _count_intervals(
     check_not_negative("cone_angle", cone_angle)
     if max_count is not None:
         check_at_least_one("max_count", max_count)
-    rays = {"origins": origins, "directions": directions, "near": near, "far": far}
-    origins, directions, near, far, aabbs = hold_constant("march_levels", **rays, aabbs=aabbs)
+    named = {"origins": origins, "directions": directions, "near": near, "far": far}
+    origins, directions, near, far, aabbs = hold_constant("march_levels", **named, aabbs=aabbs)
     _library.ensure_loaded(origins.device.type)
     limit = max_count if max_count is not None else _NO_LIMIT
     walk = (origins, directions, near, far, occupied, aabbs, float(step), float(cone_angle), limit)

@@ -157,7 +157,7 @@ def _run_backward(grad: Tensor, input: Tensor, count: MaybeTensor, *weights: Ten
 
 # The gradients in ``input`` and ``weights``, applied to ``(grad, input, count, *weights)``.
 _MLPBackward = last_derivative(
-    "mlp_backward", "mlp is differentiable once; a second derivative was asked for", staticmethod(_run_backward)
+    "mlp_backward", "mlp is differentiable once; a second derivative was asked for", _run_backward
 )
 
 

@@ -44,7 +44,7 @@ class WeightAverage:
         self._mean: list[Tensor] | None = None
 
     def _weights(self) -> list[Tensor]:
-        return list(self._optimizers.local_shards(list(self._model.field.parameters())))
+        return list(self._optimizers.local_shards(self._model.field.parameters()))
 
     def restart(self) -> None:
         """Discards the average; call this when the grids have changed their shape."""

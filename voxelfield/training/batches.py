@@ -227,7 +227,7 @@ class PixelSampler:
 
     def _read(self, index: Tensor, aabb: Tensor, cameras: Cameras | None, colors: Tensor | None) -> tuple[Rays, Tensor]:
         """Returns the rays of pixels (P,), and their colours (P, 4), which are read unless they are given as uint8."""
-        if cameras is None and not self.cameras.known_to_ops:
+        if cameras is None and not self.cameras.has_ray_kernel:
             cameras = self.cameras
         if cameras is not None:
             colors = self._images.view(-1, 4)[index] if colors is None else colors

@@ -7,7 +7,7 @@ first call, which takes seconds. Training compiles nothing, so :class:`EagerGrid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from operator import itemgetter
@@ -235,8 +235,8 @@ class Optimizers:
         self.division.gather()
         self.division = None
 
-    def local_shards(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-        """Returns the parameters, sharded ones replaced by this process's shard."""
+    def local_shards(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """Returns the parameters, sharded ones replaced by this rank's shard."""
         return list(parameters if self.division is None else map(self.division.local_shard, parameters))
 
     def refresh_copies(self) -> None:

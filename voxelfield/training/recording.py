@@ -46,7 +46,7 @@ class Recorder:
 
     def is_finite(self) -> bool:
         """Returns whether all parameters of the field are finite; synchronises with the device, a collective call."""
-        own = self._optimizers.local_shards(list(self._model.field.parameters()))
+        own = self._optimizers.local_shards(self._model.field.parameters())
         return not processes.any_of(not all(bool(parameter.detach().sum().isfinite()) for parameter in own))
 
     def collect_metrics(self, step: int, seconds: float, since_last: float) -> dict[str, float]:

@@ -17,8 +17,8 @@ from voxelfield.ops._registration import fake, register_autograd
 def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree: int) -> tuple[Tensor, Tensor]:
     """Concatenates geometry and the spherical harmonics of each sample's viewing direction, in one pass.
 
-    The harmonics are those of :func:`voxelfield.fields.decoders.spherical_harmonics`; the layout is that of
-    Instant-NGP's colour network (Mueller et al. 2022, section 5.4).
+    The harmonics are as in :func:`voxelfield.fields.decoders.spherical_harmonics`; the layout is as in Instant-NGP's
+    colour network (Mueller et al. 2022, section 5.4).
 
     Args:
         geometry: (M, G), any floating dtype; column 0 is raw density. Differentiable.

@@ -58,8 +58,8 @@ def grid_adam_(
         steps: The number of this step for each grid, counted from 1: a float32 or int64 tensor of one element on the
             grids' device, or a number.
         working: For each grid a float16 or bfloat16 copy, which receives the rounded new values; None for no copy. For
-            several copies, at most 8, those of a grid follow each other, and all grids have equally many. They may be
-            in the memory of other devices that this one can write to.
+            several copies, at most 8, the copies of a grid follow each other, and all grids have equally many. They may
+            be in the memory of other devices that this one can write to.
         tiles: For each grid the ids (K,) int32 of tiles of vertices, as listed by :func:`active_tiles`, each at most
             once; None for all vertices. Parameters, moments and gradients outside these tiles do not change (torch's
             Adam would continue to move parameters by their momentum).

@@ -23,7 +23,7 @@ _TINY = 1e-20
 def lens_rays(points: Tensor, lens: Tensor) -> Tensor:
     """Computes the rays through points of an image, without derivatives.
 
-    Rays are exact up to rounding: Newton's iteration computes those of models without a closed formula. A point beyond
+    Rays are exact up to rounding: Newton's iteration solves models without a closed formula. A point beyond
     the largest radius that the lens can image gets a ray near the outermost one. Does not synchronise with the device.
 
     Args:

@@ -58,7 +58,7 @@ def march_visible(
     ``levels`` are 1 to 8 grids (X_l, Y_l, Z_l, 4) that fill ``aabb``, outermost vertices on its faces, all of one
     dtype: float16 on CUDA; float32, float16 or bfloat16 on the CPU. A position outside the box reads its nearest point.
     ``blocks`` is empty, or has one entry per level: None for a dense level; otherwise the level is the atlas of a
-    sparse grid and the entry is its block table, as for :func:`places_in_atlas`. ``density_weights`` are the two
+    sparse grid and the entry is its block table, as for :func:`atlas_coordinates`. ``density_weights`` are the two
     matrices of the network, as for :func:`mlp`: (W, 4 * levels) with W at most 128, and (G, W) with G at most 16;
     float32 or float16. The network runs in the dtype of ``levels``. ``density_initial`` is :math:`\sigma_0`, per world
     unit.

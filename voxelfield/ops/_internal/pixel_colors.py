@@ -37,7 +37,7 @@ def pixel_colors(
         rgb: (R, 3) float32 or float64, the emitted colour of each ray without background, as :func:`composite` returns
             it: at most ``opacity`` if colours are at most 1. Rays of a pixel are consecutive. Differentiable.
         opacity: (R,) in [0, 1], in the dtype of ``rgb``; differentiable. If light is averaged, the ``rgb`` of a ray of
-            opacity 0 is ignored, and its gradient is that of a black ray.
+            opacity 0 is ignored, and it gets the gradient of a black ray.
         background: (P, 3), or (3,) for all pixels, encoded as images are, in the dtype of ``rgb``; differentiable.
         rays_per_pixel: R / P, at least 1.
         pixel_averaging: The averaged quantity: ``linear_light``, or the ``encoded`` values.

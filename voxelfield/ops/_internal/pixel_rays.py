@@ -57,7 +57,7 @@ def pixel_rays(
         supersampling: Number of squares along each side of a pixel. With 1 the only ray goes through the centre.
 
     Returns:
-        R = P * supersampling**2 rays, those of a pixel together, row by row; and the pixels' colours. float32.
+        R = P * supersampling**2 rays, pixel by pixel and row by row in each; and the pixels' colours. float32.
     """
     constants = {"c2w": c2w, "intrinsics": intrinsics, "aabb": aabb, "lens": lens}
     c2w, intrinsics, aabb, lens = hold_constant("pixel_rays", **constants)

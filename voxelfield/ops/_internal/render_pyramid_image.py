@@ -51,10 +51,10 @@ def render_pyramid_image(
     On CUDA every thread of a warp marches a ray, and the warp evaluates the first network for the current samples of
     its 32 rays at once. A ray ends once its transmittance falls below ``min_transmittance``. The second network is
     evaluated only for samples whose weight exceeds ``min_weight``, 32 at a time. If the weights of both networks do not
-    fit the shared memory of a block, the kernel reads those of the second from global memory, which is slower, and the
+    fit the shared memory of a block, the kernel reads the second network from global memory, which is slower, and the
     first such call warns.
 
-    Camera and image are those of :func:`render_grid_image`, and the field is that of :func:`march_visible` with 16
+    Camera and image are as for :func:`render_grid_image`, and the field is as for :func:`march_visible`, with 16
     outputs of ``density_weights``. ``color_weights`` are two to four float32 or float16 matrices, from
     16 + (view_degree + 1)^2 inputs to 3 outputs, with hidden layers of at most 128; ``view_degree`` is 0 to 3.
 

@@ -37,7 +37,7 @@ def active_tiles(
 
     Returns:
         ids (K,) int32, where K is the number of all tiles, and count (1,) int32, on the device of ``occupied``. The
-        first ``count`` ids are those of the listed tiles, in ascending order; the other ids are undefined.
+        first ``count`` ids are the listed tiles, in ascending order; the other ids are undefined.
     """
     if out is None:
         total = math.prod(tiles_along(resolution))
@@ -86,7 +86,7 @@ def pack_vertices(grid: Tensor, table: Tensor, packed: Tensor, ids: Tensor | Non
 
 @torch.no_grad()
 def unpack_vertices(packed: Tensor, table: Tensor, grid: Tensor, ids: Tensor | None = None, *, first: int = 0) -> None:
-    """Copies rows back to the listed vertices of a grid, in place; the arguments are those of :func:`pack_vertices`."""
+    """Copies rows back to the listed vertices of a grid, in place; arguments as for :func:`pack_vertices`."""
     _library.ensure_loaded(grid.device.type)
     torch.ops.voxelfield.unpack_vertices_(packed, ids, first, table, grid)
 
