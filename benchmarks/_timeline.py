@@ -47,7 +47,7 @@ def record(steps: Callable[[], object], device: torch.device) -> list[Work]:
     activities = [ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU]
     with profile(activities=activities):  # the first one loads libraries, for which other processes would wait
         pass
-    processes.wait()
+    processes.barrier()
     with profile(activities=activities) as profiler:
         steps()
         if device.type == "cuda":

@@ -168,7 +168,7 @@ class MappedFiles:
     def run_beside(self, send):
         return send  # as late as possible
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         dist.barrier()
 
 
@@ -332,7 +332,7 @@ def check_copies(session: Session) -> None:
     grid = session.field.grid
     assert not grid.working_copies._sources, "whole masters are still in memory"
     for level, copy in zip(grid.levels, grid.working_copies.copies, strict=False):
-        master = put_back_zeros(division.collected(level, division.owned(level).detach(), pack_streams))
+        master = put_back_zeros(division.collected(level, division.local_shard(level).detach(), pack_streams))
         copies = [torch.empty_like(copy) for _ in range(dist.get_world_size())]
         dist.all_gather(copies, copy.contiguous())
         if master is not None:

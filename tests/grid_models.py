@@ -33,8 +33,8 @@ def build(kind: str, device: torch.device | str = "cpu") -> VoxelGrid | VoxelPyr
 def grid_adam(model: VoxelGrid | VoxelPyramid, **options) -> GridAdam:
     """Returns a GridAdam for a model, which also updates its copies if there are any."""
     optimizer = GridAdam(model.levels, **options)
-    if model._copies is not None:
-        for level, copy in zip(model.levels, model._copies.copies, strict=True):
+    if model.working_copies is not None:
+        for level, copy in zip(model.levels, model.working_copies.copies, strict=True):
             optimizer.set_working(level, copy)
     return optimizer
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import ops
-from voxelfield.ops import _internal
+from voxelfield.ops._internal.empty_distance import empty_distance
 
 OCCUPANCY_BOX = torch.tensor([[-1.0, -0.8, -1.2], [1.0, 1.1, 0.9]])
 PYRAMID_BOX = torch.tensor([[-0.9, -0.8, -1.0], [1.0, 0.9, 0.9]])  # not the same: samples outside see its faces
@@ -20,8 +20,8 @@ STEP = 0.06
 
 CELLS = {
     "bits": ops.pack_occupancy,
-    "empty distances to 2": lambda cells: _internal.empty_distance(cells, 2),
-    "empty distances to 255": lambda cells: _internal.empty_distance(cells, 255),
+    "empty distances to 2": lambda cells: empty_distance(cells, 2),
+    "empty distances to 255": lambda cells: empty_distance(cells, 255),
 }
 
 # Of weights, relative. A raw density of a few units, rounded to 11 bits after each layer, is off by a few thousandths;

@@ -14,7 +14,19 @@ import torch
 
 from voxelfield import _library, ops
 from voxelfield.grids.sparse_grid import SparseGrid
-from voxelfield.ops import _internal
+from voxelfield.ops._internal.accumulate import accumulate_trilinear_
+from voxelfield.ops._internal.append_view import append_view
+from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
+from voxelfield.ops._internal.empty_distance import empty_distance
+from voxelfield.ops._internal.grid_adam import grid_adam_
+from voxelfield.ops._internal.march_visible import march_visible
+from voxelfield.ops._internal.pixel_colors import pixel_colors
+from voxelfield.ops._internal.pixel_rays import pixel_rays
+from voxelfield.ops._internal.render_baked_image import render_baked_image
+from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
+from voxelfield.ops._internal.sparse_grid import atlas_coordinates, share_copies_
+from voxelfield.ops._internal.tiles import active_tiles, pack_vertices, touched_vertices, unpack_vertices
+from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments
@@ -77,7 +89,7 @@ def run_crowded_tiles():
             torch.ops.voxelfield.accumulate_trilinear_(sums, torch.cat([narrow] * 2, -1), points, 0, True, False, [], 0)
             slabs = [torch.zeros(1, 20, 20, channels, device="cuda") for _ in range(2)]
             spans = [(7, 20), (8, 20)]
-            _internal.accumulate_trilinear_(slabs, torch.cat([narrow[0]] * 2, -1), points[0], slabs=spans)
+            accumulate_trilinear_(slabs, torch.cat([narrow[0]] * 2, -1), points[0], slabs=spans)
 
 
 def run_cell_ops():
@@ -98,7 +110,7 @@ def run_rendering():
     kernels, device = torch.ops.voxelfield, torch.device("cuda")
     aabb = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
     occupied = torch.rand(9, 8, 10, device=device) < 0.5
-    cells = (*ops.pack_occupancy(occupied), aabb), (_internal.empty_distance(occupied, 4), occupied.shape, aabb)
+    cells = (*ops.pack_occupancy(occupied), aabb), (empty_distance(occupied, 4), occupied.shape, aabb)
     view = torch.eye(4, device=device), torch.full((4,), 10.0, device=device), torch.full((6,), 0.1, device=device)
     camera = *view, True, 13, 7, torch.ones(3, device=device)
     for dtype, degree, channels, cell_form in itertools.product(
@@ -126,15 +138,13 @@ def run_pyramid_marches():
         sizes = [4 * count, width, 16], [32, *[width] * hidden, 3]
         networks = [[torch.randn(b, a, device=device) / 8 for a, b in itertools.pairwise(s)] for s in sizes]
         field = levels, aabb, networks[0]
-        for cells in (ops.pack_occupancy(occupied), _internal.empty_distance(occupied, 4)):
+        for cells in (ops.pack_occupancy(occupied), empty_distance(occupied, 4)):
             for rays in (50, 70000):
                 directions = torch.nn.functional.normalize(torch.randn(rays, 3, device=device), dim=-1)
                 ends = torch.zeros(rays, device=device), torch.full((rays,), 1.0, device=device)
                 walk = torch.rand(rays, 3, device=device) - 0.5, directions, *ends, cells, aabb
-                _internal.march_visible(
-                    *walk, *field, step=0.05, density_initial=1.0, max_samples_per_ray=8, capacity=3 * rays
-                )
-            _internal.render_pyramid_image(
+                march_visible(*walk, *field, step=0.05, density_initial=1.0, max_samples_per_ray=8, capacity=3 * rays)
+            render_pyramid_image(
                 *camera, cells, aabb, *field, networks[1], step=0.05, density_initial=1.0, view_degree=3
             )
 
@@ -151,16 +161,16 @@ def run_sparse_grids():
     for count in (0, 1, 300, 70_000):
         points = torch.rand(count, 3, device=device) * 1.4 - 0.2
         points[:1] = float("nan")
-        _internal.places_in_atlas(points, sparse.blocks, atlas.shape[:3])
+        atlas_coordinates(points, sparse.blocks, atlas.shape[:3])
     rows, vertices = atlas.numel() // 4, 500
     copies = torch.randint(-3, rows + 3, (4 * vertices,), device=device, dtype=torch.int32)
     begins = torch.arange(0, 4 * vertices + 1, 4, device=device, dtype=torch.int32)
-    _internal.share_copies_(atlas, copies, begins)
-    _internal.share_copies_(atlas, copies.clamp(0, rows - 1), begins)
+    share_copies_(atlas, copies, begins)
+    share_copies_(atlas, copies.clamp(0, rows - 1), begins)
     table = torch.empty(-(-rows // 128), 5, device=device, dtype=torch.int32)
-    _internal.touched_vertices(atlas, table)
-    _internal.share_copies_(atlas, copies, begins, table)
-    _internal.share_copies_(atlas, copies.clamp(0, rows - 1), begins, table)
+    touched_vertices(atlas, table)
+    share_copies_(atlas, copies, begins, table)
+    share_copies_(atlas, copies.clamp(0, rows - 1), begins, table)
     levels, blocks = [torch.randn(5, 4, 9, 4, device=device).half(), atlas.half()], [None, sparse.blocks]
     networks = [
         [torch.randn(b, a, device=device) / 8 for a, b in itertools.pairwise(sizes)]
@@ -171,39 +181,39 @@ def run_sparse_grids():
         directions = torch.nn.functional.normalize(torch.randn(rays, 3, device=device), dim=-1)
         ends = torch.zeros(rays, device=device), torch.full((rays,), 1.0, device=device)
         walk = torch.rand(rays, 3, device=device) - 0.5, directions, *ends, cells, aabb
-        _internal.march_visible(
+        march_visible(
             *walk, *field, blocks=blocks, step=0.05, density_initial=1.0, max_samples_per_ray=8, capacity=3 * rays
         )
-    _internal.render_pyramid_image(
+    render_pyramid_image(
         *camera, cells, aabb, *field, networks[1], blocks=blocks, step=0.05, density_initial=1.0, view_degree=3
     )
     for width in (8, 16):
         values = torch.zeros(*atlas.shape[:3], width, device=device, dtype=torch.uint8)
         stored = atlas[..., 0].half(), values, sparse.blocks, aabb
-        _internal.render_baked_image(*camera[:-1], cells, aabb, *stored, clip=aabb, step=0.05)
+        render_baked_image(*camera[:-1], cells, aabb, *stored, clip=aabb, step=0.05)
 
 
 def run_optimizer_ops():
     """Lists and copies tiles, adds total variation and takes steps of Adam, over whole grids and listed tiles."""
     for channels in (1, 2, 3, 4, 33, 140):
         shape = (9, 6, 20, channels)
-        ids, count = _internal.active_tiles(torch.rand(30, 4, 50, device="cuda") < 0.1, shape[:3])
+        ids, count = active_tiles(torch.rand(30, 4, 50, device="cuda") < 0.1, shape[:3])
         arrays = [torch.rand(shape, device="cuda") for _ in range(4)]
         ids[-1] = -1
         for grid in (arrays[0], arrays[0].half()):
             table = torch.empty(len(ids), 5, dtype=torch.int32, device="cuda")
-            _internal.touched_vertices(arrays[1], table, ids, every=True)
+            touched_vertices(arrays[1], table, ids, every=True)
             table[:, 4] = table[:, 4].cumsum(0) - table[:, 4]
             packed = grid.new_empty(100, channels)
-            _internal.pack_vertices(grid, table, packed, ids)
-            _internal.unpack_vertices(packed, table, grid, ids)
+            pack_vertices(grid, table, packed, ids)
+            unpack_vertices(packed, table, grid, ids)
         rates = None, torch.rand(channels, device="cuda")
         lists, skipped = ((None, None), (ids, count)), ("none", "without gradient", "not in a table")
         for tiles, skips, own in itertools.product(lists, skipped, rates):
-            _internal.grid_total_variation_grad_(arrays[3], arrays[0], 1.0, tiles=tiles[0], tile_count=tiles[1])
+            grid_total_variation_grad_(arrays[3], arrays[0], 1.0, tiles=tiles[0], tile_count=tiles[1])
             table = torch.empty(9 if tiles[0] is None else len(ids), 5, dtype=torch.int32, device="cuda")
-            _internal.touched_vertices(arrays[3], table, tiles[0])
-            _internal.grid_adam_(
+            touched_vertices(arrays[3], table, tiles[0])
+            grid_adam_(
                 *([x] for x in arrays),
                 [0.1],
                 [1],
@@ -269,15 +279,15 @@ def run_misleading_contents():
             for capacity in (0, count // 8, 3 * count):
                 ops.select_samples(density.detach(), rgb.detach(), t, dt, offsets, capacity=capacity)
             index = torch.randint(low, high, (count,), device="cuda")
-            _internal.append_view(torch.rand(count, 16, device="cuda").half(), rgb.detach()[:rays], index, 3)
+            append_view(torch.rand(count, 16, device="cuda").half(), rgb.detach()[:rays], index, 3)
             colors = rgb.detach().requires_grad_()
-            _internal.sample_color_error(t, colors, index, rgb.detach()[:rays], 3, rays_kept=index[0]).backward()
-            _internal.pixel_color_error(colors, rgb.detach(), rays_per_pixel=3, rays_kept=index[0]).backward()
+            sample_color_error(t, colors, index, rgb.detach()[:rays], 3, rays_kept=index[0]).backward()
+            pixel_color_error(colors, rgb.detach(), rays_per_pixel=3, rays_kept=index[0]).backward()
             images = torch.zeros(2, 5, 7, 4, dtype=torch.uint8, device="cuda")
             poses, lenses = torch.eye(4, device="cuda").repeat(2, 1, 1), torch.ones(2, 4, device="cuda")
             box = torch.tensor([[-1.0] * 3, [1.0] * 3], device="cuda")
             for side in (1, 2, 3):
-                _internal.pixel_rays(images, index, poses, lenses, box, supersampling=side)
+                pixel_rays(images, index, poses, lenses, box, supersampling=side)
             # What a counting op might have returned, but did not.
             kept, counts = (torch.randint(-(2**31), 2**31, (n,), device="cuda").int() for n in (count, rays))
             sums = torch.randint(low, high, (-(-rays // 64),), device="cuda")
@@ -304,13 +314,11 @@ def run_losses():
         rgb, truth = torch.rand(rays, 3, device="cuda", requires_grad=True), torch.rand(pixels, 3, device="cuda")
         opacity = torch.ones(rays, device="cuda", requires_grad=True)
         for background in (truth, torch.ones(3, device="cuda")):
-            colors = _internal.pixel_colors(rgb, opacity, background, rays_per_pixel, pixel_averaging=pixel_averaging)
+            colors = pixel_colors(rgb, opacity, background, rays_per_pixel, pixel_averaging=pixel_averaging)
             rays_kept = torch.tensor(rays // 2, device="cuda")
-            _internal.pixel_color_error(colors, truth, rays_per_pixel=rays_per_pixel, rays_kept=rays_kept).backward()
+            pixel_color_error(colors, truth, rays_per_pixel=rays_per_pixel, rays_kept=rays_kept).backward()
         index = torch.arange(rays, device="cuda")
-        _internal.sample_color_error(
-            opacity.detach(), rgb, index, truth, rays_per_pixel, rays_kept=rays_kept
-        ).backward()
+        sample_color_error(opacity.detach(), rgb, index, truth, rays_per_pixel, rays_kept=rays_kept).backward()
 
 
 def run_networks():

@@ -18,10 +18,10 @@ DEVICES_IN_WORDS = "auto, cpu, cuda or cuda:<index>"
 def choose_device(requested: str) -> torch.device:
     """Returns the device for ``auto`` (CUDA if available), or the named device.
 
-    Of several processes that train together, each gets its current CUDA device, which its launcher has set.
+    Each of several processes that train together gets its current CUDA device, which its launcher has set.
 
     Raises:
-        ValueError: The name is not that of a supported device, or the CUDA device does not exist.
+        ValueError: The device is not supported, or the CUDA device does not exist.
     """
     if requested == "auto":
         requested = "cuda" if torch.cuda.is_available() else "cpu"

@@ -11,7 +11,10 @@ from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid
-from voxelfield.ops._internal import march_visible, places_in_atlas, render_pyramid_image, share_copies_, tiles
+from voxelfield.ops._internal import tiles
+from voxelfield.ops._internal.march_visible import march_visible
+from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
+from voxelfield.ops._internal.sparse_grid import atlas_coordinates, share_copies_
 from voxelfield.ops.marching import pack_occupancy
 
 BOX = ((-1.0, -2.0, 0.0), (1.0, 2.0, 1.5))
@@ -459,7 +462,7 @@ def test_more_blocks_than_can_be_counted_are_refused(device):
     # The memory is not touched. Cells along x would number more than 2^31.
     blocks = torch.empty(320_000_000, 1, 1, dtype=torch.int32, device=device)
     with pytest.raises(RuntimeError, match="blocks must have at most 524288 blocks along each axis, got 320000000"):
-        places_in_atlas(torch.rand(10, 3, device=device), blocks, (8, 8, 8))
+        atlas_coordinates(torch.rand(10, 3, device=device), blocks, (8, 8, 8))
 
 
 def test_a_pyramid_with_blocks_keeps_its_box(device):

@@ -42,7 +42,7 @@ RULE = {"lr": 0.1, "eps": 1e-2}
 def assert_reads_its_features(model, points):
     """Values and gradients are those of the features as they are now."""
     values, expected = model(points).float(), by_torch(model, points)
-    rounding = {"rtol": 1e-3, "atol": 4e-3} if model._copies is not None else {"rtol": 1e-5, "atol": 1e-5}
+    rounding = {"rtol": 1e-3, "atol": 4e-3} if model.working_copies is not None else {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(values, expected, **rounding)
     weights = torch.randint(-4, 5, values.shape, device=points.device).float()
     parameters = list(model.parameters())
@@ -69,7 +69,7 @@ def torch_trains(model, points, targets, make, steps=4, **options):
 
 
 def assert_levels(model, expected):
-    tolerance = {"rtol": 0, "atol": 1e-2 if model._copies is not None else 1e-5}
+    tolerance = {"rtol": 0, "atol": 1e-2 if model.working_copies is not None else 1e-5}
     for level, wanted in zip(model.levels, expected, strict=True):
         torch.testing.assert_close(level.detach(), wanted, **tolerance)
 

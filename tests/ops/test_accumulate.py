@@ -10,7 +10,7 @@ from op_testing import DTYPES, NON_FINITE
 from tolerances import arithmetic, assert_matches
 
 from voxelfield.ops import sample_pyramid
-from voxelfield.ops._internal import accumulate_trilinear_
+from voxelfield.ops._internal.accumulate import accumulate_trilinear_
 
 SHAPES = [(3, 4, 5), (9, 2, 6), (1, 1, 1), (16, 17, 18)]
 

@@ -15,7 +15,9 @@ from torch.nn import functional as F
 
 from voxelfield import Lens, _library, ops
 from voxelfield.fields.decoders import spherical_harmonics
-from voxelfield.ops import _internal
+from voxelfield.ops._internal.append_view import append_view
+from voxelfield.ops._internal.color_error import sample_color_error
+from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 LOWEST, HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
@@ -255,7 +257,7 @@ def test_samples_of_no_ray_have_no_error(device, kernels):
 def test_rows_without_rays_are_no_error(device):
     # As rays that were marched into a capacity have them.
     geometry, directions = torch.randn(5, 4, device=device), torch.zeros(0, 3, device=device)
-    inputs, _ = _internal.append_view(geometry, directions, torch.zeros(5, dtype=torch.int64, device=device), 2)
+    inputs, _ = append_view(geometry, directions, torch.zeros(5, dtype=torch.int64, device=device), 2)
     expected = spherical_harmonics(torch.zeros(5, 3), 2)
     torch.testing.assert_close(inputs[:, 4:].cpu(), expected)
 
@@ -288,13 +290,13 @@ def test_bad_indices_are_errors_where_looking_is_free(device, index, found):
     images, *camera = make_images(device, count=1, height=2, width=2)
     directions = torch.randn(4, 3, device=device)
     calls = {
-        rf"ray_index must lie in 0\.\.3, for 4 directions, got {found}": lambda: _internal.append_view(
+        rf"ray_index must lie in 0\.\.3, for 4 directions, got {found}": lambda: append_view(
             torch.randn(2, 5, device=device), directions, index, 1
         ),
-        rf"ray_index must lie in 0\.\.3, for 2 pixels of 2 rays, got {found}": lambda: _internal.sample_color_error(
+        rf"ray_index must lie in 0\.\.3, for 2 pixels of 2 rays, got {found}": lambda: sample_color_error(
             directions[:2, 0], directions[:2], index, directions[:2], 2
         ),
-        rf"index must lie in 0\.\.3, for images of shape \(1, 2, 2, 4\), got {found}": lambda: _internal.pixel_rays(
+        rf"index must lie in 0\.\.3, for images of shape \(1, 2, 2, 4\), got {found}": lambda: pixel_rays(
             images, index, *camera
         ),
     }
@@ -309,9 +311,9 @@ def test_bad_indices_are_errors_where_looking_is_free(device, index, found):
 
 def test_images_without_a_pixel_have_no_ray(device):
     images, *camera = make_images(device, height=0)
-    assert len(_internal.pixel_rays(images, torch.zeros(0, dtype=torch.int64, device=device), *camera).near) == 0
+    assert len(pixel_rays(images, torch.zeros(0, dtype=torch.int64, device=device), *camera).near) == 0
     with pytest.raises(RuntimeError, match="images must have at least one pixel, got none"):
-        _internal.pixel_rays(images, torch.zeros(1, dtype=torch.int64, device=device), *camera)
+        pixel_rays(images, torch.zeros(1, dtype=torch.int64, device=device), *camera)
 
 
 # --- sizes, dtypes and devices of the raw ops

@@ -16,7 +16,8 @@ from test_render_grid import settings as grid_settings
 
 import voxelfield.compat.nerfacc as nerfacc
 from voxelfield import ops
-from voxelfield.ops import _internal
+from voxelfield.ops._internal.march_pieces import march_pieces
+from voxelfield.ops._internal.march_visible import march_visible
 
 RAYS, BROKEN = 60, 8
 NOT_FINITE = [math.nan, math.inf, -math.inf]
@@ -175,17 +176,17 @@ MARCHES = {
     "march_levels, cells": (level_scene, lambda capacity, **x: ops.march_levels(**x, step=0.0, capacity=capacity)),
     "march_pieces": (
         march_scene,
-        lambda capacity, occupied, **x: _internal.march_pieces(
+        lambda capacity, occupied, **x: march_pieces(
             **x, occupied=ops.pack_occupancy(occupied), step=STEP, boxes=BOXES, capacity=capacity
         ),
     ),
     "march_visible": (
         visible_scene,
-        lambda capacity, **x: _internal.march_visible(**x, **pyramid_settings(), capacity=capacity),
+        lambda capacity, **x: march_visible(**x, **pyramid_settings(), capacity=capacity),
     ),
     "march_visible, pieces": (
         visible_scene,
-        lambda capacity, **x: _internal.march_visible(**x, **pyramid_settings(), capacity=capacity, boxes=BOXES),
+        lambda capacity, **x: march_visible(**x, **pyramid_settings(), capacity=capacity, boxes=BOXES),
     ),
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import re
 
 import pytest
@@ -11,6 +14,19 @@ from torch.autograd import forward_ad
 
 from voxelfield import _library, ops
 from voxelfield.ops import _internal
+from voxelfield.ops._internal.append_view import append_view
+from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
+from voxelfield.ops._internal.empty_distance import empty_distance
+from voxelfield.ops._internal.lens import lens_points, lens_rays
+from voxelfield.ops._internal.march_pieces import march_pieces
+from voxelfield.ops._internal.march_visible import march_visible
+from voxelfield.ops._internal.pixel_colors import pixel_colors
+from voxelfield.ops._internal.pixel_rays import pixel_rays
+from voxelfield.ops._internal.render_baked_image import render_baked_image
+from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
+from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
+from voxelfield.ops._internal.sparse_grid import atlas_coordinates
+from voxelfield.ops._internal.tiles import touched_vertices
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 OFFSETS = [0, 3, 3, 8]
@@ -121,19 +137,19 @@ CALLS = {
     ),
     "append_view": (
         lambda: {"geometry": singles(8, 5), "directions": rays()["directions"]},
-        lambda **x: _internal.append_view(**x, ray_index=torch.zeros(8, dtype=torch.int64), degree=1),
+        lambda **x: append_view(**x, ray_index=torch.zeros(8, dtype=torch.int64), degree=1),
     ),
     "pixel_colors": (
         lambda: {"rgb": doubles(8, 3) * 0.1, "opacity": doubles(8), "background": doubles(3)},
-        lambda **x: _internal.pixel_colors(**x, rays_per_pixel=4),
+        lambda **x: pixel_colors(**x, rays_per_pixel=4),
     ),
     "pixel_color_error": (
         lambda: {"pixels": doubles(8, 3), "truth": doubles(8, 3)},
-        lambda **x: _internal.pixel_color_error(**x),
+        lambda **x: pixel_color_error(**x),
     ),
     "sample_color_error": (
         lambda: {"weights": doubles(8), "sample_rgb": doubles(8, 3), "truth": doubles(2, 3)},
-        lambda **x: _internal.sample_color_error(**x, ray_index=torch.zeros(8, dtype=torch.int64), rays_per_pixel=2),
+        lambda **x: sample_color_error(**x, ray_index=torch.zeros(8, dtype=torch.int64), rays_per_pixel=2),
     ),
     "render_grid": (
         lambda: rays() | sh_grid() | {"offset": torch.full((2,), 0.5)},
@@ -153,7 +169,7 @@ CALLS = {
     ),
     "march_pieces": (
         lambda: rays() | {"aabb": box(), "offset": torch.full((2,), 0.5)},
-        lambda **x: _internal.march_pieces(**x, occupied=ops.pack_occupancy(cells()), step=0.1, boxes=BOXES),
+        lambda **x: march_pieces(**x, occupied=ops.pack_occupancy(cells()), step=0.1, boxes=BOXES),
     ),
     "select_samples": (
         lambda: {"density": singles(8), "positions": singles(8, 3), "t": singles(8), "dt": singles(8)},
@@ -162,7 +178,7 @@ CALLS = {
     "march_visible": (
         lambda: rays() | {"aabb_occupancy": box()} | pyramid(),
         of_pyramid(
-            lambda others, levels, aabb, weights: _internal.march_visible(
+            lambda others, levels, aabb, weights: march_visible(
                 **others,
                 occupied=cells(),
                 levels=levels,
@@ -175,35 +191,35 @@ CALLS = {
     ),
     "lens_rays": (
         lambda: {"points": singles(5, 2), "lens": torch.zeros(1, 14)},
-        lambda **x: _internal.lens_rays(**x),
+        lambda **x: lens_rays(**x),
     ),
     "lens_points": (
         lambda: {"rays": singles(5, 3), "lens": torch.zeros(1, 14)},
-        lambda **x: _internal.lens_points(**x),
+        lambda **x: lens_points(**x),
     ),
     "pixel_rays": (
         lambda: {name: value[None] for name, value in camera().items()} | {"aabb": box()},
-        lambda **x: _internal.pixel_rays(torch.zeros(1, 4, 4, 4, dtype=torch.uint8), torch.arange(3), **x),
+        lambda **x: pixel_rays(torch.zeros(1, 4, 4, 4, dtype=torch.uint8), torch.arange(3), **x),
     ),
-    "places_in_atlas": (
+    "atlas_coordinates": (
         lambda: {"points": torch.rand(5, 3)},
-        lambda points: _internal.places_in_atlas(points, torch.zeros(2, 2, 2, dtype=torch.int32), (8, 8, 8)),
+        lambda points: atlas_coordinates(points, torch.zeros(2, 2, 2, dtype=torch.int32), (8, 8, 8)),
     ),
     "render_grid_image": (
         lambda: camera() | {"background": torch.ones(3), "aabb_occupancy": box(), "grid": torch.randn(4, 4, 4, 4)},
-        lambda grid, **x: _internal.render_grid_image(
+        lambda grid, **x: render_grid_image(
             **x,
             width=4,
             height=4,
             occupied=cells(),
-            field=_internal.PackedSHGrid(grid, grid[..., 0].contiguous(), box(), 0),
+            field=PackedSHGrid(grid, grid[..., 0].contiguous(), box(), 0),
             **{name: value for name, value in SH.items() if name != "degree"},
         ),
     ),
     "render_pyramid_image": (
         lambda: camera() | {"background": torch.ones(3), "aabb_occupancy": box()} | pyramid(),
         of_pyramid(
-            lambda others, levels, aabb, weights: _internal.render_pyramid_image(
+            lambda others, levels, aabb, weights: render_pyramid_image(
                 **others,
                 width=4,
                 height=4,
@@ -220,7 +236,7 @@ CALLS = {
     ),
     "render_baked_image": (
         lambda: camera() | {"aabb_occupancy": box(), "aabb": box()},
-        lambda **inputs: _internal.render_baked_image(
+        lambda **inputs: render_baked_image(
             **inputs,
             width=4,
             height=4,
@@ -240,6 +256,11 @@ NOT_DIFFERENTIATED = {
     *("pack_occupancy", "empty_distance", "active_tiles"),
     *("offsets_from_ray_index", "pack_info", "ray_index_from_offsets"),
 }
+# Public functions beside the internal ops.
+HELPERS = {
+    *("march_through", "pieces_of", "world_distances", "sphere_points", "sphere_rays", "tiles_along"),
+    *("empty_image", "pyramid_image_fits"),
+}
 # Where the message is about a family of ops.
 NAMES = {
     "sample_trilinear": "trilinear sampling",
@@ -255,8 +276,12 @@ every_op = pytest.mark.parametrize("op", CALLS)
 
 
 def test_every_op_is_here():
-    functions = {name for name in ops.__all__ + _internal.__all__ if name.islower()}
-    assert functions == set(CALLS) | NOT_DIFFERENTIATED
+    functions = {name for name in ops.__all__ if name.islower()}
+    for found in pkgutil.iter_modules(_internal.__path__, f"{_internal.__name__}."):
+        for name, value in vars(importlib.import_module(found.name)).items():
+            if inspect.isfunction(value) and value.__module__ == found.name and not name.startswith("_"):
+                functions.add(name)
+    assert functions == set(CALLS) | NOT_DIFFERENTIATED | HELPERS
 
 
 def tensors(result):
@@ -423,7 +448,7 @@ def cells_and_indices():
     alike = "sums along rays|_visible_samples"
     return {
         "pack_occupancy": ("pack_occupancy", cells(), lambda x: ops.pack_occupancy(x).words),
-        "empty_distance": ("empty_distance", cells(), _internal.empty_distance),
+        "empty_distance": ("empty_distance", cells(), empty_distance),
         "march_rays": ("pack_occupancy", cells(), lambda x: ops.march_rays(**march, occupied=x)),
         "march_rays bits": (
             "count_ray_samples",
@@ -457,17 +482,17 @@ def cells_and_indices():
         "offsets_from_ray_index": ("", index, lambda x: ops.offsets_from_ray_index(x, 3)),
         "pack_info": ("", index, lambda x: ops.pack_info(x, 3)),
         "ray_index_from_offsets": ("", offset, lambda x: ops.ray_index_from_offsets(x, 8)),
-        "append_view": ("append_view", index, lambda x: _internal.append_view(geometry, directions, x, 1)),
+        "append_view": ("append_view", index, lambda x: append_view(geometry, directions, x, 1)),
         "sample_color_error": (
             "color_error",
             index,
-            lambda x: _internal.sample_color_error(weights, packed["rgb"], x, truth, 2),
+            lambda x: sample_color_error(weights, packed["rgb"], x, truth, 2),
         ),
         "mlp": ("mlp", torch.tensor(4), lambda x: ops.mlp(rows, network, count=x)),
         "touched_vertices": (
             "touched_vertices_",
             torch.zeros(1, 5, dtype=torch.int32),
-            lambda x: _internal.touched_vertices(torch.ones(4, 4, 8, 2), x),
+            lambda x: touched_vertices(torch.ones(4, 4, 8, 2), x),
         ),
     }
 

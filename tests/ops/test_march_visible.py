@@ -21,7 +21,9 @@ from pyramid_scene import (
 )
 
 from voxelfield import _library, ops
-from voxelfield.ops import _internal
+from voxelfield.ops._internal.march_pieces import march_pieces
+from voxelfield.ops._internal.march_visible import march_visible
+from voxelfield.ops._internal.sparse_grid import atlas_coordinates
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 INITIAL = 8.0
@@ -73,7 +75,7 @@ def test_keeps_what_shows(device, dtype, levels, width):
     offset = torch.rand(200)
     candidates = march(scene, offset)
     _, weight = exact_light(scene, candidates)
-    seen = _internal.march_visible(**on(device, scene), **settings(), offset=offset.to(device))
+    seen = march_visible(**on(device, scene), **settings(), offset=offset.to(device))
     tolerance = WEIGHT_TOLERANCE[dtype]
     found = set(rows_of(seen))
     assert len(found) == len(seen.t)
@@ -89,12 +91,12 @@ def by_steps(scene, boxes, blocks):
     """Marches, samples, evaluates the network and selects, one after the other."""
     walk = [scene[name] for name in ("origins", "directions", "near", "far")]
     cells = ops.pack_occupancy(scene["occupied"]), scene["aabb_occupancy"], STEP
-    candidates = _internal.march_pieces(*walk, *cells, boxes) if boxes else ops.march_rays(*walk, *cells)
+    candidates = march_pieces(*walk, *cells, boxes) if boxes else ops.march_rays(*walk, *cells)
     low, high = scene["aabb"]
     in_cube = (candidates.positions - low) / (high - low)
     features = [
         ops.sample_trilinear(
-            level.float(), in_cube if table is None else _internal.places_in_atlas(in_cube, table, level.shape[:3])
+            level.float(), in_cube if table is None else atlas_coordinates(in_cube, table, level.shape[:3])
         )
         for level, table in zip(scene["levels"], blocks, strict=True)
     ]
@@ -115,7 +117,7 @@ def test_matches_the_separate_steps(device, dtype, boxes, sparse):
         blocks[1] = torch.tensor([*stored, -1, -1, stored[2], stored[0]], dtype=torch.int32).view(2, 2, 2)
     expected = set(rows_of(by_steps(scene, boxes, blocks)))
     placed = [None if table is None else table.to(device) for table in blocks]
-    seen = _internal.march_visible(**on(device, scene), **settings(), boxes=boxes, blocks=placed)
+    seen = march_visible(**on(device, scene), **settings(), boxes=boxes, blocks=placed)
     found = set(rows_of(seen))
     assert len(expected) > 500
     assert len(found ^ expected) < (0.002 if dtype == torch.float32 else 0.02) * len(expected)
@@ -125,7 +127,7 @@ def test_stops_where_it_is_dark(device):
     scene = make_scene()
     candidates = march(scene)
     transmittance, _ = exact_light(scene, candidates)
-    seen = _internal.march_visible(**on(device, scene), **settings(min_transmittance=0.3, min_weight=0.0))
+    seen = march_visible(**on(device, scene), **settings(min_transmittance=0.3, min_weight=0.0))
     found, rows = set(rows_of(seen)), rows_of(candidates)
     assert {row for row, light in zip(rows, transmittance.tolist(), strict=True) if light > 0.31} <= found
     assert found <= {row for row, light in zip(rows, transmittance.tolist(), strict=True) if light > 0.29}
@@ -134,7 +136,7 @@ def test_stops_where_it_is_dark(device):
 
 def test_samples_are_packed_by_ray(device):
     scene = on(device, make_scene())
-    seen = _internal.march_visible(**scene, **settings())
+    seen = march_visible(**scene, **settings())
     assert seen.ray_offsets[-1] == len(seen.t) > 0
     counts = seen.ray_offsets.diff()
     assert torch.equal(seen.ray_index, torch.repeat_interleave(torch.arange(200, device=device), counts))
@@ -149,8 +151,8 @@ def test_samples_are_packed_by_ray(device):
 @pytest.mark.parametrize("max_samples", [1, 3])
 def test_a_ray_keeps_its_first_samples(device, max_samples, boxes):
     scene = on(device, make_scene())
-    every = _internal.march_visible(**scene, **settings(), boxes=boxes)
-    first = _internal.march_visible(**scene, **settings(), max_samples_per_ray=max_samples, boxes=boxes)
+    every = march_visible(**scene, **settings(), boxes=boxes)
+    first = march_visible(**scene, **settings(), max_samples_per_ray=max_samples, boxes=boxes)
     place = torch.arange(len(every.t), device=device) - every.ray_offsets[every.ray_index]
     assert (place >= max_samples).any()
     for one, two in zip(first[:4], every[:4], strict=True):
@@ -160,9 +162,9 @@ def test_a_ray_keeps_its_first_samples(device, max_samples, boxes):
 
 def test_rays_are_taken_whole_while_they_fit(device):
     scene = on(device, make_scene())
-    every = _internal.march_visible(**scene, **settings())
+    every = march_visible(**scene, **settings())
     capacity = int(every.ray_offsets[120]) + 1
-    part = _internal.march_visible(**scene, **settings(), capacity=capacity)
+    part = march_visible(**scene, **settings(), capacity=capacity)
     rays_kept = int(part.rays_kept)
     used = int(every.ray_offsets[rays_kept])
     assert every.ray_offsets[rays_kept] <= capacity < every.ray_offsets[rays_kept + 1]
@@ -180,10 +182,10 @@ def test_rays_are_taken_whole_while_they_fit(device):
 def test_rays_that_are_not_needed_change_nothing(device, boxes):
     # On CUDA, with more rays than are marched at once.
     scene = on(device, make_scene(count=400_000 if device.type == "cuda" else 2_000))
-    every = _internal.march_visible(**scene, **settings(), boxes=boxes)
+    every = march_visible(**scene, **settings(), boxes=boxes)
     for share in (50, 5):
         capacity = len(every.t) // share
-        part = _internal.march_visible(**scene, **settings(), capacity=capacity, boxes=boxes)
+        part = march_visible(**scene, **settings(), capacity=capacity, boxes=boxes)
         rays_kept = int(part.rays_kept)
         used = int(every.ray_offsets[rays_kept])
         assert used <= capacity < every.ray_offsets[rays_kept + 1]
@@ -211,7 +213,7 @@ def test_nothing_to_see(device):
     missing = make_scene()
     missing["far"] = missing["near"].clone()
     for scene in (missing, make_scene(fraction=-1.0), make_scene(count=0)):
-        seen = _internal.march_visible(**on(device, scene), **settings(), capacity=5)
+        seen = march_visible(**on(device, scene), **settings(), capacity=5)
         assert not seen.ray_offsets.any()
         assert seen.positions.isnan().all()
 
@@ -219,9 +221,9 @@ def test_nothing_to_see(device):
 @pytest.mark.parametrize("form", CELLS)
 def test_how_cells_are_given_changes_nothing(device, form):
     scene = on(device, make_scene(fraction=0.1))
-    expected = _internal.march_visible(**scene, **settings())
+    expected = march_visible(**scene, **settings())
     assert len(expected.t) > 50
-    seen = _internal.march_visible(**{**scene, "occupied": CELLS[form](scene["occupied"])}, **settings())
+    seen = march_visible(**{**scene, "occupied": CELLS[form](scene["occupied"])}, **settings())
     for one, two in zip(seen, expected, strict=True):
         assert torch.equal(one, two)
 
@@ -229,23 +231,23 @@ def test_how_cells_are_given_changes_nothing(device, form):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_memory_layout(device, layout):
     scene = on(device, make_scene())
-    expected = _internal.march_visible(**scene, **settings())
+    expected = march_visible(**scene, **settings())
     change = LAYOUTS[layout]
     for name in ("origins", "far", "levels"):
         value = scene[name]
         changed = [change(x) for x in value] if isinstance(value, list) else change(value)
-        seen = _internal.march_visible(**{**scene, name: changed}, **settings())
+        seen = march_visible(**{**scene, name: changed}, **settings())
         for one, two in zip(seen, expected, strict=True):
             assert torch.equal(one, two)
 
 
 def test_non_finite_rays_do_not_disturb_the_others(device):
     scene = on(device, make_scene())
-    expected = _internal.march_visible(**scene, **settings())
+    expected = march_visible(**scene, **settings())
     broken = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in scene.items()}
     broken["origins"][3] = torch.nan
     broken["near"][77] = torch.nan
-    seen = _internal.march_visible(**broken, **settings())
+    seen = march_visible(**broken, **settings())
     others = [(ray, t) for ray, t in rows_of(expected) if ray not in (3, 77)]
     assert [(ray, t) for ray, t in rows_of(seen) if ray not in (3, 77)] == others
 
@@ -256,13 +258,13 @@ def test_a_ray_does_not_depend_on_the_others(width):
     # Many more rays than threads: they are handed out as others end.
     count = 200_000
     scene = on("cuda", make_scene(count, levels=6, width=width))
-    seen = _internal.march_visible(**scene, **settings())
-    again = _internal.march_visible(**scene, **settings())
+    seen = march_visible(**scene, **settings())
+    again = march_visible(**scene, **settings())
     for one, two in zip(seen, again, strict=True):
         assert torch.equal(one, two)
     rays = ("origins", "directions", "near", "far")
     some = torch.randperm(count, device="cuda")[:500].sort().values
-    alone = _internal.march_visible(**{n: v[some] if n in rays else v for n, v in scene.items()}, **settings())
+    alone = march_visible(**{n: v[some] if n in rays else v for n, v in scene.items()}, **settings())
     assert torch.equal(alone.ray_offsets.diff(), seen.ray_offsets.diff()[some])
     chosen = torch.isin(seen.ray_index, some)
     assert torch.equal(alone.t, seen.t[chosen])
@@ -272,8 +274,8 @@ def test_a_ray_does_not_depend_on_the_others(width):
 @pytest.mark.cuda
 def test_cpu_and_cuda_agree():
     scene = make_scene(3000, levels=6, width=128)
-    ours = _internal.march_visible(**scene, **settings())
-    theirs = _internal.march_visible(**on("cuda", scene), **settings())
+    ours = march_visible(**scene, **settings())
+    theirs = march_visible(**on("cuda", scene), **settings())
     one, two = set(rows_of(ours)), set(rows_of(theirs))
     assert len(one) > 3000
     assert len(one ^ two) < 0.01 * len(one)
@@ -283,12 +285,12 @@ def test_cpu_and_cuda_agree():
 def test_can_be_captured_in_a_graph():
     scene = on("cuda", make_scene(5000))
     packed = {**scene, "occupied": ops.pack_occupancy(scene["occupied"])}
-    expected = _internal.march_visible(**packed, **settings(), capacity=40_000)
+    expected = march_visible(**packed, **settings(), capacity=40_000)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        seen = _internal.march_visible(**packed, **settings(), capacity=40_000)
+        seen = march_visible(**packed, **settings(), capacity=40_000)
     for _ in range(2):
         graph.replay()
         torch.cuda.synchronize()

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from voxelfield import _library, ops
 from voxelfield.fields.decoders import SHDecoder, spherical_harmonics
 from voxelfield.fields.density import DensityActivation
-from voxelfield.ops import _internal
+from voxelfield.ops._internal.empty_distance import empty_distance
+from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 
@@ -157,7 +158,7 @@ def test_with_a_density_of_its_own_the_first_channel_is_not_read(device, degree,
 
 CELLS = {
     "bits": ops.pack_occupancy,
-    **{f"empty distances to {n}": lambda occupied, n=n: _internal.empty_distance(occupied, n) for n in (1, 2, 255)},
+    **{f"empty distances to {n}": lambda occupied, n=n: empty_distance(occupied, n) for n in (1, 2, 255)},
 }
 
 
@@ -190,13 +191,13 @@ def test_cells_packed_or_not_give_the_same_gradient():
 def test_empty_distance_is_the_distance_to_occupied_cells(device, shape, most):
     occupied = torch.rand(shape[::-1]).permute(2, 1, 0) < 8 / math.prod(shape)  # not contiguous
     occupied[1, 2, 1] = True
-    empty_distance = _internal.empty_distance(occupied.to(device), most).cpu()
+    found = empty_distance(occupied.to(device), most).cpu()
     cells = torch.stack(torch.meshgrid(*map(torch.arange, occupied.shape), indexing="ij"), dim=-1).flatten(0, 2)
     distance = (cells[:, None] - cells[occupied.flatten()][None]).abs().amax(dim=2).amin(dim=1)
-    assert torch.equal(empty_distance.flatten().long(), distance.clamp(max=most))
+    assert torch.equal(found.flatten().long(), distance.clamp(max=most))
     nothing = torch.zeros(3, 3, 3, dtype=torch.bool, device=device)
-    assert (_internal.empty_distance(nothing, 7) == 7).all()
-    assert _internal.empty_distance(nothing[:0]).shape == (0, 3, 3)
+    assert (empty_distance(nothing, 7) == 7).all()
+    assert empty_distance(nothing[:0]).shape == (0, 3, 3)
     for raw in (0, 256):
         with pytest.raises(RuntimeError, match=f"max_distance must be 1 to 255, got {raw}"):
             torch.ops.voxelfield.empty_distance(nothing, raw)
@@ -351,10 +352,10 @@ def test_an_image_is_its_rays_over_the_background(device, degree, dtype, form):
     scene = on(device, make_scene(degree=degree))
     camera = make_camera(device)
     background = torch.tensor([1.0, 0.5, 0.25], device=device)
-    field = _internal.PackedSHGrid.pack(scene["grid"], scene["aabb_grid"], degree, dtype)
+    field = PackedSHGrid.pack(scene["grid"], scene["aabb_grid"], degree, dtype)
     changes = settings(min_weight=1e-3)
     del changes["degree"]
-    rgb, opacity, depth = _internal.render_grid_image(
+    rgb, opacity, depth = render_grid_image(
         camera.c2w[0],
         camera.intrinsics[0],
         WIDTH,
@@ -385,7 +386,7 @@ def test_an_image_is_its_rays_over_the_background(device, degree, dtype, form):
 
 def test_a_display_grid_keeps_the_field(device):
     grid = torch.randn(4, 5, 6, 30, device=device)
-    field = _internal.PackedSHGrid.pack(grid, GRID_BOX.to(device), 2)
+    field = PackedSHGrid.pack(grid, GRID_BOX.to(device), 2)
     assert field.features.shape == (4, 5, 6, 32)
     assert field.features.dtype == field.density.dtype == torch.float16
     assert torch.equal(field.features[..., :28], grid[..., :28].half())

@@ -21,7 +21,7 @@ from pyramid_scene import (
 
 from voxelfield import _library, ops
 from voxelfield.fields.decoders import spherical_harmonics
-from voxelfield.ops import _internal
+from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.warps.nested_boxes import NestedBoxes
@@ -58,7 +58,7 @@ def make_scene(levels=3, width=64, hidden=2, degree=3, dtype=torch.float16, frac
 
 def render(scene, camera, degree=3, **changes):
     size = (camera.width, camera.height)
-    return _internal.render_pyramid_image(
+    return render_pyramid_image(
         camera.c2w[0], camera.intrinsics[0], *size, **scene, **{**SETTINGS, "view_degree": degree, **changes}
     )
 

@@ -15,7 +15,7 @@ from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.ops._internal.render_baked_image import render_baked_image
-from voxelfield.ops._internal.sparse_grid import places_in_atlas
+from voxelfield.ops._internal.sparse_grid import atlas_coordinates
 from voxelfield.rendering.bricks import Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.warps.nested_boxes import NestedBoxes
@@ -37,7 +37,7 @@ class Stored:
 
     def _read(self, atlas: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         unit = (positions - self._low) / self._extent
-        return ops.sample_trilinear(atlas, places_in_atlas(unit, self.bricks.blocks, atlas.shape[:3]))
+        return ops.sample_trilinear(atlas, atlas_coordinates(unit, self.bricks.blocks, atlas.shape[:3]))
 
     def density(self, positions: torch.Tensor) -> torch.Tensor:
         # A position without a block reads 0 instead of the logarithm of 0.

@@ -9,7 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from voxelfield import ops
-from voxelfield.ops import _internal
+from voxelfield.ops._internal.march_visible import march_visible
+from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
+from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
 from voxelfield.rendering.cameras import Cameras
 
 BOX = [[-1.0] * 3, [1.0] * 3]
@@ -110,9 +112,9 @@ def test_a_color_that_is_not_a_number_shows(device, renderer):
 def test_an_image_shows_what_its_rays_show(device, value):
     cameras, grid = make_camera(device), make_grid(device, value, 0)
     box = torch.tensor(BOX, device=device)
-    field = _internal.PackedSHGrid.pack(grid, box, 0, torch.float32)
+    field = PackedSHGrid.pack(grid, box, 0, torch.float32)
     background = torch.ones(3, device=device)
-    rgb, _, depth = _internal.render_grid_image(
+    rgb, _, depth = render_grid_image(
         cameras.c2w[0], cameras.intrinsics[0], SIZE, SIZE, background, **scene(device), field=field, step=STEP, **SH
     )
     rays = cameras.image_rays(0, box)
@@ -139,11 +141,11 @@ def test_a_pyramid_shows_what_is_not_a_number(device):
     rays = cameras.image_rays(0, torch.tensor(BOX, device=device))
     walk = (rays.origins, rays.directions, rays.near, rays.far)
     field = make_pyramid(device, math.nan)
-    sound = _internal.march_visible(*walk, **scene(device), **make_pyramid(device, 0.0), **settings)
-    seen = _internal.march_visible(*walk, **scene(device), **field, **settings)
+    sound = march_visible(*walk, **scene(device), **make_pyramid(device, 0.0), **settings)
+    seen = march_visible(*walk, **scene(device), **field, **settings)
     assert torch.equal(seen.ray_offsets, sound.ray_offsets)  # none of them is dropped
     color = [torch.zeros(8, 17, device=device), torch.zeros(3, 8, device=device)]
-    rgb, opacity, depth = _internal.render_pyramid_image(
+    rgb, opacity, depth = render_pyramid_image(
         cameras.c2w[0],
         cameras.intrinsics[0],
         SIZE,

@@ -33,12 +33,12 @@ class Tried:
     def __init__(self, *_):
         pass
 
-    def meet(self):
+    def barrier(self):
         pass
 
 
 class Failing(Tried):
-    def meet(self):
+    def barrier(self):
         raise RuntimeError("no file descriptors are exchanged here\nframe #0: somewhere")
 
 
@@ -110,7 +110,7 @@ def test_memory_counts_while_it_lasts(tmp_path):
         before = peer_memory.peak_bytes(device)
         memory = peer_memory.PeerMemory(1 << 20, torch.float32, device)
         memory.tensors[0].fill_(3)
-        memory.meet()
+        memory.barrier()
         assert memory.tensors[0].sum() == 3 << 20
         assert peer_memory.peak_bytes(device) >= before
         assert peer_memory._bytes["now"] == 4 << 20
@@ -135,7 +135,7 @@ def test_what_a_side_stream_sends_stays_allocated_until_it_has_arrived(two_gpus)
     two_gpus.setattr(processes, "row_counts", lambda own: [len(own)] * 2)
     exchange = DirectExchange.__new__(DirectExchange)
     memory = Beside(1000)
-    vars(exchange).update(_copies=memory, _received={torch.float32: memory}, _most=7, _in_use=False)
+    vars(exchange).update(_copies=memory, _received={torch.float32: memory}, _max_received=7, _in_use=False)
     rows = [torch.rand(7, 4), torch.rand(7, 3)]
     expected = torch.cat([own.flatten() for own in rows])
     sent += map(weakref.ref, rows)

@@ -10,9 +10,16 @@ import torch
 from torch import Tensor
 
 from voxelfield.grids.working_copies import is_current, mark_current, mark_managed
-from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor, is_divided
-from voxelfield.ops._errors import ArgumentValueError
-from voxelfield.ops._internal.grid_adam import check_channel_rates, check_rule, grid_adam_
+from voxelfield.ops._checks import (
+    check_dtype,
+    check_not_negative,
+    check_same_device,
+    check_tensor,
+    is_divided,
+    lies_within,
+)
+from voxelfield.ops._errors import ArgumentValueError, shown
+from voxelfield.ops._internal.grid_adam import grid_adam_
 from voxelfield.ops._internal.tiles import active_tiles
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
@@ -24,7 +31,7 @@ RULE = ("betas", "eps", "weight_decay", "l2_penalty", "skip_untouched", "clear_g
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
-MOST_BETA = 0.99
+MAX_BETA = 0.99
 """The largest of ``betas`` with moments in bfloat16. A change of less than half the distance of two numbers is rounded
 away: with it, the second moment may stay up to a fifth below the gradients' square; with 0.95, up to a 25th."""
 
@@ -49,7 +56,7 @@ class GridAdam(torch.optim.Optimizer):
     Under :class:`torch.amp.GradScaler` a step divides the scale out of the gradients. After an overflow it only clears
     them, outside of active tiles too. Neither synchronises with the device.
 
-    The state of a parameter is that of :class:`torch.optim.Adam` (``step``, ``exp_avg``, ``exp_avg_sq``).
+    A parameter has the state of :class:`torch.optim.Adam` (``step``, ``exp_avg``, ``exp_avg_sq``).
     :meth:`voxelfield.VoxelGrid.upsample` and ``crop`` resample it with the grid. Working copies and active tiles are
     not part of the state: set them again after resizing a grid and after loading a state.
 
@@ -72,7 +79,7 @@ class GridAdam(torch.optim.Optimizer):
     Raises:
         TypeError: A parameter, ``channel_rates`` or a tensor ``lr`` is not float32.
         ValueError: A parameter is sharded or not (X, Y, Z, C) and contiguous, ``channel_rates`` or ``lr`` has another
-            shape or device, or an option is out of range, such as ``betas`` of more than :data:`MOST_BETA` with
+            shape or device, or an option is out of range, such as ``betas`` of more than :data:`MAX_BETA` with
             ``bfloat16_moments``.
     """
 
@@ -116,16 +123,16 @@ class GridAdam(torch.optim.Optimizer):
         super().__setstate__(state)
         for name in ("_active", "_working", "_rates"):
             self.__dict__.setdefault(name, {})  # a copied or unpickled optimizer does not have these yet
-        for group, own in itertools.zip_longest(self.param_groups, present):
+        for group, old in itertools.zip_longest(self.param_groups, present):
             rates = group["channel_rates"]
             if rates is None:
                 continue
             for param in group["params"][:1]:
                 group["channel_rates"] = rates.to(param.device)  # the state may come from another device
             _check_channel_rates(group)
-            if own is not None:
+            if old is not None:
                 # Captured graphs and the caller refer to this tensor, so it is overwritten, not replaced.
-                group["channel_rates"] = own.copy_(rates)
+                group["channel_rates"] = old.copy_(rates)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state, as :class:`torch.optim.Optimizer` does; moments in the dtype of its groups."""
@@ -148,11 +155,14 @@ class GridAdam(torch.optim.Optimizer):
         """Adds a group, as :class:`torch.optim.Optimizer` does, and checks its parameters and options."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        check_rule(group["betas"], group["eps"], group["weight_decay"], group["l2_penalty"])
-        if group["bfloat16_moments"] and max(group["betas"]) > MOST_BETA:
-            raise ArgumentValueError(
-                f"betas must be at most {MOST_BETA:g} with bfloat16_moments, got {tuple(group['betas'])}"
-            )
+        betas = group["betas"]
+        two = isinstance(betas, (tuple, list)) and len(betas) == 2
+        if not (two and all(lies_within("betas", beta, 0, 1) and beta < 1 for beta in betas)):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {shown(betas)}")
+        if group["bfloat16_moments"] and max(betas) > MAX_BETA:
+            raise ArgumentValueError(f"betas must be at most {MAX_BETA:g} with bfloat16_moments, got {tuple(betas)}")
+        for name in ("eps", "weight_decay", "l2_penalty"):
+            check_not_negative(name, group[name])
         _check_rate(group)
         for param in group["params"]:
             if is_divided(param):
@@ -236,7 +246,7 @@ class GridAdam(torch.optim.Optimizer):
     ) -> None:
         r"""Adds the gradient of the total variation to a parameter's gradient, in the tiles that are updated.
 
-        The total variation is that of :meth:`voxelfield.VoxelGrid.total_variation`. With ``delta`` the squared
+        The total variation is defined by :meth:`voxelfield.VoxelGrid.total_variation`. With ``delta`` the squared
         difference :math:`d^2` of two neighbours is replaced by twice its Huber loss (Huber 1964): :math:`d^2` up to
         :math:`|d| = \delta` and :math:`2 \delta |d| - \delta^2` beyond, which preserves edges.
 
@@ -314,7 +324,7 @@ class GridAdam(torch.optim.Optimizer):
             working=working,
             tiles=[ids for ids, _ in tiles],
             tile_counts=[count for _, count in tiles],
-            channel_rates=[shares for _, _, shares in levels],
+            channel_rates=[rates for _, _, rates in levels],
             grad_scale=grad_scale,
             found_inf=found_inf,
             **rule,
@@ -412,7 +422,11 @@ def _check_channel_rates(group: dict[str, Any]) -> None:
     if rates is None:
         return
     for param in group["params"]:
-        check_channel_rates("channel_rates", rates, "params", param)
+        check_tensor("channel_rates", rates, (param.shape[3],), f" for params of shape {tuple(param.shape)}")
+        check_dtype("channel_rates", rates, (torch.float32,))
+        check_same_device("channel_rates", rates, "params", param)
+        if not rates.is_contiguous():
+            raise ValueError(f"channel_rates must be contiguous, got strides {rates.stride()}")
     if not bool((rates.isfinite() & (rates >= 0)).all()):
         raise ValueError(f"channel_rates must be finite and not negative, got {rates.tolist()}")
 

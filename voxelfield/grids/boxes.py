@@ -36,14 +36,12 @@ def parse_box(aabb: Sequence[Sequence[float]] | Tensor, name: str = "aabb") -> B
         else:
             corners = [[float(value) for value in corner] for corner in aabb]
         low, high = (tuple(c_float(value).value for value in corner) for corner in corners)
+        if not len(low) == len(high) == 3:
+            raise ValueError("a corner has another number of coordinates")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentValueError(
-            f"{name} must be two corners of three numbers each, shape (2, 3), got {shown(aabb)}"
-        ) from error
-    if len(low) != 3 or len(high) != 3:
-        raise ArgumentValueError(
             f"{name} must be two corners of three numbers each, shape (2, 3), got {shown(corners)}"
-        )
+        ) from error
     if not (all(map(math.isfinite, (*low, *high))) and all(a < b for a, b in zip(low, high, strict=True))):
         raise ArgumentValueError(f"{name} must be finite with low < high along every axis, got {[[*low], [*high]]}")
     return low, high

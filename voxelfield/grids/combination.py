@@ -1,4 +1,4 @@
-"""How the features of a pyramid's dense levels are combined to those of a sample: side by side, or added up."""
+"""Combines the features of a pyramid's dense levels at a sample: concatenated, or added up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALL = [slice(None)]
 
 @dataclass(frozen=True)
 class Combination:
-    """How the features of several levels are combined to those of a sample.
+    """How the features of several levels are combined at a sample.
 
     Attributes:
         reduce: ``"concat"`` or ``"sum"``, as for :func:`voxelfield.ops.sample_pyramid`.
@@ -73,12 +73,12 @@ class Combination:
         :func:`voxelfield.ops._internal.accumulate.accumulate_trilinear_`.
         """
         for part, columns in self._groups(len(sums)):
-            own = slabs and slabs[part]
+            some = slabs and slabs[part]
             taken = _taken(values, columns)
-            accumulate_trilinear_(sums[part], taken, points, reduce=self.reduce, padding=padding, slabs=own)
+            accumulate_trilinear_(sums[part], taken, points, reduce=self.reduce, padding=padding, slabs=some)
 
     def point_gradient(self, levels: Sequence[Tensor], values: Tensor, points: Tensor, padding: Padding) -> Tensor:
-        """Returns the gradient of the points (N, 3), given that of :meth:`sample`."""
+        """Returns the gradient of the points (N, 3), given the gradient of :meth:`sample`."""
         stencil = known_stencil(padding, True, "linear", self.reduce == "sum", False)
         gradients = [
             stencil.point_gradient(_taken(values, columns), levels[part], points, None)
@@ -87,7 +87,7 @@ class Combination:
         return sum(gradients[1:], start=gradients[0])
 
     def _groups(self, levels: int) -> Iterator[tuple[slice, list[slice]]]:
-        """Yields consecutive levels with the same channels, and the columns of a sample that these are."""
+        """Yields consecutive levels with the same channels, and the columns of a sample for these channels."""
         begin = 0
         for channels, same in groupby(self.channels[:levels] or (None,) * levels):
             end = begin + len(list(same))

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from voxelfield import processes
-from voxelfield.grids.parts import Part, new_table, tile_vertices
+from voxelfield.grids.shards import Shard, new_table, tile_vertices
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._internal.tiles import pack_vertices, unpack_vertices
 from voxelfield.peer_memory import PeerMemory
 
-# How many times as many vertices fit into an exchange as a step has changed at most, of late.
+# How many times as many vertices fit into an exchange as any recent step has changed.
 _SPARE = 1.25
 
 # The room for an exchange shrinks once it has been too large during so many calls of :meth:`PackedExchange.adapt`.
@@ -26,7 +26,7 @@ _VERTICES_PER_SAMPLE = 32
 # while the occupied cells become fewer.
 SERIES = 0.8
 
-# Elements between the starts of grids in one tensor are a multiple of this, as far apart as allocations of their own.
+# Grids in one tensor begin at multiples of this many elements, aligned like separate allocations.
 _ALIGNMENT = 256
 
 
@@ -34,30 +34,27 @@ class PackedExchange:
     """Exchanges by collective calls, between any devices and machines: changed vertices are packed into rows.
 
     Args:
-        parts: The parts of grids with the same number of channels, whose ``touched`` are updated before
-            :meth:`publish`.
+        shards: The shards of grids with the same number of channels, whose ``touched`` are updated
+            before :meth:`publish`.
         samples: Largest number of samples of a step, of all processes.
         every: Whether all vertices may change in a step, regardless of the number of samples.
         refresh: Sends all copies anew.
 
     Attributes:
         layout: Number of times that tensors which a captured step refers to have been replaced.
-        depends_on_lists: Whether the time of an exchange depends on the length of the lists of tiles.
     """
 
-    depends_on_lists = True
-
-    def __init__(self, parts: Sequence[Part], samples: int, every: bool, refresh: Callable[[], None]) -> None:
+    def __init__(self, shards: Sequence[Shard], samples: int, every: bool, refresh: Callable[[], None]) -> None:
         self.layout = 0
-        self._parts, self._refresh = parts, refresh
-        for part in parts:
-            part.add_table()
-            if part.copy.dtype != torch.float32:
-                part.written = [part.copy[part.begin : part.end]]
-        # Until it is known how many vertices a step changes: samples of a ray share most of theirs.
+        self._shards, self._refresh = shards, refresh
+        for shard in shards:
+            shard.add_table()
+            if shard.copy.dtype != torch.float32:
+                shard.written = [shard.copy[shard.planes]]
+        # Until it is known how many vertices a step changes: samples of a ray have most vertices in common.
         reached = _VERTICES_PER_SAMPLE * samples // processes.count()
-        self._capacity = self._most_rows() if every else min(reached, self._most_rows())
-        self._most_changed = torch.zeros(1, dtype=torch.int32, device=parts[0].copy.device)
+        self._capacity = self._max_rows() if every else min(reached, self._max_rows())
+        self._most_changed = torch.zeros(1, dtype=torch.int32, device=shards[0].copy.device)
         self._calls = 0
 
     def receive(self, tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
@@ -65,39 +62,39 @@ class PackedExchange:
         yield _gathered(tensors, processes.row_counts(tensors[0]))
 
     def publish(self, update: Callable[[], None]) -> None:
-        """Calls a function that updates the parts, and sends the working copies of touched vertices to all processes.
+        """Calls a function that updates the shards, and sends the working copies of touched vertices to all processes.
 
         Args:
-            update: Updates the vertices that the tables of the parts have.
+            update: Updates the vertices in the tables of the shards.
         """
-        rank, sizes = processes.rank(), [part.rows() for part in self._parts]
+        rank, sizes = processes.rank(), [shard.rows() for shard in self._shards]
         table, count = self._changed(sizes)
         torch.maximum(self._most_changed, count, out=self._most_changed)
         tables = table.new_empty(processes.count(), *table.shape)
         arrive = processes.gather_later(tables, table)
         update()
-        sent = self._parts[0].copy.new_empty(self._capacity, self._parts[0].grid.shape[3])
-        for part, rows in zip(self._parts, table.split(sizes), strict=True):
-            pack_vertices(part.copy, rows, sent, **part.of_process(rank))
+        sent = self._shards[0].copy.new_empty(self._capacity, self._shards[0].grid.shape[3])
+        for shard, rows in zip(self._shards, table.split(sizes), strict=True):
+            pack_vertices(shard.copy, rows, sent, **shard.tiles_of(rank))
         received = sent.new_empty(processes.count(), *sent.shape)
         processes.gather_into(received, sent)
         arrive()
         for other in range(processes.count()):
             if other == rank:
                 continue
-            for part, rows in zip(self._parts, tables[other].split(sizes), strict=True):
-                unpack_vertices(received[other], rows, part.copy, **part.of_process(other))
+            for shard, rows in zip(self._shards, tables[other].split(sizes), strict=True):
+                unpack_vertices(received[other], rows, shard.copy, **shard.tiles_of(other))
 
     def adapt(self) -> None:
         """Changes the number of vertices that fit into an exchange with the largest number that a step has changed."""
-        most = max(processes.gather_counts(int(self._most_changed)))
-        overflows = most > self._capacity
+        changed = max(processes.gather_counts(int(self._most_changed)))
+        overflows = changed > self._capacity
         if overflows:
-            # Some copies have not been sent since the last call, and are those of earlier steps.
+            # Some copies have not been sent since the last call, and are out of date.
             self._refresh()
         self._calls += 1
         if overflows or self._calls == _CALLS_PER_CAPACITY:
-            wanted = room_for(round(most * _SPARE), self._most_rows())
+            wanted = room_for(round(changed * _SPARE), self._max_rows())
             self._calls = 0
             self._most_changed.zero_()
             if overflows or wanted < self._capacity * SERIES:
@@ -105,18 +102,18 @@ class PackedExchange:
                 self.layout += 1
 
     def _changed(self, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Returns the own touched vertices of all grids in one table (:func:`pack_vertices`), and their number (1,)."""
+        """Returns a table of the local touched vertices of all grids (:func:`pack_vertices`), and their number (1,)."""
         table = new_table(sum(sizes), self._most_changed.device)
-        own = [rows for rows in (part.own_touched for part in self._parts) if rows is not None]
-        torch._foreach_copy_([rows[: len(part)] for rows, part in zip(table.split(sizes), own, strict=True)], own)
+        local = [rows for rows in (shard.local_touched for shard in self._shards) if rows is not None]
+        torch._foreach_copy_([rows[: len(some)] for rows, some in zip(table.split(sizes), local, strict=True)], local)
         counts = table[:, -1]
         ends = counts.cumsum(0, dtype=torch.int32)
         table[:, -1] = ends - counts
         return table, ends[-1:]
 
-    def _most_rows(self) -> int:
-        """Returns the number of vertices that each process can have at most."""
-        return sum(part.rows() for part in self._parts) * tile_vertices()
+    def _max_rows(self) -> int:
+        """Returns the largest possible number of changed vertices of a process."""
+        return sum(shard.rows() for shard in self._shards) * tile_vertices()
 
 
 class DirectExchange:
@@ -126,64 +123,63 @@ class DirectExchange:
 
     Args:
         working: The working copies; they move into memory to which all processes can write.
-        parts: The parts of all grids.
+        shards: The shards of all grids.
         samples: Largest number of samples of a step, of all processes. More of them are exchanged by collective calls.
-        tables: Whether the parts of atlases need ``touched``.
+        tables: Whether the shards of atlases need ``touched``.
 
     Attributes:
         layout: As for :class:`PackedExchange`; the tensors here stay.
-        depends_on_lists: As for :class:`PackedExchange`.
     """
 
-    layout, depends_on_lists = 0, False
+    layout = 0
 
-    def __init__(self, working: WorkingCopies, parts: Sequence[Part], samples: int, *, tables: bool) -> None:
-        device = parts[0].copy.device
+    def __init__(self, working: WorkingCopies, shards: Sequence[Shard], samples: int, *, tables: bool) -> None:
+        device = shards[0].copy.device
         sizes = [-(-copy.numel() // _ALIGNMENT) * _ALIGNMENT for copy in working.copies]
         self._copies = PeerMemory(sum(sizes), working.dtype, device)
         of_processes = [memory.split(sizes) for memory in self._copies.tensors]
-        for index, part in enumerate(parts):
-            copies = [memory[index][: part.copy.numel()].view_as(part.copy) for memory in of_processes]
-            part.copy = copies[processes.rank()].copy_(part.copy)
-            working.copies[index] = part.copy
-            part.written = [copy[part.begin : part.end] for copy in copies]
-            if tables and part.shared is not None:
-                part.add_table()
+        for index, shard in enumerate(shards):
+            copies = [memory[index][: shard.copy.numel()].view_as(shard.copy) for memory in of_processes]
+            shard.copy = copies[processes.rank()].copy_(shard.copy)
+            working.copies[index] = shard.copy
+            shard.written = [copy[shard.planes] for copy in copies]
+            if tables and shard.shared is not None:
+                shard.add_table()
         others = processes.count() - 1
-        self._most = -(-samples // processes.count()) * others
+        self._max_received = -(-samples // processes.count()) * others
         # The gradients of features, and positions.
-        room = working.channels * self._most + len(parts) * _ALIGNMENT
+        room = working.channels * self._max_received + len(shards) * _ALIGNMENT
         self._received = {
             working.dtype: PeerMemory(room, working.dtype, device),
-            torch.float32: PeerMemory(3 * self._most, torch.float32, device),
+            torch.float32: PeerMemory(3 * self._max_received, torch.float32, device),
         }
         # Whether a process may still read what it has received.
         self._in_use = False
 
     def receive(self, tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
-        """Yields what :meth:`DividedGrids.receive` yields: the own rows while the others arrive, then these."""
+        """Yields what :meth:`DividedGrids.receive` yields: the local rows while the others arrive, then these."""
         counts, used = processes.row_counts(tensors[0]), dict.fromkeys(self._received, 0)
         rank, total = processes.rank(), sum(counts)
-        most = total - min(counts)
-        if most > self._most:
+        longest = total - min(counts)
+        if longest > self._max_received:
             yield _gathered(tensors, counts)
             return
         received: list[Tensor] = []
 
         def send() -> None:
             if self._in_use:
-                self._copies.meet()
-            for own in tensors:
-                start, size = used[own.dtype], most * own.shape[1]
-                used[own.dtype] += -(-size // _ALIGNMENT) * _ALIGNMENT
-                for other, memory in enumerate(self._received[own.dtype].tensors):
-                    rows = memory[start : start + size].view(most, own.shape[1])
+                self._copies.barrier()
+            for local in tensors:
+                start, size = used[local.dtype], longest * local.shape[1]
+                used[local.dtype] += -(-size // _ALIGNMENT) * _ALIGNMENT
+                for other, memory in enumerate(self._received[local.dtype].tensors):
+                    rows = memory[start : start + size].view(longest, local.shape[1])
                     if other == rank:
                         received.append(rows[: total - counts[rank]])
                     else:
                         begin = sum(counts[:rank]) - (counts[other] if other < rank else 0)
-                        rows[begin : begin + counts[rank]] = own
-            self._copies.meet()
+                        rows[begin : begin + counts[rank]] = local
+            self._copies.barrier()
 
         arrive = self._copies.run_beside(send)
         self._in_use = True
@@ -192,14 +188,14 @@ class DirectExchange:
         yield received
 
     def publish(self, update: Callable[[], None]) -> None:
-        """Calls a function that updates the parts and all that is ``written`` of them, in the memory of all processes.
+        """Calls a function that updates the shards and what is ``written`` of them, in the memory of all processes.
 
         Args:
-            update: Updates the parts.
+            update: Updates the shards.
         """
-        self._copies.meet()
+        self._copies.barrier()
         update()
-        self._copies.meet()
+        self._copies.barrier()
         self._in_use = False
 
     def adapt(self) -> None:
@@ -218,4 +214,4 @@ def room_for(wanted: int, total: int) -> int:
 
 
 def _gathered(tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-    return [processes.gather_rows(own, counts) for own in tensors]
+    return [processes.gather_rows(local, counts) for local in tensors]

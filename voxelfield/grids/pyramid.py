@@ -59,6 +59,8 @@ class VoxelPyramid(nn.Module):
 
     Attributes:
         active: Number of active levels, counted from the coarsest; initially all dense levels.
+        combination: How the features of the dense levels are combined to the features at a position.
+        working_copies: The copies that :meth:`enable_copies` has made, or None.
 
     Raises:
         TypeError: A resolution, ``channels`` or one of ``level_channels`` is not integer.
@@ -105,7 +107,7 @@ class VoxelPyramid(nn.Module):
         known = _level_channels(level_channels, len(resolutions), channels, reduce)
         box = parse_box(aabb)
         self.reduce = reduce
-        self._combination = Combination(reduce, known if any(known) else ())
+        self.combination = Combination(reduce, known if any(known) else ())
         self.resolutions = tuple(resolutions)
         self.sparse_resolutions = tuple(sparse_resolutions)
         self._grids = nn.ModuleList(
@@ -116,7 +118,7 @@ class VoxelPyramid(nn.Module):
             SparseGrid(cubic_voxels(box, resolution), channels, box, device=device) for resolution in sparse_resolutions
         )
         self.active = len(resolutions)
-        self._copies: WorkingCopies | None = None
+        self.working_copies: WorkingCopies | None = None
 
     @property
     def grids(self) -> list[VoxelGrid]:
@@ -139,18 +141,13 @@ class VoxelPyramid(nn.Module):
         return [None] * len(self.grids) + [grid.blocks for grid in self.sparse_grids]
 
     @property
-    def combination(self) -> Combination:
-        """How the features of the dense levels are combined to those of a position."""
-        return self._combination
-
-    @property
     def aabb(self) -> Tensor:
         """The box (2, 3), world units."""
         return self.grids[0].aabb
 
     @property
     def channels(self) -> int:
-        """Number of features at a position: those of all levels if concatenated, of one level if summed."""
+        """Number of features at a position: of all levels if concatenated, of one level if summed."""
         levels = len(self.grids) + len(self.sparse_grids)
         return levels * self.grids[0].channels if self.reduce == "concat" else self.grids[0].channels
 
@@ -209,10 +206,10 @@ class VoxelPyramid(nn.Module):
         rows, padding, channels = unit.reshape(-1, 3), first.padding, self.channels
         if self._active_sparse and rows.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
-        if self._copies is not None:
-            features = self._copies.sample(self._active_features, rows, padding)
+        if self.working_copies is not None:
+            features = self.working_copies.sample(self._active_features, rows, padding)
         else:
-            features = sample_levels(self._active_features, self._active_sparse, rows, self._combination, padding)
+            features = sample_levels(self._active_features, self._active_sparse, rows, self.combination, padding)
         if features.shape[-1] < channels:
             features = F.pad(features, (0, channels - features.shape[-1]))
         return features if points.dim() == 2 else features.reshape(*points.shape[:-1], channels)
@@ -236,22 +233,17 @@ class VoxelPyramid(nn.Module):
         """
         for level in self.levels:
             refuse_sharded(level, "enable_copies")
-        copies = WorkingCopies(self._active_features, dtype, self._combination, self._active_sparse)
+        copies = WorkingCopies(self._active_features, dtype, self.combination, self._active_sparse)
         for index, level in enumerate(self.levels):
             level.grad = torch.zeros_like(level) if index < self.active and allocate_gradients else None
-        self._copies = copies
+        self.working_copies = copies
         return copies.copies
-
-    @property
-    def working_copies(self) -> WorkingCopies | None:
-        """What :meth:`enable_copies` has enabled, if it has."""
-        return self._copies
 
     @property
     def sampled_levels(self) -> list[Tensor]:
         """The tensors that are sampled: the copies of :meth:`enable_copies`, if any, otherwise the active levels."""
-        levels = self._active_features
-        return list(levels) if self._copies is None or needs_long_path() else list(self._copies.current(levels))
+        levels, copies = self._active_features, self.working_copies
+        return list(levels) if copies is None or needs_long_path() else list(copies.current(levels))
 
     def active_levels(self, dtype: torch.dtype) -> list[Tensor]:
         """Returns the features of the active levels in a dtype, without gradient. Do not write to them.
@@ -289,7 +281,7 @@ class VoxelPyramid(nn.Module):
         collapsed = torch.empty(x, y, z, self.channels, dtype=dtype, device=self.aabb.device)
         for plane, height in enumerate(axes[0]):
             points = torch.stack(torch.meshgrid(height[None], axes[1], axes[2], indexing="ij"), dim=-1).view(-1, 3)
-            collapsed[plane] = self._combination.sample(self.sampled_levels, points, "border").view(y, z, -1)
+            collapsed[plane] = self.combination.sample(self.sampled_levels, points, "border").view(y, z, -1)
         return collapsed
 
     def refresh_copies(self) -> None:
@@ -297,8 +289,8 @@ class VoxelPyramid(nn.Module):
 
         Needed only after changes that the copies do not notice by themselves; see :class:`WorkingCopies`.
         """
-        if self._copies is not None:
-            self._copies.refresh()
+        if self.working_copies is not None:
+            self.working_copies.refresh()
 
     def activate(self, resolution: int) -> None:
         """Activates the dense levels up to a resolution, at least the coarsest, and the sparse levels that have blocks.
@@ -306,7 +298,7 @@ class VoxelPyramid(nn.Module):
         Args:
             resolution: The finest level to activate, as in ``resolutions`` or ``sparse_resolutions``.
         """
-        self._copies = None
+        self.working_copies = None
         self.active = max(1, sum(level <= resolution for level in self.resolutions))
         if self.active == len(self.resolutions):
             for finer, grid in zip(self.sparse_resolutions, self.sparse_grids, strict=True):
@@ -335,7 +327,7 @@ class VoxelPyramid(nn.Module):
             aabb: (2, 3) that box, world units.
             optimizer: The optimizer that trains the pyramid, if any.
             max_blocks: Largest number of blocks of the finest sparse level that the pyramid can have. Coarser ones get
-                at most a share of it (:meth:`block_limits`).
+                at most a fraction of it (:meth:`block_limits`).
 
         Returns:
             For each of these levels, the number of blocks wanted.
@@ -343,7 +335,7 @@ class VoxelPyramid(nn.Module):
         Raises:
             ValueError: A sparse level is sharded (``fully_shard``), or the optimizer's state cannot be resized.
         """
-        self._copies = None
+        self.working_copies = None
         limits = {} if max_blocks is None else self.block_limits(max_blocks)
         return {
             finer: grid.allocate(cells, aabb, optimizer, max_blocks=limits.get(finer))
@@ -383,7 +375,7 @@ class VoxelPyramid(nn.Module):
             refuse_sharded(level, "refit")
         if any(grid.count > 0 for grid in self.sparse_grids):
             raise ArgumentValueError("aabb must stay as it is once sparse levels have blocks")
-        self._copies = None
+        self.working_copies = None
         box = parse_box(aabb)
         for grid, vertices in zip(self.grids, self._vertices(box), strict=True):
             grid.refit(box, vertices, optimizer)
@@ -413,7 +405,7 @@ class VoxelPyramid(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns the settings that ``state_dict`` contains in addition to the levels."""
-        return {"active": self.active, "reduce": self.reduce, "level_channels": self._combination.channels}
+        return {"active": self.active, "reduce": self.reduce, "level_channels": self.combination.channels}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores the state of :meth:`get_extra_state`, and ends the use of copies by :meth:`enable_copies`.
@@ -426,15 +418,15 @@ class VoxelPyramid(nn.Module):
             raise ArgumentValueError(f"reduce must be {state['reduce']!r}, as in the loaded state, got {self.reduce!r}")
         # Model files have lists in place of tuples.
         stored = tuple(each if each is None else tuple(each) for each in state["level_channels"])
-        if stored != self._combination.channels:
+        if stored != self.combination.channels:
             raise ArgumentValueError(
-                f"level_channels must be {stored}, as in the loaded state, got {self._combination.channels}"
+                f"level_channels must be {stored}, as in the loaded state, got {self.combination.channels}"
             )
         active = state["active"]
         if type(active) is not int or not 1 <= active <= len(self.levels):
             raise ArgumentValueError(f"active must be 1 to {len(self.levels)} levels, got {shown(active)}")
         self.active = active
-        self._copies = None
+        self.working_copies = None
 
     def extra_repr(self) -> str:
         """Shows the settings in ``print(module)``."""
@@ -448,8 +440,8 @@ class VoxelPyramid(nn.Module):
         # Nested levels have one more vertex than cells, so rows are not whole cache lines. This matters little if
         # vertices are wide: a tile's eight vertices of 28 channels along z cover seven lines, or touch an eighth.
         x, y, z = cubic_voxels(aabb, self.resolutions[0])
-        shares = [resolution // self.resolutions[0] for resolution in self.resolutions]
-        return [(x * share + 1, y * share + 1, z * share + 1) for share in shares]
+        factors = [resolution // self.resolutions[0] for resolution in self.resolutions]
+        return [(x * factor + 1, y * factor + 1, z * factor + 1) for factor in factors]
 
 
 class _Level(VoxelGrid):

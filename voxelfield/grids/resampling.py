@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -18,11 +18,10 @@ from voxelfield.ops._checks import coordinate_dtype, is_divided
 from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._grids import Padding
 
-SLAB_ELEMENTS = 1 << 24
-"""Elements of a temporary tensor (64 MiB of float32): passes over a whole grid work slab by slab, so that their
-temporaries stay this small for any grid."""
+# Elements of a temporary tensor, 64 MiB of float32: a whole grid is resampled slab by slab.
+_SLAB_ELEMENTS = 1 << 24
 
-# All that exist, because a parameter does not know those that reduce its gradient.
+# All wrappers that exist, because a parameter does not know which of them reduce its gradient.
 _wrappers: WeakSet[DistributedDataParallel] = WeakSet()
 
 
@@ -35,19 +34,23 @@ def _remember_wrapper(module: nn.Module, name: str, submodule: nn.Module) -> Non
 register_module_module_registration_hook(_remember_wrapper)
 
 
-def vertex_fractions(size: int, like: Tensor, align_corners: bool = True) -> Tensor:
-    """Returns the relative positions of an axis' vertices between its ends, in the dtype and device of ``like``."""
-    index = torch.arange(size, device=like.device, dtype=like.dtype)
-    if not align_corners:
-        return (index + 0.5) / size
-    return index / (size - 1) if size > 1 else torch.full_like(index, 0.5)
+def vertex_axes(corners: Tensor, resolution: Sequence[int], align_corners: bool) -> list[Tensor]:
+    """Returns the coordinates along x, y and z of the vertices that fill a box with these corners (2, 3)."""
+    axes = []
+    for low, high, size in zip(*corners, resolution, strict=True):
+        index = torch.arange(size, device=corners.device, dtype=corners.dtype)
+        if not align_corners:
+            fractions = (index + 0.5) / size
+        else:
+            fractions = index / (size - 1) if size > 1 else torch.full_like(index, 0.5)
+        axes.append(torch.lerp(low, high, fractions))
+    return axes
 
 
 def sample_vertices(
     values: Tensor,
     corners: Tensor,
     resolution: tuple[int, int, int],
-    slab_elements: int = SLAB_ELEMENTS,
     *,
     align_corners: bool = True,
     periodic: bool = False,
@@ -55,24 +58,17 @@ def sample_vertices(
     """Samples (X, Y, Z, C) trilinearly at the vertices that fill a box given by its corners (2, 3) in the unit cube.
 
     Outside of the old vertices the outermost values are repeated, or the whole grid if it is ``periodic``. No temporary
-    tensor has more than ``slab_elements`` elements, unless the vertices at one x need more.
+    tensor has more than ``_SLAB_ELEMENTS`` elements, unless the vertices at one x need more.
     """
     corners = corners.to(coordinate_dtype(values.dtype))
     result = values.new_empty((*resolution, values.shape[-1]))
-    axes = []
-    for axis, size in enumerate(resolution):
-        axes.append(torch.lerp(corners[0, axis], corners[1, axis], vertex_fractions(size, corners, align_corners)))
+    x, y, z = vertex_axes(corners, resolution, align_corners)
     padding: Padding = "periodic" if periodic else "border"
-    for rows in _slabs(resolution[0], resolution[1] * resolution[2] * max(values.shape[-1], 3), slab_elements):
-        points = torch.stack(torch.meshgrid(axes[0][rows], axes[1], axes[2], indexing="ij"), dim=-1)
-        result[rows] = ops.sample_trilinear(values, points, padding=padding, align_corners=align_corners)
+    at_once = max(1, _SLAB_ELEMENTS // (len(y) * len(z) * max(values.shape[-1], 3)))
+    for some, slab in zip(x.split(at_once), result.split(at_once), strict=True):
+        points = torch.stack(torch.meshgrid(some, y, z, indexing="ij"), dim=-1)
+        slab.copy_(ops.sample_trilinear(values, points, padding=padding, align_corners=align_corners))
     return result
-
-
-def _slabs(rows: int, row_elements: int, slab_elements: int) -> Iterator[slice]:
-    step = max(slab_elements // max(row_elements, 1), 1)
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
 
 
 def refuse_sharded(features: Tensor, operation: str) -> None:

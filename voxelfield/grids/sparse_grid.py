@@ -14,7 +14,7 @@ from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
 from voxelfield.grids.resampling import migratable_state, refuse_sharded, replace_values
 from voxelfield.ops._checks import is_divided
 from voxelfield.ops._errors import ArgumentValueError
-from voxelfield.ops._internal.sparse_grid import places_in_atlas, share_copies_
+from voxelfield.ops._internal.sparse_grid import atlas_coordinates, share_copies_
 
 __all__ = ["SparseGrid", "overlapping_sums"]
 
@@ -54,7 +54,7 @@ class SparseGrid(nn.Module):
             :meth:`allocate`.
         exists: Buffer (X, Y, Z) bool: which blocks are allocated; initially none.
         blocks: Buffer (X, Y, Z) int32: the location of each block in the atlas, as for
-            :func:`voxelfield.ops._internal.sparse_grid.places_in_atlas`.
+            :func:`voxelfield.ops._internal.sparse_grid.atlas_coordinates`.
         aabb: Buffer (2, 3) float32, world units.
 
     Raises:
@@ -115,7 +115,7 @@ class SparseGrid(nn.Module):
         Returns:
             (N, 3) in the unit cube of the atlas, NaN where no block is allocated; without gradient.
         """
-        return places_in_atlas(unit.detach(), self.blocks, self.features.shape[:3])
+        return atlas_coordinates(unit.detach(), self.blocks, self.features.shape[:3])
 
     @torch.no_grad()
     def refit(self, aabb: Sequence[Sequence[float]] | Tensor, resolution: Sequence[int]) -> None:
@@ -335,7 +335,7 @@ class SparseGrid(nn.Module):
         """Adopts the saved blocks, because they are a result of training and not settings of the code."""
         exists, features = (state_dict.get(f"{prefix}{name}") for name in ("exists", "features"))
         if isinstance(exists, Tensor) and isinstance(features, Tensor):
-            # On the meta device there are no values to derive tables from; those of the state are used instead.
+            # On the meta device there are no values to derive tables from; the values of the state are used instead.
             self._adopt(exists.to(exists.device if self.exists.is_meta else self.exists.device, torch.bool))
             wanted = (*self._atlas_shape(), self.channels)
             if tuple(features.shape) != wanted:

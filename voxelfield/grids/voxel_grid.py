@@ -17,7 +17,7 @@ from voxelfield.grids.resampling import (
     refuse_sharded,
     replace_values,
     sample_vertices,
-    vertex_fractions,
+    vertex_axes,
 )
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._autograd import needs_long_path
@@ -87,6 +87,7 @@ class VoxelGrid(nn.Module):
     Attributes:
         features: Parameter of shape (X, Y, Z, C), channels last.
         aabb: Buffer of shape (2, 3), float32, world units.
+        working_copies: The copy that :meth:`enable_copies` has made, or None.
 
     Raises:
         TypeError: ``resolution`` or ``channels`` is not integer, or ``dtype`` is not one of the four.
@@ -129,7 +130,7 @@ class VoxelGrid(nn.Module):
         self.features = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
         self._box = parse_box(aabb)
         self.register_buffer("aabb", box_tensor(self._box, self.features.device))
-        self._copies: WorkingCopies | None = None
+        self.working_copies: WorkingCopies | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -188,10 +189,7 @@ class VoxelGrid(nn.Module):
             voxel inside with ``align_corners=False``. Along an axis with a single vertex, this vertex lies in the
             middle.
         """
-        low, high = self.aabb
-        axes = []
-        for axis, size in enumerate(self.resolution):
-            axes.append(torch.lerp(low[axis], high[axis], vertex_fractions(size, low, self.align_corners)))
+        axes = vertex_axes(self.aabb, self.resolution, self.align_corners)
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
 
     def to_unit(self, points: Tensor) -> Tensor:
@@ -277,7 +275,7 @@ class VoxelGrid(nn.Module):
         arithmetic nor the kernel would reject, and reads the tensors from `_parameters` and `_buffers`, because reading
         a module's attributes takes as long as adding two small tensors.
         """
-        if self._copies is not None or type(self).to_unit is not VoxelGrid.to_unit or needs_long_path():
+        if self.working_copies is not None or type(self).to_unit is not VoxelGrid.to_unit or needs_long_path():
             return None
         if not self.align_corners:
             return None
@@ -297,17 +295,17 @@ class VoxelGrid(nn.Module):
 
     def _sample(self, unit: Tensor) -> Tensor:
         """Interpolates at positions (..., 3) in the unit cube."""
-        if self._copies is None:
+        if self.working_copies is None:
             return ops.sample_trilinear(self.features, unit, padding=self.padding, align_corners=self.align_corners)
         rows = unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
-        return self._copies.sample([self.features], rows, self.padding).reshape(*unit.shape[:-1], self.channels)
+        return self.working_copies.sample([self.features], rows, self.padding).reshape(*unit.shape[:-1], self.channels)
 
     @property
     def sampled_levels(self) -> list[Tensor]:
         """A list of the tensor that is sampled: the copy of :meth:`enable_copies`, if any, otherwise the features."""
-        if self._copies is None or needs_long_path():
+        if self.working_copies is None or needs_long_path():
             return [self.features]
-        return list(self._copies.current([self.features]))
+        return list(self.working_copies.current([self.features]))
 
     def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
         """Makes the grid read a copy of its features and add gradients in place; see :class:`WorkingCopies`.
@@ -329,22 +327,17 @@ class VoxelGrid(nn.Module):
         refuse_sharded(self.features, "enable_copies")
         if not self.align_corners:
             raise ArgumentValueError("align_corners must be True for enable_copies, got False")
-        self._copies = WorkingCopies([self.features], dtype)
+        self.working_copies = copies = WorkingCopies([self.features], dtype)
         self.features.grad = torch.zeros_like(self.features) if allocate_gradients else None
-        return self._copies.copies
-
-    @property
-    def working_copies(self) -> WorkingCopies | None:
-        """What :meth:`enable_copies` has enabled, if it has."""
-        return self._copies
+        return copies.copies
 
     def refresh_copies(self) -> None:
         """Copies the features into the copy of :meth:`enable_copies`, if there is one.
 
         Needed only after changes that the copy does not notice by itself; see :class:`WorkingCopies`.
         """
-        if self._copies is not None:
-            self._copies.refresh()
+        if self.working_copies is not None:
+            self.working_copies.refresh()
 
     def _promote(self, values: Tensor) -> Tensor:
         # Positions are widened before they are mapped to the unit cube, so a float64 grid gets unrounded ones.
@@ -458,7 +451,7 @@ class VoxelGrid(nn.Module):
         def resampled(values: Tensor) -> Tensor:
             return sample_vertices(values, corners, resolution, align_corners=self.align_corners, periodic=periodic)
 
-        self._copies = None
+        self.working_copies = None
         replace_values(self.features, resampled(self.features.detach()))
         for key in shaped:
             state[key] = resampled(state[key].to(self.features.dtype)).to(state[key].dtype)
@@ -514,20 +507,12 @@ class VoxelGrid(nn.Module):
             self.aabb = geometry.to(self.aabb.device)
         return self
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Adopts the saved resolution and box, because they are results of training and not settings of the code."""
+        *_, error_msgs = args
         key = prefix + "features"
         saved = state_dict.get(key)
-        self._copies = None  # copies of the old features
+        self.working_copies = None  # copies of the old features
         if isinstance(saved, Tensor) and saved.dim() == 4 and saved.shape != self.features.shape:
             if saved.shape[-1] == self.channels:
                 for values in (self.features, saved):
@@ -538,9 +523,7 @@ class VoxelGrid(nn.Module):
                     f"{key}: the checkpoint has {saved.shape[-1]} channels, this grid {self.channels}; a "
                     "grid adopts a saved resolution and box, but the model sets its number of channels."
                 )
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, *args)
         self.aabb = self.aabb.float()
         if type(self.aabb) is Tensor and not self.aabb.is_meta:
             low, high = self.aabb.tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,6 @@ from voxelfield.ops._autograd import needs_long_path
 from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._grids import Padding
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
-
-
-class Division(Protocol):
-    """Divides grids over processes; :class:`voxelfield.grids.division.DividedGrids` implements it."""
-
-    def receive(self, tensors: Sequence[Tensor]) -> Iterable[Sequence[Tensor]]:
-        """Returns the rows of tensors (N, ...) of all processes, some at a time, each time of the same samples."""
-
-    def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
-        """Returns the tensors to which gradients are added, and the planes of each, as ``accumulate_trilinear_``."""
 
 
 class WorkingCopies:
@@ -59,10 +49,11 @@ class WorkingCopies:
     Attributes:
         grids: As given.
         dtype: As given.
+        combination: As given.
         sparse: As given.
         copies: One tensor for each grid, of the same shape. Read them by :meth:`current`.
-        division: Divides the grids over processes: it keeps the copies up to date and adds up the gradients. None where
-            the grids are whole.
+        division: The :class:`voxelfield.grids.division.DividedGrids` that divides the grids over processes: it keeps
+            the copies up to date and adds up the gradients. None where the grids are whole.
 
     Raises:
         TypeError: A grid is not a float32 parameter, or ``dtype`` is not one of the three.
@@ -79,16 +70,16 @@ class WorkingCopies:
             raise TypeError(f"dtype must be float16, bfloat16 or float32, got {dtype}")
         self.grids = tuple(grids)
         self.dtype = dtype
-        self._combination = combination
+        self.combination = combination
         self.sparse = tuple(sparse)
         self.copies: list[Tensor] = []
-        self.division: Division | None = None
+        self.division: Any = None
         self._may_change = False  # whether an optimizer may have changed the grids since the copies were last read
         with torch.inference_mode(False):  # inference tensors cannot be written to outside inference mode
             self.refresh()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WorkingCopies, (self.grids, self.dtype, self._combination, self.sparse)
+        return WorkingCopies, (self.grids, self.dtype, self.combination, self.sparse)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -116,7 +107,7 @@ class WorkingCopies:
     def channels(self) -> int:
         """Number of features of a sample."""
         dense = [grid.shape[3] for grid in self.grids[: len(self.grids) - len(self.sparse)]]
-        summed = dense[:1] if self._combination.reduce == "sum" else dense
+        summed = dense[:1] if self.combination.reduce == "sum" else dense
         return sum(summed) + sum(grid.channels for grid in self.sparse)
 
     def forget_grids(self) -> None:
@@ -157,7 +148,7 @@ class WorkingCopies:
         """
         if needs_long_path():
             self._may_change = self._may_change or torch.is_grad_enabled()
-            return sample_levels(grids, self.sparse, points, self._combination, padding).to(self.dtype)
+            return sample_levels(grids, self.sparse, points, self.combination, padding).to(self.dtype)
         self.current(grids)
         if not torch.is_grad_enabled():
             return self.read(points, padding)
@@ -166,7 +157,7 @@ class WorkingCopies:
 
     def read(self, points: Tensor, padding: Padding) -> Tensor:
         """Samples the copies as they are; arguments as for :meth:`sample`."""
-        return sample_levels(self.copies, self.sparse, points, self._combination, padding)
+        return sample_levels(self.copies, self.sparse, points, self.combination, padding)
 
     def accumulate(self, wanted: Sequence[bool], values: Tensor, points: Tensor, padding: Padding) -> None:
         """Adds the gradients of samples to the ``grad`` of those grids whose gradient is wanted."""
@@ -183,17 +174,13 @@ class WorkingCopies:
             ]
         dense = len(sums) - len(self.sparse)
         for some_values, some_points in samples:
-            self._combination.accumulate(sums[:dense], some_values, some_points, padding, slabs and slabs[:dense])
+            self.combination.accumulate(sums[:dense], some_values, some_points, padding, slabs and slabs[:dense])
             column = values.shape[-1] - sum(grid.channels for grid in self.sparse)
             for index, grid in enumerate(self.sparse, dense):
                 part, positions = slabs and slabs[index : index + 1], grid.atlas_positions(some_points)
                 accumulate_trilinear_([sums[index]], some_values, positions, slabs=part, column=column)
                 column += grid.channels
         self._may_change = True
-
-    def point_gradient(self, copies: Sequence[Tensor], values: Tensor, points: Tensor, padding: Padding) -> Tensor:
-        """Returns the gradient of the points (N, 3); arguments as for :meth:`accumulate`."""
-        return self._combination.point_gradient(copies, values, points, padding)
 
 
 # The version of the grid that was copied, and whether a GridAdam updates the copy, are attributes of the copy, because
@@ -227,7 +214,7 @@ def sample_levels(
 ) -> Tensor:
     """Samples the dense grids' features, followed by the sparse grids' atlases, or copies of these.
 
-    Sparse grids give points (N, 3) no gradient; ``combination`` and ``padding`` are those of the dense grids.
+    Sparse grids give points (N, 3) no gradient; ``combination`` and ``padding`` apply to the dense grids.
     """
     dense = len(levels) - len(sparse)
     sampled = combination.sample(levels[:dense], points, padding)
@@ -254,7 +241,7 @@ class _Sample(Function):
         points, *copies = ctx.saved_tensors
         of_points = None
         if ctx.needs_input_grad[0]:
-            of_points = ctx.owner.point_gradient(copies, grad, points, ctx.padding)
+            of_points = ctx.owner.combination.point_gradient(copies, grad, points, ctx.padding)
         wanted = [_is_wanted(accumulator) for accumulator, _ in ctx.next_functions[1:]]
         if any(wanted):
             ctx.owner.accumulate(wanted, grad, points, ctx.padding)

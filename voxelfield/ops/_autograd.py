@@ -1,16 +1,13 @@
-"""Applies ops: eagerly, recorded by autograd, transformed by torch.func, or traced by a compiler."""
+"""Applies ops: eagerly, recorded by autograd, transformed by torch.func, or traced by a compiler; or refuses it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
-
-from voxelfield import _library
 
 MaybeTensor = Tensor | None
 
@@ -19,8 +16,6 @@ MaybeTensor = Tensor | None
 below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 
 functorch_active = torch._C._are_functorch_transforms_active
-
-_fragment = torch.library.Library("voxelfield", "FRAGMENT")
 
 
 def traces_ops() -> bool:
@@ -66,12 +61,6 @@ class OpFunction(Function):
         return cls.record(*inputs)
 
 
-def raw_ops() -> list[str]:
-    """Returns the names of all raw ops, once the library is loaded."""
-    names = torch._C._dispatch_get_all_op_names()
-    return [name.removeprefix("voxelfield::") for name in names if name.startswith("voxelfield::")]
-
-
 def is_mapped(x: Tensor) -> bool:
     """Tells whether ``torch.vmap`` maps over a tensor, which may also be outside of ``torch.func.grad``."""
     wrappers = torch._C._functorch
@@ -80,29 +69,61 @@ def is_mapped(x: Tensor) -> bool:
     return bool(wrappers.is_batchedtensor(x))
 
 
-def register_autograd(op: str, apply: Callable[..., Any]) -> None:
-    """Makes ``apply``, which takes the arguments of a raw op and applies a Function to them, its autograd kernel."""
+def hold_constant(op: str, **inputs: Tensor | None) -> tuple[Any, ...]:
+    """Returns the inputs, of which None stays, detached, so that they do not make results require a gradient.
 
-    def kernel(*args: Any) -> Any:
-        # torch.func calls this with one of its levels partly unwound, and then no Function can be applied.
-        if functorch_active():
-            raise NotImplementedError(
-                f"torch.ops.voxelfield.{op} cannot be transformed by torch.func (grad, jvp, ...); the functions "
-                "in voxelfield.ops can, outside of torch.compile(fullgraph=True)"
-            )
-        return apply(*args)
+    Raises:
+        NotImplementedError: An input carries a tangent of forward-mode differentiation, or is mapped by ``torch.vmap``.
+    """
+    tensors = {name: x for name, x in inputs.items() if x is not None}
+    if functorch_active() and any(map(is_mapped, tensors.values())):
+        raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: call it once with the inputs of all calls")
+    # This covers torch.func too: its forward mode enters a level of torch.autograd.forward_ad.
+    if forward_ad._current_level >= 0:
+        for name, x in tensors.items():
+            if forward_ad.unpack_dual(x).tangent is not None:
+                raise NotImplementedError(
+                    f"{op} has no derivative in {name}, which must carry no tangent: pass {name}.detach()"
+                )
+    return tuple(x.detach() if x is not None and x.requires_grad else x for x in inputs.values())
 
-    _fragment.impl(op, kernel, "Autograd")
+
+def run_raw(op: str) -> staticmethod[..., Any]:
+    """Returns a ``forward`` for an autograd Function of the arguments of a raw op: it runs the op."""
+
+    def forward(*inputs: Any) -> Any:
+        with below_autograd():
+            return getattr(torch.ops.voxelfield, op).default(*inputs)
+
+    return staticmethod(forward)
 
 
-def last_derivative(op: str, refusal: str) -> type[Function]:
-    """Makes the Function of a backward op whose own derivative raises NotImplementedError with this message."""
+def refuse_jvp(op: str) -> staticmethod[..., None]:
+    """Returns a ``jvp`` for an autograd Function without forward mode: it raises an error that names the op."""
+
+    def jvp(*_: object) -> None:
+        raise NotImplementedError(f"{op} has no forward-mode derivative: differentiate in reverse mode")
+
+    return staticmethod(jvp)
+
+
+def refuse_vmap(op: str, remedy: str = "") -> staticmethod[..., None]:
+    """Returns a ``vmap`` for an autograd Function that cannot be mapped: it raises an error that names the op."""
+
+    def vmap(*_: object) -> None:
+        raise NotImplementedError(f"{op} cannot be mapped by torch.vmap{remedy and ': '}{remedy}")
+
+    return staticmethod(vmap)
+
+
+def last_derivative(op: str, refusal: str, run: Callable[..., Any] | None = None) -> type[Function]:
+    """Makes the Function of a backward op whose own derivative raises NotImplementedError with this message.
+
+    ``run`` is its ``forward``; None runs the op on its arguments.
+    """
 
     class LastDerivative(OpFunction):
-        @staticmethod
-        def forward(*inputs: Any) -> Any:
-            with below_autograd():
-                return getattr(torch.ops.voxelfield, op).default(*inputs)
+        forward = run_raw(op) if run is None else staticmethod(run)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -116,29 +137,6 @@ def last_derivative(op: str, refusal: str) -> type[Function]:
         def jvp(ctx: Any, *tangents: MaybeTensor) -> None:
             raise NotImplementedError(refusal)
 
-        @staticmethod
-        def vmap(*_: object) -> None:
-            raise NotImplementedError(f"{op} cannot be mapped by torch.vmap")
+        vmap = refuse_vmap(op)
 
     return LastDerivative
-
-
-def _run_and_raise_versions(op: Callable[..., Any], places: list[int], *args: Any) -> Any:
-    """Runs a raw op, and raises the version counters of the arguments at ``places``, as torch does for its own ops.
-
-    Otherwise autograd would compute wrong gradients in silence from tensors that an op has overwritten since.
-    """
-    with below_autograd():
-        result = op(*args)
-    written = [x for place in places for x in (args[place] if isinstance(args[place], list) else [args[place]])]
-    torch.autograd.graph.increment_version([x for x in written if x is not None])
-    return result
-
-
-@_library.when_loaded
-def _register() -> None:
-    for name in raw_ops():
-        op = getattr(torch.ops.voxelfield, name).default
-        written = [i for i, x in enumerate(op._schema.arguments) if x.alias_info and x.alias_info.is_write]
-        if written:
-            _fragment.impl(name, partial(_run_and_raise_versions, op, written), "ADInplaceOrView")

@@ -66,7 +66,7 @@ def check_same_device(name: str, value: Tensor, other_name: str, other: Tensor) 
 
 def check_field(
     name: str,
-    value: object,
+    value: Tensor,
     shape: tuple[int | str, ...],
     dtype: torch.dtype,
     other_name: str = "",
@@ -77,40 +77,36 @@ def check_field(
     Reads no values, so that the check does not synchronise with the device.
     """
     check_tensor(name, value, shape)
-    assert isinstance(value, Tensor)
     check_dtype(name, value, (dtype,))
     if other is not None:
         check_same_device(name, value, other_name, other)
 
 
-def check_result(name: str, value: object, shape: tuple[int, ...], points: Tensor) -> None:
+def check_result(name: str, value: Tensor, shape: tuple[int, ...], points: Tensor) -> None:
     """Raises unless a function's result for ``points`` has the given shape, at most 32 bits and the points' device.
 
     Without this check, a result of shape (N, 1) instead of (N,) would be broadcast to N x N values.
     """
     check_tensor(name, value, shape, f" for {points.shape[0]} points")
-    assert isinstance(value, Tensor)
     check_dtype(name, value, (torch.float32, torch.float16, torch.bfloat16))
     check_same_device(name, value, "points", points)
 
 
-def check_float32(name: str, value: object, shape: tuple[int | str, ...], other_name: str, other: Tensor) -> None:
+def check_float32(name: str, value: Tensor, shape: tuple[int | str, ...], other_name: str, other: Tensor) -> None:
     """Raises unless ``value`` is a float32 tensor of the given shape, on the device of ``other``."""
     check_field(name, value, shape, torch.float32, other_name, other)
 
 
-def check_rays(origins: object, directions: object, near: object, far: object, offset: Tensor | None) -> Tensor:
+def check_rays(origins: Tensor, directions: Tensor, near: Tensor, far: Tensor, offset: Tensor | None) -> Tensor:
     """Raises unless rays are float32 and have matching shapes; returns ``offset``, or midpoints if it is None."""
     check_tensor("origins", origins, ("R", 3))
-    assert isinstance(origins, Tensor)
-    if offset is None and isinstance(near, Tensor):
-        offset = torch.full_like(near, 0.5)
     rays = origins.shape[0]
     for name, value in {"origins": origins, "directions": directions}.items():
         check_float32(name, value, (rays, 3), "origins", origins)
-    for name, value in {"near": near, "far": far, "offset": offset}.items():
+    check_float32("near", near, (rays,), "origins", origins)
+    offset = torch.full_like(near, 0.5) if offset is None else offset
+    for name, value in {"far": far, "offset": offset}.items():
         check_float32(name, value, (rays,), "origins", origins)
-    assert offset is not None
     return offset
 
 
@@ -147,14 +143,13 @@ def check_finite(name: str, value: float) -> None:
         raise ArgumentValueError(f"{name} must be finite, got {shown(value)}")
 
 
-def check_points(points: object, shape: tuple[int | str, ...], source_name: str, source: Tensor) -> Tensor:
+def check_points(points: Tensor, shape: tuple[int | str, ...], source_name: str, source: Tensor) -> Tensor:
     """Raises unless ``points`` has the given shape, and the device and coordinate dtype that ``source`` requires.
 
     Returns:
         The points, widened to that dtype if they are 16-bit.
     """
     check_tensor("points", points, shape, f" for {source_name} of shape {tuple(source.shape)}")
-    assert isinstance(points, Tensor)
     expected = coordinate_dtype(source.dtype)
     points = widen_positions("points", points, expected)
     check_dtype("points", points, (expected,), f" for a {str(source.dtype).removeprefix('torch.')} {source_name}")
@@ -180,7 +175,7 @@ def widen_positions(name: str, positions: Tensor, dtype: torch.dtype) -> Tensor:
 _warned_of_narrow_positions = False
 
 
-def check_ray_offsets(ray_offsets: object, samples: int, like_name: str, like: Tensor) -> Tensor:
+def check_ray_offsets(ray_offsets: Tensor, samples: int, like_name: str, like: Tensor) -> Tensor:
     """Raises unless ``ray_offsets`` (R + 1,) are integers on the device of ``like``, and fit the number of samples.
 
     They must not decrease and must lie in 0..samples. This is not checked on CUDA, because that would synchronise; the
@@ -190,7 +185,6 @@ def check_ray_offsets(ray_offsets: object, samples: int, like_name: str, like: T
         The offsets, converted to int64 if they are int32.
     """
     check_tensor("ray_offsets", ray_offsets, ("R + 1",))
-    assert isinstance(ray_offsets, Tensor)
     check_dtype("ray_offsets", ray_offsets, (torch.int64, torch.int32))
     ray_offsets = ray_offsets.long()
     check_same_device("ray_offsets", ray_offsets, like_name, like)

@@ -16,17 +16,98 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
 from voxelfield.ops._autograd import MaybeTensor, OpFunction, below_autograd, forward_mode_active, traces_ops
-from voxelfield.ops._stencil import Shapes, Stencil
-from voxelfield.ops._vmap import Folding
+from voxelfield.ops._registration import register_autograd, register_batching
 
 Apply = Callable[..., Any]
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class Stencil(Protocol):
+    """The rule that finds the corners of a point: the options of one call and the raw ops that take them."""
+
+    @property
+    def with_gradient(self) -> bool:
+        """Whether values and results are stacked with their three derivatives in a leading dimension of 4."""
+
+    shareable: ClassVar[bool]
+    """Whether all points of one element of a batch read the same source."""
+
+    def batched(self, point_dims: int) -> bool:
+        """Tells whether sources and points have a leading batch dimension, given the points' number of dimensions."""
+
+    def gather(self, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor) -> Tensor:
+        """Runs the raw op :math:`S`."""
+
+    def splat(self, values: Tensor, points: Tensor, direction: MaybeTensor, shapes: Shapes) -> tuple[Tensor, ...]:
+        """Runs the raw op :math:`S^*` for sources of these shapes."""
+
+    def point_gradient(
+        self, values: Tensor, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor
+    ) -> Tensor:
+        """Runs the raw op :math:`P`."""
+
+    def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
+        """Returns the columns of ``values`` that belong to the wanted sources."""
+
+
+class Folding:
+    """Turns the inputs of ``size`` mapped calls into inputs of a single call, and unfolds its result.
+
+    Sources that are the same in all calls are not repeated if points can share them: the points of all calls then
+    become more points of the same source. Otherwise the calls become elements of the batch. ``batched`` tells whether
+    the mapped calls have a batch dimension themselves; ``source_dims`` is None if the op has no sources.
+    """
+
+    def __init__(
+        self, stencil: Stencil, size: int, batched: bool, source_dims: Sequence[int | None] | None = None
+    ) -> None:
+        self._size = size
+        self._shared = source_dims is not None and stencil.shareable and all(dim is None for dim in source_dims)
+        self._axis = int(self._shared and batched)
+        self._merges = self._shared or batched
+        self._lead = int(stencil.with_gradient)
+
+    def points(self, x: MaybeTensor, dim: int | None) -> MaybeTensor:
+        """Folds points, or directions."""
+        return None if x is None else self._fold(x, dim, self._axis)
+
+    def values(self, x: Tensor, dim: int | None) -> Tensor:
+        """Folds values."""
+        return self._fold(x, dim, self._axis + self._lead)
+
+    def sources(self, sources: Sequence[Tensor], dims: Sequence[int | None]) -> Sequence[Tensor]:
+        """Folds sources."""
+        return sources if self._shared else [self._fold(x, dim, 0) for x, dim in zip(sources, dims, strict=True)]
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of a folded source, given its shape in a mapped call."""
+        return (self._size * shape[0], *shape[1:]) if self._merges else (self._size, *shape)
+
+    def unfold_points(self, x: Tensor) -> tuple[Tensor, int]:
+        """Returns a result shaped like points with its mapped dimension restored, and the index of that dimension."""
+        return self.unfold(x, self._axis), self._axis
+
+    def unfold_values(self, x: Tensor) -> tuple[Tensor, int]:
+        """Returns a result shaped like values with its mapped dimension restored, and the index of that dimension."""
+        return self.unfold(x, self._axis + self._lead), self._axis + self._lead
+
+    def unfold(self, x: Tensor, axis: int = 0) -> Tensor:
+        """Returns a result with the mapped dimension restored at ``axis``."""
+        return x.unflatten(axis, (self._size, x.shape[axis] // self._size)) if self._merges else x
+
+    def _fold(self, x: Tensor, dim: int | None, axis: int) -> Tensor:
+        if dim is None:
+            x = x.unsqueeze(axis).expand(*x.shape[:axis], self._size, *x.shape[axis:])
+        else:
+            x = x.movedim(dim, axis)
+        return x.flatten(axis, axis + 1) if self._merges else x
 
 
 def sample(sources: Sequence[Tensor], points: Tensor, stencil: Stencil) -> Tensor:
@@ -278,6 +359,32 @@ class PointGradient(OpFunction):
             stencil,
         )
         return folding.unfold_points(gradient)
+
+
+def register_lookup(
+    op: str, function: type[Gather | PointGradient], count: int, make_stencil: Callable[..., Stencil]
+) -> None:
+    """Registers the derivative and the batching rule of a raw op that reads sources.
+
+    Args:
+        op: Its name.
+        function: The Function that applies it.
+        count: The number of its arguments before the options: tensors, and lists of tensors.
+        make_stencil: Returns the stencil for given options.
+    """
+
+    def flat(arguments: Sequence[Any]) -> list[Any]:
+        return [x for each in arguments[:count] for x in (each if isinstance(each, (list, tuple)) else (each,))]
+
+    def apply(*arguments: Any) -> Any:
+        return function.apply(*flat(arguments), make_stencil(*arguments[count:]))
+
+    def rule(info: Any, dims: Any, *arguments: Any) -> tuple[Tensor, int]:
+        inputs = (*flat(arguments), make_stencil(*arguments[count:]))
+        return function.map(function.call, info.batch_size, (*flat(dims), None), *inputs)
+
+    register_autograd(op, apply)
+    register_batching(op, rule)
 
 
 def _splat(

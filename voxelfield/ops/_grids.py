@@ -14,14 +14,7 @@ from torch.autograd.function import BackwardCFunction
 
 from voxelfield import _library
 from voxelfield.ops import _constants, _derivatives
-from voxelfield.ops._autograd import (
-    MaybeTensor,
-    OpFunction,
-    below_autograd,
-    forward_mode_active,
-    needs_long_path,
-    register_autograd,
-)
+from voxelfield.ops._autograd import MaybeTensor, OpFunction, below_autograd, forward_mode_active, needs_long_path
 from voxelfield.ops._checks import (
     FLOATING,
     INTEGERS,
@@ -32,7 +25,7 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
-from voxelfield.ops._derivatives import Gather, PointGradient, Splat
+from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, register_lookup
 from voxelfield.ops._errors import (
     EXPLAINED_LATER,
     ArgumentTypeError,
@@ -40,8 +33,7 @@ from voxelfield.ops._errors import (
     explain_memory,
     stop_if_out_of_memory,
 )
-from voxelfield.ops._stencil import Shapes
-from voxelfield.ops._vmap import register_batching
+from voxelfield.ops._registration import fake, register_autograd, register_batching
 
 Padding = Literal["border", "zeros", "reflection", "periodic"]
 Mode = Literal["linear", "nearest"]
@@ -52,10 +44,10 @@ MODES: tuple[str, ...] = ("linear", "nearest")
 
 @dataclass(frozen=True)
 class GridStencil:
-    """Options of one call of the grid ops, those of their schemas.
+    """Options of one call of the grid ops, as in their schemas.
 
     Attributes:
-        options: All but ``method``, in the order of the schemas.
+        options: Every field except ``method``, in schema order.
     """
 
     shareable: ClassVar[bool] = True
@@ -227,14 +219,14 @@ def shared_grid(grids: Tensor) -> Tensor | None:
         return None
     if grids.is_leaf or grids.retains_grad or grids._backward_hooks:
         return None
-    # Functions such as gradient reversal return views too, but their backward is more than that of a view.
+    # Functions such as gradient reversal return views too, but their backward does more than a view's.
     node, end = grids.grad_fn, base.grad_fn
     while node is not end and node is not None and node.next_functions:
         if isinstance(node, BackwardCFunction):
             return None
         node = node.next_functions[0][0]
     one = grids.detach()[0]
-    # The gradient of view() costs nothing, and that of as_strided() a pass over the base.
+    # The gradient of view() costs nothing, and the gradient of as_strided() a pass over the base.
     if one.is_contiguous() and base.is_contiguous() and one.numel() == base.numel():
         return base.view(one.shape)
     return base.as_strided(one.shape, one.stride(), one.storage_offset())
@@ -293,107 +285,73 @@ def _shapes(points: Tensor, sizes: Sequence[int]) -> Shapes:
     return tuple((*points.shape[:-2], *sizes[i : i + 4]) for i in range(0, len(sizes), 4))
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::sample_trilinear")
-    def _(grids: list[Tensor], points: Tensor, direction: MaybeTensor, *options: Any) -> Tensor:
-        # The kernels check their arguments, but do not run on fake tensors.
-        batched = grids[0].dim() == 5
-        for level, grid in enumerate(grids):
-            lead = (grids[0].shape[0],) if batched else ()
-            check_tensor(f"grids[{level}]", grid, (*lead, "X", "Y", "Z", "C"))
-        *_, nearest, add, with_gradient = options
-        _check_grids([f"grids[{level}]" for level in range(len(grids))], grids, copied=nearest and not add)
-        check_tensor("points", points, (grids[0].shape[0], "N", 3) if batched else ("N", 3))
-        check_dtype("points", points, (coordinate_dtype(grids[0].dtype),))
-        check_same_device("points", points, "grids[0]", grids[0])
-        channels = grids[0].shape[-1] if add else sum(grid.shape[-1] for grid in grids)
-        sets = (4,) if with_gradient else ()
-        return grids[0].new_empty(*sets, *points.shape[:-1], channels)
+@fake("sample_trilinear")
+def _(grids: list[Tensor], points: Tensor, direction: MaybeTensor, *options: Any) -> Tensor:
+    # The kernels check their arguments, but do not run on fake tensors.
+    batched = grids[0].dim() == 5
+    for level, grid in enumerate(grids):
+        lead = (grids[0].shape[0],) if batched else ()
+        check_tensor(f"grids[{level}]", grid, (*lead, "X", "Y", "Z", "C"))
+    *_, nearest, add, with_gradient = options
+    _check_grids([f"grids[{level}]" for level in range(len(grids))], grids, copied=nearest and not add)
+    check_tensor("points", points, (grids[0].shape[0], "N", 3) if batched else ("N", 3))
+    check_dtype("points", points, (coordinate_dtype(grids[0].dtype),))
+    check_same_device("points", points, "grids[0]", grids[0])
+    channels = grids[0].shape[-1] if add else sum(grid.shape[-1] for grid in grids)
+    sets = (4,) if with_gradient else ()
+    return grids[0].new_empty(*sets, *points.shape[:-1], channels)
 
-    @torch.library.register_fake("voxelfield::sample_in_box")
-    def _(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Tensor, Tensor]:
-        check_tensor("grids", grid, ("X", "Y", "Z", "C"))
-        check_dtype("grids", grid, FLOATING)
-        for name, x, shape in (("points", points, ("N", 3)), ("aabb", aabb, (2, 3))):
-            check_tensor(name, x, shape)
-            check_dtype(name, x, (coordinate_dtype(grid.dtype),))
-            check_same_device(name, x, "grids", grid)
-        return grid.new_empty(points.shape[0], grid.shape[-1]), points.new_empty(points.shape)
 
-    @torch.library.register_fake("voxelfield::splat_trilinear")
-    def _(values: Tensor, points: Tensor, direction: MaybeTensor, sizes: list[int], *options: Any) -> list[Tensor]:
-        return [values.new_empty(shape) for shape in _shapes(points, sizes)]
+@fake("sample_in_box")
+def _(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+    check_tensor("grids", grid, ("X", "Y", "Z", "C"))
+    check_dtype("grids", grid, FLOATING)
+    for name, x, shape in (("points", points, ("N", 3)), ("aabb", aabb, (2, 3))):
+        check_tensor(name, x, shape)
+        check_dtype(name, x, (coordinate_dtype(grid.dtype),))
+        check_same_device(name, x, "grids", grid)
+    return grid.new_empty(points.shape[0], grid.shape[-1]), points.new_empty(points.shape)
 
-    @torch.library.register_fake("voxelfield::point_gradient_trilinear")
-    def _(values: Tensor, grids: list[Tensor], points: Tensor, direction: MaybeTensor, *options: Any) -> Tensor:
-        return points.new_empty(points.shape)
 
-    def sample(grids: list[Tensor], points: Tensor, direction: MaybeTensor, *options: Any) -> Tensor:
-        sampled: Tensor = Gather.apply(*grids, points, direction, GridStencil(*options))
-        return sampled
+@fake("splat_trilinear")
+def _(values: Tensor, points: Tensor, direction: MaybeTensor, sizes: list[int], *options: Any) -> list[Tensor]:
+    return [values.new_empty(shape) for shape in _shapes(points, sizes)]
 
-    def splat(values: Tensor, points: Tensor, direction: MaybeTensor, sizes: list[int], *options: Any) -> list[Tensor]:
-        return list(Splat.apply(values, points, direction, _shapes(points, sizes), GridStencil(*options)))
 
-    def point_gradient(
-        values: Tensor, grids: list[Tensor], points: Tensor, direction: MaybeTensor, *options: Any
-    ) -> Tensor:
-        gradient: Tensor = PointGradient.apply(values, *grids, points, direction, GridStencil(*options))
-        return gradient
+@fake("point_gradient_trilinear")
+def _(values: Tensor, grids: list[Tensor], points: Tensor, direction: MaybeTensor, *options: Any) -> Tensor:
+    return points.new_empty(points.shape)
 
-    def sample_in_box(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Tensor, Tensor]:
-        stencil = GridStencil(padding, True, False, False, False)
-        if not (points.requires_grad or aabb.requires_grad or forward_mode_active()):
-            in_box: tuple[Tensor, Tensor] = SampleInBox.apply(grid, points, aabb, stencil)
-            return in_box
-        low, high = aabb
-        unit = (points - low) / (high - low)
-        return Gather.apply(grid, unit, None, stencil), unit
 
-    register_autograd("sample_trilinear", sample)
-    register_autograd("sample_in_box", sample_in_box)
-    register_autograd("splat_trilinear", splat)
-    register_autograd("point_gradient_trilinear", point_gradient)
+def _apply_splat(
+    values: Tensor, points: Tensor, direction: MaybeTensor, sizes: list[int], *options: Any
+) -> list[Tensor]:
+    return list(Splat.apply(values, points, direction, _shapes(points, sizes), GridStencil(*options)))
 
-    def map_sample(info: Any, dims: Any, grids: Any, points: Tensor, direction: MaybeTensor, *options: Any) -> Any:
-        return Gather.map(
-            Gather.call, info.batch_size, (*dims[0], *dims[1:3], None), *grids, points, direction, GridStencil(*options)
-        )
 
-    def map_splat(
-        info: Any, dims: Any, values: Tensor, points: Tensor, direction: MaybeTensor, sizes: Any, *options: Any
-    ) -> Any:
-        # Points that are mapped over have a dimension more than those of one call.
-        lead = points.shape[:-2] if dims[1] is None else points.movedim(dims[1], 0).shape[1:-2]
-        shapes = tuple((*lead, *sizes[i : i + 4]) for i in range(0, len(sizes), 4))
-        sums, at = Splat.map(
-            Splat.call,
-            info.batch_size,
-            (*dims[:3], None, None),
-            values,
-            points,
-            direction,
-            shapes,
-            GridStencil(*options),
-        )
-        return list(sums), list(at)
+def _apply_sample_in_box(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+    stencil = GridStencil(padding, True, False, False, False)
+    if not (points.requires_grad or aabb.requires_grad or forward_mode_active()):
+        in_box: tuple[Tensor, Tensor] = SampleInBox.apply(grid, points, aabb, stencil)
+        return in_box
+    low, high = aabb
+    unit = (points - low) / (high - low)
+    return Gather.apply(grid, unit, None, stencil), unit
 
-    def map_point_gradient(
-        info: Any, dims: Any, values: Tensor, grids: Any, points: Tensor, direction: MaybeTensor, *options: Any
-    ) -> Any:
-        stencil = GridStencil(*options)
-        return PointGradient.map(
-            PointGradient.call,
-            info.batch_size,
-            (dims[0], *dims[1], *dims[2:4], None),
-            values,
-            *grids,
-            points,
-            direction,
-            stencil,
-        )
 
-    register_batching("sample_trilinear", map_sample)
-    register_batching("splat_trilinear", map_splat)
-    register_batching("point_gradient_trilinear", map_point_gradient)
+def _map_splat(
+    info: Any, dims: Any, values: Tensor, points: Tensor, direction: MaybeTensor, sizes: Any, *options: Any
+) -> Any:
+    # Points that are mapped over have one dimension more than the points of one call.
+    lead = points.shape[:-2] if dims[1] is None else points.movedim(dims[1], 0).shape[1:-2]
+    shapes = tuple((*lead, *sizes[i : i + 4]) for i in range(0, len(sizes), 4))
+    inputs = (values, points, direction, shapes, GridStencil(*options))
+    sums, at = Splat.map(Splat.call, info.batch_size, (*dims[:3], None, None), *inputs)
+    return list(sums), list(at)
+
+
+register_lookup("sample_trilinear", Gather, 3, GridStencil)
+register_autograd("sample_in_box", _apply_sample_in_box)
+register_autograd("splat_trilinear", _apply_splat)
+register_batching("splat_trilinear", _map_splat)
+register_lookup("point_gradient_trilinear", PointGradient, 4, GridStencil)

@@ -17,7 +17,8 @@ from voxelfield.ops._autograd import (
     functorch_active,
     last_derivative,
     needs_long_path,
-    register_autograd,
+    refuse_jvp,
+    run_raw,
     traces_ops,
 )
 from voxelfield.ops._checks import (
@@ -31,7 +32,7 @@ from voxelfield.ops._checks import (
     offsets_fit,
 )
 from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError, stop_if_out_of_memory
-from voxelfield.ops._no_derivative import refuse_jvp
+from voxelfield.ops._registration import fake, register_autograd
 from voxelfield.ops.ray_sums import EXCLUSIVE, scan, spread, total
 
 _SINGLE = (torch.float32, torch.float16, torch.bfloat16)
@@ -81,7 +82,7 @@ def run_eagerly(function: type[OpFunction], tensors: tuple[Tensor, ...], *inputs
     """Runs an op in the common case; returns None if the slow path must handle the call or report an error.
 
     Apart from the order of the offsets, which the raw op does not check, only the raw op checks arguments here: the
-    the checks in Python would take longer than everything else on the host. ``tensors`` are the differentiable inputs;
+    checks in Python would take longer than everything else on the host. ``tensors`` are the differentiable inputs;
     the offsets are the third from the end of all ``inputs``.
     """
     if needs_long_path():
@@ -134,11 +135,7 @@ def _is_transformed() -> bool:
 class RayLight(PackedFunction):
     """Weights or transmittances, applied to ``(values, dt, ray_offsets, min_transmittance, transmittance)``."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        with below_autograd():
-            light: Tensor = torch.ops.voxelfield.ray_light.default(*inputs)
-        return light
+    forward = run_raw("ray_light")
 
     @staticmethod
     def formula(*inputs: Any) -> Tensor:
@@ -177,11 +174,7 @@ class RayLight(PackedFunction):
 class CompositeSamples(PackedFunction):
     """All sums, applied to ``(density, rgb, t, dt, ray_offsets, min_transmittance, distortion)``."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> Results:
-        with below_autograd():
-            results: Results = torch.ops.voxelfield.composite.default(*inputs)
-        return results
+    forward = run_raw("composite")
 
     @staticmethod
     def formula(*inputs: Any) -> Results:
@@ -337,7 +330,7 @@ class _PackedCalls:
     """Calls that ``torch.vmap`` maps over, packed into one: the rays of all calls, end to end.
 
     A ray without results follows the rays of each call. It takes the rows of no ray between them. ``values`` and
-    ``ray_offsets`` are those of one call if the dimension that is mapped over is None.
+    ``ray_offsets`` belong to one call if the dimension that is mapped over is None.
     """
 
     def __init__(
@@ -380,49 +373,49 @@ _CompositeBackward = last_derivative(
 )
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::ray_light")
-    def _(
-        density: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float, transmittance: bool
-    ) -> Tensor:
-        _check_widened(density, ray_offsets, min_transmittance, dt=dt)
-        return density.new_empty(density.shape)
+@fake("ray_light")
+def _(density: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float, transmittance: bool) -> Tensor:
+    _check_widened(density, ray_offsets, min_transmittance, dt=dt)
+    return density.new_empty(density.shape)
 
-    @torch.library.register_fake("voxelfield::ray_light_backward")
-    def _(grad: Tensor, density: Tensor, *rest: Any) -> Tensor:
-        of_lengths = rest[-1]
-        return density.new_empty((2, *density.shape) if of_lengths else density.shape)
 
-    @torch.library.register_fake("voxelfield::composite")
-    def _(
-        density: Tensor,
-        rgb: Tensor,
-        t: Tensor,
-        dt: MaybeTensor,
-        ray_offsets: Tensor,
-        min_transmittance: float,
-        distortion: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        _check_widened(density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=dt)
-        if distortion and dt is None:
-            raise ArgumentValueError("dt must be given for distortion")
-        rays = ray_offsets.shape[0] - 1
-        return (
-            density.new_empty(rays, rgb.shape[1]),
-            density.new_empty(rays),
-            density.new_empty(rays),
-            density.new_empty(density.shape),
-            density.new_empty(rays if distortion else 0),
-        )
+@fake("ray_light_backward")
+def _(grad: Tensor, density: Tensor, *rest: Any) -> Tensor:
+    of_lengths = rest[-1]
+    return density.new_empty((2, *density.shape) if of_lengths else density.shape)
 
-    @torch.library.register_fake("voxelfield::composite_backward")
-    def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-        density, rgb, _, dt, *_, of_distances = arguments[5:]
-        rows = (2 if dt is None else 3,) if of_distances else ()
-        return density.new_empty(*rows, *density.shape), rgb.new_empty(rgb.shape)
 
-    register_autograd("ray_light", RayLight.apply)
-    register_autograd("ray_light_backward", _RayLightBackward.apply)
-    register_autograd("composite", CompositeSamples.apply)
-    register_autograd("composite_backward", _CompositeBackward.apply)
+@fake("composite")
+def _(
+    density: Tensor,
+    rgb: Tensor,
+    t: Tensor,
+    dt: MaybeTensor,
+    ray_offsets: Tensor,
+    min_transmittance: float,
+    distortion: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    _check_widened(density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=dt)
+    if distortion and dt is None:
+        raise ArgumentValueError("dt must be given for distortion")
+    rays = ray_offsets.shape[0] - 1
+    return (
+        density.new_empty(rays, rgb.shape[1]),
+        density.new_empty(rays),
+        density.new_empty(rays),
+        density.new_empty(density.shape),
+        density.new_empty(rays if distortion else 0),
+    )
+
+
+@fake("composite_backward")
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    density, rgb, _, dt, *_, of_distances = arguments[5:]
+    rows = (2 if dt is None else 3,) if of_distances else ()
+    return density.new_empty(*rows, *density.shape), rgb.new_empty(rgb.shape)
+
+
+register_autograd("ray_light", RayLight.apply)
+register_autograd("ray_light_backward", _RayLightBackward.apply)
+register_autograd("composite", CompositeSamples.apply)
+register_autograd("composite_backward", _CompositeBackward.apply)

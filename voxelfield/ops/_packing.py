@@ -147,13 +147,8 @@ def _part_length(rays: int, segments_per_ray: int) -> int:
     return unit * max(1, -(-rays * segments_per_ray // (unit * _constants.MAX_PARTS)))
 
 
-def empty_samples(like: Tensor, rays: int, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def empty_samples(like: Tensor, rays: int, capacity: int) -> tuple[Tensor, ...]:
     """Returns the fields of PackedSamples for a compiler: shapes and dtypes without values."""
-    return (
-        like.new_empty(capacity, 3, dtype=torch.float32),
-        like.new_empty(capacity, dtype=torch.float32),
-        like.new_empty(capacity, dtype=torch.float32),
-        like.new_empty(capacity, dtype=torch.int64),
-        like.new_empty(rays + 1, dtype=torch.int64),
-        like.new_empty(1, dtype=torch.int64),
-    )
+    floats = (like.new_empty(shape, dtype=torch.float32) for shape in ((capacity, 3), (capacity,), (capacity,)))
+    integers = (like.new_empty(size, dtype=torch.int64) for size in (capacity, rays + 1, 1))
+    return *floats, *integers

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._autograd import MaybeTensor, needs_long_path, register_autograd
+from voxelfield.ops._autograd import MaybeTensor, needs_long_path
 from voxelfield.ops._checks import (
     FLOATING,
     check_dtype,
@@ -18,10 +18,9 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
-from voxelfield.ops._derivatives import Gather, PointGradient, Splat, sample, sample_eagerly
+from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, register_lookup, sample, sample_eagerly
 from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError, explain_memory, stop_if_out_of_memory
-from voxelfield.ops._stencil import Shapes
-from voxelfield.ops._vmap import register_batching
+from voxelfield.ops._registration import fake, register_autograd, register_batching
 
 
 def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
@@ -102,59 +101,36 @@ class CellStencil:
 _STENCIL = CellStencil()
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::interpolate_cells")
-    def _(feats: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
-        # The kernels check their arguments, but do not run on fake tensors.
-        check_tensor("feats", feats, ("N", 8, "C"))
-        check_tensor("points", points, (feats.shape[0], 3))
-        check_dtype("points", points, (coordinate_dtype(feats.dtype),))
-        check_same_device("points", points, "feats", feats)
-        return feats.new_empty(points.shape[0], feats.shape[2])
+@fake("interpolate_cells")
+def _(feats: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
+    # The kernels check their arguments, but do not run on fake tensors.
+    check_tensor("feats", feats, ("N", 8, "C"))
+    check_tensor("points", points, (feats.shape[0], 3))
+    check_dtype("points", points, (coordinate_dtype(feats.dtype),))
+    check_same_device("points", points, "feats", feats)
+    return feats.new_empty(points.shape[0], feats.shape[2])
 
-    torch.library.register_fake(
-        "voxelfield::splat_cells", lambda values, *_: values.new_empty(values.shape[0], 8, values.shape[1])
+
+fake("splat_cells")(lambda values, *_: values.new_empty(values.shape[0], 8, values.shape[1]))
+fake("point_gradient_cells")(lambda values, feats, points, _: points.new_empty(points.shape))
+
+
+def _apply_splat(values: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
+    spread: Tensor
+    (spread,) = Splat.apply(values, points, direction, ((values.shape[0], 8, *values.shape[1:]),), _STENCIL)
+    return spread
+
+
+def _map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, direction: MaybeTensor) -> Any:
+    one = values if dims[0] is None else values.movedim(dims[0], 0)[0]
+    shapes = ((one.shape[0], 8, one.shape[1]),)
+    (spread,), (at,) = Splat.map(
+        Splat.call, info.batch_size, (*dims, None, None), values, points, direction, shapes, _STENCIL
     )
-    torch.library.register_fake(
-        "voxelfield::point_gradient_cells", lambda values, feats, points, _: points.new_empty(points.shape)
-    )
+    return spread, at
 
-    def interpolate(feats: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
-        interpolated: Tensor = Gather.apply(feats, points, direction, _STENCIL)
-        return interpolated
 
-    def splat(values: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
-        spread: Tensor
-        (spread,) = Splat.apply(values, points, direction, ((values.shape[0], 8, *values.shape[1:]),), _STENCIL)
-        return spread
-
-    def point_gradient(values: Tensor, feats: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
-        gradient: Tensor = PointGradient.apply(values, feats, points, direction, _STENCIL)
-        return gradient
-
-    register_autograd("interpolate_cells", interpolate)
-    register_autograd("splat_cells", splat)
-    register_autograd("point_gradient_cells", point_gradient)
-
-    def map_interpolate(info: Any, dims: Any, feats: Tensor, points: Tensor, direction: MaybeTensor) -> Any:
-        return Gather.map(Gather.call, info.batch_size, (*dims, None), feats, points, direction, _STENCIL)
-
-    def map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, direction: MaybeTensor) -> Any:
-        one = values if dims[0] is None else values.movedim(dims[0], 0)[0]
-        shapes = ((one.shape[0], 8, one.shape[1]),)
-        (spread,), (at,) = Splat.map(
-            Splat.call, info.batch_size, (*dims, None, None), values, points, direction, shapes, _STENCIL
-        )
-        return spread, at
-
-    def map_point_gradient(
-        info: Any, dims: Any, values: Tensor, feats: Tensor, points: Tensor, direction: MaybeTensor
-    ) -> Any:
-        return PointGradient.map(
-            PointGradient.call, info.batch_size, (*dims, None), values, feats, points, direction, _STENCIL
-        )
-
-    register_batching("interpolate_cells", map_interpolate)
-    register_batching("splat_cells", map_splat)
-    register_batching("point_gradient_cells", map_point_gradient)
+register_lookup("interpolate_cells", Gather, 3, lambda: _STENCIL)
+register_autograd("splat_cells", _apply_splat)
+register_batching("splat_cells", _map_splat)
+register_lookup("point_gradient_cells", PointGradient, 4, lambda: _STENCIL)

@@ -22,7 +22,7 @@ from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError, explain_
 from voxelfield.ops._grids import PADDINGS, Mode, Padding, check_grid_dtype, known_stencil, shared_grid
 from voxelfield.ops.grid import sample_trilinear
 
-# Maps torch's names of the modes to those of this library.
+# Torch's names of the modes, and this library's.
 _MODES: dict[str, Mode] = {"bilinear": "linear", "nearest": "nearest"}
 
 # A volume in NCDHW order with at least this many voxels per point is sampled channel by channel, because rearranging

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import _library
+from voxelfield.ops._autograd import hold_constant
 from voxelfield.ops._checks import (
     check_at_least_one,
     check_field,
@@ -16,8 +17,8 @@ from voxelfield.ops._checks import (
     check_not_negative,
     check_rays,
 )
-from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity
+from voxelfield.ops._registration import fake
 
 
 class LevelIntervals(NamedTuple):
@@ -81,7 +82,7 @@ def march_levels(
         NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
     check_capacity(capacity)
-    walk, counts, _ = _count_intervals(origins, directions, near, far, occupied, aabbs, step, cone_angle, None)
+    walk, counts, _ = _count_intervals((origins, directions, near, far), occupied, aabbs, step, cone_angle, None)
     ray_offsets = F.pad(counts.cumsum(0), (1, 0))
     rays = counts.shape[0]
     kept = torch.full_like(ray_offsets[:1], rays)
@@ -122,29 +123,23 @@ def level_intervals(
         aabbs: As for :func:`march_levels`.
         step: As for :func:`march_levels`.
         cone_angle: As for :func:`march_levels`.
-        max_count: The most intervals of a ray, which stops after them. None for no limit.
+        max_count: Largest number of intervals of a ray, which stops after them. None for no limit.
 
     Returns:
         The intervals. Synchronises with the device once.
     """
-    walk, counts, stops = _count_intervals(origins, directions, near, far, occupied, aabbs, step, cone_angle, max_count)
+    rays = (origins, directions, near, far)
+    walk, counts, stops = _count_intervals(rays, occupied, aabbs, step, cone_angle, max_count)
     ray_offsets = F.pad(counts.cumsum(0), (1, 0))
     begins, ends, ray_index = torch.ops.voxelfield.place_level_intervals(*walk, ray_offsets, int(ray_offsets[-1]))
     return LevelIntervals(begins, ends, ray_index, ray_offsets, stops)
 
 
 def _count_intervals(
-    origins: Tensor,
-    directions: Tensor,
-    near: Tensor,
-    far: Tensor,
-    occupied: Tensor,
-    aabbs: Tensor,
-    step: float,
-    cone_angle: float,
-    max_count: int | None,
+    rays: tuple[Tensor, ...], occupied: Tensor, aabbs: Tensor, step: float, cone_angle: float, max_count: int | None
 ) -> tuple[tuple[Any, ...], Tensor, Tensor]:
     """Returns the arguments of the raw ops, the number of each ray's intervals, and where each ray stops."""
+    origins, directions, near, far = rays
     check_rays(origins, directions, near, far, None)
     check_field("occupied", occupied, ("L", "X", "Y", "Z"), torch.bool, "origins", origins)
     check_float32("aabbs", aabbs, (occupied.shape[0], 6), "origins", origins)
@@ -154,8 +149,8 @@ def _count_intervals(
     check_not_negative("cone_angle", cone_angle)
     if max_count is not None:
         check_at_least_one("max_count", max_count)
-    rays = {"origins": origins, "directions": directions, "near": near, "far": far}
-    origins, directions, near, far, aabbs = hold_constant("march_levels", **rays, aabbs=aabbs)
+    named = {"origins": origins, "directions": directions, "near": near, "far": far}
+    origins, directions, near, far, aabbs = hold_constant("march_levels", **named, aabbs=aabbs)
     _library.ensure_loaded(origins.device.type)
     limit = max_count if max_count is not None else _NO_LIMIT
     walk = (origins, directions, near, far, occupied, aabbs, float(step), float(cone_angle), limit)
@@ -166,13 +161,12 @@ def _count_intervals(
 _NO_LIMIT = (1 << 63) - 1
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::count_level_intervals")
-    def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor]:
-        return near.new_empty(near.shape, dtype=torch.int64), near.new_empty(near.shape)
+@fake("count_level_intervals")
+def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor]:
+    return near.new_empty(near.shape, dtype=torch.int64), near.new_empty(near.shape)
 
-    @torch.library.register_fake("voxelfield::place_level_intervals")
-    def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor, Tensor]:
-        samples = walk[-1]
-        return near.new_empty(samples), near.new_empty(samples), near.new_empty(samples, dtype=torch.int64)
+
+@fake("place_level_intervals")
+def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor, Tensor]:
+    samples = walk[-1]
+    return near.new_empty(samples), near.new_empty(samples), near.new_empty(samples, dtype=torch.int64)

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops import _constants
+from voxelfield.ops._autograd import hold_constant
 from voxelfield.ops._checks import check_dtype, check_float32, check_rays, check_same_device, check_step, check_tensor
-from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
+from voxelfield.ops._registration import fake
 
 # With fewer threads than this, memory latency dominates on a GPU, so each ray is split into segments that are marched
 # in parallel.
@@ -129,22 +130,20 @@ def _segments_per_ray(rays: int, device: torch.device) -> int:
     return segments
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::pack_occupancy")
-    def _(occupied: Tensor) -> Tensor:
-        return occupied.new_empty([-(-cells // _constants.BRICK_CELLS) for cells in occupied.shape], dtype=torch.int64)
+@fake("pack_occupancy")
+def _(occupied: Tensor) -> Tensor:
+    return occupied.new_empty([-(-cells // _constants.BRICK_CELLS) for cells in occupied.shape], dtype=torch.int64)
 
-    @torch.library.register_fake("voxelfield::count_ray_samples")
-    def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        rays, segments_per_ray = origins.shape[0], rest[-1]
-        segments = rays * segments_per_ray
-        return (
-            origins.new_empty(segments, dtype=torch.int32),
-            origins.new_empty(_constants.STEP_RANGES, segments, 2, dtype=torch.int32),
-            origins.new_empty(parts_of(rays, segments_per_ray), dtype=torch.int64),
-        )
 
-    torch.library.register_fake(
-        "voxelfield::place_ray_samples", lambda origins, *rest: empty_samples(origins, origins.shape[0], rest[-1])
+@fake("count_ray_samples")
+def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rays, segments_per_ray = origins.shape[0], rest[-1]
+    segments = rays * segments_per_ray
+    return (
+        origins.new_empty(segments, dtype=torch.int32),
+        origins.new_empty(_constants.STEP_RANGES, segments, 2, dtype=torch.int32),
+        origins.new_empty(parts_of(rays, segments_per_ray), dtype=torch.int64),
     )
+
+
+fake("place_ray_samples")(lambda origins, *rest: empty_samples(origins, origins.shape[0], rest[-1]))

@@ -15,13 +15,15 @@ from voxelfield.ops._autograd import (
     MaybeTensor,
     OpFunction,
     below_autograd,
+    last_derivative,
     needs_long_path,
-    register_autograd,
+    refuse_jvp,
+    refuse_vmap,
     traces_ops,
 )
 from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor, coordinate_dtype
 from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError, stop_if_out_of_memory
-from voxelfield.ops._no_derivative import refuse_jvp, refuse_vmap
+from voxelfield.ops._registration import fake, register_autograd
 
 
 def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None) -> Tensor:
@@ -147,48 +149,36 @@ class _MLP(OpFunction):
     vmap = refuse_vmap("mlp", "call it once with the rows of all calls")
 
 
-class _MLPBackward(OpFunction):
-    """The gradients of :class:`_MLP` in ``input`` and ``weights``, applied to ``(grad, input, count, *weights)``."""
-
-    @staticmethod
-    def forward(grad: Tensor, input: Tensor, count: MaybeTensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        with below_autograd():
-            grad_input, sums = torch.ops.voxelfield.mlp_backward.default(grad, input, weights, count)
-        return grad_input, *sums
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[MaybeTensor, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise NotImplementedError("mlp is differentiable once; a second derivative was asked for")
-
-    jvp = refuse_jvp("mlp")
-    vmap = refuse_vmap("mlp", "call it once with the rows of all calls")
+def _run_backward(grad: Tensor, input: Tensor, count: MaybeTensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    with below_autograd():
+        grad_input, sums = torch.ops.voxelfield.mlp_backward.default(grad, input, weights, count)
+    return grad_input, *sums
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::mlp")
-    def _(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> Tensor:
-        _check_weights(input, weights)  # as the kernels do
-        return input.new_empty(input.shape[0], weights[-1].shape[0])
+# The gradients in ``input`` and ``weights``, applied to ``(grad, input, count, *weights)``.
+_MLPBackward = last_derivative(
+    "mlp_backward", "mlp is differentiable once; a second derivative was asked for", _run_backward
+)
 
-    @torch.library.register_fake("voxelfield::mlp_backward")
-    def _(grad_output: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor) -> tuple[Tensor, list[Tensor]]:
-        sums = [weight.new_empty(weight.shape, dtype=coordinate_dtype(input.dtype)) for weight in weights]
-        return input.new_empty(input.shape), sums
 
-    def forward(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> Tensor:
-        result: Tensor = _MLP.apply(input, count, *weights)
-        return result
+@fake("mlp")
+def _(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> Tensor:
+    _check_weights(input, weights)  # as the kernels do
+    return input.new_empty(input.shape[0], weights[-1].shape[0])
 
-    def backward(
-        grad_output: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor
-    ) -> tuple[Tensor, list[Tensor]]:
-        grad_input, *sums = _MLPBackward.apply(grad_output, input, count, *weights)
-        return grad_input, sums
 
-    register_autograd("mlp", forward)
-    register_autograd("mlp_backward", backward)
+@fake("mlp_backward")
+def _(grad_output: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor) -> tuple[Tensor, list[Tensor]]:
+    sums = [weight.new_empty(weight.shape, dtype=coordinate_dtype(input.dtype)) for weight in weights]
+    return input.new_empty(input.shape), sums
+
+
+def _differentiable_backward(
+    grad_output: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor
+) -> tuple[Tensor, list[Tensor]]:
+    grad_input, *sums = _MLPBackward.apply(grad_output, input, count, *weights)
+    return grad_input, sums
+
+
+register_autograd("mlp", lambda input, weights, count: _MLP.apply(input, count, *weights))
+register_autograd("mlp_backward", _differentiable_backward)

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from voxelfield import _library
-from voxelfield.ops._autograd import MaybeTensor, below_autograd, register_autograd
+from voxelfield.ops._autograd import MaybeTensor, below_autograd, run_raw
 from voxelfield.ops._checks import FLOATING, check_dtype, check_ray_offsets, check_same_device, check_tensor
+from voxelfield.ops._registration import fake, register_autograd
 
 
 def sum_along_rays(values: Tensor, ray_offsets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -149,9 +150,8 @@ def widen(x: Tensor) -> Tensor:
 
 def total(values: Tensor, ray_offsets: Tensor) -> Tensor:
     """Returns the sum (R, C) of each ray's rows of (M, C)."""
-    if torch.compiler.is_compiling():
-        return _kernels().sum_along_rays.default(values, ray_offsets)
-    sums: Tensor = _Total.apply(values, ray_offsets)
+    run = torch.ops.voxelfield.sum_along_rays.default if torch.compiler.is_compiling() else _Total.apply
+    sums: Tensor = run(values, ray_offsets)
     return sums
 
 
@@ -175,22 +175,19 @@ def scan(values: MaybeTensor, factors: MaybeTensor, ray_offsets: Tensor, form: i
     Returns:
         (M, C); zeros for rows of no ray.
     """
+    scanned: Tensor
     if torch.compiler.is_compiling():
-        return _kernels().scan_along_rays.default(values, factors, ray_offsets, form, reverse)
-    scanned: Tensor = _Scan.apply(values, ray_offsets, factors, form, reverse)
+        scanned = torch.ops.voxelfield.scan_along_rays.default(values, factors, ray_offsets, form, reverse)
+    else:
+        scanned = _Scan.apply(values, ray_offsets, factors, form, reverse)
     return scanned
 
 
 def spread(values: Tensor, ray_offsets: Tensor, samples: int) -> Tensor:
     """Returns for each sample its ray's row of (R, C); zeros for samples of no ray."""
-    if torch.compiler.is_compiling():
-        return _kernels().spread_along_rays.default(values, ray_offsets, samples)
-    rows: Tensor = _Spread.apply(values, ray_offsets, samples)
+    run = torch.ops.voxelfield.spread_along_rays.default if torch.compiler.is_compiling() else _Spread.apply
+    rows: Tensor = run(values, ray_offsets, samples)
     return rows
-
-
-def _kernels() -> Any:
-    return torch.ops.voxelfield
 
 
 class _AlongRays(Function):
@@ -212,11 +209,7 @@ class _AlongRays(Function):
 
 
 class _Total(_AlongRays):
-    @staticmethod
-    def forward(values: Tensor, ray_offsets: Tensor) -> Tensor:
-        with below_autograd():
-            sums: Tensor = _kernels().sum_along_rays.default(values, ray_offsets)
-        return sums
+    forward = run_raw("sum_along_rays")
 
     @staticmethod
     def backward(ctx: Any, grad: MaybeTensor) -> tuple[MaybeTensor, None]:
@@ -229,11 +222,7 @@ class _Total(_AlongRays):
 
 
 class _Spread(_AlongRays):
-    @staticmethod
-    def forward(values: Tensor, ray_offsets: Tensor, samples: int) -> Tensor:
-        with below_autograd():
-            rows: Tensor = _kernels().spread_along_rays.default(values, ray_offsets, samples)
-        return rows
+    forward = run_raw("spread_along_rays")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -256,7 +245,7 @@ class _Scan(Function):
     @staticmethod
     def forward(values: MaybeTensor, ray_offsets: Tensor, factors: MaybeTensor, form: int, reverse: bool) -> Tensor:
         with below_autograd():
-            scanned: Tensor = _kernels().scan_along_rays.default(values, factors, ray_offsets, form, reverse)
+            scanned: Tensor = torch.ops.voxelfield.scan_along_rays.default(values, factors, ray_offsets, form, reverse)
         return scanned
 
     @staticmethod
@@ -332,24 +321,25 @@ def _refuse_mapped_offsets(mapped: int | None) -> None:
         )
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::sum_along_rays")
-    def _(values: Tensor, ray_offsets: Tensor) -> Tensor:
-        return values.new_empty(ray_offsets.shape[0] - 1, values.shape[1])
+@fake("sum_along_rays")
+def _(values: Tensor, ray_offsets: Tensor) -> Tensor:
+    return values.new_empty(ray_offsets.shape[0] - 1, values.shape[1])
 
-    @torch.library.register_fake("voxelfield::scan_along_rays")
-    def _(values: MaybeTensor, factors: MaybeTensor, ray_offsets: Tensor, form: int, reverse: bool) -> Tensor:
-        like = factors if values is None else values
-        assert like is not None, "values or factors must be given"
-        return like.new_empty(like.shape)
 
-    @torch.library.register_fake("voxelfield::spread_along_rays")
-    def _(values: Tensor, ray_offsets: Tensor, samples: int) -> Tensor:
-        return values.new_empty(samples, values.shape[1])
+@fake("scan_along_rays")
+def _(values: MaybeTensor, factors: MaybeTensor, ray_offsets: Tensor, form: int, reverse: bool) -> Tensor:
+    like = factors if values is None else values
+    assert like is not None, "values or factors must be given"
+    return like.new_empty(like.shape)
 
-    register_autograd("sum_along_rays", _Total.apply)
-    register_autograd(
-        "scan_along_rays", lambda values, factors, ray_offsets, *how: _Scan.apply(values, ray_offsets, factors, *how)
-    )
-    register_autograd("spread_along_rays", _Spread.apply)
+
+@fake("spread_along_rays")
+def _(values: Tensor, ray_offsets: Tensor, samples: int) -> Tensor:
+    return values.new_empty(samples, values.shape[1])
+
+
+register_autograd("sum_along_rays", _Total.apply)
+register_autograd(
+    "scan_along_rays", lambda values, factors, ray_offsets, *how: _Scan.apply(values, ray_offsets, factors, *how)
+)
+register_autograd("spread_along_rays", _Spread.apply)

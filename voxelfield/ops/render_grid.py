@@ -10,7 +10,15 @@ from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
 from voxelfield import _library
-from voxelfield.ops._autograd import OpFunction, below_autograd, last_derivative, register_autograd, traces_ops
+from voxelfield.ops._autograd import (
+    OpFunction,
+    hold_constant,
+    last_derivative,
+    refuse_jvp,
+    refuse_vmap,
+    run_raw,
+    traces_ops,
+)
 from voxelfield.ops._checks import (
     check_degree,
     check_dtype,
@@ -23,7 +31,7 @@ from voxelfield.ops._checks import (
     lies_within,
 )
 from voxelfield.ops._errors import shown
-from voxelfield.ops._no_derivative import hold_constant, refuse_jvp, refuse_vmap
+from voxelfield.ops._registration import fake, register_autograd
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits, check_bits, pack_occupancy
 
@@ -115,11 +123,17 @@ def render_grid(
             by atomics, in an order that changes from run to run.
     """
     offset = check_rays(origins, directions, near, far, offset)
-    check_scene(aabb_occupancy, grid, aabb_grid, density, degree, "origins", origins)
+    _check_field(grid, aabb_grid, density, degree, origins)
+    check_float32("aabb_occupancy", aabb_occupancy, (2, 3), "origins", origins)
     cells = cells_to_walk(occupied, "origins", origins)
-    check_numbers(step, density_scale, min_transmittance, min_weight, density_shift)
-    if density is not None and grid.requires_grad and torch.is_grad_enabled():
-        raise ValueError("density must be None where grid requires a gradient: it would receive none")
+    check_step(step)
+    largest = torch.finfo(torch.float32).max
+    if not lies_within("density_scale", density_scale, 0, largest):
+        raise ValueError(f"density_scale must be finite and not negative, got {shown(density_scale)}")
+    if not lies_within("density_shift", density_shift, -largest, largest):
+        raise ValueError(f"density_shift must be finite, got {shown(density_shift)}")
+    check_fraction("min_transmittance", min_transmittance)
+    check_fraction("min_weight", min_weight)
     rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
     fixed = {"aabb_occupancy": aabb_occupancy, "density": density, "aabb_grid": aabb_grid}
     *walk, aabb_occupancy, density, aabb_grid = hold_constant("render_grid", **rays, **fixed)
@@ -150,16 +164,8 @@ def cells_to_walk(
     return occupied, (x, y, z)
 
 
-def check_scene(
-    aabb_occupancy: Tensor,
-    grid: Tensor,
-    aabb_grid: Tensor,
-    density: Tensor | None,
-    degree: int,
-    device_of: str,
-    like: Tensor,
-) -> None:
-    """Raises unless boxes and field are tensors that fit together, on the device of ``like``."""
+def _check_field(grid: Tensor, aabb_grid: Tensor, density: Tensor | None, degree: int, origins: Tensor) -> None:
+    """Raises unless the tensors of a field fit together, on the device of ``origins``."""
     check_degree("degree", degree)
     check_tensor("grid", grid, ("X", "Y", "Z", "C"))
     check_dtype("grid", grid, GRID_DTYPES)
@@ -168,27 +174,14 @@ def check_scene(
         raise ValueError(f"grid must have at least {channels} channels for degree {degree}, got {grid.shape[3]}")
     if grid.numel() == 0:
         raise ValueError(f"grid must not be empty, got shape {tuple(grid.shape)}")
-    check_same_device("grid", grid, device_of, like)
-    for name, box in (("aabb_occupancy", aabb_occupancy), ("aabb_grid", aabb_grid)):
-        check_float32(name, box, (2, 3), device_of, like)
+    check_same_device("grid", grid, "origins", origins)
+    check_float32("aabb_grid", aabb_grid, (2, 3), "origins", origins)
     if density is not None:
         check_tensor("density", density, tuple(grid.shape[:3]), " as grid has vertices")
         check_dtype("density", density, (grid.dtype,), " as grid is")
-        check_same_device("density", density, device_of, like)
-
-
-def check_numbers(
-    step: float, density_scale: float, min_transmittance: float, min_weight: float, density_shift: float = 0.0
-) -> None:
-    """Raises unless the numeric options of rendering are in range."""
-    check_step(step)
-    largest = torch.finfo(torch.float32).max
-    if not lies_within("density_scale", density_scale, 0, largest):
-        raise ValueError(f"density_scale must be finite and not negative, got {shown(density_scale)}")
-    if not lies_within("density_shift", density_shift, -largest, largest):
-        raise ValueError(f"density_shift must be finite, got {shown(density_shift)}")
-    check_fraction("min_transmittance", min_transmittance)
-    check_fraction("min_weight", min_weight)
+        check_same_device("density", density, "origins", origins)
+        if grid.requires_grad and torch.is_grad_enabled():
+            raise ValueError("density must be None where grid requires a gradient: it would receive none")
 
 
 def _alert_not_deterministic(device: torch.device) -> None:
@@ -207,11 +200,7 @@ def _alert_not_deterministic(device: torch.device) -> None:
 class _RenderGrid(OpFunction):
     """The op as an autograd Function, applied to the arguments of the raw op."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        with below_autograd():
-            rendered: tuple[Tensor, ...] = torch.ops.voxelfield.render_grid.default(*inputs)
-        return rendered
+    forward = run_raw("render_grid")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -241,17 +230,17 @@ _RenderGridBackward = last_derivative(
 )
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::render_grid")
-    def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        rays = origins.shape[0]
-        return origins.new_empty(rays, 3), origins.new_empty(rays), origins.new_empty(rays)
+@fake("render_grid")
+def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rays = origins.shape[0]
+    return origins.new_empty(rays, 3), origins.new_empty(rays), origins.new_empty(rays)
 
-    @torch.library.register_fake("voxelfield::render_grid_backward")
-    def _(*arguments: Any) -> Tensor:
-        grid: Tensor = arguments[14]
-        return grid.new_empty(grid.shape, dtype=torch.float32)
 
-    register_autograd("render_grid", _RenderGrid.apply)
-    register_autograd("render_grid_backward", _RenderGridBackward.apply)
+@fake("render_grid_backward")
+def _(*arguments: Any) -> Tensor:
+    grid: Tensor = arguments[14]
+    return grid.new_empty(grid.shape, dtype=torch.float32)
+
+
+register_autograd("render_grid", _RenderGrid.apply)
+register_autograd("render_grid_backward", _RenderGridBackward.apply)

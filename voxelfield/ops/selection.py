@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_fraction, check_ray_offsets, check_same_device, check_tensor
+from voxelfield.ops._autograd import hold_constant
+from voxelfield.ops._checks import check_dtype, check_float32, check_fraction, check_ray_offsets, check_tensor
 from voxelfield.ops._light import per_sample
-from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
+from voxelfield.ops._registration import fake
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 
 MIN_WEIGHT = 1e-4
@@ -56,13 +57,12 @@ def select_samples(
         NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
     check_tensor("density", density, ("M",))
+    check_dtype("density", density, (torch.float32,))
     count = density.shape[0]
-    shapes = {"density": (count,), "positions": (count, 3), "t": (count,), "dt": (count,)}
     lengths: Tensor = per_sample(dt, density)
-    for name, value in (("density", density), ("positions", positions), ("t", t), ("dt", lengths)):
-        check_tensor(name, value, shapes[name])
-        check_dtype(name, value, (torch.float32,))
-        check_same_device(name, value, "density", density)
+    check_float32("positions", positions, (count, 3), "density", density)
+    check_float32("t", t, (count,), "density", density)
+    check_float32("dt", lengths, (count,), "density", density)
     ray_offsets = check_ray_offsets(ray_offsets, count, "density", density)
     check_fraction("min_transmittance", min_transmittance)
     check_fraction("min_weight", min_weight)
@@ -80,17 +80,16 @@ def select_samples(
     return PackedSamples(*packed)
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::count_visible_samples")
-    def _(density: Tensor, dt: Tensor, ray_offsets: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-        rays = ray_offsets.shape[0] - 1
-        return (
-            density.new_empty(density.shape, dtype=torch.int32),
-            density.new_empty(rays, dtype=torch.int32),
-            density.new_empty(parts_of(rays), dtype=torch.int64),
-        )
+@fake("count_visible_samples")
+def _(density: Tensor, dt: Tensor, ray_offsets: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rays = ray_offsets.shape[0] - 1
+    return (
+        density.new_empty(density.shape, dtype=torch.int32),
+        density.new_empty(rays, dtype=torch.int32),
+        density.new_empty(parts_of(rays), dtype=torch.int64),
+    )
 
-    @torch.library.register_fake("voxelfield::pack_visible_samples")
-    def _(positions: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        return empty_samples(t, ray_offsets.shape[0] - 1, rest[-1])
+
+@fake("pack_visible_samples")
+def _(positions: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return empty_samples(t, ray_offsets.shape[0] - 1, rest[-1])

@@ -151,7 +151,7 @@ class Cameras:
         }
 
     @property
-    def known_to_ops(self) -> bool:
+    def has_ray_kernel(self) -> bool:
         """Whether the ops that cast rays themselves know these cameras. Does not synchronise with the device.
 
         They know no equirectangular images and no rolling shutters, whose rays :meth:`rays` casts.

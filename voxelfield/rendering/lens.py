@@ -12,9 +12,9 @@ import torch
 from numpy.polynomial import Polynomial
 from torch import Tensor
 
+from voxelfield.ops._autograd import hold_constant
 from voxelfield.ops._checks import check_choice, check_field
 from voxelfield.ops._internal.lens import LENS_NUMBERS, lens_points, lens_rays, sphere_points, sphere_rays
-from voxelfield.ops._no_derivative import hold_constant
 
 LensModel = Literal[
     "pinhole",

@@ -153,7 +153,7 @@ class FieldRenderer:
         if not 0 <= index < len(cameras):
             raise IndexError(f"index must lie in [0, {len(cameras)}), got {shown(index)}")
         cameras = cameras.to(self.device)
-        draw = self._fast if cameras.known_to_ops else self._general
+        draw = self._fast if cameras.has_ray_kernel else self._general
         if not self._over_black:
             return draw(cameras, index)
         background = self._background

@@ -111,7 +111,7 @@ def _evaluate_and_write(
         with results.writing("removal of earlier images"):
             for view in split.names:
                 (directory / name / picture_name(view)).unlink(missing_ok=True)
-    processes.wait()
+    processes.barrier()
     logger.info("evaluating views rendered by %s", trained.backend_for(split.cameras))
     thumbnails = Thumbnails(len(split) if options.views is None else min(options.views, len(split)))
     save = save_images(directory / name, images)

@@ -304,10 +304,10 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
     # A folder and not a name: the configuration already has the box of a configured scene.
     downloads = settings.data.download
     if downloads and not processes.is_first():
-        processes.wait()
+        processes.barrier()
     folder = find_scene(settings.scene.name, root / settings.data.root, download=downloads)
     if downloads and processes.is_first():
-        processes.wait()
+        processes.barrier()
     depth = settings.trainer.loss.depth > 0 and "train" in splits
     return load_scene(folder, **settings.load_options(splits=splits, divided=True, depth=depth))
 

@@ -92,6 +92,6 @@ class WeightAverage:
             return
         division = self._optimizers.division
         self._mean = [
-            (mean[name] if division is None else division.own_planes(weight, mean[name])).to(weight.device)
+            (mean[name] if division is None else division.local_planes(weight, mean[name])).to(weight.device)
             for name, weight in self._model.field.named_parameters()
         ]

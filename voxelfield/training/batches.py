@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from voxelfield import processes
 from voxelfield.datasets.scene import Split
-from voxelfield.grids.planes import moved
 from voxelfield.models.batch import Batch, background_for, columns_and_rows
 from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.processes import DividedRows
@@ -218,7 +217,7 @@ class PixelSampler:
 
     def _read(self, index: Tensor, aabb: Tensor, cameras: Cameras | None, colors: Tensor | None) -> tuple[Rays, Tensor]:
         """Returns the rays of pixels (P,), and their colours (P, 4), which are read unless they are given as uint8."""
-        if cameras is None and not self.cameras.known_to_ops:
+        if cameras is None and not self.cameras.has_ray_kernel:
             cameras = self.cameras
         if cameras is not None:
             colors = self._images.view(-1, 4)[index] if colors is None else colors
@@ -400,4 +399,4 @@ def _rows(share: slice | None, own: Tensor) -> Tensor | DividedRows:
 def _gathered(own: Tensor) -> Tensor:
     """Returns the rows of all processes to each of them; a collective call."""
     bounds = [0, *itertools.accumulate(processes.row_counts(own))]
-    return moved(own, bounds, 0, bounds[-1])
+    return processes.rows_between(own, bounds, 0, bounds[-1])

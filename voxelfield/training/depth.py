@@ -56,7 +56,7 @@ class DepthSupervision(Part):
                 f"trainer.loss.depth must be 0 for training images without depths, got {weight:g}: "
                 "load_scene(..., depth=True) reads those of a capture"
             )
-        if not pixels.cameras.known_to_ops:
+        if not pixels.cameras.has_ray_kernel:
             raise ValueError(
                 "trainer.loss.depth must be 0 for equirectangular images, which have no depths along one axis, and for "
                 f"those of a rolling shutter, got {weight:g}"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import processes
-from voxelfield.grids.adam import MOST_BETA, GridAdam, sum_weights
+from voxelfield.grids.adam import MAX_BETA, GridAdam, sum_weights
 from voxelfield.grids.division import DividedGrids
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import SparseGrid
@@ -68,10 +68,10 @@ def moments_dtype(setting: str, copies: torch.dtype, betas: Sequence[float]) -> 
     Raises:
         ValueError: They cannot be bfloat16 with these ``betas``.
     """
-    slow = max(betas) > MOST_BETA
+    slow = max(betas) > MAX_BETA
     if setting == "bfloat16" and slow:
         raise ValueError(
-            f"trainer.rates.betas must be at most {MOST_BETA:g} where optimizer.moments is bfloat16, got {list(betas)}"
+            f"trainer.rates.betas must be at most {MAX_BETA:g} where optimizer.moments is bfloat16, got {list(betas)}"
         )
     narrow = copies != torch.float32 and not slow if setting == "auto" else setting == "bfloat16"
     return torch.bfloat16 if narrow else torch.float32
@@ -177,12 +177,12 @@ class Optimizers:
         With several processes, grids and moments are divided among them until :meth:`gather`.
         """
         grid, divides = self._model.grid, processes.count() > 1
-        if self.division is not None and (self._copies == torch.float32 or self.division.shown):
+        if self.division is not None and (self._copies == torch.float32 or self.division.materialized):
             self.gather()
         previous, self.division = self.division, None
         if previous is not None:
             previous.gather_some(grid.levels[grid.active :])  # levels that are no longer read
-            previous.release()
+            previous.free()
         grid.enable_copies(self._copies, allocate_gradients=not divides)
         self.attached += 1
         working = grid.working_copies
@@ -212,7 +212,7 @@ class Optimizers:
         """
         if self.division is None:
             return
-        if grids is not None and self._copies != torch.float32 and not self.division.shown:
+        if grids is not None and self._copies != torch.float32 and not self.division.materialized:
             self.division.gather_some(grids)
             return
         self.division.gather()
@@ -220,7 +220,7 @@ class Optimizers:
 
     def local_shards(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Returns the parameters, sharded ones replaced by this rank's shard."""
-        return list(parameters if self.division is None else map(self.division.owned, parameters))
+        return list(parameters if self.division is None else map(self.division.local_shard, parameters))
 
     def refresh_copies(self) -> None:
         """Rounds the grids into their working copies, after a change by something else than a step; collective."""

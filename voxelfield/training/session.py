@@ -347,8 +347,8 @@ class Session:
 
     def _advance(self) -> Batch:
         """Takes one step."""
-        if self.optimizers.division is not None and self.optimizers.division.shown:
-            self.optimizers.division.hide()
+        if self.optimizers.division is not None and self.optimizers.division.materialized:
+            self.optimizers.division.release()
         if any(stage.step == self.step for stage in self.config.trainer.stages):
             self._graphed.discard()  # its memory is needed for the change of the grids
         attached = self.optimizers.attached
@@ -463,8 +463,8 @@ class Session:
     def _show(self) -> None:
         """Makes grids whole that are divided over processes; a collective call."""
         division = self.optimizers.division
-        if division is not None and not division.shown:
-            division.show()
+        if division is not None and not division.materialized:
+            division.materialize()
             # A process group cannot end while a captured graph refers to it.
             self._graphed.discard()
 

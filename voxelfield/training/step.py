@@ -200,7 +200,7 @@ class TrainingStep:
             self.rays = int(min(config.max_rays, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
         if self._shared and self.device.type != "cuda":
             # On CUDA, the same kernels of the same sizes draw the same random numbers in each process.
-            torch.set_rng_state(processes.of_first(torch.get_rng_state()))
+            torch.set_rng_state(processes.broadcast(torch.get_rng_state()))
 
     def _draw(self) -> Batch:
         config = self._config

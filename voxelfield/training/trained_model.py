@@ -139,7 +139,7 @@ class TrainedModel:
 
     def backend_for(self, cameras: Cameras, backend: str | None = None) -> str:
         """Returns the name of the function that renders views of these cameras where ``backend`` is asked for."""
-        return (backend or self._default_renderer.backend) if cameras.known_to_ops else GenericBackend.name
+        return (backend or self._default_renderer.backend) if cameras.has_ray_kernel else GenericBackend.name
 
     def evaluate(
         self,

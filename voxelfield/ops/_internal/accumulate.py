@@ -11,6 +11,7 @@ from torch import Tensor
 from voxelfield import _library
 from voxelfield.ops._checks import check_points
 from voxelfield.ops._grids import PADDINGS, Padding, known_stencil
+from voxelfield.ops._registration import fake
 from voxelfield.ops.pyramid import Reduction
 
 
@@ -42,8 +43,8 @@ def accumulate_trilinear_(
         reduce: This and the other options are those that the samples were taken with.
         padding: See ``reduce``.
         align_corners: See ``reduce``.
-        slabs: For each of ``sums`` its first plane along x, and the number of planes of the whole grid. Positions are
-            those in the whole grid, and what belongs to vertices in other planes is dropped. A tensor may have no
+        slabs: For each of ``sums`` its first plane along x, and the number of planes of the whole grid. Positions
+            refer to the whole grid, and contributions to vertices in other planes are dropped. A tensor may have no
             planes. None means that ``sums`` are whole grids.
         column: The first column of ``values`` that belongs to ``sums``.
 
@@ -72,6 +73,4 @@ def accumulate_trilinear_(
             torch.ops.voxelfield.accumulate_trilinear_(list(sums[group]), values, points, *options, numbers, column)
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::accumulate_trilinear_", lambda *_: None)
+fake("accumulate_trilinear_")(lambda *_: None)

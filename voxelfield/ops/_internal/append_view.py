@@ -9,16 +9,16 @@ from torch import Tensor
 from torch.autograd import Function
 
 from voxelfield import _library
-from voxelfield.ops._autograd import below_autograd, last_derivative, register_autograd
+from voxelfield.ops._autograd import hold_constant, last_derivative, refuse_jvp, refuse_vmap, run_raw
 from voxelfield.ops._checks import check_index, coordinate_dtype
-from voxelfield.ops._no_derivative import hold_constant, refuse_jvp, refuse_vmap
+from voxelfield.ops._registration import fake, register_autograd
 
 
 def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree: int) -> tuple[Tensor, Tensor]:
     """Concatenates geometry and the spherical harmonics of each sample's viewing direction, in one pass.
 
-    The harmonics are those of :func:`voxelfield.fields.decoders.spherical_harmonics`; the layout is that of
-    Instant-NGP's colour network (Mueller et al. 2022, section 5.4).
+    The harmonics are as in :func:`voxelfield.fields.decoders.spherical_harmonics`; the layout is as in Instant-NGP's
+    colour network (Mueller et al. 2022, section 5.4).
 
     Args:
         geometry: (M, G), any floating dtype; column 0 is raw density. Differentiable.
@@ -43,11 +43,7 @@ def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree:
 
 
 class _AppendView(Function):
-    @staticmethod
-    def forward(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree: int) -> tuple[Tensor, Tensor]:
-        with below_autograd():
-            inputs, raw = torch.ops.voxelfield.append_view.default(geometry, directions, ray_index, degree)
-        return inputs, raw
+    forward = run_raw("append_view")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -66,17 +62,15 @@ _AppendViewBackward = last_derivative(
 )
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::append_view")
-    def _(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree: int) -> tuple[Tensor, Tensor]:
-        rows, size = geometry.shape
-        inputs = geometry.new_empty(rows, size + (degree + 1) ** 2)
-        return inputs, geometry.new_empty(rows, dtype=coordinate_dtype(geometry.dtype))
+@fake("append_view")
+def _(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree: int) -> tuple[Tensor, Tensor]:
+    rows, size = geometry.shape
+    inputs = geometry.new_empty(rows, size + (degree + 1) ** 2)
+    return inputs, geometry.new_empty(rows, dtype=coordinate_dtype(geometry.dtype))
 
-    torch.library.register_fake(
-        "voxelfield::append_view_backward",
-        lambda grad_inputs, grad_raw, geometry_size: grad_inputs.new_empty(grad_inputs.shape[0], geometry_size),
-    )
-    register_autograd("append_view", _AppendView.apply)
-    register_autograd("append_view_backward", _AppendViewBackward.apply)
+
+fake("append_view_backward")(
+    lambda grad_inputs, grad_raw, geometry_size: grad_inputs.new_empty(grad_inputs.shape[0], geometry_size),
+)
+register_autograd("append_view", _AppendView.apply)
+register_autograd("append_view_backward", _AppendViewBackward.apply)

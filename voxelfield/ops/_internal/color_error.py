@@ -9,9 +9,16 @@ from torch import Tensor
 from torch.autograd import Function
 
 from voxelfield import _library
-from voxelfield.ops._autograd import MaybeTensor, below_autograd, last_derivative, register_autograd
+from voxelfield.ops._autograd import (
+    MaybeTensor,
+    hold_constant,
+    last_derivative,
+    refuse_jvp,
+    refuse_vmap,
+    run_raw,
+)
 from voxelfield.ops._checks import check_index
-from voxelfield.ops._no_derivative import hold_constant, refuse_jvp, refuse_vmap
+from voxelfield.ops._registration import fake, register_autograd
 
 
 def pixel_color_error(
@@ -75,11 +82,7 @@ def _error(colors: Tensor, *others: MaybeTensor | int) -> Tensor:
 
 
 class _ColorError(Function):
-    @staticmethod
-    def forward(*inputs: MaybeTensor | int) -> Tensor:
-        with below_autograd():
-            error: Tensor = torch.ops.voxelfield.color_error.default(*inputs)
-        return error
+    forward = run_raw("color_error")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -103,11 +106,7 @@ _ColorErrorBackward = last_derivative(
 )
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::color_error", lambda colors, *_: colors.new_empty(()))
-    torch.library.register_fake(
-        "voxelfield::color_error_backward", lambda grad, colors, *_: colors.new_empty(colors.shape)
-    )
-    register_autograd("color_error", _ColorError.apply)
-    register_autograd("color_error_backward", _ColorErrorBackward.apply)
+fake("color_error")(lambda colors, *_: colors.new_empty(()))
+fake("color_error_backward")(lambda grad, colors, *_: colors.new_empty(colors.shape))
+register_autograd("color_error", _ColorError.apply)
+register_autograd("color_error_backward", _ColorErrorBackward.apply)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_tensor
+from voxelfield.ops._registration import fake
 
 
 @torch.no_grad()
@@ -22,22 +22,12 @@ def empty_distance(occupied: Tensor, max_distance: int = 32) -> Tensor:
 
     Returns:
         (X, Y, Z) uint8, 0 where occupied.
-
-    Raises:
-        TypeError: ``occupied`` is not a bool tensor.
-        ValueError: ``occupied`` has another shape, or ``max_distance`` is out of range.
     """
-    check_tensor("occupied", occupied, ("X", "Y", "Z"))
-    check_dtype("occupied", occupied, (torch.bool,))
-    if not 1 <= max_distance <= 255:
-        raise ValueError(f"max_distance must lie in 1..255, got {max_distance}")
     _library.ensure_loaded(occupied.device.type)
     distance: Tensor = torch.ops.voxelfield.empty_distance(occupied, max_distance)
     return distance
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::empty_distance")
-    def _(occupied: Tensor, max_distance: int) -> Tensor:
-        return occupied.new_empty(occupied.shape, dtype=torch.uint8)
+@fake("empty_distance")
+def _(occupied: Tensor, max_distance: int) -> Tensor:
+    return occupied.new_empty(occupied.shape, dtype=torch.uint8)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor, lies_within
-from voxelfield.ops._errors import shown
+from voxelfield.ops._registration import fake
 
 
 @torch.no_grad()
@@ -59,8 +58,8 @@ def grid_adam_(
         steps: The number of this step for each grid, counted from 1: a float32 or int64 tensor of one element on the
             grids' device, or a number.
         working: For each grid a float16 or bfloat16 copy, which receives the rounded new values; None for no copy. For
-            several copies, at most 8, those of a grid follow each other, and all grids have equally many. They may be
-            in the memory of other devices that this one can write to.
+            several copies, at most 8, the copies of a grid follow each other, and all grids have equally many. They may
+            be in the memory of other devices that this one can write to.
         tiles: For each grid the ids (K,) int32 of tiles of vertices, as listed by :func:`active_tiles`, each at most
             once; None for all vertices. Parameters, moments and gradients outside these tiles do not change (torch's
             Adam would continue to move parameters by their momentum).
@@ -86,6 +85,7 @@ def grid_adam_(
     if count == 0:
         return
     none: list[Tensor | None] = [None] * count
+    optional = (tiles, tile_counts, touched, channel_rates)
     device = params[0].device
     _library.ensure_loaded(device.type)
     torch.ops.voxelfield.grid_adam_(
@@ -96,10 +96,7 @@ def grid_adam_(
         none if working is None else list(working),
         [_on_device(value, device) for value in lrs],
         [_on_device(value, device) for value in steps],
-        none if tiles is None else list(tiles),
-        none if tile_counts is None else list(tile_counts),
-        none if touched is None else list(touched),
-        none if channel_rates is None else list(channel_rates),
+        *(none if tensors is None else list(tensors) for tensors in optional),
         grad_scale,
         found_inf,
         *betas,
@@ -111,29 +108,8 @@ def grid_adam_(
     )
 
 
-def check_rule(betas: tuple[float, float], eps: float, weight_decay: float, l2_penalty: float) -> None:
-    """Raises unless the options of :func:`grid_adam_` are in range."""
-    two = isinstance(betas, (tuple, list)) and len(betas) == 2
-    if not (two and all(lies_within("betas", beta, 0, 1) and beta < 1 for beta in betas)):
-        raise ValueError(f"betas must be two numbers in [0, 1), got {shown(betas)}")
-    for name, value in (("eps", eps), ("weight_decay", weight_decay), ("l2_penalty", l2_penalty)):
-        check_not_negative(name, value)
-
-
-def check_channel_rates(name: str, value: object, grid_name: str, grid: Tensor) -> None:
-    """Raises unless the tensor has a factor for each channel of a grid (X, Y, Z, C)."""
-    check_tensor(name, value, (grid.shape[3],), f" for {grid_name} of shape {tuple(grid.shape)}")
-    assert isinstance(value, Tensor)
-    check_dtype(name, value, (torch.float32,))
-    check_same_device(name, value, grid_name, grid)
-    if not value.is_contiguous():
-        raise ValueError(f"{name} must be contiguous, got strides {value.stride()}")
-
-
 def _on_device(value: Tensor | float, device: torch.device) -> Tensor:
     return value if isinstance(value, Tensor) else torch.full((1,), value, dtype=torch.float32, device=device)
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::grid_adam_", lambda *_: None)
+fake("grid_adam_")(lambda *_: None)

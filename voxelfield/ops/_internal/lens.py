@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._autograd import hold_constant
+from voxelfield.ops._registration import fake
 
 LENS_NUMBERS = 14
 """Length of the row of numbers by which ops know a lens (:attr:`voxelfield.rendering.lens.Lens.rows`)."""
@@ -22,7 +23,7 @@ _TINY = 1e-20
 def lens_rays(points: Tensor, lens: Tensor) -> Tensor:
     """Computes the rays through points of an image, without derivatives.
 
-    Rays are exact up to rounding: Newton's iteration computes those of models without a closed formula. A point beyond
+    Rays are exact up to rounding: Newton's iteration solves models without a closed formula. A point beyond
     the largest radius that the lens can image gets a ray near the outermost one. Does not synchronise with the device.
 
     Args:
@@ -76,7 +77,5 @@ def sphere_points(rays: Tensor) -> Tensor:
     return torch.stack((torch.atan2(right, forward), torch.atan2(down, square.clamp(min=_TINY).sqrt())), dim=-1)
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::lens_rays", lambda points, lens: points.new_empty(points.shape[0], 3))
-    torch.library.register_fake("voxelfield::lens_points", lambda rays, lens: rays.new_empty(rays.shape[0], 2))
+fake("lens_rays")(lambda points, lens: points.new_empty(points.shape[0], 3))
+fake("lens_points")(lambda rays, lens: rays.new_empty(rays.shape[0], 2))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_rays, check_step
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._autograd import hold_constant
+from voxelfield.ops._checks import check_rays
 from voxelfield.ops._packing import PackedSamples
+from voxelfield.ops._registration import fake
 from voxelfield.ops.marching import OccupancyBits, march_rays
 
 
@@ -49,7 +50,6 @@ def march_pieces(
         ray from one piece to the next.
     """
     offset = check_rays(origins, directions, near, far, offset)
-    check_step(step)
     rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
     origins, directions, near, far, offset, aabb = hold_constant("march_pieces", **rays, aabb=aabb)
     _library.ensure_loaded(origins.device.type)
@@ -120,9 +120,7 @@ def pieces_of(boxes: Sequence[float]) -> int:
     return 2 * int(boxes[7]) - 1
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::cut_rays")
-    def _(origins: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        rows = origins.shape[0] * pieces_of(rest[-2])
-        return tuple(origins.new_empty(shape) for shape in ((rows, 3), (rows, 3), (rows,), (rows,)))
+@fake("cut_rays")
+def _(origins: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    rows = origins.shape[0] * pieces_of(rest[-2])
+    return tuple(origins.new_empty(shape) for shape in ((rows, 3), (rows, 3), (rows,), (rows,)))

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._autograd import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
+from voxelfield.ops._registration import fake
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import cells_to_walk
@@ -57,7 +58,7 @@ def march_visible(
     ``levels`` are 1 to 8 grids (X_l, Y_l, Z_l, 4) that fill ``aabb``, outermost vertices on its faces, all of one
     dtype: float16 on CUDA; float32, float16 or bfloat16 on the CPU. A position outside the box reads its nearest point.
     ``blocks`` is empty, or has one entry per level: None for a dense level; otherwise the level is the atlas of a
-    sparse grid and the entry is its block table, as for :func:`places_in_atlas`. ``density_weights`` are the two
+    sparse grid and the entry is its block table, as for :func:`atlas_coordinates`. ``density_weights`` are the two
     matrices of the network, as for :func:`mlp`: (W, 4 * levels) with W at most 128, and (G, W) with G at most 16;
     float32 or float16. The network runs in the dtype of ``levels``. ``density_initial`` is :math:`\sigma_0`, per world
     unit.
@@ -102,17 +103,14 @@ def march_visible(
     return PackedSamples(*torch.ops.voxelfield.pack_slots(*walk, slots, counts, sums, step, list(boxes), rows))
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::march_to_slots")
-    def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        rays, max_samples_per_ray = origins.shape[0], rest[-3]
-        return (
-            origins.new_empty(rays, max_samples_per_ray),
-            origins.new_empty(rays, dtype=torch.int32),
-            origins.new_empty(parts_of(rays), dtype=torch.int64),
-        )
-
-    torch.library.register_fake(
-        "voxelfield::pack_slots", lambda origins, *rest: empty_samples(origins, origins.shape[0], rest[-1])
+@fake("march_to_slots")
+def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rays, max_samples_per_ray = origins.shape[0], rest[-3]
+    return (
+        origins.new_empty(rays, max_samples_per_ray),
+        origins.new_empty(rays, dtype=torch.int32),
+        origins.new_empty(parts_of(rays), dtype=torch.int64),
     )
+
+
+fake("pack_slots")(lambda origins, *rest: empty_samples(origins, origins.shape[0], rest[-1]))

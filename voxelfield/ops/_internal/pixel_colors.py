@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from voxelfield import _library
-from voxelfield.ops._autograd import below_autograd, last_derivative, register_autograd
+from voxelfield.ops._autograd import last_derivative, refuse_jvp, refuse_vmap, run_raw
 from voxelfield.ops._checks import check_choice
-from voxelfield.ops._no_derivative import refuse_jvp, refuse_vmap
+from voxelfield.ops._registration import fake, register_autograd
 
 PIXEL_AVERAGING = ("linear_light", "encoded")
 """The averaged quantity: linear light, decoded by the sRGB transfer function (IEC 61966-2-1), or encoded values."""
@@ -37,7 +37,7 @@ def pixel_colors(
         rgb: (R, 3) float32 or float64, the emitted colour of each ray without background, as :func:`composite` returns
             it: at most ``opacity`` if colours are at most 1. Rays of a pixel are consecutive. Differentiable.
         opacity: (R,) in [0, 1], in the dtype of ``rgb``; differentiable. If light is averaged, the ``rgb`` of a ray of
-            opacity 0 is ignored, and its gradient is that of a black ray.
+            opacity 0 is ignored, and it gets the gradient of a black ray.
         background: (P, 3), or (3,) for all pixels, encoded as images are, in the dtype of ``rgb``; differentiable.
         rays_per_pixel: R / P, at least 1.
         pixel_averaging: The averaged quantity: ``linear_light``, or the ``encoded`` values.
@@ -53,11 +53,7 @@ def pixel_colors(
 
 
 class _PixelColors(Function):
-    @staticmethod
-    def forward(rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, srgb: bool) -> Tensor:
-        with below_autograd():
-            colors: Tensor = torch.ops.voxelfield.pixel_colors.default(rgb, opacity, background, rays_per_pixel, srgb)
-        return colors
+    forward = run_raw("pixel_colors")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -84,15 +80,11 @@ _PixelColorsBackward = last_derivative(
 )
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake(
-        "voxelfield::pixel_colors",
-        lambda rgb, opacity, background, rays_per_pixel, srgb: rgb.new_empty(rgb.shape[0] // rays_per_pixel, 3),
-    )
-    torch.library.register_fake(
-        "voxelfield::pixel_colors_backward",
-        lambda grad, rgb, opacity, *_: (rgb.new_empty(rgb.shape), rgb.new_empty(opacity.shape)),
-    )
-    register_autograd("pixel_colors", _PixelColors.apply)
-    register_autograd("pixel_colors_backward", _PixelColorsBackward.apply)
+fake("pixel_colors")(
+    lambda rgb, opacity, background, rays_per_pixel, srgb: rgb.new_empty(rgb.shape[0] // rays_per_pixel, 3),
+)
+fake("pixel_colors_backward")(
+    lambda grad, rgb, opacity, *_: (rgb.new_empty(rgb.shape), rgb.new_empty(opacity.shape)),
+)
+register_autograd("pixel_colors", _PixelColors.apply)
+register_autograd("pixel_colors_backward", _PixelColorsBackward.apply)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
+from voxelfield.ops._autograd import hold_constant
 from voxelfield.ops._checks import check_index
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._registration import fake
 
 
 class PixelBatch(NamedTuple):
@@ -56,7 +57,7 @@ def pixel_rays(
         supersampling: Number of squares along each side of a pixel. With 1 the only ray goes through the centre.
 
     Returns:
-        R = P * supersampling**2 rays, those of a pixel together, row by row; and the pixels' colours. float32.
+        R = P * supersampling**2 rays, pixel by pixel and row by row in each; and the pixels' colours. float32.
     """
     constants = {"c2w": c2w, "intrinsics": intrinsics, "aabb": aabb, "lens": lens}
     c2w, intrinsics, aabb, lens = hold_constant("pixel_rays", **constants)
@@ -66,10 +67,8 @@ def pixel_rays(
     return PixelBatch(*torch.ops.voxelfield.pixel_rays(images, index, c2w, intrinsics, lens, aabb, supersampling))
 
 
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::pixel_rays")
-    def _(images: Tensor, index: Tensor, c2w: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        pixels = index.shape[0]
-        rays = pixels * rest[-1] ** 2
-        return tuple(c2w.new_empty(shape) for shape in ((rays, 3), (rays, 3), (rays,), (rays,), (pixels, 4)))
+@fake("pixel_rays")
+def _(images: Tensor, index: Tensor, c2w: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    pixels = index.shape[0]
+    rays = pixels * rest[-1] ** 2
+    return tuple(c2w.new_empty(shape) for shape in ((rays, 3), (rays, 3), (rays,), (rays,), (pixels, 4)))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._autograd import hold_constant
+from voxelfield.ops._registration import fake
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import cells_to_walk
@@ -36,10 +37,10 @@ def render_baked_image(
     min_weight: float = MIN_WEIGHT,
     boxes: Sequence[float] = (),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""Sums what a baked field stores along the ray of every pixel of a camera, in one kernel; without gradient.
+    r"""Sums the values of a baked field along the ray of every pixel of a camera, in one kernel; without gradient.
 
     A sample's density is exp of the interpolated ``log_density``, and its values are interpolated too. They are summed
-    with the rendering weights (Max 1995). Camera, occupied cells and thresholds are those of
+    with the rendering weights (Max 1995). Camera, occupied cells and thresholds are as for
     :func:`render_pyramid_image`.
 
     Args:
@@ -50,7 +51,7 @@ def render_baked_image(
         occupied: (X, Y, Z) distances of empty cells to occupied ones, or packed bits.
         aabb_occupancy: (2, 3) float32, their box, in warped coordinates.
         log_density: (8 A, 8 B, 8 C) float16, the logarithms of densities, per unit in warped coordinates: an atlas of
-            blocks as that of :class:`voxelfield.grids.sparse_grid.SparseGrid`.
+            blocks as in :class:`voxelfield.grids.sparse_grid.SparseGrid`.
         values: (8 A, 8 B, 8 C, V) uint8, V = 8 or 16, in the same places: 255 stands for 1.
         blocks: (X', Y', Z') int32, the table of these blocks.
         aabb: (2, 3) float32, the box of the lattice, in warped coordinates.
@@ -97,6 +98,4 @@ def _empty(
     return sums, c2w.new_empty(height, width), c2w.new_empty(height, width), c2w.new_empty(height, width, 3)
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::render_baked_image", _empty)
+fake("render_baked_image")(_empty)

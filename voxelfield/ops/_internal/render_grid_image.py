@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_same_device, check_tensor
+from voxelfield.ops._autograd import hold_constant
 from voxelfield.ops._internal.render_pyramid_image import empty_image
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._registration import fake
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
-from voxelfield.ops.render_grid import GRID_DTYPES, cells_to_walk
+from voxelfield.ops.render_grid import cells_to_walk
 from voxelfield.ops.selection import MIN_WEIGHT
 
 _ROW_BYTES = 16  # the widest read of one thread
@@ -51,19 +51,8 @@ class PackedSHGrid:
 
         Returns:
             The packed field, on the device of ``grid``.
-
-        Raises:
-            TypeError: An argument is not a tensor, or a dtype is not supported.
-            ValueError: ``grid`` has too few channels, or an argument has another shape or device.
         """
-        if dtype not in GRID_DTYPES:
-            raise TypeError(f"dtype must be float32, float16 or bfloat16, got {dtype}")
-        check_tensor("grid", grid, ("X", "Y", "Z", "C"))
         channels = 1 + 3 * (degree + 1) ** 2
-        if grid.shape[3] < channels:
-            raise ValueError(f"grid must have at least {channels} channels for degree {degree}, got {grid.shape[3]}")
-        check_tensor("aabb", aabb, (2, 3))
-        check_same_device("aabb", aabb, "grid", grid)
         together = _ROW_BYTES // dtype.itemsize
         features = F.pad(grid.detach()[..., :channels].to(dtype), (0, -channels % together)).contiguous()
         return PackedSHGrid(features, features[..., 0].contiguous(), aabb.to(torch.float32), degree)
@@ -139,6 +128,4 @@ def render_grid_image(
     return image
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::render_grid_image", empty_image)
+fake("render_grid_image")(empty_image)

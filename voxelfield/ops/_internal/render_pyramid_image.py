@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._autograd import hold_constant
+from voxelfield.ops._registration import fake
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import cells_to_walk
@@ -50,10 +51,10 @@ def render_pyramid_image(
     On CUDA every thread of a warp marches a ray, and the warp evaluates the first network for the current samples of
     its 32 rays at once. A ray ends once its transmittance falls below ``min_transmittance``. The second network is
     evaluated only for samples whose weight exceeds ``min_weight``, 32 at a time. If the weights of both networks do not
-    fit the shared memory of a block, the kernel reads those of the second from global memory, which is slower, and the
+    fit the shared memory of a block, the kernel reads the second network from global memory, which is slower, and the
     first such call warns.
 
-    Camera and image are those of :func:`render_grid_image`, and the field is that of :func:`march_visible` with 16
+    Camera and image are as for :func:`render_grid_image`, and the field is as for :func:`march_visible`, with 16
     outputs of ``density_weights``. ``color_weights`` are two to four float32 or float16 matrices, from
     16 + (view_degree + 1)^2 inputs to 3 outputs, with hidden layers of at most 128; ``view_degree`` is 0 to 3.
 
@@ -105,6 +106,4 @@ def pyramid_image_fits(like: Tensor, width: int) -> bool:
     return fits
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::render_pyramid_image", empty_image)
+fake("render_pyramid_image")(empty_image)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops._autograd import hold_constant
+from voxelfield.ops._registration import fake
 
 
-def places_in_atlas(points: Tensor, blocks: Tensor, atlas: Sequence[int]) -> Tensor:
+def atlas_coordinates(points: Tensor, blocks: Tensor, atlas: Sequence[int]) -> Tensor:
     """Returns where points of a sparse grid lie in the atlas of its blocks, without derivatives.
 
     Args:
@@ -24,10 +25,10 @@ def places_in_atlas(points: Tensor, blocks: Tensor, atlas: Sequence[int]) -> Ten
         (N, 3) float32 in the atlas's unit cube; NaN if the block is not stored or the point is not finite. Points stay
         a thousandth of a cell away from the faces of their block.
     """
-    (points,) = hold_constant("places_in_atlas", points=points)
+    (points,) = hold_constant("atlas_coordinates", points=points)
     _library.ensure_loaded(points.device.type)
-    placed: Tensor = torch.ops.voxelfield.places_in_atlas(points, blocks, list(atlas))
-    return placed
+    coordinates: Tensor = torch.ops.voxelfield.places_in_atlas(points, blocks, list(atlas))
+    return coordinates
 
 
 @torch.no_grad()
@@ -46,7 +47,5 @@ def share_copies_(sums: Tensor, copies: Tensor, begins: Tensor, touched: Tensor 
     torch.ops.voxelfield.share_copies_(sums, copies, begins, touched)
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::places_in_atlas", lambda points, *_: torch.empty_like(points))
-    torch.library.register_fake("voxelfield::share_copies_", lambda *_: None)
+fake("places_in_atlas")(lambda points, *_: torch.empty_like(points))
+fake("share_copies_")(lambda *_: None)

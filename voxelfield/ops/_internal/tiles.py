@@ -10,6 +10,7 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops import _constants
+from voxelfield.ops._registration import fake
 
 
 def tiles_along(resolution: Sequence[int]) -> tuple[int, int, int]:
@@ -36,7 +37,7 @@ def active_tiles(
 
     Returns:
         ids (K,) int32, where K is the number of all tiles, and count (1,) int32, on the device of ``occupied``. The
-        first ``count`` ids are those of the listed tiles, in ascending order; the other ids are undefined.
+        first ``count`` ids are the listed tiles, in ascending order; the other ids are undefined.
     """
     if out is None:
         total = math.prod(tiles_along(resolution))
@@ -85,12 +86,10 @@ def pack_vertices(grid: Tensor, table: Tensor, packed: Tensor, ids: Tensor | Non
 
 @torch.no_grad()
 def unpack_vertices(packed: Tensor, table: Tensor, grid: Tensor, ids: Tensor | None = None, *, first: int = 0) -> None:
-    """Copies rows back to the listed vertices of a grid, in place; the arguments are those of :func:`pack_vertices`."""
+    """Copies rows back to the listed vertices of a grid, in place; arguments as for :func:`pack_vertices`."""
     _library.ensure_loaded(grid.device.type)
     torch.ops.voxelfield.unpack_vertices_(packed, ids, first, table, grid)
 
 
-@_library.when_loaded
-def _register() -> None:
-    for name in ("active_tiles_", "touched_vertices_", "pack_vertices_", "unpack_vertices_"):
-        torch.library.register_fake(f"voxelfield::{name}", lambda *_: None)
+for name in ("active_tiles_", "touched_vertices_", "pack_vertices_", "unpack_vertices_"):
+    fake(name)(lambda *_: None)

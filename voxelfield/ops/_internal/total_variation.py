@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
+from voxelfield.ops._registration import fake
 
 
 @torch.no_grad()
@@ -51,6 +52,4 @@ def grid_total_variation_grad_(
     )
 
 
-@_library.when_loaded
-def _register() -> None:
-    torch.library.register_fake("voxelfield::grid_total_variation_grad_", lambda *_: None)
+fake("grid_total_variation_grad_")(lambda *_: None)

@@ -1,4 +1,4 @@
-"""A process's part of a grid that is divided over the processes that train together."""
+"""A process's shard of a grid that is divided over the processes that train together."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _COLUMNS = 5
 
 
 @dataclass(eq=False)
-class Part:
-    """This process's part of one grid (X, Y, Z, C).
+class Shard:
+    """This process's planes of one grid (X, Y, Z, C).
 
     Attributes:
         grid: The parameter of the whole grid.
         copy: The working copy of the whole grid, which is the grid itself in float32.
         bounds: The first plane along x of each process, followed by the number of planes.
-        low: The first plane of ``stored``. Those before the own planes, and those after them, are a halo.
+        low: The first plane of ``stored``. Those before the local planes, and those after them, are a halo.
         high: The end of the planes of ``stored``.
-        stored: The float32 masters of the own planes and of the halo.
-        owned: The own planes of ``stored``.
+        stored: The float32 masters of the local planes and of the halo.
+        local: The local planes of ``stored``.
         sparse: The sparse grid whose atlas this is, if it is one.
         shared: Of an atlas, the vertices with several copies (:meth:`SparseGrid.shared_by`).
-        state: The state of Adam for ``owned``, by the names that :class:`GridAdam` uses.
-        sums: The gradient of ``stored``, whose own planes are the ``grad`` of ``owned``; see :meth:`start_sums`.
-        written: The tensors that receive the rounded values of ``owned``.
+        state: The state of Adam for ``local``, by the names that :class:`GridAdam` uses.
+        sums: The gradient of ``stored``, whose local planes are the ``grad`` of ``local``; see :meth:`start_sums`.
+        written: The tensors that receive the rounded values of ``local``.
         tiles: The ids (N, K) of the active tiles of each process, -1 where there are fewer; None: all are updated.
-        own_tiles: The ids (K,) of this process's active tiles within ``owned``.
+        local_tiles: The ids (K,) of this process's active tiles within ``local``.
         count: The number (1,) of these, int32.
-        touched: The table of the vertices of ``reached`` with a gradient (:func:`touched_vertices`), by the own tiles;
+        touched: The table of the vertices of ``reached`` with a gradient (:func:`touched_vertices`), by local tiles;
             None if nothing needs it.
     """
 
@@ -47,64 +47,73 @@ class Part:
     low: int
     high: int
     stored: Tensor
-    owned: nn.Parameter
+    local: nn.Parameter
     sparse: SparseGrid | None
     shared: tuple[Tensor, Tensor] | None
     state: dict[str, Tensor]
     sums: Tensor = field(default_factory=lambda: torch.empty(0))
     written: list[Tensor] = field(default_factory=list)
     tiles: Tensor | None = None
-    own_tiles: Tensor | None = None
+    local_tiles: Tensor | None = None
     count: Tensor | None = None
     touched: Tensor | None = None
 
     @property
     def begin(self) -> int:
-        """The first own plane."""
+        """The first local plane."""
         return self.bounds[processes.rank()]
 
     @property
     def end(self) -> int:
-        """The end of the own planes."""
+        """The end of the local planes."""
         return self.bounds[processes.rank() + 1]
 
     @property
-    def own(self) -> slice:
-        """The own planes among those of ``stored`` and ``sums``."""
+    def planes(self) -> slice:
+        """The local planes of the whole grid."""
+        return slice(self.begin, self.end)
+
+    @property
+    def in_stored(self) -> slice:
+        """The local planes of ``stored`` and ``sums``."""
         return slice(self.begin - self.low, self.end - self.low)
 
     @property
     def reached(self) -> Tensor:
-        """The planes of ``sums`` to which samples add: the own ones, and of an atlas also the halo."""
-        return self.sums if self.sparse is not None else self.sums[self.own]
+        """The planes of ``sums`` to which samples add: the local ones, and of an atlas also the halo."""
+        return self.sums if self.sparse is not None else self.sums[self.in_stored]
 
     def start_sums(self) -> None:
         """Makes the gradient zero, in new memory."""
         self.sums = torch.zeros_like(self.stored)
-        self.owned.grad = self.sums[self.own]
+        self.local.grad = self.sums[self.in_stored]
+
+    def drop_sums(self) -> None:
+        """Frees the gradient."""
+        self.local.grad, self.sums = None, self.sums.new_empty(0)
 
     @property
-    def own_touched(self) -> Tensor | None:
-        """The rows of ``touched`` for the own planes, which are whole blocks of an atlas and therefore whole rows."""
+    def local_touched(self) -> Tensor | None:
+        """The rows of ``touched`` for the local planes, which are whole blocks of an atlas and therefore whole rows."""
         if self.sparse is None or self.touched is None:
             return self.touched
-        return self.touched[self._rows_for(self.own.start) : self._rows_for(self.own.stop)]
+        return self.touched[self._rows_for(self.in_stored.start) : self._rows_for(self.in_stored.stop)]
 
     def rows(self) -> int:
-        """Returns the number of tiles that each process has at most: listed ones, or 128 vertices each."""
+        """Returns the largest number of tiles of a process: listed ones, or 128 vertices each."""
         if self.tiles is not None:
             return self.tiles.shape[1]
         return self._rows_for(max(end - begin for begin, end in pairwise(self.bounds)))
 
-    def of_process(self, process: int) -> dict[str, Any]:
-        """Returns the arguments that say to :func:`pack_vertices` and others which tiles a process has."""
+    def tiles_of(self, process: int) -> dict[str, Any]:
+        """Returns the arguments of :func:`pack_vertices` that describe the tiles of a process."""
         if self.tiles is not None:
             return {"ids": self.tiles[process]}
         return {"first": self.bounds[process] * self._plane}
 
     def add_table(self) -> None:
-        """Makes ``touched`` a table of no vertices, for the present tiles."""
-        rows = self._rows_for(len(self.reached)) if self.own_tiles is None else len(self.own_tiles)
+        """Makes ``touched`` an empty table for the present tiles."""
+        rows = self._rows_for(len(self.reached)) if self.local_tiles is None else len(self.local_tiles)
         self.touched = new_table(rows, self.sums.device)
 
     def _rows_for(self, planes: int) -> int:
@@ -116,7 +125,7 @@ class Part:
 
 
 def new_table(rows: int, device: torch.device) -> Tensor:
-    """Returns a table of no vertices for :func:`touched_vertices`, with a row for each tile."""
+    """Returns an empty table of touched vertices (:func:`touched_vertices`), with a row for each tile."""
     return torch.zeros(rows, _COLUMNS, dtype=torch.int32, device=device)
 
 
