@@ -67,16 +67,16 @@ class GridStencil:
         object.__setattr__(self, "options", options)
 
     def batched(self, point_dims: int) -> bool:
-        """Tells whether there is a batch dimension; see :class:`voxelfield.ops._stencil.Stencil`."""
+        """Tells whether there is a batch dimension; see :class:`voxelfield.ops._derivatives.Stencil`."""
         return point_dims == 3
 
     def gather(self, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor) -> Tensor:
-        """Samples ``sources`` at ``points``; see :class:`voxelfield.ops._stencil.Stencil`."""
+        """Samples ``sources`` at ``points``; see :class:`voxelfield.ops._derivatives.Stencil`."""
         sampled: Tensor = torch.ops.voxelfield.sample_trilinear.default(sources, points, direction, *self.options)
         return sampled
 
     def splat(self, values: Tensor, points: Tensor, direction: MaybeTensor, shapes: Shapes) -> tuple[Tensor, ...]:
-        """Adds ``values`` up in grids of ``shapes``; see :class:`voxelfield.ops._stencil.Stencil`."""
+        """Adds ``values`` up in grids of ``shapes``; see :class:`voxelfield.ops._derivatives.Stencil`."""
         periodic = self.padding == _PERIODIC
         options = self.options
         if periodic:
@@ -96,14 +96,14 @@ class GridStencil:
     def point_gradient(
         self, values: Tensor, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor
     ) -> Tensor:
-        """Returns the gradient in the points; see :class:`voxelfield.ops._stencil.Stencil`."""
+        """Returns the gradient in the points; see :class:`voxelfield.ops._derivatives.Stencil`."""
         gradient: Tensor = torch.ops.voxelfield.point_gradient_trilinear.default(
             values, sources, points, direction, *self.options
         )
         return gradient
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
-        """Returns the columns of some levels; see :class:`voxelfield.ops._stencil.Stencil`."""
+        """Returns the columns of some levels; see :class:`voxelfield.ops._derivatives.Stencil`."""
         if self.sum:
             return values
         columns = values.split([shape[-1] for shape in shapes], dim=-1)
