@@ -33,9 +33,7 @@ def parse_box(aabb: Sequence[Sequence[float]] | Tensor, name: str = "aabb") -> B
     try:
         if isinstance(aabb, Tensor):
             corners = aabb.detach().tolist()
-        else:
-            corners = [[float(value) for value in corner] for corner in aabb]
-        low, high = (tuple(c_float(value).value for value in corner) for corner in corners)
+        low, high = (tuple(c_float(float(value)).value for value in corner) for corner in corners)
         if not len(low) == len(high) == 3:
             raise ValueError("a corner has another number of coordinates")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

@@ -68,7 +68,7 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
 
 
 class CellStencil:
-    """A :class:`voxelfield.ops._stencil.Stencil` in which point n lies in cell n."""
+    """A :class:`voxelfield.ops._derivatives.Stencil` in which point n lies in cell n."""
 
     with_gradient = False
     shareable: ClassVar[bool] = False
