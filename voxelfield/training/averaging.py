@@ -30,7 +30,7 @@ class WeightAverage:
 
     Args:
         model: The model whose weights are averaged.
-        optimizers: Those of the model, which may have divided its grids: each process then averages its own parts.
+        optimizers: Those of the model, which may have divided its grids: each process then averages its shards.
         steps: Number of steps of the run.
         time_constant: Number of steps after which the contribution of an update has decayed to 1/e; the decay per step
             is :math:`\beta = e^{-1 / \mathrm{time\_constant}}`. 0 disables averaging.

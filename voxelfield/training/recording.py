@@ -53,8 +53,8 @@ class Recorder:
 
     def is_finite(self) -> bool:
         """Returns whether all parameters of the field are finite; synchronises with the device, a collective call."""
-        own = self._optimizers.local_shards(self._model.field.parameters())
-        return not processes.any_of(not all(bool(parameter.detach().sum().isfinite()) for parameter in own))
+        local = self._optimizers.local_shards(self._model.field.parameters())
+        return not processes.any_of(not all(bool(parameter.detach().sum().isfinite()) for parameter in local))
 
     def collect_metrics(self, step: int, seconds: float, since_last: float) -> dict[str, float]:
         """Returns the metrics of the steps since the last call, by tag; synchronises with the device.

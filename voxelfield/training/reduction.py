@@ -70,7 +70,7 @@ def sum_gradients_later(parameters: Sequence[nn.Parameter]) -> Callable[[], None
     def finish() -> None:
         for some, arrive in summed:
             parts = arrive().split([gradient.numel() for gradient in some])
-            torch._foreach_copy_(some, [part.view_as(own) for part, own in zip(parts, some, strict=True)])
+            torch._foreach_copy_(some, [part.view_as(local) for part, local in zip(parts, some, strict=True)])
 
     return finish
 
@@ -86,7 +86,7 @@ def divided_density(density: PositionDensity) -> PositionDensity:
     def divided(points: Tensor) -> Tensor:
         total = len(points)
         parts = [processes.rows(total, process) for process in range(processes.count())]
-        own = density(points[processes.rows(total)])
-        return processes.gather_rows(own, [part.stop - part.start for part in parts])
+        local = density(points[processes.rows(total)])
+        return processes.gather_rows(local, [part.stop - part.start for part in parts])
 
     return divided

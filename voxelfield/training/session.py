@@ -409,7 +409,7 @@ class Session:
                 self._average.apply()
             self.train_seconds = self._now() - self._started
             # No CUDA graph is captured from here on, so another thread may use the device.
-            self._show()
+            self._materialize()
             self._save(settled=True)
             if wait:
                 self.wait()
@@ -455,12 +455,12 @@ class Session:
 
         Further steps change its field. A collective call.
         """
-        self._show()
+        self._materialize()
         tones = None if self.tones is None else copy.deepcopy(self.tones.state_dict())
         # Without the training images and the optimizer.
         return TrainedModel(self.model.around(), copy.deepcopy(self.config), self.step, self.cameras, tones)
 
-    def _show(self) -> None:
+    def _materialize(self) -> None:
         """Makes grids whole that are divided over processes; a collective call."""
         division = self.optimizers.division
         if division is not None and not division.materialized:
