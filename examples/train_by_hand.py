@@ -97,12 +97,12 @@ class Training:
         view, y, x = pixels // (height * width), pixels // width % height, pixels % width
         rays = self.cameras.rays(view, torch.stack((x, y), dim=1) + 0.5, self.field.aabb)
         color, alpha = (self.images.view(-1, 4)[pixels].float() / 255).split((3, 1), dim=1)
-        background = torch.rand_like(color)  # hence what is transparent becomes empty
+        background = torch.rand_like(color)  # so that transparent space becomes empty
         truth = color * alpha + background * (1 - alpha)
 
         rendering = render(self.field, rays, self.occupancy, self.settings, jitter=True)
         error = F.mse_loss(rendering.over(background), truth)
-        # The colour of each sample is compared too (DirectVoxGO), so that a ray cannot mix the right one of wrong ones.
+        # Each sample's colour is compared too (DirectVoxGO), so that wrong colours cannot average to the right one.
         samples = (rendering.sample_rgb - truth[rendering.samples.ray_index]).square().sum(dim=1)
         loss = error + 0.05 * (rendering.weights.detach() * samples).sum() / self.rays
 

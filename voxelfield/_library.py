@@ -39,9 +39,9 @@ class KernelsUnavailableError(RuntimeError):
 
 
 def when_loaded(register: Callable[[], None]) -> Callable[[], None]:
-    """Decorates a function that registers fakes and derivatives, which need the operators' schemas to exist.
+    """Runs a function that registers fakes and derivatives, which need the operators' schemas to exist.
 
-    It runs as soon as they do: at once if the CPU module is loaded already.
+    That is as soon as they do: at once if the CPU module is loaded already.
     """
     with _loading:
         if sources.CPU_MODULE in _loaded:

@@ -59,7 +59,7 @@ class VoxelPyramid(nn.Module):
 
     Attributes:
         active: Number of active levels, counted from the coarsest; initially all dense levels.
-        combination: How the features of the dense levels are combined to the features at a position.
+        combination: How the features of the dense levels are combined into the features at a position.
         working_copies: The copies that :meth:`enable_copies` has made, or None.
 
     Raises:

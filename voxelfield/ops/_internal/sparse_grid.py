@@ -27,6 +27,7 @@ def atlas_coordinates(points: Tensor, blocks: Tensor, atlas: Sequence[int]) -> T
     """
     (points,) = hold_constant("atlas_coordinates", points=points)
     _library.ensure_loaded(points.device.type)
+    # The raw op and its kernels are named places_in_atlas.
     coordinates: Tensor = torch.ops.voxelfield.places_in_atlas(points, blocks, list(atlas))
     return coordinates
 
