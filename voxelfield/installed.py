@@ -1,4 +1,4 @@
-"""Data files of the package: configurations and the bundled scene, in a clone or in an installed copy."""
+"""Installed parts: optional packages, the configurations and the bundled scene, in a clone or an installed copy."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def import_optional(module: str, task: str, extra: str = "train") -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
         raise MissingPackageError(
-            f'{error.name} must be installed to {task}: pip install "voxelfield[{extra}]"'
+            f'{package} must be installed to {task}: pip install "voxelfield[{extra}]"'
         ) from error
 
 
