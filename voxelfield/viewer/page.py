@@ -9,6 +9,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -148,6 +149,7 @@ class ViewerPage:
         tabs = gui.add_tab_group()
         with tabs.add_tab("View", icon="eye"):
             self.view = ViewPanel(self, rate, progress)
+        self.view.register()
         self.cameras: CamerasPanel | None = None
         if photographs:
             with tabs.add_tab("Cameras", icon="camera"):
@@ -164,7 +166,9 @@ class ViewerPage:
         self.worker.close()
         stop_server(self.server)
 
-    def callback(self, work: Callable[[Any], None]) -> Callable[[Any], None]:
+    def callback(
+        self, work: Callable[[Any], None], lock: AbstractContextManager[Any] | None = None
+    ) -> Callable[[Any], None]:
         """Returns a callback for a control, which viser runs in a thread of its pool.
 
         Callbacks run one at a time, because they share the page.
@@ -172,11 +176,12 @@ class ViewerPage:
         Args:
             work: Called with viser's handle of the client, or None if the value was set here. A ValueError is shown to
                 the client.
+            lock: Held during the call in place of the page's lock, for long work that other controls need not wait for.
         """
 
         def call(event: Any) -> None:
             try:
-                with self._lock:
+                with lock or self._lock:
                     work(event.client)
             except Exception as error:
                 if event.client is not None and isinstance(error, ValueError):
@@ -275,6 +280,10 @@ class ViewPanel:
         self.home = gui.add_button("Home", icon="home", hint="Returns to the initial view.")
         with gui.add_folder("Keys", expand_by_default=False, order=1e6):
             gui.add_markdown(_KEYS)
+
+    def register(self) -> None:
+        """Registers the callbacks, which need the page's :attr:`ViewerPage.view`."""
+        page = self._page
         for control in (self.mode, self.rows, self.rate):
             control.on_update(page.callback(lambda _: self._change()))
         self.home.on_click(page.callback(lambda client: page.move(client, page.home)))
@@ -313,9 +322,10 @@ class CamerasPanel:
         gui = page.server.gui
         self.shown = gui.add_checkbox("Show cameras", False, hint="Click one to go there.")
         self.view = gui.add_dropdown("Go to", tuple(photographs))
-        self.shown.on_update(page.callback(lambda _: self._show()))
-        self.view.on_update(page.callback(self._go))
         self.frusta: list[Any] = []
+        # Reading all photographs takes long, but must happen only once.
+        self.shown.on_update(page.callback(lambda _: self._show(), threading.RLock()))
+        self.view.on_update(page.callback(self._go))
 
     def update_visibility(self) -> None:
         """Hides frusta around a browser's camera, which would cover its picture."""
