@@ -164,9 +164,15 @@ class RenderWorker:
                             self._wake.wait(_POLL_SECONDS)
                             continue
                         request, sharp = client.request, client.detail == Detail.COARSE
-                        # Set before drawing: a change of the request sets it back, and a failure is not repeated.
+                        # Set before drawing, because a change of the request sets it back.
                         client.detail = Detail.SHARP if sharp else Detail.COARSE
-                    self._draw(self._painter, client, request, sharp=sharp)
+                    try:
+                        self._draw(self._painter, client, request, sharp=sharp)
+                    except Exception:
+                        with self._wake:
+                            if client.detail != Detail.NONE:
+                                client.detail = Detail.SHARP  # the request is drawn again only after a change
+                        raise
                 except Exception as error:  # a user's field may raise anything
                     self._fail(error)
                     time.sleep(_POLL_SECONDS)
