@@ -92,7 +92,6 @@ def evenly_spaced(count: int, total: int) -> list[int]:
     return [index * total // count for index in range(count)] if count < total else list(range(total))
 
 
-@torch.no_grad()
 def evaluate_split(
     render_view: Callable[[Cameras, int], View],
     split: Split,
@@ -115,7 +114,8 @@ def evaluate_split(
         render_view: Called with the split's cameras and a camera index; renders that view on any device.
         split: Images with their cameras and names.
         background: (3,) floating point in [0, 1]; the colour over which ``render_view`` composites.
-        views: Indices of the views to evaluate, in [0, N); None means all, and none gives an evaluation without scores.
+        views: Indices of the views to evaluate, in [0, N); None means all, and an empty sequence gives an
+            evaluation without scores.
         lpips: Compares two images (H, W, 3), like :class:`voxelfield.evaluation.lpips.Lpips`; None for no LPIPS.
         fit_exposure: Evaluate each view a second time, after :func:`voxelfield.evaluation.metrics.cross_fitted` has
             corrected each half of it by a fit to the other half.
@@ -140,25 +140,26 @@ def evaluate_split(
     # tqdm takes None as "only on a terminal"
     bar = {"desc": "evaluate", "unit": "view", "leave": False, "disable": not progress or None}
     for index in tqdm(range(len(split)) if views is None else views, **bar):
-        name, view = split.names[index], render_view(cameras, index)
-        device, rgb, counted = view.rgb.device, view.rgb.clamp(0, 1), split.mask(index)
-        truth = composite_background(uploads.to(split.image(index), device), background)
-        if rgb.shape != truth.shape:
-            raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
-        mask = None if counted is None else uploads.to(counted, device)
-        shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
-        bad = (~view.rgb.isfinite()).any(dim=-1).sum()
-        figures = {"bad": bad.float(), "psnr": psnr(rgb, truth, mask), "ssim": ssim(shown, truth)}
-        if lpips is not None:
-            # The network rejects NaN with another message; views with NaN are rejected below.
-            figures["lpips"] = lpips(shown.nan_to_num(), truth)
-        if fit_exposure:
-            opacity = torch.ones_like(view.opacity) if environment else view.opacity
-            fitted = cross_fitted(rgb, opacity, truth, background, mask)
-            shown = fitted if mask is None else torch.where(mask[..., None], fitted, truth)
-            figures |= {"psnr_fitted": psnr(fitted, truth, mask), "ssim_fitted": ssim(shown, truth)}
-        # Left on the device: reading each number immediately would delay the launch of the next view.
-        scores.append(torch.stack(list(figures.values())))
+        with torch.no_grad():
+            name, view = split.names[index], render_view(cameras, index)
+            device, rgb, counted = view.rgb.device, view.rgb.clamp(0, 1), split.mask(index)
+            truth = composite_background(uploads.to(split.image(index), device), background)
+            if rgb.shape != truth.shape:
+                raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
+            mask = None if counted is None else uploads.to(counted, device)
+            shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
+            bad = (~view.rgb.isfinite()).any(dim=-1).sum()
+            figures = {"bad": bad.float(), "psnr": psnr(rgb, truth, mask), "ssim": ssim(shown, truth)}
+            if lpips is not None:
+                # The network rejects NaN with another message; views with NaN are rejected below.
+                figures["lpips"] = lpips(shown.nan_to_num(), truth)
+            if fit_exposure:
+                opacity = torch.ones_like(view.opacity) if environment else view.opacity
+                fitted = cross_fitted(rgb, opacity, truth, background, mask)
+                shown = fitted if mask is None else torch.where(mask[..., None], fitted, truth)
+                figures |= {"psnr_fitted": psnr(fitted, truth, mask), "ssim_fitted": ssim(shown, truth)}
+            # Left on the device: reading each number immediately would delay the launch of the next view.
+            scores.append(torch.stack(list(figures.values())))
         names.append(name)
         for call in on_view:
             call(name, view, truth, mask)
