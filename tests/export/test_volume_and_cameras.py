@@ -64,10 +64,10 @@ def test_wrong_volumes_are_named(tmp_path):
 def test_a_volume_without_visible_density_is_reported(tmp_path, caplog):
     field, occupancy = ball_field()
     save_volume(tmp_path / "ball.npz", Model(field, occupancy), resolution=10)
-    assert "the field is empty" not in caplog.text
+    assert "no visible density" not in caplog.text
     occupancy.occupied.zero_()
     save_volume(tmp_path / "ball.npz", Model(field, occupancy), resolution=10)
-    assert "the field is empty" in caplog.text
+    assert "contains no visible density: its box is empty at this resolution, or the whole field is" in caplog.text
 
 
 def test_a_volume_of_a_field_that_is_not_finite_is_not_written(tmp_path):

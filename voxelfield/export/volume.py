@@ -83,4 +83,6 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
         with file.open("aabb.npy", "w") as array:
             np.lib.format.write_array(array, np.array(region.box, np.float32))
     if not shows_something:
-        logger.warning("the field is empty: %s contains no visible density", path)
+        logger.warning(
+            "%s contains no visible density: its box is empty at this resolution, or the whole field is", path
+        )
