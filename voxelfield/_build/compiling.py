@@ -78,7 +78,10 @@ def choose_modules() -> tuple[list[str], str]:
     if requested == "0":
         return [CPU_MODULE], "VOXELFIELD_CUDA=0: only the CPU half is compiled"
     if requested == "1":
-        require_cuda_home()
+        try:
+            require_cuda_home()
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"VOXELFIELD_CUDA=1: {error}") from None
     elif find_cuda_home() is None:
         return [CPU_MODULE], "no nvcc on the PATH or in CUDA_HOME: only the CPU half is compiled"
     if requested == "1" or visible_capabilities():
