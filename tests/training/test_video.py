@@ -120,6 +120,17 @@ def test_an_error_of_the_encoder_stops_rendering(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_error_is_raised_also_where_no_frame_that_waits_was_encoded(tmp_path, monkeypatch):
+    def render():
+        yield from images(8)
+        raise RuntimeError("the renderer failed")
+
+    monkeypatch.setattr("voxelfield.media.video.BackgroundWriter.submit", lambda *_: None)
+    with pytest.raises(RuntimeError, match="the renderer failed"):
+        write_video(tmp_path / "video.mp4", render())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_bad_arguments_are_refused(tmp_path):
     path = tmp_path / "video.mp4"
     with pytest.raises(ValueError, match=r"fps must lie in \[0.001, 1000\], got 0"):

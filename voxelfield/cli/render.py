@@ -18,9 +18,9 @@ from tqdm import tqdm
 import voxelfield
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of, number
 from voxelfield.config import Range
-from voxelfield.datasets.camera_path import LARGEST_FPS, LARGEST_SIDE, read_camera_path
+from voxelfield.datasets.camera_path import LARGEST_SIDE, read_camera_path
 from voxelfield.media.frame_folder import FrameFolder, farthest
-from voxelfield.media.video import check_video, write_video
+from voxelfield.media.video import FPS_RANGE, check_video, write_video
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import at_size, interpolate, seen_point, spiral, usual_path
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
@@ -105,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--range", type=_range, metavar="A:B", help="render only frames A to B - 1 of these, into a folder")
     add(
         "--fps",
-        type=number(float, Range(0, round(LARGEST_FPS), low_open=True)),
+        type=number(float, Range(*FPS_RANGE)),
         help="frames per second (default: 30, or that of the camera path)",
     )
     add("--size", type=size, metavar="WxH", help="in pixels (default: that of the training images or the path)")

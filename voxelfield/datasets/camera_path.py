@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 LARGEST_SIDE = 16384
 """Largest width and height of an image of a path, in pixels; encoders of videos accept no larger ones."""
 
-LARGEST_FPS = 1000.0
-"""Largest number of frames per second."""
-
 FIELDS_OF_VIEW = (0.01, 179.0)
 """Smallest and largest vertical field of view, degrees. Beyond these, float32 cannot represent directions of rays."""
+
+# As for videos.
+_FPS_RANGE = (0.001, 1000.0)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def read_camera_path(path: Path) -> CameraPath:
     height, width = (
         int(_number(name, content, key, 1, LARGEST_SIDE, whole=True)) for key in ("render_height", "render_width")
     )
-    fps = _number(name, content, "fps", 1 / LARGEST_FPS, LARGEST_FPS)
+    fps = _number(name, content, "fps", *_FPS_RANGE)
     poses, focals = [], []
     frames = content.get("camera_path")
     if not isinstance(frames, list) or not frames:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,8 +20,8 @@ from voxelfield.transfers import AHEAD, OnDevice
 # Smallest number of frames that may wait for the encoder, regardless of their size.
 _MIN_WAITING = 8
 
-# Numbers of frames per second that the clock of an MP4 file can represent, as imageio sets it.
-_FPS = (1e-3, 1e3)
+FPS_RANGE = (0.001, 1000)
+"""Numbers of frames per second that the clock of an MP4 file can represent, as imageio sets it."""
 
 # Largest side of a frame in pixels that x264 accepts.
 _LARGEST_SIDE = 16384
@@ -71,8 +70,8 @@ def write_video(path: Path, images: Iterable[Tensor], fps: float = 30, *, room: 
             16384 pixels, ``fps`` is not in [0.001, 1000], or ``path`` does not end in ``.mp4``.
     """
     check_video("path", path)  # before the first image is rendered, which may take long
-    if not _FPS[0] <= fps <= _FPS[1]:
-        raise ValueError(f"fps must lie in [{_FPS[0]:g}, {_FPS[1]:g}], got {fps}")
+    if not FPS_RANGE[0] <= fps <= FPS_RANGE[1]:
+        raise ValueError(f"fps must lie in [{FPS_RANGE[0]}, {FPS_RANGE[1]}], got {fps}")
     av, imageio = (import_optional(name, "write a video") for name in ("av", "imageio.v3"))
     frames = _checked(_on_host(images))
     first = next(frames, None)
@@ -83,8 +82,10 @@ def write_video(path: Path, images: Iterable[Tensor], fps: float = 30, *, room: 
     try:
         with imageio.imopen(encoded, "w", plugin="pyav", extension=".mp4") as video:
             video.init_video_stream("libx264", fps=float(fps), pixel_format="yuv420p")
+            # Not in the thread: imageio cannot close a video without a frame, which an error of `images` would leave.
+            video.write_frame(first)
             with BackgroundWriter(1, max(_MIN_WAITING, room // first.nbytes)) as writer:
-                for frame in itertools.chain((first,), frames):
+                for frame in frames:
                     writer.submit(video.write_frame, frame)
     except av.FFmpegError as error:
         raise OSError(f"{path} could not be written: FFmpeg stopped ({error})") from error
