@@ -196,9 +196,9 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
             ("export", "run", "--mesh", "a.ply", "--texture", "64"),
             "--texture must be written to an obj or glb, got --mesh a.ply",
         ),
-        (("export", "run", "--mesh", "a.ply", "--surface", "sdf"), "surface must be one of density, tsdf, got 'sdf'"),
-        (("export", "run", "--mesh", "a.ply", "--level", "-1"), "level must be a density above 0, got -1"),
-        (("export", "run", "--volume", "a.npz", "--resolution", "0"), "resolution must be an int of at least 1, got 0"),
+        (("export", "run", "--mesh", "a.ply", "--surface", "sdf"), "--surface: invalid choice: 'sdf' (choose from "),
+        (("export", "run", "--mesh", "a.ply", "--level", "-1"), "--level must be positive, got -1"),
+        (("export", "run", "--volume", "a.npz", "--resolution", "0"), "--resolution must be at least 1, got 0"),
         (("export", "run", "--volume", "a.npz", "--box", "2"), "box must be 1 to 1, as many as the field has, got 2"),
         (
             ("report", "nowhere"),

@@ -24,7 +24,8 @@ def write_run(directory: Path, **metrics: Any) -> None:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).touch()
     views = {"r_0": 1.0, "far/r_1": 2.0}
-    content = {"psnr": 1.5, "steps": 30, "settings": recorded_settings(settings()), "split": "test"}
+    rows = [{"name": name, "psnr": psnr} for name, psnr in views.items()]
+    content = {"per_view": rows, "psnr": 1.5, "steps": 30, "settings": recorded_settings(settings()), "split": "test"}
     (directory / "metrics.json").write_text(json.dumps(content | {"psnr_per_view": views} | metrics))
 
 
@@ -89,7 +90,8 @@ def test_metrics_that_no_run_has_written_finish_none(tmp_path, content):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"psnr": None}, {"psnr": "high"}, {"steps": "30"}, {"settings": []}, {"psnr_per_view": [1]}, {"split": 3}]
+    "wrong",
+    [{"psnr": None}, {"psnr": "high"}, {"steps": "30"}, {"settings": []}, {"psnr_per_view": [1]}, {"per_view": {}}],
 )
 def test_metrics_with_wrong_values_finish_none(tmp_path, wrong):
     write_run(tmp_path, **wrong)

@@ -10,12 +10,13 @@ import argparse
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import voxelfield
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of, number, scene_folder
 from voxelfield.config import Range
 from voxelfield.export.camera_file import save_cameras
-from voxelfield.export.mesh import FieldSurface
+from voxelfield.export.mesh import FieldSurface, SurfaceKind
 from voxelfield.export.mesh_file import MESH_SUFFIXES, save_mesh, save_points
 from voxelfield.export.splat_file import SPLAT_SUFFIXES, save_splats
 from voxelfield.export.splats import splats_of
@@ -49,15 +50,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(f"--{name}", type=Path, metavar="FILE" if suffixes else "FOLDER", help=text)
     add(
         "--surface",
+        choices=get_args(SurfaceKind),
         default="density",
         help="density: where the density crosses a level; tsdf: fused from depth maps of the training cameras, "
         "smoother but without parts thinner than a voxel; needs the scene (default: density)",
     )
-    add("--level", type=float, help="density at the surface, per unit (default: a voxel absorbs half of the light)")
-    add("--resolution", type=int, metavar="N", help="cells along the longest edge (default: one per voxel)")
+    level = number(float, Range(0, low_open=True))
+    add("--level", type=level, help="density at the surface, per unit (default: a voxel absorbs half of the light)")
+    add(
+        "--resolution",
+        type=number(int, Range(1)),
+        metavar="N",
+        help="cells along the longest edge (default: one per voxel)",
+    )
     add(
         "--box",
-        type=int,
+        type=number(int, Range(1)),
         default=1,
         metavar="K",
         help="export the contents of the K-th nested box, at its voxel size (default: 1, the smallest)",
@@ -97,6 +105,8 @@ def run(options: argparse.Namespace) -> None:
             check_suffix(f"--{name}", path, suffixes)
     if options.texture is not None and options.mesh is not None and options.mesh.suffix.lower() == ".ply":
         raise ValueError(f"--texture must be written to an obj or glb, got --mesh {options.mesh}")
+    if options.surface == "tsdf" and options.level is not None:
+        raise ValueError(f"--level must be left out for --surface tsdf, which has none, got {options.level:g}")
     if options.splats is None and options.fit_steps is not None:
         raise ValueError(f"--fit-steps must come with --splats, got {options.fit_steps} without it")
     trained = voxelfield.load(options.run, options.device)

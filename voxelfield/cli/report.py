@@ -10,10 +10,10 @@ import logging
 from pathlib import Path
 
 from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
+from voxelfield.messages import reason_of
 from voxelfield.report.page import write_report
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.training.resume import read_metrics
-from voxelfield.training.state.run_directory import METRICS
+from voxelfield.training.state.run_directory import METRICS, read_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Writes the report."""
-    metrics = read_metrics(options.run / METRICS)
-    if metrics is None:
+    try:
+        metrics = read_metrics(options.run)
+    except (OSError, ValueError) as error:
         raise ValueError(
-            f"RUN must be the directory of a finished run, got {options.run}, which has no valid {METRICS}"
-        )
+            f"RUN must be the directory of a finished run, got {options.run}, which has no valid {METRICS}: "
+            f"{reason_of(error)}"
+        ) from error
     trained, split = load_run_and_split(options, metrics["split"])
     views = trained.trainer.evaluation.views
     thumbnails = Thumbnails(len(split) if views is None else min(views, len(split)))

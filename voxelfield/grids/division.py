@@ -92,7 +92,11 @@ class DividedGrids:
         shards = list(self._shards.values())
         for shard in shards:  # once no grid is whole any more
             shard.start_sums()
-        self._skips = bool(whole.param_groups[0]["skip_untouched"])
+        first, *others = whole.param_groups
+        for name in (*RULE, "lr", "bfloat16_moments"):
+            if any(group[name] is not first[name] and group[name] != first[name] for group in others):
+                raise ValueError(f"param_groups must agree on all but channel_rates, got different values of {name}")
+        self._skips = bool(first["skip_untouched"])
         self._channel_rates = {grid: group["channel_rates"] for group in whole.param_groups for grid in group["params"]}
         self._exchanges: list[Exchange] = []
         if self._rounds and peer_memory.is_available(occupied.device):

@@ -64,7 +64,13 @@ def sparsity(outputs: Outputs, batch: Batch) -> Tensor:
 
 
 def ssim(outputs: Outputs, batch: Batch) -> Tensor:
-    """1 - SSIM (Wang et al. 2004) over patches all of whose rays fit; compares structure beyond single pixels."""
+    """1 - SSIM (Wang et al. 2004) over patches all of whose rays fit; compares structure beyond single pixels.
+
+    Raises:
+        ValueError: The batch has no patches.
+    """
+    if batch.patches == 0:
+        raise ValueError("batches must begin with patches for ssim, got none: set trainer.patches")
     side = batch.patch_size
     pixels = batch.patches * side * side
     images = (outputs.pixels, batch.truth)

@@ -235,7 +235,7 @@ class OccupancyGrid(nn.Module):
         if share_of_mean is None:
             return ~(opacity <= threshold)
         counted = self.occupied & opacity.isfinite()
-        # A sum of integers does not depend on their order, so all ranks find the same mean of the same opacities.
+        # A sum of integers does not depend on their order, so all processes find the same mean of the same opacities.
         units = (torch.where(counted, opacity, 0) * _UNITS).int().sum()
         mean = (units.double() / (_UNITS * counted.sum().clamp(min=1))).float()
         return ~(opacity <= (share_of_mean * mean).clamp(_LOWEST_FRACTION * threshold, threshold))
@@ -279,8 +279,8 @@ class OccupancyGrid(nn.Module):
         """
         if not bool(self.occupied.any()):
             raise RuntimeError("no cell is occupied: the field is empty everywhere")
-        filled = self.occupied.nonzero()
-        corners = torch.stack((filled.amin(dim=0), filled.amax(dim=0) + 1)).cpu()
+        filled = [self.occupied.movedim(axis, 0).flatten(1).any(dim=1).nonzero() for axis in range(3)]
+        corners = torch.cat([torch.cat((cells[:1], cells[-1:] + 1)) for cells in filled], dim=1).cpu()
         lower, upper = self.aabb.cpu()
         return lower + corners / torch.tensor(self.occupied.shape) * (upper - lower)
 
@@ -347,7 +347,7 @@ class _Derived:
             return self._compute(occupied)
         parallel = DistributedDataParallel._get_active_ddp_module()
         if parallel is not None and parallel.broadcast_buffers and not occupied.is_inference():
-            # It has just overwritten the cells with the cells of rank 0, without increasing their version.
+            # It has just overwritten the cells with the cells of process 0, without increasing their version.
             torch.autograd.graph.increment_version(occupied)
         version = None if occupied.is_inference() else occupied._version  # inference tensors have no version counter
         if self._value is None or self._source is not occupied or version is None or self._version != version:

@@ -18,7 +18,7 @@ from voxelfield.models.settings import reached_resolution
 from voxelfield.training.config import RunConfig
 from voxelfield.training.muon import network_matrices
 from voxelfield.training.state.checkpoint import ADDED, check_state
-from voxelfield.training.state.run_directory import CAMERAS_FILE, METRICS, MODEL_FILE, PER_VIEW, REPORT, VIDEO
+from voxelfield.training.state.run_directory import CAMERAS_FILE, MODEL_FILE, PER_VIEW, REPORT, VIDEO, read_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -176,8 +176,11 @@ def finished_metrics(directory: Path, settings: RunConfig) -> dict[str, Any] | N
     Raises:
         ValueError: The finished run in the directory has other settings; the message names the first.
     """
-    metrics = read_metrics(directory / METRICS)
-    if metrics is None or metrics["steps"] < settings.trainer.steps:
+    try:
+        metrics = read_metrics(directory)
+    except (OSError, ValueError):
+        return None
+    if metrics["steps"] < settings.trainer.steps or not math.isfinite(metrics["psnr"]):
         return None
     saved = metrics["settings"]
     for key, (before, now) in changed_settings(saved, settings).items():
@@ -188,18 +191,6 @@ def finished_metrics(directory: Path, settings: RunConfig) -> dict[str, Any] | N
     if next(_changes(saved, recorded_settings(settings)), None) is not None:
         return None  # the run was evaluated in another way
     return metrics if all((directory / name).is_file() for name in _results(metrics, settings)) else None
-
-
-def read_metrics(path: Path) -> dict[str, Any] | None:
-    """Returns the content of a ``metrics.json``; None if it does not exist or is not one of voxelfield's."""
-    try:
-        metrics = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    kinds: dict[str, Any] = {"psnr": (int, float), "steps": int, "settings": dict, "psnr_per_view": dict, "split": str}
-    if not isinstance(metrics, dict) or not all(isinstance(metrics.get(key), kind) for key, kind in kinds.items()):
-        return None
-    return metrics if math.isfinite(metrics["psnr"]) else None
 
 
 def _results(metrics: Mapping[str, Any], settings: RunConfig) -> Iterator[str]:

@@ -16,3 +16,26 @@ from voxelfield.training.config.trainer import (
     StageConfig,
     TrainerConfig,
 )
+
+__all__ = [
+    "CameraConfig",
+    "CameraStageConfig",
+    "DataConfig",
+    "EvaluationConfig",
+    "LoggerConfig",
+    "LossConfig",
+    "OccupancyConfig",
+    "OptimizerConfig",
+    "RatesConfig",
+    "RenderConfig",
+    "RunConfig",
+    "SceneConfig",
+    "StageConfig",
+    "TrainerConfig",
+    "complete",
+    "compose",
+    "config_name",
+    "parse",
+    "preset",
+    "trainer_for",
+]

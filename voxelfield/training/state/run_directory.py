@@ -9,10 +9,10 @@ import shutil
 import socket
 import threading
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from voxelfield.datasets.images import IMAGE_SUFFIXES
-from voxelfield.files import remove_temporaries
+from voxelfield.files import read_json_object, remove_temporaries
 from voxelfield.training.logs import EVENTS
 from voxelfield.training.state.checkpoint import checkpoints
 
@@ -42,6 +42,30 @@ MASKS = "masks"
 
 RESULTS = (METRICS, PER_VIEW, CAMERAS_FILE, MODEL_FILE, VIDEO, REPORT, MASKS, *PICTURES)
 """Names of everything that a finished run writes and replaces, besides its records and checkpoints."""
+
+
+_METRICS_HOLD: dict[str, Any] = {
+    "psnr": (int, float),
+    "steps": int,
+    "settings": dict,
+    "psnr_per_view": dict,
+    "per_view": list,
+    "split": str,
+}
+
+
+def read_metrics(directory: Path) -> dict[str, Any]:
+    """Returns the content of the ``metrics.json`` of a finished run.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It does not have the entries of such a file; the message names it.
+    """
+    metrics = read_json_object(directory / METRICS)
+    for key, kind in _METRICS_HOLD.items():
+        if not isinstance(metrics.get(key), kind):
+            raise ValueError(f"{directory / METRICS}: must have the entry {key!r} of a finished run")
+    return metrics
 
 
 class DirectoryInUseError(ValueError):
