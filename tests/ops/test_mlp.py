@@ -177,6 +177,8 @@ def test_transforms_are_right_or_refused(device):
         torch.func.jvp(lambda x: mlp(x, weights), (input,), (input,))
     with pytest.raises((NotImplementedError, RuntimeError)):
         torch.vmap(lambda x: mlp(x, weights))(input[None])
+    with pytest.raises(NotImplementedError, match=r"^mlp cannot be mapped by torch\.vmap: call it once"):
+        torch.func.jacrev(lambda x: mlp(x, weights))(input)
     with pytest.raises(NotImplementedError, match="transformed"):
         torch.func.jvp(lambda x: torch.ops.voxelfield.mlp(x, weights, None), (input,), (input,))
 

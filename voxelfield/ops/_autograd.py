@@ -107,11 +107,11 @@ def refuse_jvp(op: str) -> staticmethod[..., None]:
     return staticmethod(jvp)
 
 
-def refuse_vmap(op: str, remedy: str = "") -> staticmethod[..., None]:
+def refuse_vmap(op: str, remedy: str) -> staticmethod[..., None]:
     """Returns a ``vmap`` for an autograd Function that cannot be mapped: it raises an error that names the op."""
 
     def vmap(*_: object) -> None:
-        raise NotImplementedError(f"{op} cannot be mapped by torch.vmap{remedy and ': '}{remedy}")
+        raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: {remedy}")
 
     return staticmethod(vmap)
 
@@ -137,6 +137,6 @@ def last_derivative(op: str, refusal: str, run: Callable[..., Any] | None = None
         def jvp(ctx: Any, *tangents: MaybeTensor) -> None:
             raise NotImplementedError(refusal)
 
-        vmap = refuse_vmap(op)
+        vmap = refuse_vmap(op.removesuffix("_backward"), "call it once with the inputs of all calls")
 
     return LastDerivative
