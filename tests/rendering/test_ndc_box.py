@@ -366,3 +366,5 @@ def test_warps_that_differ_by_rounding_agree():
 def test_it_has_one_box():
     assert BOX.count == 1
     assert BOX.world_box(1) == BOX.aabb
+    with pytest.raises(ValueError, match="number must be 1, got 2"):
+        BOX.world_box(2)

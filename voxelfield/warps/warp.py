@@ -85,6 +85,8 @@ class Warp(Protocol):
 
     def world_box(self, number: int) -> Box:
         """Returns one of the boxes, world units. Number 1 is :attr:`aabb`; each further box contains the one before."""
+        if number != 1:
+            raise ValueError(f"number must be 1, got {number}")
         return self.aabb
 
     def agrees_with(self, other: Warp | None) -> bool:
@@ -187,5 +189,5 @@ class Warp(Protocol):
 
 
 def nested_box_args(warp: Warp | None) -> list[float]:
-    """Returns :attr:`Warp.op_arguments`, which are empty in the world frame, too."""
+    """Returns :attr:`Warp.op_arguments`; empty without a warp."""
     return [] if warp is None else warp.op_arguments
