@@ -76,11 +76,22 @@ class Form:
 
 
 Count: TypeAlias = Annotated[int, Range(1)]
+"""An integer of at least 1."""
+
 Natural: TypeAlias = Annotated[int, Range(0)]
+"""An integer of at least 0."""
+
 Resolution: TypeAlias = Annotated[int, Range(2)]
+"""A number of vertices along an axis, at least 2."""
+
 Positive: TypeAlias = Annotated[float, Range(0, low_open=True)]
+"""A number above 0."""
+
 NotNegative: TypeAlias = Annotated[float, Range(0)]
+"""A number of at least 0."""
+
 BelowOne: TypeAlias = Annotated[float, Range(0, 1, high_open=True)]
+"""A number from 0, and below 1."""
 
 # OmegaConf's nodes convert values as in every Hydra program: "3" from an environment variable is a number.
 _SCALARS: dict[Any, tuple[Any, str, str]] = {
