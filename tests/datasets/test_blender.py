@@ -215,12 +215,15 @@ def test_split_json_missing(scene):
     [
         ('{"frames": [', r"not valid JSON \(Expecting value: line 1 column 13"),
         ("[]", "must hold a JSON object, got a list"),
-        ("{}", r"'frames' must be a list with entries, got None"),
+        ("{}", r"'frames' must be a list with entries, but it is missing"),
         ('{"frames": []}', r"'frames' must be a list with entries, got \[\]"),
         ('{"frames": 3}', r"'frames' must be a list with entries, got 3"),
         ('{"frames": [3]}', r"frame 0 must be an object, got int"),
-        ('{"frames": [{"transform_matrix": []}]}', r"'file_path' of frame 0 must be a path, got None"),
-        ('{"frames": [{"file_path": "a"}]}', r"'transform_matrix' of a must be a 4x4 matrix of numbers, got None"),
+        ('{"frames": [{"transform_matrix": []}]}', r"'file_path' of frame 0 must be a path, but it is missing"),
+        (
+            '{"frames": [{"file_path": "a"}]}',
+            r"'transform_matrix' of a must be a 4x4 matrix of numbers, but it is missing",
+        ),
         ('{"frames": [{"file_path": 1, "transform_matrix": []}]}', r"'file_path' of frame 0 must be a path, got 1"),
         ("\xff", r"must be UTF-8 text, or UTF-16 with a byte order mark \("),
     ],
@@ -244,7 +247,7 @@ def test_bad_json(scene, text, message):
 )
 def test_bad_matrix(scene, matrix, message):
     edit(scene, lambda content: content["frames"][1].update(transform_matrix=matrix))
-    with pytest.raises(ValueError, match=rf"('transform_matrix' of \./train/r_1|pose of r_1\.png) {message}") as error:
+    with pytest.raises(ValueError, match=rf"'transform_matrix' of \./train/r_1 {message}") as error:
         load_blender(scene)
     assert "transforms_train.json" in one_line(error)
 

@@ -894,7 +894,7 @@ BAD = {
     "pose that is no rotation": (
         write_nsvf,
         lambda f: np.savetxt(f / "pose" / "0_view_03.txt", np.zeros((4, 4))),
-        r"pose of 0_view_03\.png must be a rotation",
+        r"/pose/0_view_03\.txt: pose with OpenGL's axes must be a rotation",
     ),
     "pose of no split": (
         write_nsvf,

@@ -13,7 +13,14 @@ import pytest
 from PIL import Image
 from raw_png import GREY, png_of_16_bits, raw_png
 
-from voxelfield.datasets.images import IMAGE_SUFFIXES, area_resized, exif_orientation, image_size, read_images
+from voxelfield.datasets.images import (
+    IMAGE_SUFFIXES,
+    area_resized,
+    exif_orientation,
+    image_files,
+    image_size,
+    read_images,
+)
 
 READ = {"PNG", "JPEG", "MPO", "WEBP", "TIFF", "BMP"}
 """Formats of Pillow that are read."""
@@ -159,6 +166,16 @@ def test_pixels_stay_where_they_are_stored_whatever_exif_says(tmp_path, file_for
     assert image_size(path) == (32, 16)
     np.testing.assert_allclose(read_images([path])[0, ..., :3], image, atol=8)
     assert exif_orientation(path) == (orientation if 1 <= orientation <= 8 else 1)
+
+
+def test_an_unreadable_folder_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(f"Permission denied: {folder}")
+
+    assert image_files(tmp_path) == image_files(tmp_path / "absent") == []
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(PermissionError, match="Permission denied"):
+        image_files(tmp_path)
 
 
 def test_damaged_exif_matters_only_where_it_is_read(tmp_path):

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from voxelfield.datasets.images import from_opacity
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, cameras_of, present_photos, read_split
-from voxelfield.datasets.poses import OPENCV_AXES, check_poses, inverted, turned_about
+from voxelfield.datasets.photos import Photo, cameras_of, check_poses_of, present_photos, read_split
+from voxelfield.datasets.poses import OPENCV_AXES, inverted, turned_about
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
 from voxelfield.datasets.transparency import shows_object, without_transparency
@@ -63,8 +63,7 @@ def load_capture(
         FileNotFoundError: Images are missing.
         ValueError: There is no such split, an image is not as it must be, or as for :func:`assemble`.
     """
-    poses = torch.stack([photo.c2w for photo in photos])
-    check_poses(lambda index: f"{source}: pose of {photos[index].path.name}", poses)
+    check_poses_of(folder, source, photos)
     there = _in_order(present_photos(folder, source, photos, options.missing_images or "skip"))
     lack = [photo.path for photo in there if photo.shrunk is None]
     if 0 < len(lack) < len(there):
@@ -130,7 +129,7 @@ def choose_splits(
         if splits.get(name):
             chosen[name] = splits[name]
         elif name == "test" and splits["val"]:
-            logger.info("%s: there are no test views; those of val stand in", source)
+            logger.info("%s: there are no test views, so the views of val replace them", source)
             chosen[name] = splits["val"]
         elif name == "test" and splits["train"]:
             if "train" in options.splits:

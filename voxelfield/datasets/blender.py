@@ -12,12 +12,9 @@ import logging
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from voxelfield.datasets.assembly import SPLITS, choose_splits, scene_of_photos
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, present_photos, read_split
-from voxelfield.datasets.poses import check_poses
+from voxelfield.datasets.photos import Photo, check_poses_of, present_photos, read_split
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transforms import read_transforms
 
@@ -68,8 +65,7 @@ def _read_photos(folder: Path, name: str, missing_images: Literal["error", "skip
     file = _split_file(folder, name)
     photos, _ = read_transforms(file, may_be_empty=name != "train")
     if photos:
-        poses = torch.stack([photo.c2w for photo in photos])
-        check_poses(lambda index: f"{file}: pose of {photos[index].path.name}", poses)
+        check_poses_of(folder, file, photos)
     if missing_images == "skip" and name != "train" and not any(photo.path.is_file() for photo in photos):
         if photos:
             logger.warning("%s: all %d images are missing; the split is left out", file, len(photos))

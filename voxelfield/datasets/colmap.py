@@ -164,9 +164,10 @@ def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any)
         )
     w2c = torch.eye(4, dtype=torch.float64)
     w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
-    # A quaternion of zeros would become the identity; others that are not of unit length fail the checks below.
+    name = f"{source}: pose of {image.name}"
+    # It would become the identity. Others that are not of unit length give no rotation, which load_capture refuses.
     if not np.any(image.cam_from_world().rotation.quat):
-        raise ValueError(f"{source}: pose of {image.name} must have a unit quaternion, got zeros")
+        raise ValueError(f"{name} must have a unit quaternion, got zeros")
     c2w = turned_about(torch.linalg.inv(w2c))
     size = width, height = camera.width, camera.height
     if model == "equirectangular":
@@ -174,4 +175,4 @@ def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any)
         intrinsics = (width / (2 * math.pi), height / math.pi, width / 2, height / 2)
     else:
         intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)
-    return Photo(path, c2w, scaled(intrinsics, size), lens, mask=mask)
+    return Photo(path, c2w, scaled(intrinsics, size), lens, mask=mask, pose_name=name)

@@ -45,6 +45,8 @@ _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
 def image_files(folder: Path, pattern: str = "*") -> list[Path]:
     """Lists the image files of a folder, which need not exist, sorted by path; ``**/*`` includes its subfolders."""
+    if folder.is_dir():
+        next(folder.iterdir(), None)  # raises an error for an unreadable folder, in which glob finds nothing
     return sorted(path for path in folder.glob(pattern) if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
@@ -363,9 +365,10 @@ def area_resized(image: Image.Image, size: Size) -> Image.Image:
 def _in_threads(
     action: Callable[[_S], _T], items: Sequence[_S], done: str = "read", local_slice: slice | None = None
 ) -> list[_T]:
-    """Calls an action with each of some items, in several threads; returns the results.
+    """Calls an action with each item, in several threads, and returns the results in the order of the items.
 
-    ``done`` is the participle of its verb, for the log. With a ``local_slice``, all processes return all results.
+    ``done`` says in the log what was done with the images, such as "read". With a ``local_slice``, each process of a
+    group calls the action with its own items, and all return the results of all.
     """
 
     def call() -> list[_T]:

@@ -54,9 +54,10 @@ def load_neus(folder: Path, options: LoadOptions) -> Scene:
     masks = _numbered(file, folder / "mask", images) if (folder / "mask").is_dir() else {}
     photos = []
     for number, matrix in sorted(world.items()):
-        pose, intrinsics = _camera(f"{file}: world_mat_{number}", matrix @ sphere)
+        name = f"{file}: world_mat_{number}"
+        pose, intrinsics = _camera(name, matrix @ sphere)
         path = images.get(number, folder / "image" / f"{number:06d}.png")
-        photos.append(Photo(path, pose, partial(centred, intrinsics), alpha=masks.get(number)))
+        photos.append(Photo(path, pose, partial(centred, intrinsics), alpha=masks.get(number), pose_name=name))
     if not masks:
         photos = with_shrunk_images(photos, folder / "image", options.downscale)
 

@@ -45,7 +45,7 @@ def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
             raise ValueError(f"{file}: the name must begin with 0, 1 or 2, got {file.name!r}")
         path = images.get(file.stem, folder / "rgb" / f"{file.stem}.png")
         pose = torch.tensor(_read_numbers(file, (16,), "a 4x4 matrix"), dtype=torch.float64).view(4, 4)
-        photos.append(Photo(path, turned_about(pose), intrinsics))
+        photos.append(Photo(path, turned_about(pose), intrinsics, pose_name=f"{file}: pose with OpenGL's axes"))
         listed[split].add(path)
     if not photos:
         raise FileNotFoundError(f"{source}: must hold a file NAME.txt for each image, got none")

@@ -23,6 +23,7 @@ from voxelfield.datasets.images import (
     read_masks,
 )
 from voxelfield.datasets.options import LoadOptions
+from voxelfield.datasets.poses import check_poses
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens, join_lenses
@@ -57,6 +58,7 @@ class Photo:
         observed: (K, 4) float64, the points that structure from motion found in the image: column and row as shares of
             its width and height, depth along the optical axis in world units, and how reliable it is, from 0 to 1; None
             if that is not known.
+        pose_name: Name of the pose in messages, with the file that states it; None if the path is enough.
         motion: (6,) float64, how the camera turns, a rotation vector in radians, and moves, world units, in its own
             frame while all rows of the image are exposed, the middle one with the pose ``c2w``; None: it stands still.
     """
@@ -72,7 +74,25 @@ class Photo:
     depth: Path | None = None
     depth_unit: float = 1e-3
     observed: Tensor | None = None
+    pose_name: str | None = None
     motion: Tensor | None = None
+
+
+def check_poses_of(folder: Path, source: Path, photos: Sequence[Photo]) -> None:
+    """Refuses poses of photographs as :func:`voxelfield.datasets.poses.check_poses` does, with their names.
+
+    Args:
+        folder: The scene's folder.
+        source: The file that lists the photographs.
+        photos: At least one.
+    """
+
+    def name(index: int) -> str:
+        path = photos[index].path
+        inner = path.relative_to(folder) if path.is_relative_to(folder) else path
+        return photos[index].pose_name or f"{source}: pose of {inner.as_posix()}"
+
+    check_poses(name, torch.stack([photo.c2w for photo in photos]))
 
 
 def present_photos(

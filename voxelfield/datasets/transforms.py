@@ -140,6 +140,7 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
                 pose,
                 intrinsics,
                 _lens(known),
+                pose_name=_pose_name(file, frame),
                 mask=None if mask is None else masks[mask],
                 time=known.number("time", None),
                 depth=None if depth is None or not depths[depth].is_file() else depths[depth],
@@ -151,7 +152,10 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
 
 
 class _Entries(ChainMap[str, Any]):
-    """Entries of a frame, or those of the whole file for keys that the frame lacks; null counts as absent."""
+    """Entries of a frame, or of the whole file for keys that the frame lacks.
+
+    A null, also one in a frame, gives the default.
+    """
 
     def __init__(self, file: Path, *holders: MutableMapping[str, Any]) -> None:
         super().__init__(*holders)
@@ -179,7 +183,7 @@ class _Entries(ChainMap[str, Any]):
     def refusal(self, key: str, wanted: str, remedy: str | None = None) -> ValueError:
         """Returns an error about a value, which must do as ``wanted`` says."""
         advice = "" if remedy is None else f": {remedy}"
-        return ValueError(f"{self.file}: '{key}' must {wanted}, got {shown(self.get(key))}{advice}")
+        return ValueError(f"{self.file}: '{key}' must {wanted}, {_found(self, key)}{advice}")
 
 
 def _check_keys(file: Path, meta: Mapping[str, Any], frames: Sequence[Mapping[str, Any]]) -> None:
@@ -209,14 +213,14 @@ def _is_nothing(value: object) -> bool:
 def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
     frames = meta.get("frames")
     if not isinstance(frames, list) or not frames:
-        raise ValueError(f"{file}: 'frames' must be a list with entries, got {shown(frames)}")
+        raise ValueError(f"{file}: 'frames' must be a list with entries, {_found(meta, 'frames')}")
     for index, frame in enumerate(frames):
         if not isinstance(frame, dict):
             raise ValueError(f"{file}: frame {index} must be an object, got {type(frame).__name__}")
         for key in ("file_path", *_OPTIONAL_PATHS):
             path = frame.get(key)
             if not (isinstance(path, str) and path) and (key == "file_path" or path is not None):
-                raise ValueError(f"{file}: '{key}' of frame {index} must be a path, got {shown(path)}")
+                raise ValueError(f"{file}: '{key}' of frame {index} must be a path, {_found(frame, key)}")
     return frames
 
 
@@ -230,12 +234,19 @@ def _poses(file: Path, frames: Sequence[Mapping[str, Any]]) -> Tensor:
         except (TypeError, ValueError, RuntimeError, OverflowError):
             read = torch.empty(0)
         if read.shape != (4, 4):
-            name = clipped(frame["file_path"])
-            raise ValueError(
-                f"{file}: 'transform_matrix' of {name} must be a 4x4 matrix of numbers, got {shown(matrix)}"
-            )
+            name, found = _pose_name(file, frame), _found(frame, "transform_matrix")
+            raise ValueError(f"{name} must be a 4x4 matrix of numbers, {found}")
         matrices[index] = read
     return matrices
+
+
+def _pose_name(file: Path, frame: Mapping[str, Any]) -> str:
+    return f"{file}: 'transform_matrix' of {clipped(frame['file_path'])}"
+
+
+def _found(holder: Mapping[str, Any], key: str) -> str:
+    """Returns the end of a message about the value of a key, which may be missing."""
+    return f"got {shown(holder[key])}" if key in holder else "but it is missing"
 
 
 def _intrinsics(frame: _Entries, meta: _Entries) -> Callable[[int, int], Intrinsics]:
