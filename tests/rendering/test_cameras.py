@@ -293,7 +293,12 @@ def test_enlarged_images_show_the_same_in_more_pixels(device, factor):
     torch.testing.assert_close(found, factor * pixels.double().cpu(), rtol=0, atol=1e-3 * factor)
 
 
-@pytest.mark.parametrize("factor", [0, 1.5])
+def test_images_are_enlarged_by_whole_factors_of_numpy():
+    cameras = make_cameras()
+    assert cameras.enlarged(np.int64(2)).width == 2 * cameras.width
+
+
+@pytest.mark.parametrize("factor", [0, 1.5, True, np.int64(0)], ids=repr)
 def test_images_are_enlarged_by_whole_factors(factor):
     with pytest.raises(ValueError, match=f"factor must be an int of at least 1, got {factor}"):
         make_cameras().enlarged(factor)

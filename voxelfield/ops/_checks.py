@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import sys
 import warnings
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -227,9 +230,12 @@ def check_index(name: str, index: Tensor, count: int, what: str) -> None:
         raise ArgumentValueError(f"{name} must lie in 0..{count - 1}, {what}, got {lowest}..{highest}")
 
 
-def check_at_least_one(name: str, value: object) -> None:
-    """Raises unless ``value`` is an int of at least 1."""
-    if not isinstance(value, int) or value < 1:
+def check_at_least_one(name: str, value: Any) -> None:
+    """Raises unless ``value`` is an integer of at least 1, of Python or NumPy; a bool is none."""
+    if not isinstance(value, int):
+        with contextlib.suppress(TypeError):
+            value = operator.index(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ArgumentValueError(f"{name} must be an int of at least 1, got {shown(value)}")
 
 
