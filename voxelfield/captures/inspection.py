@@ -20,8 +20,9 @@ from torch.nn import functional as F
 from voxelfield.captures.capture import Capture, read_capture
 from voxelfield.captures.checks import Finding, check_capture
 from voxelfield.files import atomic_write
-from voxelfield.media.html import jpeg_bytes, page_template
+from voxelfield.media.html import page_template
 from voxelfield.messages import one_line, printable
+from voxelfield.rendering.pixels import jpeg_bytes
 
 PICTURE = "inspect.png"
 """Name of the picture."""

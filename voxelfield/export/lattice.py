@@ -1,4 +1,4 @@
-"""The exported part of space as a regular lattice of points, and which of its points are occupied."""
+"""The exported part of space as a lattice of points, which of them are occupied, and evaluation in chunks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_chunks(function: Callable[..., Tensor], *rows: Tensor, evaluations: int =
     Args:
         function: Maps rows to rows.
         rows: Its arguments, each (M, ...).
-        evaluations: Number of evaluations of a field for each row.
+        evaluations: Cost of a row, in evaluations of a field.
     """
     size = max(CHUNK // evaluations, 1)
     return torch.cat([function(*parts) for parts in zip(*(each.split(size) for each in rows), strict=True)])

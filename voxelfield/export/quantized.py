@@ -1,4 +1,4 @@
-"""Compact storage of features: those that rendering can read, quantised by their importance, then entropy-coded."""
+"""Compact storage of features: their importance, and those that rendering can read, quantised by it and compressed."""
 
 from __future__ import annotations
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import io
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jinja2 import Template
-    from PIL.Image import Image
 
 
 def page_template(package: str, name: str) -> Template:
@@ -28,11 +26,3 @@ def page_template(package: str, name: str) -> Template:
     )
     environment.filters["data_uri"] = lambda file, kind: f"data:image/{kind};base64,{base64.b64encode(file).decode()}"
     return environment.get_template(name)
-
-
-def jpeg_bytes(image: Image) -> bytes:
-    """Encodes a small image as a JPEG file, whose colours are as sharp as its brightness."""
-    file = io.BytesIO()
-    # Without optimize=True, for which Pillow's buffer holds one byte per pixel: noisy images need more and would fail.
-    image.save(file, format="JPEG", quality=85, subsampling=0)
-    return file.getvalue()

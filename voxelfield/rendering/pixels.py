@@ -1,10 +1,14 @@
-"""Conversions of colours and pixels, and PNG files in memory."""
+"""Conversions of colours and pixels, and image files in memory."""
 
 from __future__ import annotations
 
 import io
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MIN_VISIBLE_OPACITY = 0.5 / 255
 """An opacity below this changes no 8-bit pixel value."""
@@ -39,6 +43,14 @@ def png_bytes(rgb: torch.Tensor) -> bytes:
 
     file = io.BytesIO()
     Image.fromarray(to_uint8(rgb).cpu().numpy()).save(file, format="PNG")
+    return file.getvalue()
+
+
+def jpeg_bytes(image: Image) -> bytes:
+    """Encodes a small image as a JPEG file, whose colours are as sharp as its brightness."""
+    file = io.BytesIO()
+    # Without optimize=True, for which Pillow's buffer holds one byte per pixel: noisy images need more and would fail.
+    image.save(file, format="JPEG", quality=85, subsampling=0)
     return file.getvalue()
 
 

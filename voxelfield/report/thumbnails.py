@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import processes
-from voxelfield.media.html import jpeg_bytes
-from voxelfield.rendering.pixels import to_uint8, turbo
+from voxelfield.rendering.pixels import jpeg_bytes, to_uint8, turbo
 from voxelfield.rendering.render import View
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM, depth_colors
 
