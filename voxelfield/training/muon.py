@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from voxelfield.fields.decoders import LayerWeights
+from voxelfield.training.eager_methods import EagerMethods
 
 # Coefficients of a x + b x^3 + c x^5, and how often it is applied: singular values between 0.002 and 1 come to lie
 # between 0.68 and 1.21.
@@ -65,20 +66,6 @@ def orthogonalized(matrices: Tensor) -> Tensor:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.float()
-
-
-def undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method of one of torch's optimizers without the decorator by which torch.compile skips it."""
-    return getattr(method, "__wrapped__", method)
-
-
-class EagerMethods(torch.optim.Optimizer):
-    """Mixin with undecorated methods; must come right before :class:`torch.optim.Optimizer` in the MRO."""
-
-    add_param_group = undecorated(torch.optim.Optimizer.add_param_group)
-    state_dict = undecorated(torch.optim.Optimizer.state_dict)
-    load_state_dict = undecorated(torch.optim.Optimizer.load_state_dict)
-    zero_grad = undecorated(torch.optim.Optimizer.zero_grad)
 
 
 class Muon(EagerMethods):

@@ -1,9 +1,4 @@
-"""The optimizers of grids, networks and the parameters of parts, with learning rates in device memory.
-
-Torch decorates methods of its optimizers so that torch.compile skips them; the decorators import the compiler at the
-first call, which takes seconds. Training compiles nothing, so its optimizers use the undecorated methods
-(:class:`voxelfield.training.muon.EagerMethods`).
-"""
+"""The optimizers of grids, networks and the parameters of parts, with learning rates in device memory."""
 
 from __future__ import annotations
 
@@ -23,7 +18,8 @@ from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.models.model import Model
 from voxelfield.training.config import OptimizerConfig, RatesConfig
-from voxelfield.training.muon import EagerMethods, Muon, network_matrices, undecorated
+from voxelfield.training.eager_methods import EagerMethods, undecorated
+from voxelfield.training.muon import Muon, network_matrices
 
 # Names of the optimizers of the field's parameters.
 _OWN = ("grid", "matrices", "network")
@@ -219,7 +215,7 @@ class Optimizers:
         self.division = None
 
     def local_shards(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Returns the parameters, sharded ones replaced by this rank's shard."""
+        """Returns the parameters, sharded ones replaced by the shard of this process."""
         return list(parameters if self.division is None else map(self.division.local_shard, parameters))
 
     def refresh_copies(self) -> None:
