@@ -173,7 +173,7 @@ class MappedFiles:
 
 
 CAPTURES = ("object", "place")
-PLACES: tuple[Images, ...] = ("held", "device")
+PLACES: tuple[Images, ...] = ("local", "device")
 REFUSED = "refused"
 """A capture of which the last process reads a photograph without the alpha channel that the others have."""
 WHOLE = "dense"

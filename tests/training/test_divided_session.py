@@ -49,7 +49,7 @@ def check_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_processes_draw_what_one_draws_from_shares_of_the_images(results, capture, place, processes):
-    found, wanted = results[processes][capture, place], results[1][capture, "held"]
+    found, wanted = results[processes][capture, place], results[1][capture, "local"]
     assert found.keys() == wanted.keys()
     for name, values in wanted.items():
         assert values.unique().numel() > 1, f"{name} would be right by chance"

@@ -124,29 +124,29 @@ def test_images_on_the_host_take_no_memory_of_the_device():
 
 
 @pytest.mark.parametrize(
-    ("requested", "share", "free", "place"),
+    ("requested", "divided", "free", "place"),
     [
         ("auto", False, 3, "device"),
         ("auto", False, 2, "host"),
         ("device", False, 2, "device"),
         ("host", False, 9, "host"),
         ("auto", True, 3, "device"),
-        ("auto", True, 2, "held"),
+        ("auto", True, 2, "local"),
         ("auto", True, 1, "host"),
         ("device", True, 3, "device"),
-        ("device", True, 1, "held"),
+        ("device", True, 1, "local"),
         ("host", True, 9, "host"),
     ],
 )
-def test_images_are_where_they_fit(monkeypatch, requested, share, free, place):
+def test_images_are_where_they_fit(monkeypatch, requested, divided, free, place):
     say_free(monkeypatch, free * GIB)
-    images = {"device": 2 * GIB, "held": GIB, "host": 0}
+    images = {"device": 2 * GIB, "local": GIB, "host": 0}
 
     def estimate(where):
         return MemoryEstimate(GIB, 0, 0, 0, 0, images[where], 0)
 
-    assert place_of_images(estimate, requested, torch.device("cuda"), share) == place
-    assert place_of_images(estimate, requested, torch.device("cpu"), share) == "held"
+    assert place_of_images(estimate, requested, torch.device("cuda"), divided) == place
+    assert place_of_images(estimate, requested, torch.device("cpu"), divided) == "local"
 
 
 @pytest.mark.parametrize("name", ["visible_samples", "candidate_samples"])

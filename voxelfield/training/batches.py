@@ -23,8 +23,11 @@ from voxelfield.transfers import read_from_host
 
 _ROUNDS = 5
 
-Images = Literal["device", "held", "host"]
-"""Place of training images: all on each device, only the images of the split there, or these in host memory."""
+Images = Literal["device", "local", "host"]
+"""Place of training images: all on each device, only the local images there, or the local images in host memory.
+
+Those of :attr:`voxelfield.datasets.scene.Split.local_slice` are local: all, unless a process group divides them.
+"""
 
 
 class PixelSampler:
@@ -34,9 +37,9 @@ class PixelSampler:
     ever more of them show the same. Pixels excluded by a mask are never drawn. For this, the indices of all other
     pixels are stored.
 
-    If the processes of a group hold a share of the images each, making a sampler is a collective call. Unless all of
-    the images are on each device, the processes must then draw alike, from generators in one state, and draw and read
-    in one order, because each pixel comes from the process that holds its image.
+    If the split has a ``local_slice``, making a sampler is a collective call. Unless all images are on each device, the
+    processes must then draw alike, from generators in one state, and draw and read in one order, because each pixel
+    comes from the process whose local images include its image.
 
     Args:
         split: Training images and cameras.
@@ -46,8 +49,8 @@ class PixelSampler:
             half a patch of its edge are drawn with a different probability than others.
         patch_size: Side of the patches in pixels.
         images: Where the images and the data of pixels are: ``device``, all of them on the device of each process;
-            ``held``, the images of the split there; or ``host``, these in pinned host memory, from which the GPU
-            reads the pixels that it draws. If the split is whole, the first two are the same.
+            ``local``, the local images there; or ``host``, these in pinned host memory, from which the GPU reads the
+            pixels that it draws. Without a ``local_slice``, the first two are the same.
 
     Attributes:
         cameras: The cameras of all training images, on the device.
@@ -64,18 +67,18 @@ class PixelSampler:
         patches: int = 0,
         patch_size: int = 1,
         *,
-        images: Images = "held",
+        images: Images = "local",
     ) -> None:
         self._device, self._on_host, self._split = device, images == "host", split
         self._gathers = gathers = images == "device" and split.local_slice is not None
-        self._share = None if gathers else split.local_slice
+        self._local_slice = None if gathers else split.local_slice
         self._of_images: dict[str, Tensor] = {}
         self._of_pixels: dict[str, Tensor | DividedRows] = {}
         self._favoured: tuple[Tensor | DividedRows, float] | None = None
         counted = pixels_that_count(split)
         self._drawable = None if split.masks is None or counted is None else self._numbers(counted)
         self._images = self._stored(opaque_where_masked(split), gathers)
-        self._colors = _rows(self._share, self._images.view(-1, 4))
+        self._colors = _rows(self._local_slice, self._images.view(-1, 4))
         self.cameras = split.cameras.to(device)
         self._packing = None
         self._count = len(self._colors if self._drawable is None else self._drawable)
@@ -96,7 +99,7 @@ class PixelSampler:
     def _numbers(self, which: Tensor) -> Tensor | DividedRows:
         """Returns the indices, into the pixels of all images, of some pixels (N, H, W) of the local images."""
         numbers = pixel_numbers(self._split, which.flatten().nonzero()[:, 0])
-        return _rows(self._share, self._stored(numbers, self._gathers))
+        return _rows(self._local_slice, self._stored(numbers, self._gathers))
 
     def carry(self, name: str, data: Tensor) -> None:
         """Lets batches carry further data, which they return as ``batch[name]``.
@@ -114,9 +117,9 @@ class PixelSampler:
         if data.dim() < 3:
             self._of_images[name] = data.to(self._device).contiguous()
             return
-        if self._share is not None and len(data) == len(self.cameras):
-            data = data[self._share]
-        self._of_pixels[name] = _rows(self._share, self._stored(data).flatten(0, 2))
+        if self._local_slice is not None and len(data) == len(self.cameras):
+            data = data[self._local_slice]
+        self._of_pixels[name] = _rows(self._local_slice, self._stored(data).flatten(0, 2))
 
     def favour(self, which: Tensor, probability: float) -> None:
         """Draws some pixels more often; pixels that a mask excludes are still never drawn.
@@ -125,7 +128,8 @@ class PixelSampler:
         from all as before.
 
         Args:
-            which: (N, H, W) bool on the CPU: some pixels of the images that the split holds, at least one without mask.
+            which: (N, H, W) bool on the CPU: some pixels of the local images, at least one of all processes not
+                excluded by a mask.
             probability: From 0 to 1.
         """
         counted = pixels_that_count(self._split)
@@ -151,7 +155,9 @@ class PixelSampler:
         *,
         shared: bool = False,
     ) -> Batch:
-        """Draws a batch of at least ``count`` pixels, or as many as the patches have, by torch's global generator.
+        """Draws a batch of ``count`` pixels, or of all pixels of the patches if these are more.
+
+        It uses torch's global generator.
 
         Args:
             count: Number of pixels, of all processes.
@@ -169,7 +175,7 @@ class PixelSampler:
         else:
             index = torch.cat((self._patches.draw(), self._draw_pixels(count - patches * side**2)))
         behind = background_for(background, count, index.device)
-        # Before each process takes its part, because one that holds a share of the images has colours for the others.
+        # Before each process takes its part, because the local images of one have colours for the others.
         colors, part = None if isinstance(self._colors, Tensor) else self._colors[index], None
         if shared:
             own, others = processes.rows(patches), processes.rows(count - patches * side**2)
@@ -198,22 +204,22 @@ class PixelSampler:
 
     @property
     def images(self) -> Tensor:
-        """The images held (N, H, W, 4), uint8 RGBA, on the device; opaque where a mask excludes pixels."""
+        """The local images (N, H, W, 4), uint8 RGBA, on the device; opaque where a mask excludes pixels."""
         return self._images
 
     @property
     def sizes(self) -> Tensor | None:
         """The widths and heights (N, 2) of :attr:`images`, int64, on the CPU; None: all are W x H."""
-        return None if self.cameras.sizes is None else self.cameras.sizes[self._share or slice(None)]
+        return None if self.cameras.sizes is None else self.cameras.sizes[self._local_slice or slice(None)]
 
     def visual_hull(self, aabb: Tensor, resolution: tuple[int, int, int]) -> Tensor:
         """Returns the visual hull (X, Y, Z) of all images in a box (2, 3), bool, on the device.
 
         See :func:`voxelfield.rendering.visual_hull.visual_hull`; pixels excluded by a mask count as opaque.
         """
-        cameras = self.cameras[self._share or slice(None)]
+        cameras = self.cameras[self._local_slice or slice(None)]
         allowed = visual_hull(self._images[:, : cameras.height, : cameras.width, 3], cameras, aabb, resolution)
-        return allowed if self._share is None else processes.sum_of((~allowed).int()) == 0
+        return allowed if self._local_slice is None else processes.sum_of((~allowed).int()) == 0
 
     def _read(self, index: Tensor, aabb: Tensor, cameras: Cameras | None, colors: Tensor | None) -> tuple[Rays, Tensor]:
         """Returns the rays of pixels (P,), and their colours (P, 4), which are read unless they are given as uint8."""
@@ -359,7 +365,7 @@ class PatchSampler:
 
 
 def opaque_where_masked(split: Split) -> Tensor:
-    """Returns the images that a split holds, opaque where a mask excludes pixels.
+    """Returns the local images of a split, opaque where a mask excludes pixels.
 
     Masked pixels are not known to be transparent, so they must not carve away matter.
     """
@@ -371,7 +377,7 @@ def opaque_where_masked(split: Split) -> Tensor:
 
 
 def pixels_that_count(split: Split) -> Tensor | None:
-    """Returns which pixels (N, H, W) of the images held lie in an image and are not masked, bool; None if all do."""
+    """Returns which pixels (N, H, W) of the local images lie in an image and are not masked, bool; None if all do."""
     if split.cameras.sizes is None:
         return split.masks
     height, width = split.images.shape[1:3]
@@ -391,9 +397,9 @@ def pixel_number_type(split: Split) -> torch.dtype:
     return torch.int32 if len(split) * split.cameras.height * split.cameras.width <= 2**31 else torch.int64
 
 
-def _rows(share: slice | None, own: Tensor) -> Tensor | DividedRows:
-    """Returns the rows of all processes, if they hold a share of the images each; otherwise the given ones."""
-    return own if share is None else DividedRows(own)
+def _rows(local_slice: slice | None, local: Tensor) -> Tensor | DividedRows:
+    """Returns the rows of all processes, if a process group divides the images; otherwise the given ones."""
+    return local if local_slice is None else DividedRows(local)
 
 
 def _gathered(own: Tensor) -> Tensor:

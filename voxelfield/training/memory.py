@@ -76,33 +76,33 @@ def estimate_memory(
     numbers = 0 if split.masks is None else int(split.masks.sum()) * pixel_number_type(split).itemsize
     weights = split.images[..., 0].numel() if config.loss.structure > 0 else 0
     carried = sum(values.numel() * values.itemsize for values in split.extras.values() if values.dim() >= 3)
-    held = split.images.numel() + numbers + weights + carried
-    # Where all are wanted, there is a moment in which those held are there twice.
-    share = split.local_slice is not None and images == "device"
-    return replace(estimate, images=held + held * len(split) // len(split.local_indices) if share else held)
+    local = split.images.numel() + numbers + weights + carried
+    # Where all are wanted, there is a moment in which the local ones are there twice.
+    gathers = split.local_slice is not None and images == "device"
+    return replace(estimate, images=local + local * len(split) // len(split.local_indices) if gathers else local)
 
 
 def place_of_images(
-    estimate: Callable[[Images], MemoryEstimate], requested: str, device: torch.device, share: bool
+    estimate: Callable[[Images], MemoryEstimate], requested: str, device: torch.device, divided: bool
 ) -> Images:
     """Returns where training images should be, the same in all processes; a collective call.
 
     Args:
         estimate: Estimates the memory of training with the images in a place.
         requested: The setting ``trainer.images``.
-        device: The device of training; the CPU keeps the images of the split.
-        share: Whether each process holds a share of the images.
+        device: The device of training; the CPU keeps the local images.
+        divided: Whether the processes divide the images, so that each has a ``local_slice`` of them.
     """
     if device.type != "cuda":
-        return "held"
-    places: tuple[Images, ...] = ("device", "held", "host") if share else ("device", "host")
+        return "local"
+    places: tuple[Images, ...] = ("device", "local", "host") if divided else ("device", "host")
     *tried, last = {"auto": places, "device": places[:-1], "host": places[-1:]}[requested]
     free = _free(device)
     chosen = next((place for place in tried if not processes.any_of(estimate(place).total > free)), last)
     if chosen == "host":
         logger.info("training images stay in pinned host memory, from which the GPU reads the pixels that it samples")
-    elif chosen == "held" and share:
-        logger.info("each GPU has a share of the training images, because all of them do not fit in its memory")
+    elif chosen == "local" and divided:
+        logger.info("each GPU has only some of the training images, because all of them do not fit in its memory")
     return chosen
 
 

@@ -224,7 +224,7 @@ def _images_folder(folders: Sequence[Path]) -> Path:
 
 
 def cell_sizes(split: Split, cell: int) -> Tensor:
-    """Returns the number of pixels that are drawn in each cell of the photographs held, (N, Y, X) float32 on the CPU.
+    """Returns the number of pixels that are drawn in each cell of the local photographs, (N, Y, X) float32 on the CPU.
 
     Args:
         split: The photographs.

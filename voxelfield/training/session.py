@@ -638,7 +638,7 @@ class Session:
             _log.warning("scene %s: training continues with the present data", changed)
 
     def _whole_fingerprint(self) -> dict[str, Tensor]:
-        """Returns the fingerprint of all training data; a collective call if processes hold a share each."""
+        """Returns the fingerprint of all training data; a collective call if processes divide the images."""
         train = self.scene.train
         own = fingerprint(train) if self._fingerprint is None else self._fingerprint.result()
         return own | {"images": torch.tensor(train.all_gather(own["images"].tolist()))}

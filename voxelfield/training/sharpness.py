@@ -41,7 +41,7 @@ def sharpness_weights(split: Split, exponent: float) -> Tensor:
     not blurred (:data:`voxelfield.datasets.measures.BLURRED` of the median), to the power of ``exponent``; all others
     count alike. Sharpness is measured in the images as trained on, so blur smaller than their pixels does not count.
 
-    A collective call if processes hold a share of the images each.
+    A collective call if the split has a ``local_slice``.
 
     Args:
         split: The photographs.

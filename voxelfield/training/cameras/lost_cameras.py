@@ -203,7 +203,7 @@ def _without_exposure(split: Split, exposure: AffineExposure) -> Split:
 def shrunk(split: Split, factor: int) -> Split:
     """Downscales images by averaging squares of pixels, and adapts their cameras.
 
-    A collective call if processes hold a share of the images each; the result is whole.
+    A collective call if the split has a ``local_slice``; the result has all images.
 
     Args:
         split: N images and cameras. A downscaled pixel counts if all of its pixels do or, in an image without such

@@ -19,10 +19,10 @@ def fingerprint(split: Split) -> dict[str, Tensor]:
     """Returns checksums (CRC-32) of training data.
 
     Args:
-        split: N cameras, and the images held, on the CPU.
+        split: N cameras, and the local images, on the CPU.
 
     Returns:
-        ``images`` int64, of each image held with its mask, and ``cameras`` (N,) int64, of each pose with its
+        ``images`` int64, of each local image with its mask, and ``cameras`` (N,) int64, of each pose with its
         intrinsics.
     """
     cameras = split.cameras
