@@ -1,4 +1,4 @@
-"""The processes of a run: starts them, joins them to a group, and ends them together. Also the GPUs of a sweep's jobs.
+"""Starts the processes of a run, joins them to a group, and ends them together; divides GPUs among jobs of a sweep.
 
 ``devices=N`` starts N processes of the same command line on this machine with torch.distributed's launcher. Processes
 that torchrun or SLURM's srun has started, on one machine or several, find each other by their environment.

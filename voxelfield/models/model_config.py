@@ -34,10 +34,10 @@ class ModelConfig:
 
     Attributes:
         kind: The model's name; a subclass gives it a ``Literal`` type and a default.
-        environment: Seen by rays that leave the field with transmittance: ``none``, the background of the trainer;
-            ``map``, colours of directions that are learned along with the field, for captures that show the sky
-            (:class:`voxelfield.fields.environment.Environment`); or ``auto``, a map where the photographs agree on the
-            colours of many directions (:func:`voxelfield.training.environment.choose_environment`).
+        environment: What rays show with the transmittance that is left behind the field: ``none``, the background of
+            the trainer; ``map``, colours of directions that are learned along with the field, for captures that show
+            the sky (:class:`voxelfield.fields.environment.Environment`); or ``auto``, a map where the photographs agree
+            on the colours of many directions (:func:`voxelfield.training.environment.choose_environment`).
     """
 
     kind: str

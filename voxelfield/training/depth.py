@@ -93,10 +93,10 @@ def depth_error(
 
     The error of a ray with samples at distances :math:`t_i` and weights :math:`w_i`, whose depth places a surface at
     the distance :math:`D`, is :math:`\sum_i w_i |\log(t_i / D)| + 1 - \sum_i w_i`: light that passes through everything
-    counts like a sample that is e times too far. It is the distance by which the weights would have to be moved. On a
-    logarithmic scale, it depends neither on the units nor on the distance of the surface. Unlike an error of the mean
-    distance, it is large where the weights are spread on both sides of the surface. The error of a ray without a depth
-    is 0.
+    counts like a sample that is e times too far. It is the distance, on a logarithmic scale, by which the weights would
+    have to be moved; it therefore depends neither on the units nor on the distance of the surface. Unlike an error of
+    the mean distance, it is large where the weights are spread on both sides of the surface. The error of a ray without
+    a depth is 0.
 
     Args:
         outputs: The rendered rays.

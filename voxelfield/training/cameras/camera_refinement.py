@@ -34,7 +34,7 @@ from voxelfield.training.optimizer import EagerAdamW, exponential_decay, load_mo
 from voxelfield.training.step import TrainingStep
 
 FINAL_FACTOR = 0.02
-"""Factor of the learning rate of poses after the last step, where the field is fixed."""
+"""Factor on the learning rate at the last step of fitting poses to a fixed field (:func:`fit_poses`)."""
 
 _BETAS = (0.9, 0.99)
 
