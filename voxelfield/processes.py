@@ -20,8 +20,8 @@ from torch import Tensor, distributed
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Elements of a temporary tensor, 64 MiB of float32: larger tensors are exchanged a few rows at a time.
-_SLAB_ELEMENTS = 1 << 24
+SLAB_ELEMENTS = 1 << 24
+"""Elements of a temporary tensor, 64 MiB of float32: larger tensors are exchanged or resampled a few rows at a time."""
 
 
 def started() -> int:
@@ -101,7 +101,7 @@ def row_slabs(local: Tensor, bounds: Sequence[int]) -> Iterator[tuple[int, int, 
         A process, the index of the first of some of its rows, and these rows. The rows of a process are in order.
     """
     row, longest = local.shape[1:], max(end - begin for begin, end in pairwise(bounds))
-    at_once = max(1, _SLAB_ELEMENTS // (count() * max(math.prod(row), 1)))
+    at_once = max(1, SLAB_ELEMENTS // (count() * max(math.prod(row), 1)))
     for first in range(0, longest, at_once):
         some = min(at_once, longest - first)
         sent = local.new_zeros(some, *row)

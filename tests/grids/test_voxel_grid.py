@@ -15,8 +15,7 @@ from tolerances import assert_matches
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from voxelfield import VoxelGrid, VoxelPyramid, ops
-from voxelfield.grids import resampling
+from voxelfield import VoxelGrid, VoxelPyramid, ops, processes
 from voxelfield.grids.resampling import sample_vertices
 from voxelfield.ops import _checks
 from voxelfield.ops._grids import PADDINGS
@@ -443,7 +442,7 @@ def test_resampling_slab_by_slab_changes_nothing(device, slab_elements, monkeypa
     values = torch.randn(9, 6, 5, 3, device=device)
     corners = torch.tensor([[0.1, 0.0, 0.2], [0.7, 1.0, 0.9]], device=device)
     refitted = sample_vertices(values, corners, (13, 11, 7))
-    monkeypatch.setattr(resampling, "_SLAB_ELEMENTS", slab_elements)
+    monkeypatch.setattr(processes, "SLAB_ELEMENTS", slab_elements)
     assert torch.equal(sample_vertices(values, corners, (13, 11, 7)), refitted)
 
 

@@ -18,9 +18,6 @@ from voxelfield.ops._checks import coordinate_dtype, is_divided
 from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._grids import Padding
 
-# Elements of a temporary tensor, 64 MiB of float32: a whole grid is resampled slab by slab.
-_SLAB_ELEMENTS = 1 << 24
-
 # All wrappers that exist, because a parameter does not know which of them reduce its gradient.
 _wrappers: WeakSet[DistributedDataParallel] = WeakSet()
 
@@ -58,13 +55,13 @@ def sample_vertices(
     """Samples (X, Y, Z, C) trilinearly at the vertices that fill a box given by its corners (2, 3) in the unit cube.
 
     Outside of the old vertices the outermost values are repeated, or the whole grid if it is ``periodic``. No temporary
-    tensor has more than ``_SLAB_ELEMENTS`` elements, unless the vertices at one x need more.
+    tensor has more than ``SLAB_ELEMENTS`` elements, unless the vertices at one x need more.
     """
     corners = corners.to(coordinate_dtype(values.dtype))
     result = values.new_empty((*resolution, values.shape[-1]))
     x, y, z = vertex_axes(corners, resolution, align_corners)
     padding: Padding = "periodic" if periodic else "border"
-    at_once = max(1, _SLAB_ELEMENTS // (len(y) * len(z) * max(values.shape[-1], 3)))
+    at_once = max(1, processes.SLAB_ELEMENTS // (len(y) * len(z) * max(values.shape[-1], 3)))
     for some, slab in zip(x.split(at_once), result.split(at_once), strict=True):
         points = torch.stack(torch.meshgrid(some, y, z, indexing="ij"), dim=-1)
         slab.copy_(ops.sample_trilinear(values, points, padding=padding, align_corners=align_corners))
