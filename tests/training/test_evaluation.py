@@ -83,6 +83,12 @@ def test_views_are_chosen_and_named(split, tmp_path):
     assert written == {"test/r_2.png", "r_0.png"}
 
 
+def test_callbacks_may_differentiate(split):
+    modes = []
+    evaluate_split(_renderer(split), split, WHITE, on_view=[lambda *_: modes.append(torch.is_grad_enabled())])
+    assert modes == [True] * len(split)
+
+
 def test_pictures_are_rounded_and_metrics_are_not(split, tmp_path):
     def render(cameras, index):
         truth = composite_background(split.images[index], WHITE)

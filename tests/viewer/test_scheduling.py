@@ -140,10 +140,11 @@ def test_a_movement_ends_a_sharp_picture(working, monkeypatch):
 
 
 def test_what_cannot_be_drawn_for_one_is_drawn_for_others(working, monkeypatch, caplog):
-    original = Painter.picture
+    original, failed = Painter.picture, []
 
     def picture(self, viewpoint, *arguments, **options):
         if viewpoint == request_from(1).viewpoint:
+            failed.append(viewpoint)
             raise RuntimeError("not from here")
         return original(self, viewpoint, *arguments, **options)
 
@@ -157,6 +158,7 @@ def test_what_cannot_be_drawn_for_one_is_drawn_for_others(working, monkeypatch, 
     frames = receiver.wait(lambda frames: frames[-1].sharp and {who for who, _ in receiver.frames} == {1, 2})
     assert_shows(frames[-1].pixels, request_from(3))
     assert caplog.text.count("not from here") == 1
+    assert len(failed) == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
