@@ -63,7 +63,7 @@ def load_capture(
         FileNotFoundError: Images are missing.
         ValueError: There is no such split, an image is not as it must be, or as for :func:`assemble`.
     """
-    check_poses_of(folder, source, photos)
+    check_poses_of(source, photos)
     there = _in_order(present_photos(folder, source, photos, options.missing_images or "skip"))
     lack = [photo.path for photo in there if photo.shrunk is None]
     if 0 < len(lack) < len(there):

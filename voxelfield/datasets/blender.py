@@ -65,7 +65,7 @@ def _read_photos(folder: Path, name: str, missing_images: Literal["error", "skip
     file = _split_file(folder, name)
     photos, _ = read_transforms(file, may_be_empty=name != "train")
     if photos:
-        check_poses_of(folder, file, photos)
+        check_poses_of(file, photos)
     if missing_images == "skip" and name != "train" and not any(photo.path.is_file() for photo in photos):
         if photos:
             logger.warning("%s: all %d images are missing; the split is left out", file, len(photos))

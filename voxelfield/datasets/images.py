@@ -367,8 +367,7 @@ def _in_threads(
 ) -> list[_T]:
     """Calls an action with each item, in several threads, and returns the results in the order of the items.
 
-    ``done`` says in the log what was done with the images, such as "read". With a ``local_slice``, each process of a
-    group calls the action with its own items, and all return the results of all.
+    ``done`` is a participle for the log. With a ``local_slice``, each process returns the results of all processes.
     """
 
     def call() -> list[_T]:

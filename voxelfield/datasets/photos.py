@@ -78,21 +78,10 @@ class Photo:
     motion: Tensor | None = None
 
 
-def check_poses_of(folder: Path, source: Path, photos: Sequence[Photo]) -> None:
-    """Refuses poses of photographs as :func:`voxelfield.datasets.poses.check_poses` does, with their names.
-
-    Args:
-        folder: The scene's folder.
-        source: The file that lists the photographs.
-        photos: At least one.
-    """
-
-    def name(index: int) -> str:
-        path = photos[index].path
-        inner = path.relative_to(folder) if path.is_relative_to(folder) else path
-        return photos[index].pose_name or f"{source}: pose of {inner.as_posix()}"
-
-    check_poses(name, torch.stack([photo.c2w for photo in photos]))
+def check_poses_of(source: Path, photos: Sequence[Photo]) -> None:
+    """Refuses poses as :func:`check_poses` does, by their names or else by ``source`` and the images' paths."""
+    poses = torch.stack([photo.c2w for photo in photos])
+    check_poses(lambda index: photos[index].pose_name or f"{source}: pose of {photos[index].path}", poses)
 
 
 def present_photos(

@@ -152,10 +152,7 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
 
 
 class _Entries(ChainMap[str, Any]):
-    """Entries of a frame, or of the whole file for keys that the frame lacks.
-
-    A null, also one in a frame, gives the default.
-    """
+    """Entries of a frame, or of the whole file for keys that it lacks; a null, also in a frame, gives the default."""
 
     def __init__(self, file: Path, *holders: MutableMapping[str, Any]) -> None:
         super().__init__(*holders)
@@ -245,7 +242,6 @@ def _pose_name(file: Path, frame: Mapping[str, Any]) -> str:
 
 
 def _found(holder: Mapping[str, Any], key: str) -> str:
-    """Returns the end of a message about the value of a key, which may be missing."""
     return f"got {shown(holder[key])}" if key in holder else "but it is missing"
 
 

@@ -82,7 +82,7 @@ def write_video(path: Path, images: Iterable[Tensor], fps: float = 30, *, room: 
     try:
         with imageio.imopen(encoded, "w", plugin="pyav", extension=".mp4") as video:
             video.init_video_stream("libx264", fps=float(fps), pixel_format="yuv420p")
-            # Not in the thread: imageio cannot close a video without a frame, which an error of `images` would leave.
+            # This opens the encoder, which is flushed also after an error of `images`.
             video.write_frame(first)
             with BackgroundWriter(1, max(_MIN_WAITING, room // first.nbytes)) as writer:
                 for frame in frames:

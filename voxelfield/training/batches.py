@@ -24,10 +24,7 @@ from voxelfield.transfers import read_from_host
 _ROUNDS = 5
 
 Images = Literal["device", "local", "host"]
-"""Place of training images: all on each device, only the local images there, or the local images in host memory.
-
-Those of :attr:`voxelfield.datasets.scene.Split.local_slice` are local: all, unless a process group divides them.
-"""
+"""Place of training images: all on each device, only the local ones (``Split.local_slice``) there or in host memory."""
 
 
 class PixelSampler:
