@@ -174,7 +174,7 @@ def test_a_mesh_on_a_full_disk_appears_with_its_material_or_not_at_all(tmp_path,
 
 
 WITHOUT_FLUSHING = """
-import errno, os, stat
+import errno, os, stat, sys
 from voxelfield.cli.train import main
 
 flush = os.fsync
@@ -185,7 +185,7 @@ def fail_for_folders(descriptor):
     flush(descriptor)
 
 os.fsync = fail_for_folders
-main()
+main(sys.argv[1:])
 """
 
 
