@@ -309,3 +309,10 @@ def test_data_of_pixels_is_read_from_the_host_once(split, monkeypatch):
     assert len(stored) == 2
     numbers = torch.arange(7)
     assert torch.equal(sampler.look_up("depth", numbers), split.extras["depth"].flatten()[:7])
+
+
+@pytest.mark.parametrize("shape", [(COUNT + 1,), (COUNT + 1, 2), (COUNT, 3, 4), (1, HEIGHT, WIDTH), (HEIGHT, WIDTH, 1)])
+def test_data_of_another_shape_are_refused(device, split, shape):
+    sampler = PixelSampler(split, device)
+    with pytest.raises(ValueError, match=r"data 'more' must have shape \(3(, 5, 7)?, ...\), got"):
+        sampler.carry("more", torch.zeros(shape))

@@ -107,16 +107,22 @@ class PixelSampler:
                 on any device.
 
         Raises:
-            ValueError: The name is taken.
+            ValueError: ``data`` has another shape, or the name is taken.
         """
         if name in (*self._of_images, *self._of_pixels):
             raise ValueError(f"name must be a new one, got {name!r}, which batches carry already")
-        if data.dim() < 3:
-            self._of_images[name] = data.to(self._device).contiguous()
-            return
-        if self._local_slice is not None and len(data) == len(self.cameras):
+        per_pixel = data.dim() >= 3
+        if per_pixel and self._local_slice is not None and len(data) == len(self.cameras):
             data = data[self._local_slice]
-        self._of_pixels[name] = _rows(self._local_slice, self._stored(data).flatten(0, 2))
+        expected = self._images.shape[:3] if per_pixel else (len(self.cameras),)
+        if data.shape[: len(expected)] != expected:
+            raise ValueError(
+                f"data {name!r} must have shape ({', '.join(map(str, expected))}, ...), got {tuple(data.shape)}"
+            )
+        if per_pixel:
+            self._of_pixels[name] = _rows(self._local_slice, self._stored(data).flatten(0, 2))
+        else:
+            self._of_images[name] = data.to(self._device).contiguous()
 
     def favour(self, which: Tensor, probability: float) -> None:
         """Draws some pixels more often; pixels that a mask excludes are still never drawn.
