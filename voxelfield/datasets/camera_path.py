@@ -27,8 +27,8 @@ LARGEST_SIDE = 16384
 FIELDS_OF_VIEW = (0.01, 179.0)
 """Smallest and largest vertical field of view, degrees. Beyond these, float32 cannot represent directions of rays."""
 
-# As for videos.
-_FPS_RANGE = (0.001, 1000.0)
+FPS_RANGE = (0.001, 1000)
+"""Numbers of frames per second that the clock of an MP4 file can represent, as imageio sets it."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def read_camera_path(path: Path) -> CameraPath:
     height, width = (
         int(_number(name, content, key, 1, LARGEST_SIDE, whole=True)) for key in ("render_height", "render_width")
     )
-    fps = _number(name, content, "fps", *_FPS_RANGE)
+    fps = _number(name, content, "fps", *FPS_RANGE)
     poses, focals = [], []
     frames = content.get("camera_path")
     if not isinstance(frames, list) or not frames:

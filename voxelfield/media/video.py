@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from voxelfield.datasets.camera_path import FPS_RANGE
 from voxelfield.files import atomic_write
 from voxelfield.installed import import_optional
 from voxelfield.media.background import BackgroundWriter
@@ -19,9 +20,6 @@ from voxelfield.transfers import AHEAD, OnDevice
 
 # Smallest number of frames that may wait for the encoder, regardless of their size.
 _MIN_WAITING = 8
-
-FPS_RANGE = (0.001, 1000)
-"""Numbers of frames per second that the clock of an MP4 file can represent, as imageio sets it."""
 
 # Largest side of a frame in pixels that x264 accepts.
 _LARGEST_SIDE = 16384
