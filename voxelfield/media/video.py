@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from voxelfield.datasets.camera_path import FPS_RANGE
+from voxelfield.datasets.camera_path import FPS_RANGE, LARGEST_SIDE
 from voxelfield.files import atomic_write
 from voxelfield.installed import import_optional
 from voxelfield.media.background import BackgroundWriter
@@ -20,9 +20,6 @@ from voxelfield.transfers import AHEAD, OnDevice
 
 # Smallest number of frames that may wait for the encoder, regardless of their size.
 _MIN_WAITING = 8
-
-# Largest side of a frame in pixels that x264 accepts.
-_LARGEST_SIDE = 16384
 
 
 def check_video(name: str, path: Path) -> None:
@@ -109,7 +106,7 @@ def _checked(frames: Iterable[npt.NDArray[np.uint8]]) -> Iterator[npt.NDArray[np
         if frame.ndim != 3 or frame.shape[-1] != 3 or shape not in (None, frame.shape):
             raise ValueError(f"images[{index}] must have shape {shape or '(H, W, 3)'}, got {frame.shape}")
         height, width, _ = shape = frame.shape
-        if not (min(height, width) > 0 and max(height, width) <= _LARGEST_SIDE):
-            raise ValueError(f"images must have 1 to {_LARGEST_SIDE} pixels along each side, got {width}x{height}")
+        if not (min(height, width) > 0 and max(height, width) <= LARGEST_SIDE):
+            raise ValueError(f"images must have 1 to {LARGEST_SIDE} pixels along each side, got {width}x{height}")
         odd = height % 2 or width % 2
         yield np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge") if odd else frame
