@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from voxelfield.messages import reason_of
+
 AHEAD = 3
 """Number of images queued on a device beyond the one in progress: enough to keep it busy, few enough that the images
 and intermediate results do not fill its memory."""
@@ -31,7 +33,7 @@ def read_from_host(tensor: Tensor, device: torch.device) -> Tensor:
             gib = tensor.numel() * tensor.itemsize / 2**30
             raise ValueError(
                 f"trainer.images must be device, because {gib:.2f} GiB of host memory cannot be pinned "
-                f"({' '.join(str(error).split())[:200]})"
+                f"({reason_of(error)})"
             ) from error
         return torch.as_tensor(_Pinned(pinned), device=device)
 
