@@ -7,7 +7,7 @@ from typing import Literal
 
 import voxelfield
 from voxelfield.datasets.scene import Scene
-from voxelfield.training.trained_model import TrainedModel
+from voxelfield.trained.trained_model import TrainedModel
 
 
 def load_run_scene(

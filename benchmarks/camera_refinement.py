@@ -37,14 +37,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from voxelfield.components.refinement import refine_views
 from voxelfield.datasets.scene import Scene
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.alignment import align_cameras, pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.runs.train import load_configured_scene
-from voxelfield.training.cameras.camera_refinement import refine_views
-from voxelfield.training.config import RunConfig, preset
+from voxelfield.settings import RunConfig, preset
 from voxelfield.training.session import Session
 
 TRAININGS = ("true", "true, refined", "perturbed", "perturbed, refined")

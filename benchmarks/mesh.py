@@ -27,7 +27,7 @@ from voxelfield.export.lattice import Region
 from voxelfield.export.mesh import FieldSurface
 from voxelfield.export.surfaces import half_absorbing_density
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.training.trained_model import TrainedModel
+from voxelfield.trained.trained_model import TrainedModel
 
 LEVELS = (0.25, 0.5, 1.0, 2.0)
 """Factors on the default level."""

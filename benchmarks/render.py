@@ -43,8 +43,8 @@ from voxelfield.evaluation.metrics import psnr, ssim
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.renderer import FieldRenderer, fastest_backend
+from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.training.execution import synchronized_time
-from voxelfield.training.trained_model import TrainedModel
 
 QUICK_FRAMES = 10
 PROFILED_FRAMES = 10

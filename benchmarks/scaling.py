@@ -34,12 +34,12 @@ from torch import distributed
 
 from voxelfield import processes
 from voxelfield.models.batch import Batch, Outputs
-from voxelfield.models.part import Part
+from voxelfield.models.component import Component
 from voxelfield.report.record import read_history
+from voxelfield.run_directory import METRICS
 from voxelfield.runs.train import load_configured_scene
-from voxelfield.training.config import preset
+from voxelfield.settings import preset
 from voxelfield.training.session import Session
-from voxelfield.training.state.run_directory import METRICS
 
 # The files of a run that no figure needs.
 WITHOUT_FILES = (
@@ -144,7 +144,7 @@ def measured_link(device: torch.device) -> tuple[float, float]:
     return (count - 1) * len(part) / max(large - least, 1e-9), least
 
 
-class KeptRays(Part):
+class KeptRays(Component):
     """Counts the rays of this process that had room in its steps.
 
     Attributes:
@@ -162,11 +162,11 @@ class KeptRays(Part):
         return {}
 
 
-def at_finest_level(overrides: Sequence[str], device: torch.device, part: Part) -> Session:
+def at_finest_level(overrides: Sequence[str], device: torch.device, part: Component) -> Session:
     """Trains until all levels are in use, and until the step after an update of the occupied cells."""
     settings = preset(*overrides, device=device.type)
     settings.device = str(device)
-    session = Session(load_configured_scene(settings, Path.cwd(), splits=("train",)), settings, parts=[part])
+    session = Session(load_configured_scene(settings, Path.cwd(), splits=("train",)), settings, components=[part])
     trainer = settings.trainer
     # The step is captured in a graph a few steps after each change of the grids.
     first, every = max(trainer.stages[-1].step, trainer.occupancy.start) + 8, trainer.occupancy.every

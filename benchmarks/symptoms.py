@@ -38,7 +38,7 @@ import torch
 from voxelfield.datasets.scene import Scene
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.runs.train import load_configured_scene
-from voxelfield.training.config import preset
+from voxelfield.settings import preset
 from voxelfield.training.session import Session
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))

@@ -45,7 +45,7 @@ import torch
 from voxelfield._library import ensure_loaded
 from voxelfield.datasets.scene import Split
 from voxelfield.runs.train import load_configured_scene
-from voxelfield.training.config import RunConfig, preset
+from voxelfield.settings import RunConfig, preset
 from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Session
 

@@ -10,7 +10,7 @@ import pytest
 from voxelfield.cli import train
 from voxelfield.datasets.scene import Scene
 from voxelfield.runs import train as run_training
-from voxelfield.training.config import RunConfig
+from voxelfield.settings import RunConfig
 
 
 def settings_of_run(

@@ -26,21 +26,21 @@ from quick_presets import preset
 import voxelfield
 from voxelfield import peer_memory
 from voxelfield import processes as group
+from voxelfield.components.lost_cameras import shrunk
+from voxelfield.components.robust import RobustWeights
+from voxelfield.components.structure import VarianceWeightedError
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
 from voxelfield.grids import exchange
+from voxelfield.models.pixel_sampler import Images, PixelSampler
+from voxelfield.trained.checkpoint_file import load_checkpoint
+from voxelfield.trained.zero_packing import pack_streams, put_back_zeros
 from voxelfield.training import optimizer
 from voxelfield.training import session as session_module
-from voxelfield.training.batches import Images, PixelSampler
-from voxelfield.training.cameras.lost_cameras import shrunk
+from voxelfield.training.fingerprint import fingerprint
 from voxelfield.training.logs import NullLogger
-from voxelfield.training.robust import RobustWeights
 from voxelfield.training.session import Session
-from voxelfield.training.state.checkpoint import load_checkpoint
-from voxelfield.training.state.fingerprint import fingerprint
-from voxelfield.training.state.zero_packing import pack_streams, put_back_zeros
-from voxelfield.training.structure import VarianceWeightedError
 
 FIXTURE = Path(__file__).resolve().parent / "fixtures" / "lego"
 
@@ -341,7 +341,7 @@ def check_copies(session: Session) -> None:
 
 def weights_of(session: Session) -> dict[str, torch.Tensor]:
     own = {name: value.detach().clone() for name, value in session.field.named_parameters()}
-    for part in session.parts:
+    for part in session.components:
         own |= {f"{part.name}.{index}": value.detach().clone() for index, value in enumerate(part.parameters())}
         if isinstance(part, RobustWeights):
             assert 0 < part.moves.sum() < part.moves.numel()

@@ -13,7 +13,7 @@ from warm_python import Running, warm_python
 _HOLD = """
 import sys
 from pathlib import Path
-from voxelfield.training.state.run_directory import RunDirectoryLock
+from voxelfield.run_directory import RunDirectoryLock
 
 RunDirectoryLock.acquire(Path(sys.argv[1]))
 """

@@ -1,4 +1,4 @@
-"""Settings as ``voxelfield.training.config`` composes them, for tests that need many: ten times as fast.
+"""Settings as ``voxelfield.settings`` composes them, for tests that need many: ten times as fast.
 
 Hydra reads and merges all files for each composition, which takes longer than many a test. Here it composes every
 choice of files once in a process; values, such as ``trainer.steps=5``, are put into a copy. The tests in
@@ -17,13 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from voxelfield.config import parse
 from voxelfield.installed import config_folder
-from voxelfield.training.config import RunConfig
-from voxelfield.training.config import compose as compose_by_hydra
-from voxelfield.training.config.presets import config_name
+from voxelfield.settings import RunConfig
+from voxelfield.settings import compose as compose_by_hydra
+from voxelfield.settings.presets import config_name
 
 
 def compose(*overrides: str, device: str = "auto", name: str | None = None) -> DictConfig:
-    """As :func:`voxelfield.training.config.compose`, whose arguments these are."""
+    """As :func:`voxelfield.settings.compose`, whose arguments these are."""
     choices = tuple(text for text in overrides if _is_choice(text))
     values = [f"device={device}", *(text for text in overrides if text not in choices)]
     config = copy.deepcopy(_composed(choices, config_name(device) if name is None else name))
@@ -35,7 +35,7 @@ def compose(*overrides: str, device: str = "auto", name: str | None = None) -> D
 
 
 def preset(*overrides: str, device: str = "auto", name: str | None = None) -> RunConfig:
-    """As :func:`voxelfield.training.config.preset`, whose arguments these are."""
+    """As :func:`voxelfield.settings.preset`, whose arguments these are."""
     return parse(RunConfig, compose(*overrides, device=device, name=name))
 
 

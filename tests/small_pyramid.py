@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quick_presets import preset
 
-from voxelfield.training.config import RunConfig
+from voxelfield.settings import RunConfig
 
 
 def settings(*overrides: str) -> RunConfig:

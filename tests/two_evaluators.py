@@ -16,10 +16,10 @@ import torch.distributed as dist
 import voxelfield
 from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.runs.results import Timing, finish
-from voxelfield.training.config import RunConfig, parse
+from voxelfield.settings import RunConfig, parse
+from voxelfield.trained.checkpoint_file import load_checkpoint
+from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.training.session import Session
-from voxelfield.training.state.checkpoint import load_checkpoint
-from voxelfield.training.trained_model import TrainedModel
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -13,9 +13,9 @@ from free_ports import free_port
 import voxelfield
 from voxelfield.datasets.scene import Scene
 from voxelfield.models.dense import DenseConfig
-from voxelfield.training.config import StageConfig, TrainerConfig, preset
+from voxelfield.settings import StageConfig, TrainerConfig, preset
+from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.training.session import Session
-from voxelfield.training.trained_model import TrainedModel
 
 SIZE = 40
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from voxelfield.grids.adam import GridAdam as GridAdam
     from voxelfield.grids.pyramid import VoxelPyramid as VoxelPyramid
     from voxelfield.grids.voxel_grid import VoxelGrid as VoxelGrid
-    from voxelfield.loading import load as load
     from voxelfield.models.model import Model as Model
     from voxelfield.rendering.cameras import Cameras as Cameras
     from voxelfield.rendering.lens import Lens as Lens
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from voxelfield.rendering.rays import Rays as Rays
     from voxelfield.rendering.render import render as render
     from voxelfield.rendering.renderer import FieldRenderer as FieldRenderer
+    from voxelfield.trained.loading import load as load
     from voxelfield.training.session import Session as Session
 
 __version__ = "0.1.0"

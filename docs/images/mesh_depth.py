@@ -21,7 +21,7 @@ from voxelfield import Cameras, Scene, Session, load_scene
 from voxelfield.datasets.scene import Split
 from voxelfield.export.mesh import FieldSurface
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.training.config import preset
+from voxelfield.settings import preset
 
 PHOTOGRAPHS, BOX = 8, 2
 POINTS = 3_000_000

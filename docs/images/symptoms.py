@@ -16,7 +16,7 @@ from voxelfield import Scene, Session, load_scene
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.training.config import preset
+from voxelfield.settings import preset
 
 FOLDER = Path(__file__).parent
 sys.path.append(str(FOLDER.parents[1] / "tests"))

@@ -8,7 +8,7 @@
 namespace voxelfield {
 namespace {
 
-// In the order of `_NAMES` in voxelfield/ops/_constants.py.
+// In the order of `_NAMES` in voxelfield/foundation/constants.py.
 std::vector<int64_t> constants() {
   constexpr int64_t kBrick = 1 << kBrickShift, kTileXY = 1 << kOptimizerTileShiftXY, kTileZ = 1 << kOptimizerTileShiftZ;
   constexpr int64_t kTiles = 1 << kTileBits;
@@ -36,7 +36,7 @@ STABLE_TORCH_LIBRARY_IMPL(voxelfield, CompositeExplicitAutograd, m) { m.impl("co
 }  // namespace voxelfield
 
 STABLE_TORCH_LIBRARY(voxelfield, m) {
-  // Limits and layouts that Python must know, in the order of voxelfield/ops/_constants.py.
+  // Limits and layouts that Python must know, in the order of voxelfield/foundation/constants.py.
   m.def("constants() -> int[]");
 
   // Trilinear sampling of grids (X, Y, Z, C) of one or several resolutions at points (N, 3) of the unit cube. Channels

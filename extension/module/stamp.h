@@ -1,9 +1,9 @@
 // The stamp of a module: the loader reads it from the unloaded file to tell whether the binary fits the sources and the
-// GPUs at hand. voxelfield/_build/stamps.py writes the translation unit that includes this header, and reads the stamp.
+// GPUs at hand. voxelfield/_build/sources.py writes the translation unit that includes this header, and reads the stamp.
 #pragma once
 
 #ifndef VOXELFIELD_STAMP
-#error "VOXELFIELD_STAMP is not defined: voxelfield/_build/stamps.py writes the file that includes this header"
+#error "VOXELFIELD_STAMP is not defined: voxelfield/_build/sources.py writes the file that includes this header"
 #endif
 
 #define VOXELFIELD_STRING_(x) #x

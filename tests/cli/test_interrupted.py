@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from short_runs import finish, start
 
-from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
+from voxelfield.trained.checkpoint_file import checkpoint_path, load_checkpoint
 
 # Runs train.py after a change of what it calls; the signal stands for one that arrives just then.
 PATCHED = """
 import os, signal, sys, time
 from voxelfield.cli.train import main
 from voxelfield.runs import train as run_training
-from voxelfield.training.trained_model import TrainedModel
+from voxelfield.trained.trained_model import TrainedModel
 
 def stall(*_, **__):
     os.kill(os.getpid(), signal.{signal})

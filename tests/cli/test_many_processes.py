@@ -17,8 +17,8 @@ from process_groups import TRAIN, Group
 from short_runs import TINY
 
 from voxelfield.cli import launching
-from voxelfield.training.config import RunConfig, preset
-from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
+from voxelfield.settings import RunConfig, preset
+from voxelfield.trained.checkpoint_file import checkpoint_path, load_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 

@@ -17,12 +17,12 @@ from PIL import Image
 import voxelfield
 from voxelfield.cli.command import main
 from voxelfield.cli.render import add_arguments, path_of
+from voxelfield.components.refinement import RefinedCameras
 from voxelfield.datasets.scene import Scene
 from voxelfield.export import save_model
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.view_pictures import depth_range
-from voxelfield.training.cameras.camera_refinement import RefinedCameras
-from voxelfield.training.config import preset
+from voxelfield.settings import preset
 from voxelfield.training.session import Session
 
 pytestmark = pytest.mark.usefixtures("one_thread")

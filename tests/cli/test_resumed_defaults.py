@@ -18,8 +18,8 @@ from sky_scene import write_photographs
 from warm_python import Running, WarmPython, warm_python
 
 from voxelfield.config import parse
-from voxelfield.training.config import RunConfig
-from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
+from voxelfield.settings import RunConfig
+from voxelfield.trained.checkpoint_file import checkpoint_path, load_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 

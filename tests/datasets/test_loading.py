@@ -12,7 +12,7 @@ import torch
 import voxelfield
 from voxelfield.datasets.loading import SceneNotFoundError
 from voxelfield.runs.train import load_configured_scene
-from voxelfield.training.config import preset
+from voxelfield.settings import preset
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 

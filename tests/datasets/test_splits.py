@@ -17,7 +17,7 @@ from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo
 from voxelfield.runs.train import load_configured_scene
-from voxelfield.training.config import preset
+from voxelfield.settings import preset
 
 POSE = torch.eye(4)
 NAMES = [f"images/{index:02d}.png" for index in range(16)]

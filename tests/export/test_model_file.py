@@ -18,19 +18,19 @@ from safetensors.torch import load_file, save_file
 
 import voxelfield
 from voxelfield.export import save_model
-from voxelfield.export.model_file import (
-    FORMAT,
-    ModelFileError,
-    with_checksum,
-)
-from voxelfield.export.quantized import feature_importance, reached_vertices
-from voxelfield.loading import load as load_model
 from voxelfield.ops import sample_trilinear
 from voxelfield.rendering.bricks import can_bake, lattice_spacing
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.visible_cells import pixel_stride, ray_spacing, visible_cells
-from voxelfield.training.trained_model import TrainedModel, restore_trained_model
+from voxelfield.trained.loading import load as load_model
+from voxelfield.trained.model_file import (
+    FORMAT,
+    ModelFileError,
+    with_checksum,
+)
+from voxelfield.trained.quantized import feature_importance, reached_vertices
+from voxelfield.trained.trained_model import TrainedModel, restore_trained_model
 
 BOX = ((-1.0, -1.5, -1.0), (1.0, 0.5, 2.0))
 MODELS = {
@@ -233,7 +233,7 @@ def test_the_same_run_makes_the_same_file(run, tmp_path, device):
 
 
 def test_features_that_no_image_depends_on_have_no_importance(run, monkeypatch, device):
-    monkeypatch.setattr("voxelfield.export.quantized._CHUNK", 1000)
+    monkeypatch.setattr("voxelfield.trained.quantized._CHUNK", 1000)
     found = feature_importance(run.model, camera(device), rays=3000)
     for importance, level in zip(found, run.field.grid.levels, strict=True):
         assert importance.shape == level.shape

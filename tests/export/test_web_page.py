@@ -34,7 +34,7 @@ from voxelfield.models import Model, Sampling
 from voxelfield.rendering.bricks import bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.training.trained_model import restore_trained_model
+from voxelfield.trained.trained_model import restore_trained_model
 from voxelfield.warps.ndc_box import NdcBox
 
 CPU = torch.device("cpu")

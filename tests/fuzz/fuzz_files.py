@@ -29,7 +29,7 @@ with atheris.instrument_imports(include=["voxelfield.datasets", "voxelfield.expo
     from voxelfield.datasets.camera_path import read_camera_path
     from voxelfield.datasets.images import read_images
     from voxelfield.datasets.loading import load_scene
-    from voxelfield.loading import load
+    from voxelfield.trained.loading import load
 
 _OUT = Path("build", "fuzz")
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor
 
-from voxelfield.export.model_file import save_model, with_checksum
-from voxelfield.training.config import preset
-from voxelfield.training.state.checkpoint import pack_checkpoint, write_checkpoint
-from voxelfield.training.trained_model import TrainedModel, restore_trained_model
+from voxelfield.settings import preset
+from voxelfield.trained.checkpoint_file import pack_checkpoint, write_checkpoint
+from voxelfield.trained.model_file import save_model, with_checksum
+from voxelfield.trained.trained_model import TrainedModel, restore_trained_model
 
 KEY = "voxelfield model"
 _BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from voxelfield import VoxelGrid, VoxelPyramid, ops, processes
+from voxelfield.foundation import checks
 from voxelfield.grids.resampling import sample_vertices
-from voxelfield.ops import _checks
 from voxelfield.ops._grids import PADDINGS
 from voxelfield.rendering.occupancy import OccupancyGrid
 
@@ -402,7 +402,7 @@ def test_point_errors(method, points, error, message):
 
 @pytest.mark.parametrize("dtype", SIXTEEN_BIT, ids=str)
 def test_16_bit_positions_are_widened_and_warned_of_once(device, dtype, monkeypatch):
-    monkeypatch.setattr(_checks, "_warned_of_narrow_positions", False)
+    monkeypatch.setattr(checks, "_warned_of_narrow_positions", False)
     grid = make_grid().to(device)
     points = points_around(6, device).to(dtype)
     with pytest.warns(UserWarning, match=r"points is b?float16 and is widened"):

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from voxelfield import _library
-from voxelfield.ops import _constants, sample_pyramid
+from voxelfield.foundation import constants
+from voxelfield.ops import sample_pyramid
 
 
 def run(code: str) -> str:
@@ -20,7 +21,7 @@ def run(code: str) -> str:
 
 @pytest.mark.slow
 def test_importing_reads_none_of_them():
-    code = "import voxelfield.ops._constants; from voxelfield import _library; print(_library.loaded_modules())"
+    code = "import voxelfield.foundation.constants; from voxelfield import _library; print(_library.loaded_modules())"
     assert run(code) == "{}"
 
 
@@ -28,9 +29,9 @@ def test_importing_reads_none_of_them():
 def test_the_first_use_may_be_under_fake_tensors():
     code = (
         "from torch._subclasses.fake_tensor import FakeTensorMode\n"
-        "from voxelfield.ops import _constants\n"
+        "from voxelfield.foundation import constants\n"
         "with FakeTensorMode():\n"
-        "    print(type(_constants.MAX_WIDTH).__name__, _constants.MAX_WIDTH)"
+        "    print(type(constants.MAX_WIDTH).__name__, constants.MAX_WIDTH)"
     )
     assert run(code) == "int 128"
 
@@ -38,18 +39,18 @@ def test_the_first_use_may_be_under_fake_tensors():
 def test_every_name_has_a_value():
     _library.ensure_loaded("cpu")
     values = torch.ops.voxelfield.constants()
-    assert [getattr(_constants, name) for name in _constants._NAMES] == values
+    assert [getattr(constants, name) for name in constants._NAMES] == values
     with pytest.raises(AttributeError, match="MAX_NOTHING"):
-        _constants.MAX_NOTHING  # noqa: B018
+        constants.MAX_NOTHING  # noqa: B018
 
 
 def test_the_kernels_enforce_the_limit_on_levels():
     _library.ensure_loaded("cpu")
     points = torch.rand(1, 5, 3)
-    grids = [torch.rand(1, 2, 2, 2, 1)] * _constants.MAX_LEVELS
+    grids = [torch.rand(1, 2, 2, 2, 1)] * constants.MAX_LEVELS
     options = (points, None, 0, True, False, False, False)
-    assert torch.ops.voxelfield.sample_trilinear(grids, *options).shape[-1] == _constants.MAX_LEVELS
-    with pytest.raises(RuntimeError, match=rf"{_constants.MAX_LEVELS} tensors, got {_constants.MAX_LEVELS + 1}"):
+    assert torch.ops.voxelfield.sample_trilinear(grids, *options).shape[-1] == constants.MAX_LEVELS
+    with pytest.raises(RuntimeError, match=rf"{constants.MAX_LEVELS} tensors, got {constants.MAX_LEVELS + 1}"):
         torch.ops.voxelfield.sample_trilinear([*grids, grids[0]], *options)
 
 

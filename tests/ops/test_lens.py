@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from voxelfield import Lens
-from voxelfield.ops import _constants
+from voxelfield.foundation import constants
 from voxelfield.ops._internal.lens import LENS_NUMBERS, lens_points, lens_rays, sphere_points, sphere_rays
 from voxelfield.rendering.lens import LENS_TERMS
 
@@ -169,9 +169,9 @@ def test_no_points(device):
 
 
 def test_the_kernels_have_the_same_models():
-    assert LENS_NUMBERS == _constants.LENS_NUMBERS == 2 + max(map(len, LENS_TERMS.values()))
+    assert LENS_NUMBERS == constants.LENS_NUMBERS == 2 + max(map(len, LENS_TERMS.values()))
     *known, last = LENS_TERMS
-    assert len(known) == _constants.LENS_MODELS
+    assert len(known) == constants.LENS_MODELS
     assert last == "equirectangular", "whose rays torch computes"
 
 

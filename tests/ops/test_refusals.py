@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from voxelfield import VoxelGrid, VoxelPyramid, ops
-from voxelfield.ops._errors import shown
+from voxelfield.foundation.errors import shown
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 GRID, POINTS = torch.rand(2, 3, 4, 5), torch.rand(6, 3)

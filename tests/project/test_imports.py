@@ -79,7 +79,7 @@ import sys
 sys.modules["hydra"] = None
 import voxelfield
 from voxelfield.models.dense import DenseConfig
-from voxelfield.training.config import OccupancyConfig, OptimizerConfig, TrainerConfig
+from voxelfield.settings import OccupancyConfig, OptimizerConfig, TrainerConfig
 
 scene = voxelfield.load_scene("bricks", image_size=50)
 few = {"steps": 2, "preview_every": 0, "visible_samples": 4096, "candidate_samples": 16384, "max_rays": 256}
@@ -102,8 +102,8 @@ import torch
 
 before = set(sys.modules)
 import voxelfield
-from voxelfield.training.state.checkpoint import load_checkpoint
-from voxelfield.training.config import preset
+from voxelfield.trained.checkpoint_file import load_checkpoint
+from voxelfield.settings import preset
 
 scene = voxelfield.load_scene("bricks", image_size=50)
 settings = preset("model=pyramid", "model.resolutions=[8]", "trainer=smoke", "trainer.steps=2", device="cpu")

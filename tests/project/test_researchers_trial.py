@@ -19,8 +19,8 @@ from voxelfield.export.volume import save_volume
 from voxelfield.models import ModelConfig, registry
 from voxelfield.models.dense import DenseConfig
 from voxelfield.rendering.paths import usual_path
-from voxelfield.training.config import preset
-from voxelfield.training.state.checkpoint import load_checkpoint
+from voxelfield.settings import preset
+from voxelfield.trained.checkpoint_file import load_checkpoint
 
 INTERVALS = 16
 

@@ -31,8 +31,8 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.runs import train as run_training
-from voxelfield.training.config import RunConfig, parse
-from voxelfield.training.state.checkpoint import checkpoint_path, load_checkpoint
+from voxelfield.settings import RunConfig, parse
+from voxelfield.trained.checkpoint_file import checkpoint_path, load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"

@@ -12,7 +12,7 @@ import pytest
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.training.config import preset
+from voxelfield.settings import preset
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENES = ROOT / "tests" / "fixtures"

@@ -21,7 +21,7 @@ from voxelfield.rendering.march import Capacity, RenderSettings, march, select, 
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import Rendering, render, render_view
-from voxelfield.training.config import LossConfig
+from voxelfield.settings import LossConfig
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 SIGMA = 1.7

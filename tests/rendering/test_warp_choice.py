@@ -20,7 +20,7 @@ from voxelfield.grids.boxes import parse_box
 from voxelfield.models.dense import DenseConfig
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import exp_se3
-from voxelfield.training.config import RunConfig, SceneConfig, parse
+from voxelfield.settings import RunConfig, SceneConfig, parse
 from voxelfield.warps.bounds import stray_cameras
 from voxelfield.warps.choice import (
     NotForwardError,

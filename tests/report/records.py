@@ -10,7 +10,7 @@ from voxelfield.models.dense import DenseConfig
 from voxelfield.rendering.render import View
 from voxelfield.report.record import RunRecord
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.training.config import RunConfig, SceneConfig
+from voxelfield.settings import RunConfig, SceneConfig
 
 METRICS = {
     "scene": "bricks",

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from records import METRICS
 
 from voxelfield.report.record import RunRecord
-from voxelfield.training.config import RunConfig
+from voxelfield.settings import RunConfig
 
 
 def read(directory: Path) -> RunRecord:

@@ -9,11 +9,11 @@ import torch
 from grid_models import model_of
 
 from voxelfield import VoxelPyramid
+from voxelfield.components.averaging import WeightAverage
 from voxelfield.fields.decoders import SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
-from voxelfield.training.averaging import WeightAverage
-from voxelfield.training.config import OptimizerConfig, RatesConfig
+from voxelfield.settings import OptimizerConfig, RatesConfig
 from voxelfield.training.optimizer import Optimizers
 
 

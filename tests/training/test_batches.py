@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.scene import Split
+from voxelfield.models import pixel_sampler
 from voxelfield.models.batch import background_for
+from voxelfield.models.pixel_sampler import PixelSampler
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays
-from voxelfield.training import batches
-from voxelfield.training.batches import PixelSampler
 
 COUNT, HEIGHT, WIDTH = 3, 5, 7
 BOX = torch.tensor([[-2.0, -2.0, -2.0], [2.0, 2.0, 2.0]])
@@ -303,7 +303,7 @@ def test_data_of_pixels_is_read_from_the_host_once(split, monkeypatch):
         stored.append(tensor.clone())
         return stored[-1]
 
-    monkeypatch.setattr(batches, "read_from_host", read)
+    monkeypatch.setattr(pixel_sampler, "read_from_host", read)
     split = replace(split, extras={"depth": torch.rand(COUNT, HEIGHT, WIDTH)})
     sampler = PixelSampler(split, torch.device("cpu"), images="host")
     assert len(stored) == 2

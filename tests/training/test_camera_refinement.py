@@ -16,25 +16,25 @@ import torch
 from quick_presets import preset
 
 import voxelfield
+from voxelfield.components import lost_cameras
+from voxelfield.components.exposure import AffineExposure
+from voxelfield.components.lost_cameras import LostCameras, shrunk
+from voxelfield.components.refinement import CameraRefinement, RefinedCameras, refine_views, write_cameras
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.transforms import read_transforms
+from voxelfield.models.pixel_sampler import PixelSampler
 from voxelfield.rendering.alignment import Similarity, align_cameras, pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rigid import compose as product
 from voxelfield.rendering.rigid import exp_se3
+from voxelfield.run_directory import CAMERAS_FILE
 from voxelfield.runs.train import train_as_configured
-from voxelfield.training.batches import PixelSampler
-from voxelfield.training.cameras import lost_cameras
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedCameras, refine_views, write_cameras
-from voxelfield.training.cameras.exposure import AffineExposure
-from voxelfield.training.cameras.lost_cameras import LostCameras, shrunk
-from voxelfield.training.config import CameraConfig
+from voxelfield.settings import CameraConfig
+from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training.session import Session
-from voxelfield.training.state.checkpoint import load_checkpoint
-from voxelfield.training.state.run_directory import CAMERAS_FILE
 from voxelfield.warps.ndc_box import NdcBox
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,15 +12,15 @@ from toned_scene import EXPONENTS, turned, two_cameras, vignetted
 from torch import Tensor
 
 import voxelfield
+from voxelfield.components.tones import CameraTones, distinct
 from voxelfield.datasets.scene import Scene
-from voxelfield.export.model_file import save_model
 from voxelfield.models.batch import Batch
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import View
-from voxelfield.training.cameras.camera_tones import CameraTones, distinct
+from voxelfield.trained.checkpoint_file import load_checkpoint
+from voxelfield.trained.model_file import save_model
 from voxelfield.training.session import Session
-from voxelfield.training.state.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-import voxelfield.training.state.checkpoint as checkpoint
-from voxelfield.training.state.checkpoint import (
+import voxelfield.trained.checkpoint_file as checkpoint
+from voxelfield.trained.checkpoint_file import (
     FORMAT,
     CheckpointError,
     CheckpointVersionError,

@@ -12,13 +12,13 @@ import quick_presets
 import torch
 from omegaconf import OmegaConf
 
+from voxelfield.foundation import constants
 from voxelfield.models import levels as limits
 from voxelfield.models.dense import DenseConfig
 from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.models.settings import OccupancyConfig
 from voxelfield.models.sh import SHConfig
-from voxelfield.ops import _constants
-from voxelfield.training.config import (
+from voxelfield.settings import (
     CameraConfig,
     DataConfig,
     LoggerConfig,
@@ -386,7 +386,7 @@ def test_an_instance_is_checked_as_a_file_is():
 
 def test_limits_are_those_of_the_compiled_ops():
     for name in ("MAX_WIDTH", "MAX_LAYERS", "MAX_LEVELS", "MAX_DEGREE"):
-        assert getattr(limits, name) == getattr(_constants, name)
+        assert getattr(limits, name) == getattr(constants, name)
 
 
 @pytest.mark.parametrize("steps", [(0, 5, 5), (0, 9, 5)])

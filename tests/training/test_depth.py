@@ -14,13 +14,13 @@ from room_corner import ROOM, corner_cameras, photograph
 from warp_fields import field_over
 
 import voxelfield
+from voxelfield.components.depth import depth_error
 from voxelfield.datasets.scene import Scene
 from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.pixel_sampler import PixelSampler
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings
 from voxelfield.runs.train import load_configured_scene
-from voxelfield.training.batches import PixelSampler
-from voxelfield.training.depth import depth_error
 from voxelfield.training.session import Session
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.nested_boxes import NestedBoxes
@@ -171,7 +171,7 @@ def test_few_depths_tell_a_field_where_walls_are(one_thread):
 def test_depths_belong_to_the_axes_of_refined_cameras(one_thread):
     scene = corner(3)
     session = trained(scene, 0.1, "camera=refine", "trainer.steps=2")
-    refinement, *_, part = session.parts
+    refinement, *_, part = session.components
     with torch.no_grad():
         refinement.twists[:, :3] = 0.3
     batch, model = session._step.batch, session.model
@@ -189,7 +189,7 @@ def test_poses_in_a_warp_stay_finite_where_some_pixels_have_no_depth(one_thread)
     depth[:, ::2] = 0
     session = trained(with_depth(scene, depth=depth), 0.1, "camera=refine", "trainer.steps=3", warp_boxes=3)
     assert isinstance(session.model.warp, NestedBoxes)
-    twists = session.parts[0].twists
+    twists = session.components[0].twists
     assert twists.isfinite().all()
     assert twists.any()
 

@@ -17,15 +17,15 @@ from small_pyramid import settings
 import voxelfield
 from voxelfield import FieldRenderer, RadianceField, VoxelGrid
 from voxelfield.cli.command import main
+from voxelfield.components.environment import choose_environment
+from voxelfield.components.refinement import refine_views
 from voxelfield.export import save_model
 from voxelfield.fields.decoders import SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.environment import Environment
 from voxelfield.rendering.render import render
-from voxelfield.training.cameras.camera_refinement import refine_views
-from voxelfield.training.environment import choose_environment
+from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training.session import Session
-from voxelfield.training.state.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

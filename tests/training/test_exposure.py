@@ -11,13 +11,13 @@ from quick_presets import preset
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield.components.exposure import AffineExposure
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.training.cameras.exposure import AffineExposure
+from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Session
-from voxelfield.training.state.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

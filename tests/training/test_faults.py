@@ -17,6 +17,7 @@ import torch
 from file_limits import files_at_most
 from quick_presets import preset
 
+from voxelfield.components.muon import network_matrices
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
@@ -28,13 +29,12 @@ from voxelfield.report import page
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.runs import results
 from voxelfield.runs.train import build_logger, train_as_configured
-from voxelfield.training.config import LoggerConfig
+from voxelfield.settings import LoggerConfig
+from voxelfield.trained import checkpoint_file as checkpoint_module
+from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training.logs import FailsafeLogger, NullLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage
-from voxelfield.training.muon import network_matrices
 from voxelfield.training.session import Session
-from voxelfield.training.state import checkpoint as checkpoint_module
-from voxelfield.training.state.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from quick_presets import preset
 
-from voxelfield.training.config import RunConfig
+from voxelfield.settings import RunConfig
 from voxelfield.training.resume import changed_settings, finished_metrics, recorded_settings
 
 RESULTS = ("per_view.csv", "model.safetensors", "orbit.mp4", "report.html", "test/r_0.png", "test/far/r_1.png")

@@ -24,9 +24,9 @@ from voxelfield.rendering.projection import views_of_points
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.rendering.view_pictures import depth_bounds, depth_colors
 from voxelfield.runs.train import load_configured_scene
-from voxelfield.training.config import CameraConfig, presets
+from voxelfield.settings import CameraConfig, presets
+from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training.session import Session
-from voxelfield.training.state.checkpoint import load_checkpoint
 from voxelfield.viewer.pictures import Painter, viewpoint_of
 from voxelfield.warps.choice import WarpConfig, choose_warp
 from voxelfield.warps.ndc_box import NdcBox

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from voxelfield.training.interrupt import Interrupt, Interrupted
+from voxelfield.interrupt import Interrupt, Interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

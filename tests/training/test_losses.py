@@ -9,14 +9,14 @@ import pytest
 import torch
 from rendered_batch import rendered
 
+from voxelfield.components.structure import structure_weights, variance_weighted_mse
 from voxelfield.evaluation.metrics import ssim
 from voxelfield.models import losses
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.ops import PackedSamples
 from voxelfield.rendering.render import Rendering
-from voxelfield.training.config import LossConfig
+from voxelfield.settings import LossConfig
 from voxelfield.training.step import backpropagate
-from voxelfield.training.structure import structure_weights, variance_weighted_mse
 
 
 def make_rendering(

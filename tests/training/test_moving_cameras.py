@@ -13,16 +13,16 @@ import torch
 from quick_presets import preset
 
 import voxelfield
+from voxelfield.components.refinement import CameraRefinement, write_cameras
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.models.pixel_sampler import PixelSampler
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.projection import fraction_through_box
-from voxelfield.training.batches import PixelSampler
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, write_cameras
+from voxelfield.training.fingerprint import fingerprint
 from voxelfield.training.session import Session
-from voxelfield.training.state.fingerprint import fingerprint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

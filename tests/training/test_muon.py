@@ -10,12 +10,12 @@ from grid_models import model_of
 from torch import nn
 
 from voxelfield import VoxelGrid
+from voxelfield.components.muon import Muon, network_matrices, orthogonalized
 from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, LayerWeights
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
-from voxelfield.training.config import OptimizerConfig, RatesConfig
+from voxelfield.settings import OptimizerConfig, RatesConfig
 from voxelfield.training.execution import GraphedCall
-from voxelfield.training.muon import Muon, network_matrices, orthogonalized
 from voxelfield.training.optimizer import Optimizers
 
 SHAPES = [(24, 16), (16, 40), (32, 32)]

@@ -9,13 +9,13 @@ import torch
 from grid_models import model_of
 
 from voxelfield import VoxelGrid, VoxelPyramid
+from voxelfield.components.exposure import AffineExposure
 from voxelfield.fields.decoders import ColorMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.settings import OptimizerConfig, RatesConfig
 from voxelfield.training import optimizer as optimizer_module
-from voxelfield.training.cameras.exposure import AffineExposure
-from voxelfield.training.config import OptimizerConfig, RatesConfig
 from voxelfield.training.optimizer import Optimizers
 
 BOX = ((0, 0, 0), (1, 1, 1))

@@ -16,7 +16,7 @@ import voxelfield
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.runs.train import train_as_configured
-from voxelfield.training.state.checkpoint import (
+from voxelfield.trained.checkpoint_file import (
     FORMAT,
     CheckpointError,
     checkpoint_path,
@@ -24,7 +24,7 @@ from voxelfield.training.state.checkpoint import (
     pack_checkpoint,
     write_checkpoint,
 )
-from voxelfield.training.state.fingerprint import changes, fingerprint
+from voxelfield.training.fingerprint import changes, fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,9 +14,9 @@ from quick_presets import preset
 from short_runs import run
 
 from voxelfield import Scene, Session, load_scene
-from voxelfield.training.batches import pixels_that_count
-from voxelfield.training.robust import RobustWeights, moving_cells
-from voxelfield.training.state.checkpoint import load_checkpoint
+from voxelfield.components.robust import RobustWeights, moving_cells
+from voxelfield.models.pixel_sampler import pixels_that_count
+from voxelfield.trained.checkpoint_file import load_checkpoint
 
 STEPS = 250
 ROBUST = ("trainer.loss.robust=3", "trainer.loss.robust_every=20", "trainer.loss.robust_cells=25")
@@ -35,7 +35,7 @@ def clean() -> Scene:
 
 
 def robust_of(session: Session) -> RobustWeights:
-    return next(part for part in session.parts if isinstance(part, RobustWeights))
+    return next(part for part in session.components if isinstance(part, RobustWeights))
 
 
 def test_cells_move_if_they_and_their_neighbours_are_unlike_the_field():

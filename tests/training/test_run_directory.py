@@ -11,8 +11,8 @@ import pytest
 from lock_holder import end, holder
 from warm_python import Running
 
-from voxelfield.training.state import run_directory
-from voxelfield.training.state.run_directory import (
+from voxelfield import run_directory
+from voxelfield.run_directory import (
     RESULTS,
     DirectoryInUseError,
     RunDirectoryLock,

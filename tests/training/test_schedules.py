@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from voxelfield.foundation.optimizers import exponential_decay
 from voxelfield.grids.voxel_grid import cubic_voxels
 from voxelfield.models.settings import stage_at
-from voxelfield.training.config import StageConfig
-from voxelfield.training.optimizer import exponential_decay
+from voxelfield.settings import StageConfig
 
 
 def test_exponential_decay_of_a_step_on_a_device_stays_there(device):

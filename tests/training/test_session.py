@@ -23,12 +23,12 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.render import render_view
+from voxelfield.settings import OptimizerConfig, TrainerConfig
+from voxelfield.trained import checkpoint_file as checkpoint_module
+from voxelfield.trained.checkpoint_file import load_checkpoint, resolve_checkpoint
 from voxelfield.training import execution
-from voxelfield.training.config import OptimizerConfig, TrainerConfig
 from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Hook, Session
-from voxelfield.training.state import checkpoint as checkpoint_module
-from voxelfield.training.state.checkpoint import load_checkpoint, resolve_checkpoint
 from voxelfield.warps.nested_boxes import NestedBoxes
 from voxelfield.warps.warp import Warp
 

@@ -12,9 +12,9 @@ import two_evaluators
 from warm_python import warm_python
 
 import voxelfield
-from voxelfield.training.config import preset
+from voxelfield.settings import preset
+from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.training.session import Session
-from voxelfield.training.trained_model import TrainedModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -22,9 +22,9 @@ from voxelfield.evaluation.evaluation import check_pictures, evaluate_split, sav
 from voxelfield.media.png import PngWriter
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
+from voxelfield.run_directory import DirectoryInUseError
 from voxelfield.runs.train import train_as_configured
 from voxelfield.training.session import Session
-from voxelfield.training.state.run_directory import DirectoryInUseError
 
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 

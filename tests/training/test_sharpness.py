@@ -8,7 +8,7 @@ from passers_by import with_blur
 from quick_presets import preset
 
 from voxelfield import Session, load_scene
-from voxelfield.training.sharpness import sharpness_weights
+from voxelfield.components.sharpness import sharpness_weights
 
 
 def test_blurred_photographs_count_less(device):

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from voxelfield.components.structure import VarianceWeightedError, structure_weights
 from voxelfield.datasets.scene import Split
+from voxelfield.models.pixel_sampler import PixelSampler, opaque_where_masked
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.training.batches import PixelSampler, opaque_where_masked
-from voxelfield.training.structure import VarianceWeightedError, structure_weights
 
 HEIGHT, WIDTH = 9, 20
 BOX = torch.tensor([[-2.0, -2.0, -2.0], [2.0, 2.0, 2.0]])

@@ -22,15 +22,15 @@ from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.export import save_model
 from voxelfield.models.dense import DenseConfig
 from voxelfield.rendering.lens import Lens
-from voxelfield.training import trained_model
-from voxelfield.training.session import Session
-from voxelfield.training.state.checkpoint import (
+from voxelfield.trained import trained_model
+from voxelfield.trained.checkpoint_file import (
     CheckpointError,
     check_state,
     load_checkpoint,
     pack_checkpoint,
     write_checkpoint,
 )
+from voxelfield.training.session import Session
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"

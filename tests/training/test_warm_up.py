@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from voxelfield.runs import train as run_training
-from voxelfield.training.config import LoggerConfig
+from voxelfield.settings import LoggerConfig
 
 
 def test_the_view_that_loads_kernels_can_be_evaluated(device, monkeypatch):

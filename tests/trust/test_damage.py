@@ -17,9 +17,9 @@ from test_kills import tensors
 
 import voxelfield
 from voxelfield import _build, _library
-from voxelfield.export.model_file import ModelFileError
-from voxelfield.training.state.checkpoint import CheckpointError, checkpoint_path, load_checkpoint, load_newest
-from voxelfield.training.state.run_directory import MODEL_FILE
+from voxelfield.run_directory import MODEL_FILE
+from voxelfield.trained.checkpoint_file import CheckpointError, checkpoint_path, load_checkpoint, load_newest
+from voxelfield.trained.model_file import ModelFileError
 
 pytestmark = pytest.mark.sweep
 

@@ -20,7 +20,7 @@ from short_runs import finish, run, start
 from test_kills import tensors
 from warm_python import warm_python
 
-from voxelfield.training.state.checkpoint import checkpoints, load_checkpoint
+from voxelfield.trained.checkpoint_file import checkpoints, load_checkpoint
 
 pytestmark = pytest.mark.sweep
 

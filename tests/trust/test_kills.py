@@ -20,7 +20,7 @@ from process_groups import Group
 from short_runs import finish, start
 from warm_python import Running, WarmPython, warm_python
 
-from voxelfield.training.state.checkpoint import load_checkpoint
+from voxelfield.trained.checkpoint_file import load_checkpoint
 
 pytestmark = pytest.mark.sweep
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from viewer_scene import served_page, session, trained_run
 
 from voxelfield.datasets.camera_path import read_camera_path
-from voxelfield.training.config import LoggerConfig
+from voxelfield.settings import LoggerConfig
 from voxelfield.viewer.pictures import Painter, viewpoint_of, viewpoint_of_camera
 from voxelfield.viewer.watch import TrainingViewer
 from voxelfield.viewer.worker import Detail

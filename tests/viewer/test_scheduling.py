@@ -12,7 +12,7 @@ import torch
 from free_ports import free_port
 from viewer_scene import bricks, session, trained_run
 
-from voxelfield.training.config import LoggerConfig
+from voxelfield.settings import LoggerConfig
 from voxelfield.viewer.pictures import MODES, Painter, viewpoint_of
 from voxelfield.viewer.watch import TrainingViewer
 from voxelfield.viewer.worker import PictureRequest, RenderWorker, _Client

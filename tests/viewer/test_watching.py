@@ -13,7 +13,7 @@ from viewer_scene import session
 
 from voxelfield.cli.command import main
 from voxelfield.installed import MissingPackageError
-from voxelfield.training.config import LoggerConfig
+from voxelfield.settings import LoggerConfig
 from voxelfield.viewer import watch
 from voxelfield.viewer.address import Address
 

@@ -26,7 +26,7 @@ from voxelfield.fields.environment import environment_of
 from voxelfield.files import check_suffix
 from voxelfield.media.png import PngWriter
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.training.trained_model import TrainedModel
+from voxelfield.trained.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
 

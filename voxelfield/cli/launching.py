@@ -29,8 +29,8 @@ from voxelfield import processes
 from voxelfield.cli.command import INTERRUPTED
 from voxelfield.cli.running import exit_status
 from voxelfield.devices import choose_device
-from voxelfield.training.config import RunConfig
-from voxelfield.training.interrupt import SIGNALS, Interrupt
+from voxelfield.interrupt import SIGNALS, Interrupt
+from voxelfield.settings import RunConfig
 
 logger = logging.getLogger(__name__)
 

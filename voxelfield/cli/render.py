@@ -27,9 +27,9 @@ from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, FieldRenderer
 from voxelfield.rendering.view_pictures import PICTURES, depth_bounds, depth_range, picture
-from voxelfield.training.state.fingerprint import fingerprint_of_weights
-from voxelfield.training.state.run_directory import VIDEO
-from voxelfield.training.trained_model import TrainedModel
+from voxelfield.run_directory import VIDEO
+from voxelfield.trained.trained_model import TrainedModel
+from voxelfield.training.fingerprint import fingerprint_of_weights
 from voxelfield.transfers import AHEAD
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
 from voxelfield.messages import reason_of
 from voxelfield.report.page import write_report
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.training.state.run_directory import METRICS, read_metrics
+from voxelfield.run_directory import METRICS, read_metrics
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import NoReturn
 
 from voxelfield import processes
 from voxelfield._library import KernelsUnavailableError
+from voxelfield.foundation.errors import is_out_of_memory
 from voxelfield.installed import MissingPackageError
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
-from voxelfield.ops._errors import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 

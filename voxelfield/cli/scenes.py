@@ -12,7 +12,7 @@ from voxelfield.config import Range
 from voxelfield.datasets.loading import find_scene, load_scene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.messages import clipped
-from voxelfield.training.trained_model import TrainedModel
+from voxelfield.trained.trained_model import TrainedModel
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -33,13 +33,13 @@ from voxelfield.datasets.registry import formats_of, why_no_folder
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import DEVICES, choose_device
 from voxelfield.installed import config_folder
+from voxelfield.interrupt import Interrupt
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.models.training import EmptyFieldError
+from voxelfield.run_directory import RunDirectoryLock, check_results
 from voxelfield.runs.train import train_as_configured
-from voxelfield.training.config import RunConfig, config_name, trainer_for
-from voxelfield.training.config.presets import composition_error, offer_defaults
-from voxelfield.training.interrupt import Interrupt
-from voxelfield.training.state.run_directory import RunDirectoryLock, check_results
+from voxelfield.settings import RunConfig, config_name, trainer_for
+from voxelfield.settings.presets import composition_error, offer_defaults
 from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger("train")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import voxelfield
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of
 from voxelfield.installed import MissingPackageError
-from voxelfield.training.trained_model import TrainedModel
+from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.viewer.address import Address
 from voxelfield.viewer.page import Photographs, ViewerPage, photographs_of
 

@@ -22,10 +22,10 @@ from voxelfield.datasets.arrays import scene_from_arrays
 from voxelfield.datasets.scene import Scene
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens, LensModel
-from voxelfield.training.config import RunConfig, preset, trainer_for
+from voxelfield.settings import RunConfig, preset, trainer_for
+from voxelfield.trained.checkpoint_file import load_checkpoint, resolve_checkpoint
+from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.training.session import Session
-from voxelfield.training.state.checkpoint import load_checkpoint, resolve_checkpoint
-from voxelfield.training.trained_model import TrainedModel
 from voxelfield.warps.warp import Warp
 
 # nerfbaselines' camera models in the order of their numbers: the lens, which parameters are used, their Lens columns.

@@ -15,7 +15,7 @@ from voxelfield.datasets.photos import check_intrinsics
 from voxelfield.datasets.poses import check_poses
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.silhouettes import Silhouette
-from voxelfield.ops._checks import check_index, check_tensor
+from voxelfield.foundation.checks import check_index, check_tensor
 from voxelfield.rendering.cameras import Cameras
 
 

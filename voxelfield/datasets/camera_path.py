@@ -15,7 +15,7 @@ from torch import Tensor
 
 from voxelfield.datasets.poses import check_poses
 from voxelfield.files import json_number, read_json_object
-from voxelfield.ops._errors import shown
+from voxelfield.foundation.errors import shown
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 

@@ -33,9 +33,9 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
 from voxelfield.datasets.poses import FARTHEST, turned_about
 from voxelfield.datasets.scene import Scene
+from voxelfield.foundation.errors import shown
 from voxelfield.installed import import_optional
 from voxelfield.messages import reason_of
-from voxelfield.ops._errors import shown
 
 logger = logging.getLogger(__name__)
 

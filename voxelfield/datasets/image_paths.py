@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from voxelfield.datasets.images import IMAGE_SUFFIXES
-from voxelfield.ops._errors import shown
+from voxelfield.foundation.errors import shown
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, with_shrunk_images
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transforms import read_transforms
-from voxelfield.ops._errors import shown
+from voxelfield.foundation.errors import shown
 
 FILE = "transforms.json"
 

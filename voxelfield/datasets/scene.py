@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import processes
-from voxelfield.ops._checks import check_dtype, check_field, check_tensor
+from voxelfield.foundation.checks import check_dtype, check_field, check_tensor
 from voxelfield.rendering.cameras import Cameras
 
 T = TypeVar("T")

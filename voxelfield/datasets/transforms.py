@@ -40,8 +40,8 @@ from voxelfield.datasets.lenses import READ_MODELS, TRANSFORMS_MODELS, VELOCITY_
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import FARTHEST
 from voxelfield.files import json_number, read_json_object
+from voxelfield.foundation.errors import shown
 from voxelfield.messages import clipped
-from voxelfield.ops._errors import shown
 from voxelfield.rendering.lens import LENS_TERMS, Lens, LensModel
 
 logger = logging.getLogger(__name__)

@@ -132,7 +132,7 @@ def cross_fitted(
     r"""Corrects the colours of a rendered view by a fit to its photograph; no pixel influences its own correction.
 
     A view that was not trained on has no learned correction
-    (:class:`voxelfield.training.cameras.exposure.AffineExposure`). Here a gain and an offset per channel minimise the
+    (:class:`voxelfield.components.exposure.AffineExposure`). Here a gain and an offset per channel minimise the
     squared error over the left half of the image, and correct the right half; a fit to the right half corrects the left
     half. NeRF in the Wild (Martin-Brualla et al. 2021) fits its appearance codes to left halves and evaluates right
     halves; with both directions, all pixels are evaluated, as without a fit.

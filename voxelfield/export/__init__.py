@@ -1,5 +1,5 @@
 """Export of trained fields. This package itself exports the names of the model file."""
 
-from voxelfield.export.model_file import ModelFileError, save_model
+from voxelfield.trained.model_file import ModelFileError, save_model
 
 __all__ = ["ModelFileError", "save_model"]

@@ -20,8 +20,8 @@ from voxelfield.export.surfaces import (
     half_absorbing_density,
     surface_normals,
 )
+from voxelfield.foundation.checks import check_at_least_one
 from voxelfield.models.model import Model
-from voxelfield.ops._checks import check_at_least_one
 from voxelfield.rendering.cameras import Cameras
 
 SurfaceKind = Literal["density", "tsdf"]

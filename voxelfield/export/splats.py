@@ -15,9 +15,9 @@ from voxelfield.export.lattice import in_chunks, warped_voxels
 from voxelfield.export.splat_file import Splats
 from voxelfield.export.splat_rendering import MAX_ALPHA, MIN_ALPHA, render_splats
 from voxelfield.fields.decoders import spherical_harmonics
+from voxelfield.foundation.checks import check_at_least_one
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.models.model import Model
-from voxelfield.ops._checks import check_at_least_one
 from voxelfield.ops.ray_sums import exclusive_sum
 from voxelfield.rendering.cameras import Cameras, check_not_empty
 from voxelfield.rendering.render import render

@@ -13,8 +13,8 @@ from torch import Tensor
 from voxelfield.export.lattice import OccupiedVertices, Region, check_finite_values, in_chunks
 from voxelfield.fields.field import colors_at
 from voxelfield.files import atomic_path, check_suffix
+from voxelfield.foundation.checks import check_at_least_one
 from voxelfield.models.model import Model
-from voxelfield.ops._checks import check_at_least_one
 
 logger = logging.getLogger(__name__)
 

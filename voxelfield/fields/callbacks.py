@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from voxelfield.foundation.checks import check_field, check_result
+from voxelfield.foundation.errors import ArgumentTypeError
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.ops import PackedSamples
-from voxelfield.ops._checks import check_field, check_result
-from voxelfield.ops._errors import ArgumentTypeError
 
 DensityFunction = Callable[[Tensor], Tensor]
 """Maps world positions (N, 3) to densities (N,), per world unit."""

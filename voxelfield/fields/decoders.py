@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from voxelfield import ops
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
-from voxelfield.ops import _constants
-from voxelfield.ops._checks import check_at_least_one, check_degree
+from voxelfield.foundation import constants
+from voxelfield.foundation.checks import check_at_least_one, check_degree
 from voxelfield.ops._internal.append_view import append_view
 
 
@@ -267,9 +267,9 @@ class FusedMLPDecoder(nn.Module):
         check_degree("view_degree", view_degree)
         inputs = geometry + (view_degree + 1) ** 2
         for name, size in (("channels", channels), ("width", width), ("geometry and view_degree", inputs)):
-            if size > _constants.MAX_WIDTH:
+            if size > constants.MAX_WIDTH:
                 raise ValueError(
-                    f"{name} must come to at most {_constants.MAX_WIDTH} numbers for the fused networks, got {size}"
+                    f"{name} must come to at most {constants.MAX_WIDTH} numbers for the fused networks, got {size}"
                 )
         self.channels = channels
         self.view_channels: tuple[int, ...] = ()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F
 
-from voxelfield.ops import _constants
+from voxelfield.foundation import constants
 
 
 class DensityActivation(nn.Module):
@@ -79,7 +79,7 @@ class _BoundedExp(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
         # Not in place: torch 2.11 compiles a Function that changes a tensor in place without its gradient.
-        result = x.clamp(max=_constants.HIGHEST_RAW).exp() * scale
+        result = x.clamp(max=constants.HIGHEST_RAW).exp() * scale
         ctx.save_for_backward(result)
         return result
 

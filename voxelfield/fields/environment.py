@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from voxelfield import ops
 from voxelfield.fields.field import Field
-from voxelfield.ops._checks import check_tensor
+from voxelfield.foundation.checks import check_tensor
 from voxelfield.ops._internal.lens import sphere_points, sphere_rays
 
 ROWS = (8, 32, 128)

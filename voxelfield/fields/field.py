@@ -12,12 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from voxelfield.fields.decoders import Decoder, DeferredMLPDecoder, FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
+from voxelfield.foundation import constants
+from voxelfield.foundation.checks import FLOATING, check_dtype, check_same_device, check_tensor
+from voxelfield.foundation.errors import shown
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
-from voxelfield.ops import PackedSamples, _constants
-from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
-from voxelfield.ops._errors import shown
+from voxelfield.ops import PackedSamples
 from voxelfield.ops.ray_sums import spread
 from voxelfield.warps.warp import Warp
 
@@ -272,10 +273,10 @@ class RadianceField(nn.Module):
         if type(activation) is not ExponentialDensity:
             return None
         fits = (
-            decoder.density_network[-1].shape[0] <= _constants.MAX_GEOMETRY
+            decoder.density_network[-1].shape[0] <= constants.MAX_GEOMETRY
             and grid.reduce == "concat"
-            and grid.active <= _constants.MAX_FIELD_LEVELS
-            and all(level.padding == "border" and level.channels == _constants.LEVEL_CHANNELS for level in grid.grids)
+            and grid.active <= constants.MAX_FIELD_LEVELS
+            and all(level.padding == "border" and level.channels == constants.LEVEL_CHANNELS for level in grid.grids)
             and all(level.numel() < 2**31 - 1 for level in grid.levels)  # the kernels count in 32 bits
             and all(x.dtype in (torch.float32, torch.float16) for x in (*grid.levels, *decoder.parameters()))
         )
@@ -296,7 +297,7 @@ class RadianceField(nn.Module):
             return None
         first, last = decoder.density_network
         # Inactive levels read zero, so their columns of the first matrix have no effect.
-        weights = [first[:, : _constants.LEVEL_CHANNELS * len(levels)], last]
+        weights = [first[:, : constants.LEVEL_CHANNELS * len(levels)], last]
         return PyramidDensity(levels, grid.blocks[: len(levels)], grid.aabb, weights, activation.initial)
 
 

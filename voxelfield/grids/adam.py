@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.grids.working_copies import is_current, mark_current, mark_managed
-from voxelfield.ops._checks import (
+from voxelfield.foundation.checks import (
     check_dtype,
     check_not_negative,
     check_same_device,
@@ -18,7 +17,8 @@ from voxelfield.ops._checks import (
     is_divided,
     lies_within,
 )
-from voxelfield.ops._errors import ArgumentValueError, shown
+from voxelfield.foundation.errors import ArgumentValueError, shown
+from voxelfield.grids.working_copies import is_current, mark_current, mark_managed
 from voxelfield.ops._internal.grid_adam import grid_adam_
 from voxelfield.ops._internal.tiles import active_tiles
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.ops._errors import ArgumentValueError, shown
+from voxelfield.foundation.errors import ArgumentValueError, shown
 
 Box = tuple[tuple[float, ...], tuple[float, ...]]
 """Lower and upper corner, three numbers each, exact in float32."""

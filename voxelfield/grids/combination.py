@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.ops._errors import ArgumentTypeError
+from voxelfield.foundation.errors import ArgumentTypeError
 from voxelfield.ops._grids import Padding, known_stencil
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
 from voxelfield.ops.pyramid import Reduction

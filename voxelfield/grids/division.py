@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import peer_memory, processes
+from voxelfield.foundation import constants
 from voxelfield.grids.adam import RULE, GridAdam, moments_of, new_state, sum_weights
 from voxelfield.grids.exchange import DirectExchange, Exchange, PackedExchange, room_for
 from voxelfield.grids.shards import Shard
 from voxelfield.grids.sparse_grid import BLOCK_VERTICES, SparseGrid
 from voxelfield.grids.working_copies import WorkingCopies
-from voxelfield.ops import _constants
 from voxelfield.ops._internal.grid_adam import grid_adam_
 from voxelfield.ops._internal.sparse_grid import share_copies_
 from voxelfield.ops._internal.tiles import active_tiles, tiles_along, touched_vertices
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
 Pack = Callable[[Iterable[tuple[int, Tensor]], Sequence[int], torch.dtype], Any]
-"""Packs a tensor for a file: see :func:`voxelfield.training.state.zero_packing.pack_streams`."""
+"""Packs a tensor for a file: see :func:`voxelfield.trained.zero_packing.pack_streams`."""
 
 # A list of tiles shrinks once it is this many times too long. Its unused entries cost little.
 _LONGEST = 3.0
@@ -81,14 +81,14 @@ class DividedGrids:
             if sparse is not None:
                 costs, size = sparse.plane_costs(), BLOCK_VERTICES
             elif lists:
-                size = _constants.TILE_X
+                size = constants.TILE_X
                 costs = torch.bincount(next(tiles) // _ids_along_x(), minlength=-(-grid.shape[0] // size))
             else:
                 costs, size = grid.new_ones(grid.shape[0]), 1
             # Sums of costs may round differently on each device.
             bounds = processes.gather_objects(_balanced(costs, size, grid.shape[0]))[0]
             old = None if previous is None else previous._shards.get(grid)
-            self._shards[grid] = self._shard(grid, copy, bounds, sparse, _constants.TILE_X if halo else 0, old)
+            self._shards[grid] = self._shard(grid, copy, bounds, sparse, constants.TILE_X if halo else 0, old)
         shards = list(self._shards.values())
         for shard in shards:  # once no grid is whole any more
             shard.start_sums()
@@ -208,7 +208,7 @@ class DividedGrids:
                 continue
             tiles = shard.tiles
             if tiles is not None:
-                tiles = tiles[processes.rank()] - shard.low // _constants.TILE_X * _ids_along_x()
+                tiles = tiles[processes.rank()] - shard.low // constants.TILE_X * _ids_along_x()
             if self._rounds:
                 for halo in (slice(shard.low, shard.begin), slice(shard.end, shard.high)):
                     shard.stored[halo.start - shard.low : halo.stop - shard.low] = shard.copy[halo]
@@ -271,7 +271,7 @@ class DividedGrids:
 
     def _list(self, shard: Shard, ids: Tensor) -> None:
         """Lists the active tiles (K,) of a grid by their processes."""
-        first = [bound // _constants.TILE_X * _ids_along_x() for bound in shard.bounds]
+        first = [bound // constants.TILE_X * _ids_along_x() for bound in shard.bounds]
         cuts = [0, *torch.searchsorted(ids, ids.new_tensor(first[1:-1])).tolist(), len(ids)]
         wanted = max(end - begin for begin, end in pairwise(cuts))
         present = 0 if shard.tiles is None else shard.tiles.shape[1]
@@ -448,4 +448,4 @@ def _balanced(costs: Tensor, size: int, planes: int) -> list[int]:
 
 def _ids_along_x() -> int:
     """Returns the difference of the ids of two tiles that are neighbours along x."""
-    return _constants.MAX_TILES_ALONG**2
+    return constants.MAX_TILES_ALONG**2

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from voxelfield.foundation.autograd import needs_long_path
+from voxelfield.foundation.checks import check_choice, check_not_negative
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
 from voxelfield.grids.boxes import Box, parse_box
 from voxelfield.grids.combination import Combination
 from voxelfield.grids.resampling import refuse_sharded
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.grids.working_copies import WorkingCopies, sample_levels
-from voxelfield.ops._autograd import needs_long_path
-from voxelfield.ops._checks import check_choice, check_not_negative
-from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, shown
 from voxelfield.ops._grids import Padding
 from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 

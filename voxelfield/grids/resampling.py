@@ -14,8 +14,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from voxelfield import ops, processes
-from voxelfield.ops._checks import coordinate_dtype, is_divided
-from voxelfield.ops._errors import ArgumentValueError
+from voxelfield.foundation.checks import coordinate_dtype, is_divided
+from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.ops._grids import Padding
 
 # All wrappers that exist, because a parameter does not know which of them reduce its gradient.

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import processes
+from voxelfield.foundation import constants
 from voxelfield.grids.sparse_grid import SparseGrid
-from voxelfield.ops import _constants
 
 _COLUMNS = 5
 
@@ -131,4 +131,4 @@ def new_table(rows: int, device: torch.device) -> Tensor:
 
 def tile_vertices() -> int:
     """Returns the number of vertices of a tile."""
-    return _constants.TILE_X * _constants.TILE_Y * _constants.TILE_Z
+    return constants.TILE_X * constants.TILE_Y * constants.TILE_Z

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from voxelfield.foundation.checks import is_divided
+from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
 from voxelfield.grids.resampling import migratable_state, refuse_sharded, replace_values
-from voxelfield.ops._checks import is_divided
-from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._internal.sparse_grid import atlas_coordinates, share_copies_
 
 __all__ = ["SparseGrid", "overlapping_sums"]

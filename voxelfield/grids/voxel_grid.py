@@ -11,6 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import ops
+from voxelfield.foundation.autograd import needs_long_path
+from voxelfield.foundation.checks import (
+    FLOATING,
+    check_choice,
+    check_finite,
+    check_not_negative,
+    coordinate_dtype,
+    widen_positions,
+)
+from voxelfield.foundation.errors import (
+    EXPLAINED_LATER,
+    ArgumentTypeError,
+    ArgumentValueError,
+    shown,
+    stop_if_out_of_memory,
+)
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
 from voxelfield.grids.resampling import (
     migratable_state,
@@ -20,22 +36,6 @@ from voxelfield.grids.resampling import (
     vertex_axes,
 )
 from voxelfield.grids.working_copies import WorkingCopies
-from voxelfield.ops._autograd import needs_long_path
-from voxelfield.ops._checks import (
-    FLOATING,
-    check_choice,
-    check_finite,
-    check_not_negative,
-    coordinate_dtype,
-    widen_positions,
-)
-from voxelfield.ops._errors import (
-    EXPLAINED_LATER,
-    ArgumentTypeError,
-    ArgumentValueError,
-    shown,
-    stop_if_out_of_memory,
-)
 from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box_eagerly
 
 __all__ = ["VoxelGrid", "cubic_voxels"]

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
 from voxelfield import ops
+from voxelfield.foundation.autograd import needs_long_path
+from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.grids.combination import Combination
 from voxelfield.grids.sparse_grid import SparseGrid
-from voxelfield.ops._autograd import needs_long_path
-from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._grids import Padding
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
 

@@ -67,7 +67,7 @@ class Batch:
         return self.look_up(name, self.pixels)
 
     def weigh(self, factors: Tensor) -> None:
-        """Multiplies the weights of the pixels' squared errors by factors (P,); for :meth:`Part.prepare`."""
+        """Multiplies the weights of the pixels' squared errors by factors (P,); for :meth:`Component.prepare`."""
         self.weights = factors if self.weights is None else self.weights * factors
 
     def for_rays(self, values: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.component import Component
 from voxelfield.models.losses import rendering_terms
-from voxelfield.models.part import Part
 from voxelfield.models.settings import Sampling, StageConfig, stage_at
 from voxelfield.models.training import EmptyFieldError, MemoryEstimate, TrainingSetup, cells_with_views
 from voxelfield.rendering.backends.backend import ImageBackend
@@ -119,11 +119,11 @@ class Gridless(nn.Module):
         """Does nothing."""
 
 
-class Model(Part):
+class Model(Component):
     """One object above the field: the unit that is trained, rendered and saved.
 
-    A model is also the first :class:`voxelfield.models.part.Part` of its own training. A subclass may override any
-    method; its :class:`voxelfield.models.ModelConfig` returns it from ``build_model``.
+    A model is also the first :class:`voxelfield.models.component.Component` of its own training. A subclass may
+    override any method; its :class:`voxelfield.models.ModelConfig` returns it from ``build_model``.
 
     Args:
         field: The field, on its device.

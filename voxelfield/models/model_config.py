@@ -37,7 +37,7 @@ class ModelConfig:
         environment: What rays show with the transmittance that is left behind the field: ``none``, the background of
             the trainer; ``map``, colours of directions that are learned along with the field, for captures that show
             the sky (:class:`voxelfield.fields.environment.Environment`); or ``auto``, a map where the photographs agree
-            on the colours of many directions (:func:`voxelfield.training.environment.choose_environment`).
+            on the colours of many directions (:func:`voxelfield.components.environment.choose_environment`).
     """
 
     kind: str

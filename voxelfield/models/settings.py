@@ -68,7 +68,7 @@ class LossConfig:
             Where a photograph is flat, a weight of 9e-4 doubles the photometric loss; where it has contrast, it adds
             less. ``trainer=many_photographs`` uses 2.5e-3; 0.0135 was too much on the same capture. Meant for opaque
             photographs: transparent pixels count as black. Keeps one byte for each training pixel.
-        depth: Log-distance between ray termination and the scene's depths (:mod:`voxelfield.training.depth`); 0.3 is
+        depth: Log-distance between ray termination and the scene's depths (:mod:`voxelfield.components.depth`); 0.3 is
             enough. A run loads its scene with depths, and refuses one without. Keeps four bytes for each training
             pixel, and two more for the reliability of sparse points.
         sample_rgb: Colour error of single samples.
@@ -85,13 +85,14 @@ class LossConfig:
         tv_until: First step without total variation.
         robust: Squared error, as a multiple of the mean, above which a pixel is unlike the field. Parts of photographs
             that consist of such pixels show something that moves and are ignored by all terms that compare colours
-            (:class:`voxelfield.training.robust.RobustWeights`). 4 suits photographs with passers-by; 0 ignores nothing.
+            (:class:`voxelfield.components.robust.RobustWeights`). 4 suits photographs with passers-by; 0 ignores
+            nothing.
         robust_from: Share of the steps before which nothing is ignored, because the field does not show the scene yet.
         robust_every: Number of steps between decisions on what is ignored.
         robust_cells: Largest number of cells along the longer side of the photographs; what is ignored consists of
             cells. Each takes about 25 bytes on the device.
         sharpness: Exponent of the weights of blurred photographs in all terms that compare colours
-            (:func:`voxelfield.training.sharpness.sharpness_weights`); with 0 all photographs count alike.
+            (:func:`voxelfield.components.sharpness.sharpness_weights`); with 0 all photographs count alike.
     """
 
     structure: NotNegative = 0.0

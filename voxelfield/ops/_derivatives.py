@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
-from voxelfield.ops._autograd import MaybeTensor, OpFunction, below_autograd, forward_mode_active, traces_ops
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction, below_autograd, forward_mode_active, traces_ops
 from voxelfield.ops._registration import register_autograd, register_batching
 
 Apply = Callable[..., Any]
@@ -121,7 +121,7 @@ def sample(sources: Sequence[Tensor], points: Tensor, stencil: Stencil) -> Tenso
 def sample_eagerly(sources: Sequence[Tensor], points: Tensor, stencil: Stencil) -> Tensor:
     """Samples sources at points, differentiably in reverse mode, with the least work on the host.
 
-    Must not be used if :func:`voxelfield.ops._autograd.needs_long_path`. Only the raw op checks the arguments.
+    Must not be used if :func:`voxelfield.foundation.autograd.needs_long_path`. Only the raw op checks the arguments.
     """
     if torch.is_grad_enabled() and (points.requires_grad or any(source.requires_grad for source in sources)):
         sampled: Tensor = Gather.record(*sources, points, None, stencil)

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from voxelfield import _library
-from voxelfield.ops import _constants, _derivatives
-from voxelfield.ops._autograd import MaybeTensor, OpFunction, below_autograd, forward_mode_active, needs_long_path
-from voxelfield.ops._checks import (
+from voxelfield.foundation import constants
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction, below_autograd, forward_mode_active, needs_long_path
+from voxelfield.foundation.checks import (
     FLOATING,
     INTEGERS,
     check_choice,
@@ -25,14 +25,15 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
-from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, register_lookup
-from voxelfield.ops._errors import (
+from voxelfield.foundation.errors import (
     EXPLAINED_LATER,
     ArgumentTypeError,
     ArgumentValueError,
     explain_memory,
     stop_if_out_of_memory,
 )
+from voxelfield.ops import _derivatives
+from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, register_lookup
 from voxelfield.ops._registration import fake, register_autograd, register_batching
 
 Padding = Literal["border", "zeros", "reflection", "periodic"]
@@ -87,7 +88,7 @@ class GridStencil:
         method = self.method
         if method is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
-            method = _constants.DETERMINISTIC if deterministic else _constants.AUTOMATIC
+            method = constants.DETERMINISTIC if deterministic else constants.AUTOMATIC
         sums: list[Tensor] = torch.ops.voxelfield.splat_trilinear.default(
             values, points, direction, sizes, *options, method
         )
@@ -193,8 +194,8 @@ class SampleInBox(OpFunction):
 def sample_in_box_eagerly(grid: Tensor, points: Tensor, aabb: Tensor, padding: str) -> Tensor:
     """Samples a grid (X, Y, Z, C) over a box at world positions (N, 3), with the least work on the host.
 
-    Differentiable in the grid. Must not be used if :func:`voxelfield.ops._autograd.needs_long_path`, nor for positions
-    or boxes that require a gradient. Only the raw op checks the arguments.
+    Differentiable in the grid. Must not be used if :func:`voxelfield.foundation.autograd.needs_long_path`, nor for
+    positions or boxes that require a gradient. Only the raw op checks the arguments.
     """
     stencil = known_stencil(padding, True, "linear", False, False)
     run = SampleInBox.record if torch.is_grad_enabled() and grid.requires_grad else SampleInBox.forward

@@ -10,7 +10,7 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 from voxelfield import _library
-from voxelfield.ops._autograd import (
+from voxelfield.foundation.autograd import (
     MaybeTensor,
     OpFunction,
     below_autograd,
@@ -21,7 +21,7 @@ from voxelfield.ops._autograd import (
     run_raw,
     traces_ops,
 )
-from voxelfield.ops._checks import (
+from voxelfield.foundation.checks import (
     FLOATING,
     check_dtype,
     check_fraction,
@@ -31,7 +31,7 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
     offsets_fit,
 )
-from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError, stop_if_out_of_memory
+from voxelfield.foundation.errors import EXPLAINED_LATER, ArgumentValueError, stop_if_out_of_memory
 from voxelfield.ops._registration import fake, register_autograd
 from voxelfield.ops.ray_sums import EXCLUSIVE, scan, spread, total
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from voxelfield.ops import _constants
-from voxelfield.ops._checks import check_dtype, check_index, check_ray_offsets, check_tensor, is_readable
-from voxelfield.ops._errors import shown
+from voxelfield.foundation import constants
+from voxelfield.foundation.checks import check_dtype, check_index, check_ray_offsets, check_tensor, is_readable
+from voxelfield.foundation.errors import shown
 
 
 class PackedSamples(NamedTuple):
@@ -143,8 +143,8 @@ def parts_of(rays: int, segments_per_ray: int = 1) -> int:
 
 
 def _part_length(rays: int, segments_per_ray: int) -> int:
-    unit = max(_constants.PART_RAYS * segments_per_ray, _constants.PART_SEGMENTS)
-    return unit * max(1, -(-rays * segments_per_ray // (unit * _constants.MAX_PARTS)))
+    unit = max(constants.PART_RAYS * segments_per_ray, constants.PART_SEGMENTS)
+    return unit * max(1, -(-rays * segments_per_ray // (unit * constants.MAX_PARTS)))
 
 
 def empty_samples(like: Tensor, rays: int, capacity: int) -> tuple[Tensor, ...]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._autograd import MaybeTensor, needs_long_path
-from voxelfield.ops._checks import (
+from voxelfield.foundation.autograd import MaybeTensor, needs_long_path
+from voxelfield.foundation.checks import (
     FLOATING,
     check_dtype,
     check_points,
@@ -18,8 +18,8 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
+from voxelfield.foundation.errors import EXPLAINED_LATER, ArgumentValueError, explain_memory, stop_if_out_of_memory
 from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, register_lookup, sample, sample_eagerly
-from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError, explain_memory, stop_if_out_of_memory
 from voxelfield.ops._registration import fake, register_autograd, register_batching
 
 

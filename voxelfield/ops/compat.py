@@ -9,16 +9,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from voxelfield.ops._autograd import MaybeTensor, OpFunction, below_autograd, needs_long_path
-from voxelfield.ops._checks import (
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction, below_autograd, needs_long_path
+from voxelfield.foundation.checks import (
     check_choice,
     check_dtype,
     check_same_device,
     check_tensor,
     coordinate_dtype,
 )
+from voxelfield.foundation.errors import EXPLAINED_LATER, ArgumentValueError, explain_memory, stop_if_out_of_memory
 from voxelfield.ops._derivatives import PointGradient, Splat
-from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError, explain_memory, stop_if_out_of_memory
 from voxelfield.ops._grids import PADDINGS, Mode, Padding, check_grid_dtype, known_stencil, shared_grid
 from voxelfield.ops.grid import sample_trilinear
 
@@ -154,7 +154,7 @@ class _SampleVolume(OpFunction):
 
     Applied to ``(volume, grid, stencil)``. Returns the values, and the points as the kernels read them. One Function
     around all conversions takes much less time on the host than one for each of them. It must not be used if
-    :func:`voxelfield.ops._autograd.needs_long_path`.
+    :func:`voxelfield.foundation.autograd.needs_long_path`.
     """
 
     @staticmethod

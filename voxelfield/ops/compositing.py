@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from voxelfield.ops._autograd import MaybeTensor
-from voxelfield.ops._checks import check_tensor
+from voxelfield.foundation.autograd import MaybeTensor
+from voxelfield.foundation.checks import check_tensor
 from voxelfield.ops._light import CompositeSamples, RayLight, check_samples, per_sample, run, run_eagerly
 from voxelfield.ops._packing import pack_equal_rays
 from voxelfield.ops.ray_sums import widen

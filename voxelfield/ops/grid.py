@@ -7,8 +7,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from voxelfield.ops._checks import check_tensor, coordinate_dtype
-from voxelfield.ops._errors import ArgumentValueError
+from voxelfield.foundation.checks import check_tensor, coordinate_dtype
+from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.ops._grids import Mode, Padding, sample_eagerly, sample_grids, shared_grid
 
 

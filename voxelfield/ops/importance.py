@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._autograd import hold_constant
-from voxelfield.ops._checks import FLOATING, check_dtype, check_ray_offsets, check_same_device, check_tensor
+from voxelfield.foundation.autograd import hold_constant
+from voxelfield.foundation.checks import FLOATING, check_dtype, check_ray_offsets, check_same_device, check_tensor
 from voxelfield.ops._packing import check_count, pack_equal_rays, ray_index_from_offsets
 from voxelfield.ops.ray_sums import INCLUSIVE, scan
 

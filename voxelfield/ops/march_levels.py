@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import _library
-from voxelfield.ops._autograd import hold_constant
-from voxelfield.ops._checks import (
+from voxelfield.foundation.autograd import hold_constant
+from voxelfield.foundation.checks import (
     check_at_least_one,
     check_field,
     check_float32,

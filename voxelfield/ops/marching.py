@@ -8,9 +8,16 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops import _constants
-from voxelfield.ops._autograd import hold_constant
-from voxelfield.ops._checks import check_dtype, check_float32, check_rays, check_same_device, check_step, check_tensor
+from voxelfield.foundation import constants
+from voxelfield.foundation.autograd import hold_constant
+from voxelfield.foundation.checks import (
+    check_dtype,
+    check_float32,
+    check_rays,
+    check_same_device,
+    check_step,
+    check_tensor,
+)
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops._registration import fake
 
@@ -115,7 +122,7 @@ def march_rays(
 
 def check_bits(bits: OccupancyBits) -> None:
     """Raises unless the number of words matches the resolution."""
-    expected = tuple(-(-cells // _constants.BRICK_CELLS) for cells in bits.resolution)
+    expected = tuple(-(-cells // constants.BRICK_CELLS) for cells in bits.resolution)
     check_tensor("occupied.words", bits.words, expected, f" for {bits.resolution} cells")
     check_dtype("occupied.words", bits.words, (torch.int64,))
     if bits.words.numel() == 0:
@@ -132,7 +139,7 @@ def _segments_per_ray(rays: int, device: torch.device) -> int:
 
 @fake("pack_occupancy")
 def _(occupied: Tensor) -> Tensor:
-    return occupied.new_empty([-(-cells // _constants.BRICK_CELLS) for cells in occupied.shape], dtype=torch.int64)
+    return occupied.new_empty([-(-cells // constants.BRICK_CELLS) for cells in occupied.shape], dtype=torch.int64)
 
 
 @fake("count_ray_samples")
@@ -141,7 +148,7 @@ def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     segments = rays * segments_per_ray
     return (
         origins.new_empty(segments, dtype=torch.int32),
-        origins.new_empty(_constants.STEP_RANGES, segments, 2, dtype=torch.int32),
+        origins.new_empty(constants.STEP_RANGES, segments, 2, dtype=torch.int32),
         origins.new_empty(parts_of(rays, segments_per_ray), dtype=torch.int64),
     )
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
 from voxelfield import _library
-from voxelfield.ops import _constants
-from voxelfield.ops._autograd import (
+from voxelfield.foundation import constants
+from voxelfield.foundation.autograd import (
     MaybeTensor,
     OpFunction,
     below_autograd,
@@ -21,8 +21,8 @@ from voxelfield.ops._autograd import (
     refuse_vmap,
     traces_ops,
 )
-from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor, coordinate_dtype
-from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError, stop_if_out_of_memory
+from voxelfield.foundation.checks import FLOATING, check_dtype, check_same_device, check_tensor, coordinate_dtype
+from voxelfield.foundation.errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError, stop_if_out_of_memory
 from voxelfield.ops._registration import fake, register_autograd
 
 
@@ -102,16 +102,16 @@ def _run_on_cuda(input: Tensor, weights: Sequence[Tensor], count: MaybeTensor) -
 def _check_weights(input: Tensor, weights: Sequence[Tensor]) -> None:
     if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
         raise ArgumentTypeError(f"weights must be a sequence of torch.Tensors, got {type(weights).__name__}")
-    if not 2 <= len(weights) <= _constants.MAX_LAYERS:
-        raise ArgumentValueError(f"weights must be 2 to {_constants.MAX_LAYERS} tensors, got {len(weights)}")
+    if not 2 <= len(weights) <= constants.MAX_LAYERS:
+        raise ArgumentValueError(f"weights must be 2 to {constants.MAX_LAYERS} tensors, got {len(weights)}")
     names = [f"weights[{layer}]" for layer in range(len(weights))]
     columns = input.shape[1]
     for name, weight in zip(names, weights, strict=True):
         source = f" as input of shape {tuple(input.shape)}" if name == names[0] else " as the layer before"
         check_tensor(name, weight, ("out", columns), f" to take {columns} columns{source} gives")
-        if not (1 <= weight.shape[0] <= _constants.MAX_WIDTH and 1 <= columns <= _constants.MAX_WIDTH):
+        if not (1 <= weight.shape[0] <= constants.MAX_WIDTH and 1 <= columns <= constants.MAX_WIDTH):
             raise ArgumentValueError(
-                f"{name} must have 1 to {_constants.MAX_WIDTH} rows and columns, got shape {tuple(weight.shape)}"
+                f"{name} must have 1 to {constants.MAX_WIDTH} rows and columns, got shape {tuple(weight.shape)}"
             )
         if weight is weights[0]:
             wide = torch.float64 if input.dtype == torch.float64 else torch.float32

@@ -7,9 +7,9 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from voxelfield.ops import _constants
-from voxelfield.ops._checks import check_choice, check_tensor
-from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
+from voxelfield.foundation import constants
+from voxelfield.foundation.checks import check_choice, check_tensor
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.ops._grids import Mode, Padding, sample_eagerly, sample_grids
 
 Reduction = Literal["concat", "sum"]
@@ -81,8 +81,8 @@ def sample_pyramid(
             return sampled
     if isinstance(grids, Tensor) or not isinstance(grids, Sequence):
         raise ArgumentTypeError(f"grids must be a sequence of torch.Tensors, got {type(grids).__name__}")
-    if not 1 <= len(grids) <= _constants.MAX_LEVELS:
-        raise ArgumentValueError(f"grids must be 1 to {_constants.MAX_LEVELS} tensors, got {len(grids)}")
+    if not 1 <= len(grids) <= constants.MAX_LEVELS:
+        raise ArgumentValueError(f"grids must be 1 to {constants.MAX_LEVELS} tensors, got {len(grids)}")
     check_choice("reduce", reduce, REDUCTIONS)
     names = [f"grids[{level}]" for level in range(len(grids))]
     batched = isinstance(grids[0], Tensor) and grids[0].dim() == 5

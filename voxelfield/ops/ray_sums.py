@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from voxelfield import _library
-from voxelfield.ops._autograd import MaybeTensor, below_autograd, run_raw
-from voxelfield.ops._checks import FLOATING, check_dtype, check_ray_offsets, check_same_device, check_tensor
+from voxelfield.foundation.autograd import MaybeTensor, below_autograd, run_raw
+from voxelfield.foundation.checks import FLOATING, check_dtype, check_ray_offsets, check_same_device, check_tensor
 from voxelfield.ops._registration import fake, register_autograd
 
 

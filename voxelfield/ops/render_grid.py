@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 
 from voxelfield import _library
-from voxelfield.ops._autograd import (
+from voxelfield.foundation.autograd import (
     OpFunction,
     hold_constant,
     last_derivative,
@@ -19,7 +19,7 @@ from voxelfield.ops._autograd import (
     run_raw,
     traces_ops,
 )
-from voxelfield.ops._checks import (
+from voxelfield.foundation.checks import (
     check_degree,
     check_dtype,
     check_float32,
@@ -30,7 +30,7 @@ from voxelfield.ops._checks import (
     check_tensor,
     lies_within,
 )
-from voxelfield.ops._errors import shown
+from voxelfield.foundation.errors import shown
 from voxelfield.ops._registration import fake, register_autograd
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits, check_bits, pack_occupancy

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._autograd import hold_constant
-from voxelfield.ops._checks import check_dtype, check_float32, check_fraction, check_ray_offsets, check_tensor
+from voxelfield.foundation.autograd import hold_constant
+from voxelfield.foundation.checks import check_dtype, check_float32, check_fraction, check_ray_offsets, check_tensor
 from voxelfield.ops._light import per_sample
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops._registration import fake

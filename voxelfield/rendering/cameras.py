@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.ops._checks import check_at_least_one, check_field, check_float32, check_index, check_same_device
-from voxelfield.ops._errors import shown
+from voxelfield.foundation.checks import check_at_least_one, check_field, check_float32, check_index, check_same_device
+from voxelfield.foundation.errors import shown
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays, check_values, intersect_aabb
 from voxelfield.rendering.rigid import compose, exp_se3

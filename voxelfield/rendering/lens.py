@@ -12,8 +12,8 @@ import torch
 from numpy.polynomial import Polynomial
 from torch import Tensor
 
-from voxelfield.ops._autograd import hold_constant
-from voxelfield.ops._checks import check_choice, check_field
+from voxelfield.foundation.autograd import hold_constant
+from voxelfield.foundation.checks import check_choice, check_field
 from voxelfield.ops._internal.lens import LENS_NUMBERS, lens_points, lens_rays, sphere_points, sphere_rays
 
 LensModel = Literal[

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from voxelfield import ops
 from voxelfield.fields.field import Field, PyramidDensity, density_at_samples, warp_of
-from voxelfield.ops._checks import check_not_negative, check_step
+from voxelfield.foundation.checks import check_not_negative, check_step
 from voxelfield.ops._internal.march_pieces import march_through
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE

@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from voxelfield import ops
 from voxelfield.fields.field import Field, warp_of
+from voxelfield.foundation.autograd import traces_ops
+from voxelfield.foundation.checks import check_at_least_one, check_field, check_fraction, check_result, check_tensor
+from voxelfield.foundation.errors import shown
 from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
-from voxelfield.ops._autograd import traces_ops
-from voxelfield.ops._checks import check_at_least_one, check_field, check_fraction, check_result, check_tensor
-from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.empty_distance import empty_distance
 
 # Fraction of the threshold below which cells are empty even in a thin mist.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.ops._checks import check_at_least_one
+from voxelfield.foundation.checks import check_at_least_one
 from voxelfield.rendering.cameras import Cameras, check_not_empty, orbit, scaled_rolling
 from voxelfield.rendering.render import View
 from voxelfield.rendering.rigid import quaternions, rotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from voxelfield.ops._checks import check_field, check_float32, check_same_device
+from voxelfield.foundation.checks import check_field, check_float32, check_same_device
 
 
 @dataclass(frozen=True, eq=False)

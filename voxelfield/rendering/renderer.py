@@ -10,8 +10,8 @@ from torch import Tensor
 
 from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import Field
-from voxelfield.ops._checks import check_at_least_one, check_choice, check_float32, check_same_device
-from voxelfield.ops._errors import shown
+from voxelfield.foundation.checks import check_at_least_one, check_choice, check_float32, check_same_device
+from voxelfield.foundation.errors import shown
 from voxelfield.ops._internal.pixel_colors import PIXEL_AVERAGING, pixel_colors
 from voxelfield.rendering.backends.backend import GenericBackend, ImageBackend, ImageSource
 from voxelfield.rendering.backends.baked_images import BakedImages

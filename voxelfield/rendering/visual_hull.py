@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.ops._checks import check_tensor
+from voxelfield.foundation.checks import check_tensor
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.projection import pixels_of_rays
 

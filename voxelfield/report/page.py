@@ -17,8 +17,8 @@ from voxelfield.report.advice import advise
 from voxelfield.report.charts import Chart
 from voxelfield.report.record import Curve, RunRecord
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.training.config import RunConfig
-from voxelfield.training.state.run_directory import REPORT
+from voxelfield.run_directory import REPORT
+from voxelfield.settings import RunConfig
 
 OPEN_VIEWS = 12
 """Number of worst views shown initially; the others can be unfolded."""

@@ -15,9 +15,9 @@ import yaml
 
 from voxelfield.files import open_regular, read_regular
 from voxelfield.report.thumbnails import ViewPictures
-from voxelfield.training.config import RunConfig
+from voxelfield.run_directory import METRICS
+from voxelfield.settings import RunConfig
 from voxelfield.training.logs import EVENTS
-from voxelfield.training.state.run_directory import METRICS
 
 Curve: TypeAlias = tuple[tuple[int, float], ...]
 """Steps, rising, with a value each."""

@@ -17,9 +17,9 @@ import torch
 
 import voxelfield
 from voxelfield import processes
+from voxelfield.components.refinement import write_cameras
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import Evaluation, picture_name, save_images, write_metrics, write_table
-from voxelfield.export.model_file import save_model
 from voxelfield.installed import MissingPackageError
 from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_video
@@ -27,11 +27,7 @@ from voxelfield.peer_memory import peak_bytes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import usual_path
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.training.cameras.camera_refinement import write_cameras
-from voxelfield.training.config import RunConfig
-from voxelfield.training.resume import recorded_settings
-from voxelfield.training.session import Session
-from voxelfield.training.state.run_directory import (
+from voxelfield.run_directory import (
     CAMERAS_FILE,
     METRICS,
     MODEL_FILE,
@@ -40,7 +36,11 @@ from voxelfield.training.state.run_directory import (
     VIDEO,
     RunDirectoryLock,
 )
-from voxelfield.training.trained_model import TrainedModel
+from voxelfield.settings import RunConfig
+from voxelfield.trained.model_file import save_model
+from voxelfield.trained.trained_model import TrainedModel
+from voxelfield.training.resume import recorded_settings
+from voxelfield.training.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def _evaluate_and_write(
     if options.video_frames > 0:
         warp, frames = trained.model.warp, options.video_frames
         _write_video(trained, usual_path(train.cameras, frames, trained.model.centre, warp, trained.render), results)
-    for part in (session.model, *session.parts):
+    for part in (session.model, *session.components):
         with results.writing(part.name):
             part.write_results(directory)
     with results.writing(name):

@@ -24,19 +24,15 @@ from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import check_pictures, evaluate_split
 from voxelfield.evaluation.lpips import check_lpips
 from voxelfield.evaluation.metrics import WINDOW
+from voxelfield.interrupt import Interrupt, Interrupted
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.report.thumbnails import Thumbnails
+from voxelfield.run_directory import RunDirectoryLock, check_ended, earlier_run
 from voxelfield.runs.results import Timing, evaluated_split, finish
-from voxelfield.training.config import LoggerConfig, RunConfig
-from voxelfield.training.config.run import AUTO
-from voxelfield.training.execution import reproducible
-from voxelfield.training.interrupt import Interrupt, Interrupted
-from voxelfield.training.logs import FailsafeLogger, NullLogger, RunLogger, TensorBoardLogger
-from voxelfield.training.memory import explain_shortage
-from voxelfield.training.resume import finished_metrics, recorded_settings
-from voxelfield.training.session import Session
-from voxelfield.training.state.checkpoint import (
+from voxelfield.settings import LoggerConfig, RunConfig
+from voxelfield.settings.run import AUTO
+from voxelfield.trained.checkpoint_file import (
     check_progress,
     checkpoint_step,
     checkpoints,
@@ -45,7 +41,11 @@ from voxelfield.training.state.checkpoint import (
     load_resolved,
     resolve_checkpoint,
 )
-from voxelfield.training.state.run_directory import RunDirectoryLock, check_ended, earlier_run
+from voxelfield.training.execution import reproducible
+from voxelfield.training.logs import FailsafeLogger, NullLogger, RunLogger, TensorBoardLogger
+from voxelfield.training.memory import explain_shortage
+from voxelfield.training.resume import finished_metrics, recorded_settings
+from voxelfield.training.session import Session
 from voxelfield.warps.warp import Warp
 
 if TYPE_CHECKING:

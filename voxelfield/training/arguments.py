@@ -10,16 +10,16 @@ from dataclasses import replace
 import torch
 
 from voxelfield import processes
+from voxelfield.components.environment import choose_environment
 from voxelfield.config import parse
 from voxelfield.datasets.poses import check_cameras_see, likely_mistake
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transparency import check_visible
+from voxelfield.foundation.errors import shown
+from voxelfield.models.component import Component, Loss
 from voxelfield.models.model_config import ModelConfig
-from voxelfield.models.part import Loss, Part
-from voxelfield.ops._errors import shown
 from voxelfield.rendering.march import Sampler
-from voxelfield.training.config import CameraConfig, OptimizerConfig, RunConfig, SceneConfig, TrainerConfig, complete
-from voxelfield.training.environment import choose_environment
+from voxelfield.settings import CameraConfig, OptimizerConfig, RunConfig, SceneConfig, TrainerConfig, complete
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
@@ -37,10 +37,15 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 }
 
 
-def check_types(losses: Mapping[str, Loss], parts: Sequence[Part], sampler: Sampler, **arguments: object) -> None:
+def check_types(
+    losses: Mapping[str, Loss], components: Sequence[Component], sampler: Sampler, **arguments: object
+) -> None:
     """Raises TypeError unless the arguments of a session have the right types."""
     checked = [(name, value, *_TYPES[name]) for name, value in arguments.items()]
-    checked += [(f"parts[{index}]", part, (Part,), "a voxelfield.models.Part") for index, part in enumerate(parts)]
+    checked += [
+        (f"components[{index}]", component, (Component,), "a voxelfield.models.Component")
+        for index, component in enumerate(components)
+    ]
     for name, value, types, words in checked:
         if not isinstance(value, types):
             raise TypeError(f"{name} must be {words}, got {shown(value)}")

@@ -1,4 +1,4 @@
-"""Construction of a run's model, and of the parts of its training, from its settings."""
+"""Construction of the components of a training from its settings."""
 
 from __future__ import annotations
 
@@ -7,63 +7,28 @@ from collections.abc import Iterator
 
 import torch
 
+from voxelfield.components.depth import DepthSupervision
+from voxelfield.components.environment import EnvironmentBackground, mean_color
+from voxelfield.components.exposure import AffineExposure, ColorCorrection
+from voxelfield.components.lost_cameras import LostCameras
+from voxelfield.components.refinement import CameraRefinement
+from voxelfield.components.robust import RobustWeights
+from voxelfield.components.sharpness import SharpnessWeights
+from voxelfield.components.structure import VarianceWeightedError
+from voxelfield.components.tones import CameraTones, distinct
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transparency import CUT_OUT, transparency
-from voxelfield.fields.environment import Environment, environment_of
-from voxelfield.fields.field import RadianceField
-from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
+from voxelfield.fields.environment import environment_of
+from voxelfield.models.component import Component
 from voxelfield.models.model import Model
-from voxelfield.models.part import Part
-from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.training.batches import PixelSampler
-from voxelfield.training.cameras.camera_refinement import CameraRefinement
-from voxelfield.training.cameras.camera_tones import CameraTones, distinct
-from voxelfield.training.cameras.exposure import AffineExposure, ColorCorrection
-from voxelfield.training.cameras.lost_cameras import LostCameras
-from voxelfield.training.config import RunConfig
-from voxelfield.training.depth import DepthSupervision
-from voxelfield.training.environment import EnvironmentBackground, mean_color
-from voxelfield.training.robust import RobustWeights
-from voxelfield.training.sharpness import SharpnessWeights
-from voxelfield.training.structure import VarianceWeightedError
+from voxelfield.models.pixel_sampler import PixelSampler
+from voxelfield.settings import RunConfig
 
 logger = logging.getLogger(__name__)
 
 
-def untrained_model(config: RunConfig, device: torch.device | str) -> Model:
-    """Builds a model in its state at the start of training, with all cells occupied.
-
-    Args:
-        config: The settings of the run, with the recorded box and warp.
-        device: Device of the model; may be ``meta``, to find out shapes only.
-
-    Raises:
-        ValueError: The scene has no box, or it has a warp, which this kind of field does not support.
-    """
-    if config.scene.aabb is None:
-        raise ValueError("scene.aabb must be the box that the field was trained in, got None")
-    warp, trainer = config.recorded_warp, config.trainer
-    box = parse_box(config.scene.aabb) if warp is None else warp.warped_aabb
-    aabb = box_tensor(box, torch.device("cpu"))
-    cells: int | list[int] = trainer.occupancy.resolution
-    if warp is not None:
-        # As many cells per two units of warped coordinates.
-        cells = [max(1, round(trainer.occupancy.resolution * extent / 2)) for extent in box_extent(box)]
-    field = config.model.build(aabb, trainer.resolutions, device)
-    if warp is not None:
-        if not isinstance(field, RadianceField):
-            name, wanted = ("ndc", "false") if warp.is_forward_facing else ("boxes", 1)
-            raise ValueError(f"warp.{name} must be {wanted} for a {type(field).__name__}, which is no RadianceField")
-        field.warp = warp
-    if config.model.environment == "map":
-        field.environment = Environment(device)
-    with torch.device(device):
-        occupancy = OccupancyGrid(cells, aabb)
-    return config.model.build_model(field, occupancy, trainer.sampling)
-
-
-def configured_parts(config: RunConfig, scene: Scene, model: Model, pixels: PixelSampler) -> Iterator[Part]:
-    """Yields the parts that the configuration asks for, in the order in which they join a step."""
+def configured_components(config: RunConfig, scene: Scene, model: Model, pixels: PixelSampler) -> Iterator[Component]:
+    """Yields the components that the configuration asks for, in the order in which they join a step."""
     trainer, camera = config.trainer, config.camera
     exposure: AffineExposure | None = None
     rate = config.optimizer.exposure_lr

@@ -11,11 +11,11 @@ import torch
 
 from voxelfield import processes
 from voxelfield.datasets.scene import Split
+from voxelfield.foundation.errors import is_out_of_memory
 from voxelfield.models.model import Model
+from voxelfield.models.pixel_sampler import Images, pixel_number_type
 from voxelfield.models.training import MemoryEstimate
-from voxelfield.ops._errors import is_out_of_memory
-from voxelfield.training.batches import Images, pixel_number_type
-from voxelfield.training.config import TrainerConfig
+from voxelfield.settings import TrainerConfig
 from voxelfield.training.optimizer import copies_dtype, moments_dtype
 
 logger = logging.getLogger(__name__)

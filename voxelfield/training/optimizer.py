@@ -1,4 +1,4 @@
-"""The optimizers of grids, networks and the parameters of parts, with learning rates in device memory."""
+"""The optimizers of grids, networks and the parameters of components, with learning rates in device memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import processes
+from voxelfield.components.muon import Muon, network_matrices
+from voxelfield.foundation.optimizers import EagerAdamW, EagerMethods, load_moments
 from voxelfield.grids.adam import MAX_BETA, GridAdam, sum_weights
 from voxelfield.grids.division import DividedGrids
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.models.model import Model
-from voxelfield.training.config import OptimizerConfig, RatesConfig
-from voxelfield.training.eager_methods import EagerMethods, undecorated
-from voxelfield.training.muon import Muon, network_matrices
+from voxelfield.settings import OptimizerConfig, RatesConfig
 
 # Names of the optimizers of the field's parameters.
 _OWN = ("grid", "matrices", "network")
@@ -30,27 +30,6 @@ _WORTH_LISTING = 1 << 17
 
 class EagerGridAdam(GridAdam, EagerMethods):
     """A :class:`voxelfield.GridAdam` that does not import torch's compiler."""
-
-
-class EagerAdamW(torch.optim.AdamW, EagerMethods):
-    """A :class:`torch.optim.AdamW` that does not import torch's compiler."""
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Takes a step."""
-        undecorated(torch.optim.AdamW.step)(self, closure)
-
-
-def exponential_decay(step: Tensor, steps: int, final: float, cooldown: float = 0.0) -> Tensor:
-    """Returns the factor on the learning rate, on the device of ``step``.
-
-    It falls exponentially from 1 at step 0 to ``final`` at step ``steps``. Over the last ``cooldown`` of the steps, a
-    share from 0 to 1, it is also multiplied by a factor that falls linearly from 1 to 0, which averages out the noise
-    of the last steps as a mean of the parameters would, without a copy of them (Haegele et al. 2024, "Scaling laws and
-    compute-optimal training beyond fixed training durations").
-    """
-    factor: Tensor = final ** (step / steps)
-    return factor if cooldown == 0 else factor * ((steps - step) / (cooldown * steps)).clamp(max=1)
 
 
 def copies_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -338,23 +317,9 @@ class Optimizers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads moments and step counts from a checkpoint; rates and constants stay as configured."""
         for name, optimizer, lr in self._all():
-            # A part without a state may not have existed when the checkpoint was written.
+            # A component without a state may not have existed when the checkpoint was written.
             if state.get(name) is not None:
                 load_moments(optimizer, state[name]["state"], [lr] * len(optimizer.param_groups))
-
-
-def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any], rates: Sequence[Tensor]) -> None:
-    """Loads moments and step counts into an optimizer; its settings stay as they are.
-
-    Args:
-        optimizer: The optimizer.
-        state: Entry ``state`` of the state dict of an optimizer of the same parameters.
-        rates: Learning rate of each group, in a tensor that may change later; loading would copy it.
-    """
-    own = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": own})
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
 
 
 def _grid_groups(model: Model, view_lr_factor: float) -> list[dict[str, Any]]:

@@ -14,13 +14,13 @@ from voxelfield import processes
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.evaluation.metrics import mse_to_psnr, psnr
+from voxelfield.models.component import Component
 from voxelfield.models.model import Model
-from voxelfield.models.part import Part
 from voxelfield.peer_memory import peak_bytes
 from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.view_pictures import comparison_panel
-from voxelfield.training.config import TrainerConfig
+from voxelfield.settings import TrainerConfig
 from voxelfield.training.logs import RunLogger
 from voxelfield.training.optimizer import Optimizers
 from voxelfield.training.step import TrainingStep
@@ -36,9 +36,20 @@ class Recorder:
     """
 
     def __init__(
-        self, model: Model, parts: Sequence[Part], step: TrainingStep, optimizers: Optimizers, config: TrainerConfig
+        self,
+        model: Model,
+        components: Sequence[Component],
+        step: TrainingStep,
+        optimizers: Optimizers,
+        config: TrainerConfig,
     ) -> None:
-        self._model, self._parts, self._step, self._optimizers, self._config = model, parts, step, optimizers, config
+        self._model, self._components, self._step, self._optimizers, self._config = (
+            model,
+            components,
+            step,
+            optimizers,
+            config,
+        )
         # Infinite until the first step has been taken, so that training does not count as diverged before.
         self._untrained_error = torch.full_like(step.error, math.inf)
         self.diverged = False
@@ -85,8 +96,8 @@ class Recorder:
         values |= rates_of_steps(totals, self._config, since_last)
         values["train/occupancy"] = self._model.occupied_fraction(step)
         values["train/seconds"] = seconds
-        for part in (self._model, *self._parts):
-            values |= part.scalars()
+        for component in (self._model, *self._components):
+            values |= component.scalars()
         values |= {f"lr/{name}": rate for name, rate in self._optimizers.rates().items()}
         device = self._model.device
         if device.type == "cuda":

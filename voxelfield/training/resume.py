@@ -10,19 +10,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from voxelfield.components.muon import network_matrices
 from voxelfield.evaluation.evaluation import picture_name
 from voxelfield.messages import clipped
+from voxelfield.models.component import Component
 from voxelfield.models.model import Model
-from voxelfield.models.part import Part
 from voxelfield.models.settings import reached_resolution
-from voxelfield.training.config import RunConfig
-from voxelfield.training.muon import network_matrices
-from voxelfield.training.state.checkpoint import ADDED, check_state
-from voxelfield.training.state.run_directory import CAMERAS_FILE, MODEL_FILE, PER_VIEW, REPORT, VIDEO, read_metrics
+from voxelfield.run_directory import CAMERAS_FILE, MODEL_FILE, PER_VIEW, REPORT, VIDEO, read_metrics
+from voxelfield.settings import RunConfig
+from voxelfield.trained.checkpoint_file import ADDED, check_state
 
 logger = logging.getLogger(__name__)
 
-# Entries of every checkpoint that are not states of parts.
+# Entries of every checkpoint that are not states of components.
 _OF_MODEL = ("field", "occupancy")
 _OF_SESSION = ("step", "train_seconds", "rays", "untrained_error", "diverged", "optimizer", "average", "data", "config")
 _REQUIRED = (*_OF_SESSION, *_OF_MODEL, "rng", "cuda_rng")
@@ -30,15 +30,15 @@ _REQUIRED = (*_OF_SESSION, *_OF_MODEL, "rng", "cuda_rng")
 # Settings that a run may change when it is resumed, which is worth a warning.
 _CHANGEABLE = ("optimizer.", "trainer.", "camera.", "seed")
 
-# The settings that choose parts with a state, and their values if they do and if they do not.
+# The settings that choose components with a state, and their values if they do and if they do not.
 _SETTINGS_OF_PARTS = {
     "cameras": ("camera.name", "refine", "none"),
     "robust": ("trainer.loss.robust", "positive", "0"),
 }
 
 
-def check_names(model: Model, parts: Sequence[Part]) -> None:
-    """Raises ValueError unless the model and each part have different entries in checkpoints."""
+def check_names(model: Model, components: Sequence[Component]) -> None:
+    """Raises ValueError unless the model and each component have different entries in checkpoints."""
     state = model.state_dict()
     own = [name for name in state if name not in _OF_MODEL]
     if len(own) + len(_OF_MODEL) > len(state):
@@ -46,10 +46,10 @@ def check_names(model: Model, parts: Sequence[Part]) -> None:
             f"{type(model).__name__}.state_dict must include the entries of Model.state_dict, "
             f"{' and '.join(_OF_MODEL)}, got {', '.join(state) or 'none'}"
         )
-    names = [part.name for part in parts]
+    names = [component.name for component in components]
     if len(set(names)) < len(names):
-        raise ValueError(f"parts must have names of their own, got {', '.join(map(repr, names))}")
-    for owner, used, others in ((f"{type(model).__name__}.state_dict", own, ()), ("parts", names, state)):
+        raise ValueError(f"components must have names of their own, got {', '.join(map(repr, names))}")
+    for owner, used, others in ((f"{type(model).__name__}.state_dict", own, ()), ("components", names, state)):
         taken = [name for name in used if name in {*_REQUIRED, *ADDED, *others}]
         if taken:
             raise ValueError(f"{owner} must not have the name of another entry of checkpoints, got {taken[0]!r}")
@@ -63,7 +63,7 @@ def check_complete(checkpoint: Mapping[str, Any]) -> None:
 
 
 def check_resumable(
-    checkpoint: Mapping[str, Any], saved: RunConfig, present: RunConfig, model: Model, parts: Sequence[Part]
+    checkpoint: Mapping[str, Any], saved: RunConfig, present: RunConfig, model: Model, components: Sequence[Component]
 ) -> None:
     """Rejects a checkpoint that does not fit a session, and logs a warning about settings that differ.
 
@@ -86,7 +86,7 @@ def check_resumable(
     update, own_update = saved.optimizer.matrices, present.optimizer.matrices
     if update != own_update and network_matrices(model.field):
         raise ValueError(f"optimizer.matrices must be {update}, as in the checkpoint, got {own_update}")
-    _check_parts(checkpoint, model, parts)
+    _check_parts(checkpoint, model, components)
     steps = checkpoint["step"]
     reached, wanted = (reached_resolution(config.trainer.stages, steps) for config in (saved, present))
     if reached != wanted:
@@ -117,23 +117,24 @@ def _check_box(saved: RunConfig, present: RunConfig) -> None:
         raise ValueError("scene.aabb must be that of the checkpoint, {}, got {}".format(*boxes))
 
 
-def _check_parts(checkpoint: Mapping[str, Any], model: Model, parts: Sequence[Part]) -> None:
-    """Rejects a checkpoint with the state of other parts than this session has."""
-    own = {part.name: part for part in parts if part.state_dict()}
+def _check_parts(checkpoint: Mapping[str, Any], model: Model, components: Sequence[Component]) -> None:
+    """Rejects a checkpoint with the state of other components than this session has."""
+    own = {component.name: component for component in components if component.state_dict()}
     saved = [name for name in checkpoint if name not in {*_REQUIRED, *ADDED, *model.state_dict()}]
     for name in {**own, **dict.fromkeys(saved)}:
         if (name in saved) == (name in own):
             continue
         if name not in _SETTINGS_OF_PARTS:
             raise ValueError(
-                f"parts must be those of the checkpoint, {', '.join(saved) or 'none'}, got {', '.join(own) or 'none'}"
+                f"components must be those of the checkpoint, {', '.join(saved) or 'none'}, got "
+                f"{', '.join(own) or 'none'}"
             )
         key, chosen, other = _SETTINGS_OF_PARTS[name]
         wanted, got = (chosen, other) if name in saved else (other, chosen)
         raise ValueError(f"{key} must be {wanted}, as in the checkpoint, got {got}")
     model.check_state(checkpoint)
-    for name, part in own.items():
-        part.check_state(checkpoint[name])
+    for name, component in own.items():
+        component.check_state(checkpoint[name])
 
 
 # Settings on which no result depends. Numbers of steps are compared separately, because a run may be extended.

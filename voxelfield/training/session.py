@@ -16,42 +16,43 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library, processes
+from voxelfield.components.averaging import WeightAverage
+from voxelfield.components.exposure import AffineExposure, ColorCorrection, Correction
+from voxelfield.components.refinement import CameraRefinement, RefinedCameras
+from voxelfield.components.tones import CameraTones
 from voxelfield.config import parse
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.fields.field import RadianceField
+from voxelfield.interrupt import Interrupt
 from voxelfield.models.batch import Batch
+from voxelfield.models.component import Component, Loss, LossTerms
 from voxelfield.models.model_config import ModelConfig
-from voxelfield.models.part import Loss, LossTerms, Part
+from voxelfield.models.pixel_sampler import Images, PixelSampler
 from voxelfield.models.settings import reached_resolution
 from voxelfield.models.training import MemoryEstimate, TrainingSetup
 from voxelfield.rendering.march import Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.projection import fraction_through_box
 from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.run_directory import RunDirectoryLock
+from voxelfield.settings import CameraConfig, OptimizerConfig, RunConfig, TrainerConfig
+from voxelfield.trained.build import untrained_model
+from voxelfield.trained.checkpoint_file import CheckpointWriter
+from voxelfield.trained.trained_model import TrainedModel
+from voxelfield.trained.zero_packing import pack_streams
 from voxelfield.training.arguments import check_types, run_settings
-from voxelfield.training.averaging import WeightAverage
-from voxelfield.training.batches import Images, PixelSampler
-from voxelfield.training.build import configured_parts, untrained_model
-from voxelfield.training.cameras.camera_refinement import CameraRefinement, RefinedCameras
-from voxelfield.training.cameras.camera_tones import CameraTones
-from voxelfield.training.cameras.exposure import AffineExposure, ColorCorrection, Correction
-from voxelfield.training.config import CameraConfig, OptimizerConfig, RunConfig, TrainerConfig
+from voxelfield.training.build import configured_components
 from voxelfield.training.execution import GraphedCall, synchronized_time
-from voxelfield.training.interrupt import Interrupt
+from voxelfield.training.fingerprint import changes, fingerprint
 from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.recording import Recorder, log_preview
 from voxelfield.training.reduction import divided_density
 from voxelfield.training.resume import check_complete, check_names, check_resumable
-from voxelfield.training.state.checkpoint import CheckpointWriter
-from voxelfield.training.state.fingerprint import changes, fingerprint
-from voxelfield.training.state.run_directory import RunDirectoryLock
-from voxelfield.training.state.zero_packing import pack_streams
 from voxelfield.training.step import TrainingStep
-from voxelfield.training.trained_model import TrainedModel
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
@@ -79,7 +80,7 @@ class Session:
         scene: Images and cameras, with a split named ``train``.
         model: The model's settings, or its name (``pyramid``, ``sh``, ``dense``, or one that a package announces). The
             settings build the :class:`voxelfield.Model`, which may be a subclass of your own. Or the settings of a
-            whole run, as :func:`voxelfield.training.config.preset` returns them; those of scene and data are only
+            whole run, as :func:`voxelfield.settings.preset` returns them; those of scene and data are only
             recorded in the results, because ``scene`` is given.
         trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
         optimizer: Settings of the optimizers, or the name of a file in ``configs/optimizer``.
@@ -87,9 +88,9 @@ class Session:
         warp: The warp of the field, or settings of its choice; None chooses it from the scene
             (:meth:`voxelfield.models.model_config.ModelConfig.choose_warp`).
         losses: Loss terms that are added to the model's, by name; each maps outputs and batch to a scalar that is
-            already multiplied by its weight (:data:`voxelfield.models.part.Loss`). A term of the name of another one,
-            such as ``photometric``, replaces it.
-        parts: Parts of your own that join each step (:class:`voxelfield.models.part.Part`), in this order.
+            already multiplied by its weight (:data:`voxelfield.models.component.Loss`). A term of the name of another
+            one, such as ``photometric``, replaces it.
+        components: Your components that join each step (:class:`voxelfield.models.component.Component`), in this order.
         sampler: Places samples on the rays of training (:data:`voxelfield.rendering.march.Sampler`).
         device: Device on which to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``; None means ``auto``.
         seed: Seed of torch's random number generators, set before the field is built; None means 0.
@@ -105,7 +106,7 @@ class Session:
         config: All settings, after validation.
         device: Device on which training runs.
         model: The model.
-        parts: Camera refinement, exposure corrections and other parts as configured, then the given parts.
+        components: Camera refinement, exposure corrections and others as configured, then the given components.
         optimizers: The optimizers of the field.
         output: The output folder, as given.
         step: Number of steps done.
@@ -114,8 +115,8 @@ class Session:
 
     Raises:
         TypeError: An argument has the wrong type, or is given although the settings of a whole run contain it.
-        ValueError: A setting or the name of a part is not allowed, no training camera sees any part of the scene's box,
-            or training needs more memory than is free on the GPU; the message names the key.
+        ValueError: A setting or the name of a component is not allowed, no training camera sees any part of the scene's
+            box, or training needs more memory than is free on the GPU; the message names the key.
         torch.OutOfMemoryError: Memory ran out on the CPU, or on the GPU despite the estimate; the message states the
             memory that training needs and which settings to reduce.
 
@@ -135,7 +136,7 @@ class Session:
         camera: CameraConfig | None = None,
         warp: WarpConfig | Warp | None = None,
         losses: Mapping[str, Loss] | None = None,
-        parts: Sequence[Part] = (),
+        components: Sequence[Component] = (),
         sampler: Sampler = visible_samples,
         device: torch.device | str | None = None,
         seed: int | None = None,
@@ -147,7 +148,7 @@ class Session:
     ) -> None:
         losses = losses or {}
         given = {"scene": scene, "model": model, "trainer": trainer, "optimizer": optimizer}
-        check_types(losses, parts, sampler, **given, camera=camera, output=output)
+        check_types(losses, components, sampler, **given, camera=camera, output=output)
         config = run_settings(scene, model, trainer, optimizer, camera, warp, device, seed)
         self.scene = scene
         self.config = config
@@ -179,9 +180,9 @@ class Session:
         if self.device.type == "cuda":
             check_memory(self.estimate_memory(), self.device)
         with explain_shortage(self.estimate_memory, self.device):
-            self._build(parts, losses, sampler)
+            self._build(components, losses, sampler)
 
-    def _build(self, parts: Sequence[Part], losses: Mapping[str, Loss], sampler: Sampler) -> None:
+    def _build(self, components: Sequence[Component], losses: Mapping[str, Loss], sampler: Sampler) -> None:
         config, trainer = self.config, self.config.trainer
         torch.manual_seed(config.seed)
         started = self._now()
@@ -194,10 +195,10 @@ class Session:
             trainer.patch_size,
             images=self._images,
         )
-        self.parts = [*configured_parts(config, self.scene, self.model, pixels), *parts]
-        check_names(self.model, self.parts)
-        self._components = [self.model, *self.parts]
-        groups = {name: group for part in self._components for name, group in part.param_groups().items()}
+        self.components = [*configured_components(config, self.scene, self.model, pixels), *components]
+        check_names(self.model, self.components)
+        self._joining = [self.model, *self.components]
+        groups = {name: group for component in self._joining for name, group in component.param_groups().items()}
         copies, varies = copies_dtype(trainer.precision, self.device), trainer.loss.tv_features > 0
         self.optimizers = Optimizers(
             self.model, config.optimizer, trainer.rates, groups, copies, varies, trainer.visible_samples
@@ -207,7 +208,7 @@ class Session:
             pixels,
             self.optimizers,
             self._trainer,
-            parts=[*self._components, LossTerms(losses)],
+            components=[*self._joining, LossTerms(losses)],
             sampler=sampler,
             shared=True,
         )
@@ -229,7 +230,7 @@ class Session:
         self.model.begin_training(setup)
         self._average = WeightAverage(self.model, self.optimizers, trainer.steps, trainer.average_steps)
         self.step = 0
-        self._recorder = Recorder(self.model, self.parts, self._step, self.optimizers, trainer)
+        self._recorder = Recorder(self.model, self.components, self._step, self.optimizers, trainer)
         self.optimizers.attach()
         self._renew()
         self.train_seconds = self._recorded_seconds = self._now() - started
@@ -260,7 +261,7 @@ class Session:
     @property
     def refinement(self) -> CameraRefinement | None:
         """The refinement of the training cameras; None if they are not refined."""
-        return next((part for part in self.parts if isinstance(part, CameraRefinement)), None)
+        return next((component for component in self.components if isinstance(component, CameraRefinement)), None)
 
     @property
     def exposure(self) -> AffineExposure | None:
@@ -273,15 +274,15 @@ class Session:
         return self._correction(CameraTones)
 
     def _correction(self, kind: type[C]) -> C | None:
-        corrections = (part.correction for part in self.parts if isinstance(part, ColorCorrection))
+        corrections = (component.correction for component in self.components if isinstance(component, ColorCorrection))
         return next((correction for correction in corrections if isinstance(correction, kind)), None)
 
     def estimate_memory(self, images: Images | None = None) -> MemoryEstimate:
         """Estimates the memory that training needs at its final resolution.
 
         Args:
-            images: Where the training images are (:data:`voxelfield.training.batches.Images`); None for the place that
-                was chosen.
+            images: Where the training images are (:data:`voxelfield.models.pixel_sampler.Images`); None for the place
+                that was chosen.
         """
         return estimate_memory(
             untrained_model(self.config, "meta"),
@@ -352,8 +353,8 @@ class Session:
         if any(stage.step == self.step for stage in self.config.trainer.stages):
             self._graphed.discard()  # its memory is needed for the change of the grids
         attached = self.optimizers.attached
-        for part in self._components:
-            part.before_step(self.step)
+        for component in self._joining:
+            component.before_step(self.step)
         if self.optimizers.attached != attached:
             self._begin_stage()
         elif self.optimizers.layout != self._layout:
@@ -552,14 +553,14 @@ class Session:
             return None
         finite = self._recorder.is_finite() if finite is None else finite
         average = self._average.state_dict()
-        parts = {part.name: part.state_dict() for part in self.parts}
+        components = {component.name: component.state_dict() for component in self.components}
         data = {} if self._fingerprint is None else self._whole_fingerprint()
         division = self.optimizers.division
         with contextlib.ExitStack() as stack:
             masters = {} if division is None else stack.enter_context(division.packed(pack_streams))
             if self._writer is None:
                 return None
-            state: dict[str, Any] = {name: own for name, own in parts.items() if own}
+            state: dict[str, Any] = {name: own for name, own in components.items() if own}
             state |= {
                 "step": self.step,
                 "train_seconds": self.train_seconds,
@@ -608,7 +609,7 @@ class Session:
         # The model of a script is not found by its name, and a saved setting of the model has no effect here.
         config = {**checkpoint["config"], "model": self.config.model}
         saved = parse(RunConfig, config, "config of the checkpoint")
-        check_resumable(checkpoint, saved, self.config, self.model, self.parts)
+        check_resumable(checkpoint, saved, self.config, self.model, self.components)
         if processes.is_first() or self.scene.train.local_slice is not None:
             self._compare_data(checkpoint["data"])
         self.optimizers.gather()
@@ -617,9 +618,9 @@ class Session:
         self.model.load_state_dict(checkpoint)
         self.model.resolution = reached_resolution(self.config.trainer.stages, checkpoint["step"])
         self.optimizers.load_state_dict(checkpoint["optimizer"])
-        for part in self.parts:
-            if part.name in checkpoint:
-                part.load_state_dict(checkpoint[part.name])
+        for component in self.components:
+            if component.name in checkpoint:
+                component.load_state_dict(checkpoint[component.name])
         self.step = checkpoint["step"]
         self.train_seconds = self._recorded_seconds = checkpoint["train_seconds"]
         self._step.resume(self.step, checkpoint["rays"])

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from voxelfield import processes
 from voxelfield.evaluation.metrics import mse_to_psnr
+from voxelfield.foundation.optimizers import exponential_decay
 from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.component import Component
 from voxelfield.models.model import Model
-from voxelfield.models.part import Part
+from voxelfield.models.pixel_sampler import PixelSampler
 from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.rendering.march import Capacity, RenderSettings, Sampler, visible_samples
-from voxelfield.training.batches import PixelSampler
-from voxelfield.training.config import TrainerConfig
-from voxelfield.training.optimizer import Optimizers, exponential_decay
+from voxelfield.settings import TrainerConfig
+from voxelfield.training.optimizer import Optimizers
 from voxelfield.training.reduction import SharedSampler, sum_gradients_later
 
 
@@ -71,8 +72,8 @@ class StepTotals:
 class TrainingStep:
     """Runs one step after another. On CUDA, a step neither synchronises with the device nor depends on the host.
 
-    A step draws a batch, renders it, sums the loss terms of all parts, differentiates them, reduces the gradients, and
-    updates all parameters.
+    A step draws a batch, renders it, sums the loss terms of all components, differentiates them, reduces the gradients,
+    and updates all parameters.
 
     On CUDA a fixed number of rays is drawn in each step, and as many of them are used as fit in
     ``config.visible_samples`` visible samples; on the CPU the number of rays is adapted to the samples instead.
@@ -80,9 +81,10 @@ class TrainingStep:
     Args:
         model: Renders the batches.
         pixels: The training images.
-        optimizers: The optimizers of the field and of the parts' parameter groups; None where only parts learn.
+        optimizers: The optimizers of the field and of the components' parameter groups; None where only components
+            learn.
         config: Settings of the training loop.
-        parts: All that joins the steps, in this order; to train the model, the first is the model itself.
+        components: All that joins the steps, in this order; to train the model, the first is the model itself.
         sampler: Places samples on rays, as :func:`voxelfield.rendering.render.render` takes it.
         rays: Number of rays drawn in every step; None for the number that ``config`` suggests.
         shared: Whether all processes take the steps together, each with a part of the batch.
@@ -107,7 +109,7 @@ class TrainingStep:
         optimizers: Optimizers | None,
         config: TrainerConfig,
         *,
-        parts: Sequence[Part],
+        components: Sequence[Component],
         sampler: Sampler = visible_samples,
         rays: int | None = None,
         shared: bool = False,
@@ -131,9 +133,10 @@ class TrainingStep:
         self._pixels = pixels
         self._optimizers = optimizers
         self._config = config
-        self._parts = parts
+        self._components = components
         self._reads_gradients = any(
-            getattr(part.after_backward, "__func__", None) is not Part.after_backward for part in parts
+            getattr(component.after_backward, "__func__", None) is not Component.after_backward
+            for component in components
         )
         self._sampler = sampler
         self._shared_sampler = SharedSampler(sampler) if self._shared else None
@@ -152,8 +155,8 @@ class TrainingStep:
         batch = self.batch = self._draw()
         outputs = self._render(batch, settings)
         terms: dict[str, Tensor] = {}
-        for part in self._parts:
-            terms.update(part.losses(outputs, batch))
+        for component in self._components:
+            terms.update(component.losses(outputs, batch))
         if "photometric" not in terms:
             raise KeyError(f"losses must contain 'photometric', by which divergence is detected, got {list(terms)}")
         share = None
@@ -163,7 +166,7 @@ class TrainingStep:
         # The batch outlives the step, and with its graph the node that adds up gradients, on the stream of this step.
         batch.background = batch.background.detach()
         terms = {name: term.detach() if share is None else term.detach() * share for name, term in terms.items()}
-        parameters = [parameter for part in self._parts for parameter in part.parameters()]
+        parameters = [parameter for component in self._components for parameter in component.parameters()]
         arrive: Callable[[], None] | None = None
         if self._optimizers is not None:
             divided = self._optimizers.local_shards(parameters)
@@ -177,12 +180,12 @@ class TrainingStep:
             arrive = None
         if config.not_finite == "skip":
             terms = self._drop_unless_finite(terms, parameters)
-        for part in self._parts:
-            part.after_backward(self.number)
+        for component in self._components:
+            component.after_backward(self.number)
         if self._optimizers is not None:
             self._optimizers.step(arrive)
-        for part in self._parts:
-            part.after_step(self.number)
+        for component in self._components:
+            component.after_step(self.number)
         self.number += 1
         self.share_of_error.copy_(terms["photometric"])
         self.error.copy_(terms["photometric"] if share is None else terms["photometric"] / share.clamp(min=1e-6))
@@ -204,7 +207,7 @@ class TrainingStep:
 
     def _draw(self) -> Batch:
         config = self._config
-        moved = [cameras for cameras in (part.cameras() for part in self._parts) if cameras is not None]
+        moved = [cameras for cameras in (component.cameras() for component in self._components) if cameras is not None]
         count = max(1, self.rays // config.supersampling**2)
         if self.capacity is not None:
             count = -(-count // self._shared_by) * self._shared_by
@@ -215,8 +218,8 @@ class TrainingStep:
 
     def _render(self, batch: Batch, settings: RenderSettings) -> Outputs:
         config = self._config
-        for part in self._parts:
-            part.prepare(batch)
+        for component in self._components:
+            component.prepare(batch)
         rendering = self._model.render(
             batch.rays,
             settings,
@@ -226,8 +229,8 @@ class TrainingStep:
             sampler=self._shared_sampler or self._sampler,
         )
         outputs = Outputs(rendering, rendering.rgb, rendering.rgb, batch.truth)
-        for part in self._parts:
-            part.adjust(outputs, batch)
+        for component in self._components:
+            component.adjust(outputs, batch)
         outputs.pixels = pixel_colors(
             outputs.rgb,
             rendering.opacity,

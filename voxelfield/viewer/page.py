@@ -19,13 +19,13 @@ from PIL import Image
 from torch import Tensor
 
 from voxelfield.captures.capture import thumbnail
+from voxelfield.components.refinement import RefinedCameras
 from voxelfield.datasets.camera_path import camera_path_file
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras, overview, reference_camera, up_direction
 from voxelfield.rendering.paths import through
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.training.cameras.camera_refinement import RefinedCameras
-from voxelfield.training.trained_model import TrainedModel
+from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.viewer.address import Address
 from voxelfield.viewer.pictures import MODES, Viewpoint, content_box, viewpoint_of, viewpoint_of_camera, wxyz_of
 from voxelfield.viewer.worker import PictureRequest, RenderWorker

@@ -16,7 +16,7 @@ from voxelfield.grids.boxes import box_tensor
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.view_pictures import picture
-from voxelfield.training.trained_model import TrainedModel
+from voxelfield.trained.trained_model import TrainedModel
 
 MODES = ("rgb", "depth")
 """Quantities that the page can show."""

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from voxelfield.training.config import LoggerConfig
+from voxelfield.settings import LoggerConfig
+from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.session import Session
-from voxelfield.training.trained_model import TrainedModel
 from voxelfield.viewer.address import Address
 from voxelfield.viewer.page import ViewerPage, photographs_of
 

@@ -14,7 +14,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from voxelfield.training.trained_model import TrainedModel
+from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.viewer.pictures import Painter, Viewpoint
 
 logger = logging.getLogger(__name__)

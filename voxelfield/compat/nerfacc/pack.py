@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.ops._checks import offsets_fit
+from voxelfield.foundation.checks import offsets_fit
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_points
+from voxelfield.foundation.checks import check_points
 from voxelfield.ops._grids import PADDINGS, Padding, known_stencil
 from voxelfield.ops._registration import fake
 from voxelfield.ops.pyramid import Reduction

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from voxelfield import _library
-from voxelfield.ops._autograd import (
+from voxelfield.foundation.autograd import (
     MaybeTensor,
     hold_constant,
     last_derivative,
@@ -17,7 +17,7 @@ from voxelfield.ops._autograd import (
     refuse_vmap,
     run_raw,
 )
-from voxelfield.ops._checks import check_index
+from voxelfield.foundation.checks import check_index
 from voxelfield.ops._registration import fake, register_autograd
 
 

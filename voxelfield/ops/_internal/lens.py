@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._autograd import hold_constant
+from voxelfield.foundation.autograd import hold_constant
 from voxelfield.ops._registration import fake
 
 LENS_NUMBERS = 14

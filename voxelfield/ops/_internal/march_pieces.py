@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._autograd import hold_constant
-from voxelfield.ops._checks import check_rays
+from voxelfield.foundation.autograd import hold_constant
+from voxelfield.foundation.checks import check_rays
 from voxelfield.ops._packing import PackedSamples
 from voxelfield.ops._registration import fake
 from voxelfield.ops.marching import OccupancyBits, march_rays

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._autograd import hold_constant
+from voxelfield.foundation.autograd import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops._registration import fake
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from voxelfield import _library
-from voxelfield.ops._autograd import last_derivative, refuse_jvp, refuse_vmap, run_raw
-from voxelfield.ops._checks import check_choice
+from voxelfield.foundation.autograd import last_derivative, refuse_jvp, refuse_vmap, run_raw
+from voxelfield.foundation.checks import check_choice
 from voxelfield.ops._registration import fake, register_autograd
 
 PIXEL_AVERAGING = ("linear_light", "encoded")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._autograd import hold_constant
-from voxelfield.ops._checks import check_index
+from voxelfield.foundation.autograd import hold_constant
+from voxelfield.foundation.checks import check_index
 from voxelfield.ops._registration import fake
 
 

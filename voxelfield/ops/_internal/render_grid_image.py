@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import _library
-from voxelfield.ops._autograd import hold_constant
+from voxelfield.foundation.autograd import hold_constant
 from voxelfield.ops._internal.render_pyramid_image import empty_image
 from voxelfield.ops._registration import fake
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE

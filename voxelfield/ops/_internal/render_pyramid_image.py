@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._autograd import hold_constant
+from voxelfield.foundation.autograd import hold_constant
 from voxelfield.ops._registration import fake
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits

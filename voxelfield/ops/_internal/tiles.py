@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops import _constants
+from voxelfield.foundation import constants
 from voxelfield.ops._registration import fake
 
 
 def tiles_along(resolution: Sequence[int]) -> tuple[int, int, int]:
     """Returns the number of tiles that cover a grid's vertices along x, y and z; the last may extend past the grid."""
     x, y, z = resolution
-    return -(-x // _constants.TILE_X), -(-y // _constants.TILE_Y), -(-z // _constants.TILE_Z)
+    return -(-x // constants.TILE_X), -(-y // constants.TILE_Y), -(-z // constants.TILE_Z)
 
 
 def active_tiles(

@@ -9,8 +9,8 @@ import torch
 from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import Field, RadianceField, warp_of
+from voxelfield.foundation import constants
 from voxelfield.grids.pyramid import VoxelPyramid
-from voxelfield.ops import _constants
 from voxelfield.ops._internal.render_pyramid_image import pyramid_image_fits, render_pyramid_image
 from voxelfield.rendering.backends.backend import Draw, ImageBackend, ImageSource, one_kernel, stored_dtype
 from voxelfield.warps.warp import nested_box_args
@@ -34,8 +34,8 @@ class PyramidImages(ImageBackend):
             return False
         _, decoder, _ = parts
         return (
-            decoder.density_network[-1].shape[0] == _constants.MAX_GEOMETRY
-            and len(decoder.color_network) <= _constants.MAX_FIELD_LAYERS
+            decoder.density_network[-1].shape[0] == constants.MAX_GEOMETRY
+            and len(decoder.color_network) <= constants.MAX_FIELD_LAYERS
         )
 
     @classmethod
@@ -54,7 +54,7 @@ class PyramidImages(ImageBackend):
         levels = pyramid.active_levels(dtype)
         first, last = decoder.density_network
         # Inactive levels read zero, so their columns are dropped.
-        weights = [first[:, : _constants.LEVEL_CHANNELS * len(levels)], last]
+        weights = [first[:, : constants.LEVEL_CHANNELS * len(levels)], last]
         render = partial(
             render_pyramid_image,
             levels=levels,

@@ -1,0 +1,1 @@
+"""Components of training: losses, corrections, weights and backgrounds, one file each."""

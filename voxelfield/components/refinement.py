@@ -1,0 +1,422 @@
+"""Refinement of cameras, along with the field or with a fixed field, and its result."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from voxelfield.components.environment import EnvironmentBackground
+from voxelfield.components.exposure import ColorCorrection
+from voxelfield.components.tones import CameraTones
+from voxelfield.datasets.lenses import share_camera_model, transforms_camera
+from voxelfield.datasets.scene import Split
+from voxelfield.fields.environment import environment_of
+from voxelfield.files import atomic_write
+from voxelfield.foundation.optimizers import EagerAdamW, exponential_decay, load_moments
+from voxelfield.models.component import Component, LossTerms
+from voxelfield.models.losses import photometric
+from voxelfield.models.model import Model
+from voxelfield.models.pixel_sampler import PixelSampler
+from voxelfield.rendering.alignment import Similarity, align_cameras, pose_errors
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.rigid import compose, exp_se3, log_se3
+from voxelfield.settings import TrainerConfig
+from voxelfield.training.step import TrainingStep
+
+FINAL_FACTOR = 0.02
+"""Factor on the learning rate at the last step of fitting poses to a fixed field (:func:`fit_poses`)."""
+
+_BETAS = (0.9, 0.99)
+
+
+class CameraRefinement(Component):
+    r"""A rigid motion of each camera and a factor on all focal lengths, with the optimizer that updates them.
+
+    The pose of camera n is :math:`T \exp(\xi_n) T^{-1} P_n`: the given pose, moved about the centre of the scene, as in
+    BARF (Lin et al. 2021, section 3.1). A rotation about that point rotates the visible part of the scene and hardly
+    shifts it. A rotation about the camera's own position would also shift it, like a translation does, so the two would
+    be hard to separate.
+
+    For the same reason, all positions move towards or away from the centre in proportion to the focal lengths. The
+    centre of the scene then appears at the same size, so that the field need not be relearned; only the perspective
+    changes, which determines focal lengths. The scale of the scene, which images cannot determine, follows.
+
+    The given velocities of a rolling shutter, in the camera's frame, go along with its pose.
+
+    Nothing here synchronises with the device, so it can be captured in a CUDA graph.
+
+    Args:
+        cameras: The given cameras, on the device.
+        centre: (3,) the point about which cameras are rotated, world units.
+        steps: Number of steps over which the learning rates decay.
+        pose_lr: Learning rate of the motions, in radians and in units of ``unit``.
+        focal_lr: Learning rate of the logarithm of the focal factor; None fixes focal lengths.
+        final_factor: Factor of the learning rates after the last step.
+        warm_up: Number of steps in which the learning rates rise from zero.
+        pose_from: Number of steps for which the cameras are fixed first; the rates rise and decay after that.
+        focal_from: Number of steps after which focal lengths are optimised.
+        unit: Unit of the motions' translations, world units. A translation should shift the images about as much as a
+            rotation by the same number of radians, which it does if the unit is the depth of the scene.
+
+    Attributes:
+        given: The given cameras.
+        twists: (N, 6) parameter, initially zero, in the format of :func:`voxelfield.rendering.rigid.exp_se3`, with
+            translations in units of ``unit``.
+        log_focal: () parameter, initially zero, or None.
+
+    Raises:
+        ValueError: The focal length of cameras with a distorting lens or a rolling shutter is to be optimised.
+    """
+
+    name = "cameras"
+
+    def __init__(
+        self,
+        cameras: Cameras,
+        centre: Tensor,
+        *,
+        steps: int,
+        pose_lr: float,
+        focal_lr: float | None = None,
+        final_factor: float = 1.0,
+        warm_up: int = 0,
+        pose_from: int = 0,
+        focal_from: int = 0,
+        unit: float = 1.0,
+    ) -> None:
+        if focal_lr is not None and cameras.lens is not None:
+            raise ValueError("camera.focal must be false for images of a lens that distorts, got true")
+        if focal_lr is not None and cameras.rolling is not None:
+            raise ValueError("camera.focal must be false for images of a rolling shutter, got true")
+        device = cameras.c2w.device
+        self.given = cameras
+        # Subtracted from a pose, and added again, to make its position relative to the centre.
+        self._centre = F.pad(centre[:, None], (3, 0, 0, 1))
+        self.twists = nn.Parameter(torch.zeros(len(cameras), 6, device=device))
+        self._unit = unit
+        self._units = torch.tensor([1.0, 1.0, 1.0, unit, unit, unit], device=device)
+        self.log_focal = None if focal_lr is None else nn.Parameter(torch.zeros((), device=device))
+        self._steps, self._final_factor, self._warm_up = steps, final_factor, max(warm_up, 1)
+        self._pose_from, self._focal_from = pose_from, focal_from
+        self._highest = torch.tensor([pose_lr, focal_lr or 0.0], device=device)
+        self._rates = torch.zeros_like(self._highest)
+        # Views into the tensor of rates, so that the optimizer uses its current values.
+        pose_rate, focal_rate = self._rates.split(1)
+        groups: list[dict[str, Any]] = [{"params": [self.twists], "lr": pose_rate}]
+        if self.log_focal is not None:
+            groups.append({"params": [self.log_focal], "lr": focal_rate})
+        self._optimizer = EagerAdamW(
+            groups,
+            lr=pose_rate,
+            betas=_BETAS,
+            eps=1e-15,
+            weight_decay=0.0,
+            fused=True,
+            capturable=device.type == "cuda",
+        )
+
+    def cameras(self) -> Cameras:
+        """Returns the current cameras, differentiable with respect to the parameters."""
+        c2w = compose(exp_se3(self.twists * self._units), self.given.c2w - self._centre)
+        intrinsics = self.given.intrinsics
+        if self.log_focal is not None:
+            factor = self.log_focal.exp()
+            intrinsics = torch.cat((intrinsics[:, :2] * factor, intrinsics[:, 2:]), dim=1)
+            positions = torch.cat((c2w[:, :3, 3:] * factor, c2w[:, 3:, 3:]), dim=1)
+            c2w = torch.cat((c2w[:, :, :3], positions), dim=2)
+        return replace(self.given, c2w=c2w + self._centre, intrinsics=intrinsics)
+
+    @torch.no_grad()
+    def refined(self) -> Cameras:
+        """Returns the current cameras, without gradient."""
+        return self.cameras()
+
+    @torch.no_grad()
+    def copies(
+        self, index: int, twists: Tensor, shrink: int, *, steps: int, pose_lr: float, final_factor: float
+    ) -> CameraRefinement:
+        """Creates a refinement of several copies of one camera; focal lengths keep their current values.
+
+        Args:
+            index: Index of the camera.
+            twists: (K, 6) initial motions of the copies, as in :attr:`twists`.
+            shrink: Factor by which their images have fewer pixels along each side.
+            steps: As for the constructor.
+            pose_lr: As for the constructor.
+            final_factor: As for the constructor.
+        """
+        copies = CameraRefinement(
+            self.given.shrunk(shrink)[[index] * len(twists)],
+            self._centre[:3, 3],
+            steps=steps,
+            pose_lr=pose_lr,
+            focal_lr=None if self.log_focal is None else 1.0,
+            final_factor=final_factor,
+            focal_from=steps + 1,
+            unit=self._unit,
+        )
+        copies.twists.copy_(twists)
+        if copies.log_focal is not None and self.log_focal is not None:
+            copies.log_focal.copy_(self.log_focal)
+        return copies
+
+    @torch.no_grad()
+    def twists_towards(self, index: int, poses: Tensor) -> Tensor:
+        """Returns the motions that move one camera to given poses, at the current focal lengths.
+
+        Args:
+            index: Index of the camera.
+            poses: (K, 4, 4) camera to world, on the device.
+
+        Returns:
+            (K, 6) as in :attr:`twists`.
+        """
+        poses = (poses - self._centre).double()
+        if self.log_focal is not None:
+            poses[:, :3, 3] /= self.log_focal.double().exp()
+        given = (self.given.c2w[index] - self._centre).double()
+        return log_se3(poses @ torch.linalg.inv(given)).to(self.twists.dtype) / self._units
+
+    @torch.no_grad()
+    def set_pose(self, index: int, twist: Tensor) -> None:
+        """Sets the motion of one camera and resets its moments in the optimizer.
+
+        Args:
+            index: Index of the camera.
+            twist: (6,) as in :attr:`twists`, on any device.
+        """
+        self.twists[index] = twist
+        for moment in self._optimizer.state[self.twists].values():
+            if moment.shape == self.twists.shape:
+                moment[index] = 0
+
+    @torch.no_grad()
+    def after_step(self, step: Tensor) -> None:
+        """Updates motions and focal lengths by a separate optimizer with separate rates, and clears their gradients."""
+        since = step - self._pose_from
+        rise = ((since + 1) / self._warm_up).clamp(min=0, max=1)
+        decay = exponential_decay(since.clamp(min=0), self._steps - self._pose_from, self._final_factor)
+        torch.mul(self._highest, rise * decay, out=self._rates)
+        self._rates[1] *= step >= self._focal_from
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Returns the motions and the focal factor."""
+        return [self.twists] if self.log_focal is None else [self.twists, self.log_focal]
+
+    @torch.no_grad()
+    def scalars(self) -> dict[str, float]:
+        """Returns how far cameras have moved so far."""
+        values = {
+            "camera/turned_degrees": math.degrees(float(self.twists[:, :3].norm(dim=1).mean())),
+            "camera/moved": self._unit * float(self.twists[:, 3:].norm(dim=1).mean()),
+            "lr/pose": float(self._rates[0]),
+        }
+        if self.log_focal is not None:
+            values["camera/focal_factor"] = math.exp(float(self.log_focal))
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns motions, moments, and the given and refined cameras."""
+        given = {"given_c2w": self.given.c2w, "given_intrinsics": self.given.intrinsics}
+        focal = {} if self.log_focal is None else {"log_focal": self.log_focal.detach()}
+        refined = self.refined()
+        return {
+            "module": {"twists": self.twists.detach(), **focal, **given},
+            "optimizer": self._optimizer.state_dict()["state"],
+            "c2w": refined.c2w,
+            "intrinsics": refined.intrinsics,
+            "sizes": refined.all_sizes(),
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError if the state belongs to other cameras, or lacks a focal factor or has one."""
+        given, own = state["module"]["given_c2w"], self.given.c2w
+        if given.shape != own.shape or not torch.equal(given.to(own.device), own):
+            raise ValueError("resume must name a checkpoint of the same cameras, got one of others")
+        saved = "log_focal" in state["module"]
+        if saved != (self.log_focal is not None):
+            raise ValueError(f"camera.focal must be {str(saved).lower()}, as in the checkpoint")
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads motions and moments; learning rates stay as configured."""
+        self.twists.copy_(state["module"]["twists"])
+        if self.log_focal is not None:
+            self.log_focal.copy_(state["module"]["log_focal"])
+        load_moments(self._optimizer, state["optimizer"], self._rates.split(1)[: len(self.parameters())])
+
+
+@dataclass(frozen=True, eq=False)
+class RefinedCameras:
+    """The training cameras before and after their refinement.
+
+    Attributes:
+        given: N cameras as in the scene.
+        refined: The N cameras in the field's world frame, which they define.
+    """
+
+    given: Cameras
+    refined: Cameras
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> RefinedCameras:
+        """Returns the cameras of a checkpoint (:meth:`CameraRefinement.state`), on the CPU and without their lens."""
+        module = state["module"]
+        given = Cameras.of_sizes(module["given_c2w"].cpu(), module["given_intrinsics"].cpu(), state["sizes"].cpu())
+        return cls(given, replace(given, c2w=state["c2w"].cpu(), intrinsics=state["intrinsics"].cpu()))
+
+    @cached_property
+    def similarity(self) -> Similarity:
+        """The transform from the world frame of the given cameras to the world frame of the refined ones."""
+        return align_cameras(self.given, self.refined)
+
+    def follow(self, cameras: Cameras) -> Cameras:
+        """Moves cameras of the scene into the world frame of the field.
+
+        Args:
+            cameras: Cameras in the world frame of the given ones.
+
+        Returns:
+            The cameras, on their device. A camera whose pose equals that of a given one exactly gets its refined pose;
+            all others are moved by :attr:`similarity`. All focal lengths change by the same factor.
+        """
+        moved = self.similarity.cameras(cameras)
+        c2w = moved.c2w.clone()
+        known = self.given.c2w.to(c2w.device).flatten(1)
+        for index, pose in enumerate(cameras.c2w.flatten(1)):
+            found = (known == pose).all(dim=1).nonzero()
+            if len(found) > 0:
+                c2w[index] = self.refined.c2w[int(found[0, 0])].to(c2w.device)
+        intrinsics = cameras.intrinsics.clone()
+        intrinsics[:, :2] *= self.focal_factor
+        return replace(moved, c2w=c2w, intrinsics=intrinsics)
+
+    def follow_split(self, split: Split) -> Split:
+        """Returns a split of the scene with its cameras in the world frame of the field."""
+        return replace(split, cameras=self.follow(split.cameras))
+
+    def changes(self) -> dict[str, float]:
+        """Returns the mean changes over the cameras, apart from :attr:`similarity`.
+
+        They are ``turned_degrees``, ``moved`` in the field's world units, and ``focal_factor``.
+        """
+        turned, moved = pose_errors(self.given, self.refined, rotations=True)
+        return {
+            "turned_degrees": float(turned.mean()),
+            "moved": float(moved.mean()),
+            "focal_factor": self.focal_factor,
+        }
+
+    @property
+    def focal_factor(self) -> float:
+        """Factor by which all focal lengths were multiplied."""
+        return float(self.refined.intrinsics[0, 0] / self.given.intrinsics[0, 0])
+
+
+def write_cameras(path: Path, split: Split, cameras: Cameras) -> None:
+    """Writes refined cameras in the format of nerfstudio's ``transforms.json``, atomically.
+
+    Args:
+        path: File to write.
+        split: The images, whose file paths, or else names, are written.
+        cameras: Their cameras.
+    """
+    names: Sequence[str] = split.names if split.paths is None else [str(path) for path in split.paths]
+    cameras = cameras.to("cpu")
+    frames = [
+        {"file_path": name, **transforms_camera(cameras, index, cameras.size(index))}
+        for index, name in enumerate(names)
+    ]
+    with atomic_write(path) as file:
+        file.write((json.dumps(share_camera_model(frames), indent=1) + "\n").encode())
+
+
+def refine_views(
+    model: Model,
+    trainer: TrainerConfig,
+    split: Split,
+    *,
+    steps: int,
+    rate: float,
+    tones: CameraTones | None = None,
+) -> Split:
+    """Optimises the poses of images so that renderings of a field match them, starting from the given poses.
+
+    The world frame of a field whose cameras were refined is defined by its training images alone, up to their errors.
+    Held-out views are therefore evaluated as in BARF (Lin et al. 2021, section 4), with poses that were optimised for
+    the same images, so that the result depends on the field and not on the accuracy of the poses. The field, its
+    gradients and torch's global generators are not changed.
+
+    Args:
+        model: The model.
+        trainer: Settings of sampling and of the averaging of pixels.
+        split: The images, with cameras in the field's world frame.
+        steps: Number of steps of Adam; each draws pixels from all images.
+        rate: Learning rate in radians and in units of the warp's ``motion_unit``; it decays to a fiftieth.
+        tones: Vignetting and response of the images, which are not changed; None if the images have none.
+
+    Returns:
+        The split with refined cameras, on the CPU.
+    """
+    device = model.device
+    refinement = CameraRefinement(
+        split.cameras.to(device),
+        model.centre.to(device),
+        steps=steps,
+        pose_lr=rate,
+        final_factor=FINAL_FACTOR,
+        unit=1.0 if model.warp is None else model.warp.motion_unit,
+    )
+    fit_poses(refinement, model, trainer, split, steps, tones)
+    return replace(split, cameras=refinement.refined().to("cpu"))
+
+
+def fit_poses(
+    refinement: CameraRefinement,
+    model: Model,
+    trainer: TrainerConfig,
+    split: Split,
+    steps: int,
+    tones: CameraTones | None = None,
+) -> None:
+    """Optimises cameras in place so that renderings of a fixed field match their images; see :func:`refine_views`."""
+    device = model.device
+    # Only pixels are compared; the number of rays does not follow the samples, of which rays have few.
+    config = replace(trainer, loss=replace(trainer.loss, distortion=0.0), not_finite="stop")
+    rays = None if device.type == "cuda" else min(trainer.max_rays, max(1, trainer.visible_samples // 16))
+    pixels = PixelSampler(split, device, trainer.supersampling)
+    environment = environment_of(model.field)
+    components: list[Component] = [LossTerms({"photometric": photometric}), refinement]
+    if environment is not None:
+        components.append(EnvironmentBackground(environment))
+    if tones is not None:
+        components.append(ColorCorrection(copy.deepcopy(tones).to(device), environment=environment is not None))
+    step = TrainingStep(model, pixels, None, config, components=components, rays=rays)
+    settings = model.settings
+    trained = [parameter for parameter in model.field.parameters() if parameter.requires_grad]
+    with torch.enable_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        # ``torch.manual_seed`` would seed the generators of all GPUs.
+        torch.default_generator.manual_seed(0)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(0)
+        try:
+            for parameter in trained:
+                parameter.requires_grad_(False)
+            for _ in range(steps):
+                step.run(settings)
+        finally:
+            for parameter in trained:
+                parameter.requires_grad_(True)

@@ -1,0 +1,55 @@
+"""Weights of photographs: blurred ones count less."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from voxelfield.datasets.measures import BLURRED, sharpness
+from voxelfield.datasets.scene import Split
+from voxelfield.models.batch import Batch
+from voxelfield.models.component import Component
+from voxelfield.models.pixel_sampler import PixelSampler
+
+
+class SharpnessWeights(Component):
+    """Multiplies the squared errors of each pixel by the weight of its photograph, of :func:`sharpness_weights`.
+
+    Args:
+        split: The training images.
+        pixels: Draws them; batches then carry the weights as ``"sharpness"``.
+        exponent: As for :func:`sharpness_weights`.
+    """
+
+    name = "sharpness"
+
+    def __init__(self, split: Split, pixels: PixelSampler, exponent: float) -> None:
+        pixels.carry(self.name, sharpness_weights(split, exponent))
+
+    def prepare(self, batch: Batch) -> None:
+        """Gives the pixels their weights."""
+        batch.weigh(batch[self.name])
+
+
+def sharpness_weights(split: Split, exponent: float) -> Tensor:
+    """Computes the weights of photographs, (N,) float32 on the CPU, whose mean is 1.
+
+    Photographs that ``voxelfield inspect`` calls blurred count as the ratio of their sharpness to the lowest that is
+    not blurred (:data:`voxelfield.datasets.measures.BLURRED` of the median), to the power of ``exponent``; all others
+    count alike. Sharpness is measured in the images as trained on, so blur smaller than their pixels does not count.
+
+    A collective call if the split has a ``local_slice``.
+
+    Args:
+        split: The photographs.
+        exponent: Not negative; 0 gives equal weights.
+    """
+    measured = split.all_gather(
+        [sharpness(Image.fromarray(split.image(index).numpy())) for index in split.local_indices]
+    )
+    least = BLURRED * median(measured)
+    weights = torch.tensor([min(1.0, value / least) if least > 0 else 1.0 for value in measured]).pow(exponent)
+    return weights / weights.mean()

@@ -1,0 +1,79 @@
+"""A squared error that counts as much as it reduces the structural similarity (SSIM) with a photograph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.evaluation.metrics import C2, WINDOW, window_means
+from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.component import Component
+from voxelfield.models.losses import pixel_error
+from voxelfield.models.pixel_sampler import PixelSampler
+
+
+class VarianceWeightedError(Component):
+    """Adds the term ``structure``: :func:`variance_weighted_mse`, multiplied by a weight.
+
+    Args:
+        pixels: The training images; batches then carry the weights of :func:`structure_weights` as ``"structure"``.
+        weight: Weight of the term.
+    """
+
+    name = "structure"
+
+    def __init__(self, pixels: PixelSampler, weight: float) -> None:
+        self._weight = weight
+        pixels.carry(self.name, structure_weights(pixels.images, pixels.sizes))
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns the term."""
+        return {self.name: self._weight * variance_weighted_mse(outputs, batch)}
+
+
+def variance_weighted_mse(outputs: Outputs, batch: Batch) -> Tensor:
+    """Squared errors relative to the photographs' local variance, averaged over pixels all of whose rays fit.
+
+    For small errors whose mean over each window is zero, this is about 1 - SSIM, so fine texture of low contrast counts
+    as much as edges do. Unlike SSIM, it counts a constant offset in full, and needs no patches: the pixels of a patch
+    contain less information about the scene than as many pixels drawn from all photographs.
+
+    Raises:
+        KeyError: The batch carries no weights (:func:`structure_weights`) as ``"structure"``.
+    """
+    return pixel_error(outputs, batch, batch["structure"].float() / 255) / C2
+
+
+def structure_weights(images: Tensor, sizes: Tensor | None = None) -> Tensor:
+    """Computes the weight of each pixel's squared error in :func:`variance_weighted_mse`.
+
+    Apart from its factor for luminance, the dissimilarity 1 - SSIM of a window is ``var(e) / (var(x) + var(y) + C2)``,
+    where e is the difference of the images x and y (Wang et al. 2004, Eq. 13, rearranged). If errors are small, both
+    variances are nearly that of the photograph, which is known before training. If their mean over the window is zero,
+    ``var(e)`` is the mean of their squares. The weight of a pixel's square is therefore ``C2 / (2 * var(x) + C2)`` in
+    the window around it: 1 where the photograph is flat, and little at edges.
+
+    The computation needs about 100 bytes of temporary memory for each pixel of one image.
+
+    Args:
+        images: (N, H, W, 4) uint8 RGBA, straight alpha, on the device of the computation, which takes one image at a
+            time. Transparent pixels count as black.
+        sizes: (N, 2) widths and heights of images that lie at the top left; None: all are W x H.
+
+    Returns:
+        (N, H, W) uint8 on the CPU: the weights times 255, averaged over the channels; 0 beside an image that is smaller
+        than H x W. Beyond the border, windows see the outermost pixels repeated.
+    """
+    weights = torch.zeros(images.shape[:3], dtype=torch.uint8)
+    margin = [WINDOW // 2] * 4
+    ends = [images.shape[2:0:-1]] * len(images) if sizes is None else sizes.tolist()
+    for image, weight, (width, height) in zip(images, weights, ends, strict=True):
+        rgb, alpha = (image[:height, :width].float() / 255).split((3, 1), dim=-1)
+        padded = F.pad((rgb * alpha).movedim(-1, 0), margin, mode="replicate")
+        mean, mean_square = window_means(torch.stack((padded, padded * padded)))
+        variance = (mean_square - mean * mean).clamp(min=0)
+        weight[:height, :width] = (255 * C2 / (2 * variance + C2)).mean(dim=0).round()
+    return weights

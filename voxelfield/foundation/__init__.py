@@ -1,0 +1,1 @@
+"""Checks, errors and helpers of autograd and optimizers, on which every other package builds."""

@@ -1,0 +1,258 @@
+"""Argument checks shared by the ops. Each message names the argument, the expected value and the actual one."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import sys
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from voxelfield.foundation import constants
+from voxelfield.foundation.autograd import functorch_active, is_mapped
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
+
+FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
+
+
+def is_divided(values: Tensor) -> bool:
+    """Returns whether a tensor is divided among processes."""
+    # DTensors can exist only if this module has been imported; importing it here would take long.
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(values, tensors.DTensor)
+
+
+def check_tensor(name: str, value: object, shape: tuple[int | str, ...], why: str = "") -> None:
+    """Raises unless ``value`` is a dense tensor of the given shape (a string matches any length)."""
+    if not isinstance(value, Tensor):
+        raise ArgumentTypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.layout is not torch.strided:
+        raise ArgumentValueError(f"{name} must be a dense tensor, got one of layout {value.layout}")
+    if type(value) is not Tensor and is_divided(value):
+        raise ArgumentTypeError(
+            f"{name} must be a whole tensor, got a DTensor: fully_shard gathers parameters only in forward() of the "
+            "module that it was given, such as a whole VoxelPyramid, and in methods for register_fsdp_forward_method"
+        )
+    fits = value.dim() == len(shape) and all(
+        isinstance(want, str) or got == want for got, want in zip(value.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join(str(s) for s in shape)
+        raise ArgumentValueError(f"{name} must have shape ({wanted}){why}, got {tuple(value.shape)}")
+
+
+def check_dtype(name: str, value: Tensor, allowed: tuple[torch.dtype, ...], why: str = "") -> None:
+    """Raises unless the tensor has one of the allowed dtypes."""
+    if value.dtype not in allowed:
+        wanted = " or ".join(str(d).removeprefix("torch.") for d in allowed)
+        raise ArgumentTypeError(f"{name} must be {wanted}{why}, got {str(value.dtype).removeprefix('torch.')}")
+
+
+def check_choice(name: str, value: object, allowed: Collection[str]) -> None:
+    """Raises unless ``value`` is one of the allowed strings."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ArgumentValueError(f"{name} must be one of {list(allowed)}, got {shown(value)}")
+
+
+def check_same_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """Raises unless both tensors are on the same device."""
+    if value.device != other.device:
+        raise ArgumentValueError(
+            f"{name} must be on the device of {other_name}, {other.device}, but it is on {value.device}"
+        )
+
+
+def check_field(
+    name: str,
+    value: Tensor,
+    shape: tuple[int | str, ...],
+    dtype: torch.dtype,
+    other_name: str = "",
+    other: Tensor | None = None,
+) -> None:
+    """Raises unless ``value`` is a tensor of the given shape and dtype, on the device of ``other`` if that is given.
+
+    Reads no values, so that the check does not synchronise with the device.
+    """
+    check_tensor(name, value, shape)
+    check_dtype(name, value, (dtype,))
+    if other is not None:
+        check_same_device(name, value, other_name, other)
+
+
+def check_result(name: str, value: Tensor, shape: tuple[int, ...], points: Tensor) -> None:
+    """Raises unless a function's result for ``points`` has the given shape, at most 32 bits and the points' device.
+
+    Without this check, a result of shape (N, 1) instead of (N,) would be broadcast to N x N values.
+    """
+    check_tensor(name, value, shape, f" for {points.shape[0]} points")
+    check_dtype(name, value, (torch.float32, torch.float16, torch.bfloat16))
+    check_same_device(name, value, "points", points)
+
+
+def check_float32(name: str, value: Tensor, shape: tuple[int | str, ...], other_name: str, other: Tensor) -> None:
+    """Raises unless ``value`` is a float32 tensor of the given shape, on the device of ``other``."""
+    check_field(name, value, shape, torch.float32, other_name, other)
+
+
+def check_rays(origins: Tensor, directions: Tensor, near: Tensor, far: Tensor, offset: Tensor | None) -> Tensor:
+    """Raises unless rays are float32 and have matching shapes; returns ``offset``, or midpoints if it is None."""
+    check_tensor("origins", origins, ("R", 3))
+    rays = origins.shape[0]
+    for name, value in {"origins": origins, "directions": directions}.items():
+        check_float32(name, value, (rays, 3), "origins", origins)
+    check_float32("near", near, (rays,), "origins", origins)
+    offset = torch.full_like(near, 0.5) if offset is None else offset
+    for name, value in {"far": far, "offset": offset}.items():
+        check_float32(name, value, (rays,), "origins", origins)
+    return offset
+
+
+def check_step(step: float) -> None:
+    """Raises unless ``step`` is positive and finite in float32, the dtype of the marching kernels."""
+    limits = torch.finfo(torch.float32)
+    if not lies_within("step", step, limits.tiny, limits.max):
+        raise ArgumentValueError(f"step must be a positive, finite distance, got {shown(step)}")
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Raises unless a number lies in [0, 1]."""
+    if not lies_within(name, value, 0, 1):
+        raise ArgumentValueError(f"{name} must lie in [0, 1], got {shown(value)}")
+
+
+def lies_within(name: str, value: float, low: float, high: float) -> bool:
+    """Tells whether a number lies in [low, high]; raises if it is not a number."""
+    try:
+        return bool(low <= value <= high)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentTypeError(f"{name} must be a number, got {shown(value)}") from error
+
+
+def check_not_negative(name: str, value: float) -> None:
+    """Raises unless a number is finite and not negative."""
+    if not lies_within(name, value, 0, sys.float_info.max):
+        raise ArgumentValueError(f"{name} must be finite and not negative, got {shown(value)}")
+
+
+def check_finite(name: str, value: float) -> None:
+    """Raises unless a number is finite."""
+    if not lies_within(name, value, -sys.float_info.max, sys.float_info.max):
+        raise ArgumentValueError(f"{name} must be finite, got {shown(value)}")
+
+
+def check_points(points: Tensor, shape: tuple[int | str, ...], source_name: str, source: Tensor) -> Tensor:
+    """Raises unless ``points`` has the given shape, and the device and coordinate dtype that ``source`` requires.
+
+    Returns:
+        The points, widened to that dtype if they are 16-bit.
+    """
+    check_tensor("points", points, shape, f" for {source_name} of shape {tuple(source.shape)}")
+    expected = coordinate_dtype(source.dtype)
+    points = widen_positions("points", points, expected)
+    check_dtype("points", points, (expected,), f" for a {str(source.dtype).removeprefix('torch.')} {source_name}")
+    check_same_device("points", points, source_name, source)
+    return points
+
+
+def widen_positions(name: str, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """Widens 16-bit positions to ``dtype`` and warns about them once per process; returns others unchanged."""
+    global _warned_of_narrow_positions
+    if positions.dtype not in (torch.float16, torch.bfloat16):
+        return positions
+    if not _warned_of_narrow_positions and not torch.compiler.is_compiling():
+        _warned_of_narrow_positions = True
+        warnings.warn(
+            f"{name} is {str(positions.dtype).removeprefix('torch.')} and is widened: 16-bit coordinates cannot tell "
+            "neighbouring cells of a large grid apart. Compute positions in float32, outside of autocast",
+            stacklevel=2,
+        )
+    return positions.to(dtype)
+
+
+_warned_of_narrow_positions = False
+
+
+def check_ray_offsets(ray_offsets: Tensor, samples: int, like_name: str, like: Tensor) -> Tensor:
+    """Raises unless ``ray_offsets`` (R + 1,) are integers on the device of ``like``, and fit the number of samples.
+
+    They must not decrease and must lie in 0..samples. This is not checked on CUDA, because that would synchronise; the
+    kernels clamp the offsets that they read (``PackedRays`` in extension/rays/packed_rays.h).
+
+    Returns:
+        The offsets, converted to int64 if they are int32.
+    """
+    check_tensor("ray_offsets", ray_offsets, ("R + 1",))
+    check_dtype("ray_offsets", ray_offsets, (torch.int64, torch.int32))
+    ray_offsets = ray_offsets.long()
+    check_same_device("ray_offsets", ray_offsets, like_name, like)
+    if ray_offsets.shape[0] == 0:
+        raise ArgumentValueError("ray_offsets must have R + 1 entries, at least one, got none")
+    if offsets_fit(ray_offsets, samples):
+        return ray_offsets
+    falls = ray_offsets[1:] < ray_offsets[:-1]
+    if falls.any():
+        ray = int(falls.nonzero()[0])
+        first, last = ray_offsets[ray : ray + 2].tolist()
+        raise ArgumentValueError(f"ray_offsets must not decrease, got {first} followed by {last} at ray {ray}")
+    first, last = int(ray_offsets[0]), int(ray_offsets[-1])
+    raise ArgumentValueError(f"ray_offsets must lie in 0..{samples}, as {like_name} has rows, got {first}..{last}")
+
+
+def offsets_fit(ray_offsets: Tensor, samples: int) -> bool:
+    """Tells whether offsets do not decrease and lie in 0..samples; True if their values cannot be read."""
+    if not is_readable(ray_offsets):
+        return True
+    if ray_offsets.shape[0] <= _FEW:
+        offsets = [0, *ray_offsets.tolist(), samples]
+        return offsets == sorted(offsets)
+    return torch.equal(ray_offsets, ray_offsets.clamp(0, samples).cummax(0).values)
+
+
+# Up to this many numbers, a comparison in Python takes less time than a few calls of torch.
+_FEW = 128
+
+
+def check_index(name: str, index: Tensor, count: int, what: str) -> None:
+    """Raises if an index lies outside 0..count - 1.
+
+    This is not checked on CUDA, because that would synchronise; the kernels clamp indices.
+    """
+    if index.numel() == 0 or not is_readable(index):
+        return
+    lowest, highest = (int(x) for x in index.aminmax())
+    if lowest < 0 or highest >= count:
+        raise ArgumentValueError(f"{name} must lie in 0..{count - 1}, {what}, got {lowest}..{highest}")
+
+
+def check_at_least_one(name: str, value: Any) -> None:
+    """Raises unless ``value`` is an integer of at least 1, of Python or NumPy; a bool is none."""
+    if not isinstance(value, int):
+        with contextlib.suppress(TypeError):
+            value = operator.index(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ArgumentValueError(f"{name} must be an int of at least 1, got {shown(value)}")
+
+
+def check_degree(name: str, degree: object) -> None:
+    """Raises unless there are spherical harmonics of the degree."""
+    if not isinstance(degree, int) or not 0 <= degree <= constants.MAX_DEGREE:
+        raise ArgumentValueError(f"{name} must be an int in 0..{constants.MAX_DEGREE}, got {shown(degree)}")
+
+
+def is_readable(x: Tensor) -> bool:
+    """Tells whether values can be read without waiting for a device."""
+    # Tracers use tensor subclasses that have no values, and torch.func has wrappers without any.
+    if torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cpu:
+        return False
+    return not (functorch_active() and is_mapped(x))
+
+
+def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of coordinates and of arithmetic for features of the given dtype."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,119 @@
+"""A component of training: hooks into each step, losses, parameters and state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from voxelfield.models.batch import Batch, Outputs
+from voxelfield.rendering.cameras import Cameras
+
+Loss = Callable[[Outputs, Batch], Tensor]
+"""A loss term: maps a model's outputs for a batch to a scalar tensor, multiplied by its weight."""
+
+
+class Component:
+    """Joins every step of training; all methods do nothing by default. A :class:`voxelfield.Model` is a component too.
+
+    :meth:`before_step` is called between two steps: its Python code runs every time, and it may synchronise with the
+    device. The methods from :meth:`cameras` to :meth:`after_step` are called in this order within each step. On CUDA
+    they are captured in the step's graph: they run on the device, must not synchronise with it, and their Python code
+    runs only while the graph is captured. ``trainer.cuda_graph=false`` calls them in every step.
+
+    Attributes:
+        name: Key of the component's state in checkpoints, different for each component of a session.
+    """
+
+    name = ""
+
+    def before_step(self, step: int) -> None:
+        """Called before each step, outside of the CUDA graph; the model's comes first.
+
+        Args:
+            step: Number of steps done.
+        """
+
+    def cameras(self) -> Cameras | None:
+        """Returns cameras that replace the cameras of the images, differentiably, or None."""
+        return None
+
+    def prepare(self, batch: Batch) -> None:
+        """Called with the batch before it is rendered, for instance to pass the time of each ray to the field."""
+
+    def adjust(self, outputs: Outputs, batch: Batch) -> None:
+        """Changes ``outputs.rgb`` and ``outputs.field_truth`` before ``outputs.pixels`` are computed from them."""
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns loss terms by name, each a scalar that is already multiplied by its weight.
+
+        A term replaces an earlier one of the same name, such as the model's ``photometric``.
+        """
+        return {}
+
+    def after_backward(self, step: Tensor) -> None:
+        """Called when gradients, which the loss scale multiplies, have been accumulated, before any update.
+
+        Args:
+            step: Number of steps done, () int64 on the device.
+        """
+
+    def after_step(self, step: Tensor) -> None:
+        """Called after the update of all parameters.
+
+        Args:
+            step: As for :meth:`after_backward`; this step is not counted yet.
+        """
+
+    def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:
+        """Returns parameters that the session optimises by Adam, with their learning rates, by name.
+
+        The rates decay like the rates of grids and networks. Parameters that the component updates itself are not
+        included.
+        """
+        return {}
+
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Returns all parameters that receive gradients; by default, those of :meth:`param_groups`."""
+        return [parameter for group, _ in self.param_groups().values() for parameter in group]
+
+    def scalars(self) -> dict[str, float]:
+        """Returns values for the log, by tag; may synchronise with the device."""
+        return {}
+
+    def write_results(self, folder: Path) -> None:
+        """Writes files to the folder of a run that is finished.
+
+        Called in all processes that train together, of which each has its share of the images. An OSError is reported
+        once all other results are written.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint; an empty one is not saved.
+
+        A collective call: all processes that train together make it, and the state of the first is saved.
+        """
+        return {}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises ValueError if a state does not belong to this component; called before any state is loaded."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads a state that :meth:`state_dict` returned, from any device."""
+
+
+class LossTerms(Component):
+    """Adds loss terms without parameters or a state.
+
+    Args:
+        terms: The terms, by name.
+    """
+
+    def __init__(self, terms: Mapping[str, Loss]) -> None:
+        self._terms = terms
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns the terms."""
+        return {name: term(outputs, batch) for name, term in self._terms.items()}

@@ -1,0 +1,340 @@
+"""Settings of the training loop and the optimizer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import torch
+
+from voxelfield.config import BelowOne, Count, Natural, NotNegative, Positive, Range, Resolution
+from voxelfield.evaluation.metrics import WINDOW
+from voxelfield.models.settings import LossConfig, OccupancyConfig, Sampling, StageConfig
+
+
+def default_stages() -> list[StageConfig]:
+    """Returns the schedule up to a resolution of 400."""
+    return [StageConfig(0, 64, crop=True), StageConfig(200, 128), StageConfig(600, 256), StageConfig(1200, 400)]
+
+
+@dataclass
+class RenderConfig:
+    """Sampling of rays; see :class:`voxelfield.rendering.march.RenderSettings`.
+
+    Attributes:
+        voxels_per_step: Distance between samples, in voxels.
+        min_transmittance: A ray stops once its transmittance falls below this.
+        min_weight: Samples with a smaller compositing weight are dropped.
+    """
+
+    voxels_per_step: Positive = 0.5
+    min_transmittance: BelowOne = 1e-3
+    min_weight: BelowOne = 1e-3
+
+
+@dataclass
+class RatesConfig:
+    """Learning rates for a run of this length: short runs allow higher rates and need a shorter averaging memory.
+
+    Attributes:
+        grid: Factor on ``optimizer.grid_lr``.
+        network: Factor on ``optimizer.network_lr``.
+        weight_decay: Factor on ``optimizer.grid_weight_decay``.
+        final_factor: Factor of the learning rates after the last step (exponential decay).
+        cooldown: Share of the steps, at the end, over which the learning rates also fall linearly to zero.
+        betas: Adam's averaging constants, the first of which is also Muon's.
+    """
+
+    grid: Positive = 1.5
+    network: Positive = 1.5
+    weight_decay: NotNegative = 1.0
+    final_factor: Annotated[float, Range(0, 1, low_open=True)] = 0.2
+    cooldown: Annotated[float, Range(0, 1)] = 0.3
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
+
+
+@dataclass
+class OptimizerConfig:
+    """Settings of the optimizers: AdamW, and Muon for the matrices of networks.
+
+    Attributes:
+        matrices: Update of the networks' matrices: ``muon``, orthogonal steps
+            (:class:`voxelfield.components.muon.Muon`), or ``adamw``, as for all other parameters. The matrices are the
+            weights of ``nn.Linear`` and of :class:`voxelfield.fields.decoders.LayerWeights` that have at least 8 rows
+            and 8 columns.
+        grid_lr: Learning rate of grids.
+        network_lr: Learning rate of all other parameters of the field.
+        exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure``, and of the cameras'
+            ``trainer.vignetting`` and ``trainer.response``.
+        environment_lr: Learning rate of the colours of directions, with ``model.environment=map``.
+        view_lr_factor: Factor on ``grid_lr`` for channels that only describe view dependence, such as all but the
+            constant spherical harmonic (``view_channels`` of a :class:`voxelfield.fields.decoders.Decoder`); 3D
+            Gaussian Splatting (Kerbl et al. 2023) uses 1/20 for its harmonics. Must be 1 for a decoder without such
+            channels.
+        eps: Added to the square root of the second moment in Adam; Muon has none.
+        grid_weight_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step
+            updates. It makes features decay to zero where the images do not sustain them.
+        network_weight_decay: Decoupled weight decay of all other parameters of the field.
+        skip_untouched: Do not update vertices, nor their moments, that no sample of the step has read.
+        moments: Dtype of Adam's moments of grids: ``float32``; ``bfloat16``, with which a feature needs 14 instead of
+            18 bytes in training; or ``auto``, bfloat16 where grids are read from 16-bit copies (``trainer.precision``),
+            unless ``trainer.rates.betas`` are too close to 1 for it.
+    """
+
+    matrices: Literal["muon", "adamw"] = "muon"
+    grid_lr: Positive = 0.02
+    network_lr: Positive = 0.005
+    exposure_lr: Positive = 0.01
+    environment_lr: Positive = 0.02
+    view_lr_factor: Positive = 1.0
+    eps: NotNegative = 1e-15
+    grid_weight_decay: NotNegative = 0.05
+    network_weight_decay: NotNegative = 0.0
+    skip_untouched: bool = True
+    moments: Literal["auto", "float32", "bfloat16"] = "auto"
+
+
+@dataclass
+class EvaluationConfig:
+    """The final evaluation.
+
+    Attributes:
+        views: Number of test views to evaluate, evenly spread over the split; null means all.
+        supersampling: Number of rays along each side of a pixel; also used for previews and the video.
+        lpips: Also compute LPIPS, which requires ``pip install "voxelfield[lpips]"`` and the weights of VGG16.
+        save_images: Write each rendered view as PNG.
+        video_frames: Number of frames of the video; 0 writes none.
+        report: Write ``report.html`` after everything else.
+    """
+
+    views: Count | None = None
+    supersampling: Count = 3
+    lpips: bool = False
+    save_images: bool = True
+    video_frames: Natural = 120
+    report: bool = True
+
+
+@dataclass
+class TrainerConfig:
+    """The training loop.
+
+    Attributes:
+        steps: Number of optimizer steps.
+        rates: Settings of the optimizer that depend on the length of the run.
+        average_steps: Time constant, in steps, of an exponential moving average of the field's weights that replaces
+            them at the end (:class:`voxelfield.components.averaging.WeightAverage`); 0 means no average.
+        image_size: Longest image side after downscaling by a whole factor; null keeps images as they are.
+        images: Where the training images, and their weights in ``loss.structure``, are stored for a GPU: in ``device``
+            memory; in pinned memory of the ``host``, which the GPU reads over the bus; or ``auto``, on the device if
+            they fit. The result is the same.
+        background: Background of transparent pixels in training: ``random`` (per pixel), ``white`` or ``black``.
+        evaluation_background: Background over which test views are composited.
+        exposure: Correction of exposure and white balance learned for each training image: ``none``, or ``affine``,
+            a gain and an offset for each channel (:class:`voxelfield.components.exposure.AffineExposure`).
+        vignetting: Whether to learn how each camera darkens its images away from their middle
+            (:class:`voxelfield.components.tones.CameraTones`).
+        response: Whether to learn a curve for each camera and channel that maps the colours of the field, which are
+            those of an average camera, to those of its images (the same class); for several cameras.
+        max_rays: Largest number of rays per step. In a scene of a single box that fewer than half of the pixels see, as
+            of panoramas around an object, up to four times as many (:meth:`with_rays_that_miss`).
+        supersampling: Number of rays along each side of a training pixel; 1 casts a single ray through its centre.
+        patches: Number of square patches of neighbouring pixels in each step, in addition to single pixels.
+        patch_size: Side of the patches in pixels.
+        pixel_averaging: Values that are averaged over a pixel's rays: ``linear_light``, which sRGB values encode, or
+            the ``encoded`` values as they are; also used with ``evaluation.supersampling``.
+        visible_samples: Number of visible ray samples per step: on CUDA, as many rays are used as fit completely; on
+            the CPU, the number of rays is adapted.
+        candidate_samples: Number of samples per step, visible or not, for which memory is allocated (CUDA only), for
+            fields that are not marched in one kernel (:func:`voxelfield.rendering.march.visible_samples`).
+        chunk: Number of rays per chunk where views are rendered by :func:`voxelfield.rendering.render.render_view`.
+        precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`FusedMLPDecoder` (which is
+            float16 on CUDA, float32 on the CPU); on CUDA, with a 16-bit precision grids are read from float16 copies.
+        loss_scale: Factor on gradients against underflow in float16; it does not affect the updates.
+        finest_resolution: Resolution of the finest level; only an interpolation target for ``stages`` and
+            ``model.resolutions``.
+        sparse_resolutions: Resolutions of levels that are allocated only where images show something; likewise only an
+            interpolation target.
+        stages: Coarse-to-fine schedule; the first stage starts at step 0.
+        model_file: Precision of the features in the model file of a finished run: ``exact``, float16; ``standard``, at
+            most one byte each; ``small``, only features that training images show, as coarsely as these allow; or
+            ``none`` to write no file.
+        log_every: Number of steps between records of scalars.
+        preview_every: Number of steps between rendered previews; 0 for none.
+        preview_views: Number of fixed test views in a preview.
+        checkpoint_every: Number of steps between checkpoints; 0 writes only one at the end.
+        keep_checkpoints: Keep all checkpoints; otherwise each replaces the previous one.
+        cuda_graph: Whether a step on CUDA is captured in a graph and replayed, which saves the host's time of every
+            kernel launch. ``false`` runs the Python code of losses and parts in every step, for finding their errors.
+        not_finite: Reaction to a step whose loss or gradients are not finite: ``stop`` training at the next record, or
+            ``skip`` the step by setting its gradients to zero, at the cost of a pass over all gradients in every step.
+        scaling: Meaning of these settings for several devices. With ``none``, they share one batch, which gives the
+            result of one device. With ``steps``, each has a batch as large, and there are as many times fewer steps, at
+            higher learning rates. With ``batch``, each has a batch as large in as many steps (:meth:`scaled`).
+        checkpoint_errors: Reaction if a checkpoint before the last step cannot be written, as on a full disk:
+            ``continue`` or ``stop`` training. Earlier checkpoints remain in either case.
+    """
+
+    steps: Count = 7400
+    rates: RatesConfig = field(default_factory=RatesConfig)
+    average_steps: Natural = 0
+    image_size: Count | None = None
+    images: Literal["auto", "device", "host"] = "auto"
+    background: Literal["random", "white", "black"] = "random"
+    evaluation_background: Literal["white", "black"] = "white"
+    exposure: Literal["none", "affine"] = "none"
+    vignetting: bool = False
+    response: bool = False
+    max_rays: Count = 524288
+    supersampling: Count = 2
+    patches: Natural = 0
+    patch_size: Count = 16
+    pixel_averaging: Literal["linear_light", "encoded"] = "linear_light"
+    visible_samples: Count = 524288
+    candidate_samples: Count = 4194304
+    chunk: Count = 65536
+    precision: Literal["float32", "bfloat16", "float16"] = "float16"
+    loss_scale: Positive = 65536.0
+    finest_resolution: Resolution | None = 400
+    sparse_resolutions: list[Resolution] = field(default_factory=list)
+    stages: list[StageConfig] = field(default_factory=default_stages)
+    occupancy: OccupancyConfig = field(default_factory=OccupancyConfig)
+    render: RenderConfig = field(default_factory=RenderConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    model_file: Literal["none", "exact", "standard", "small"] = "standard"
+    log_every: Count = 100
+    preview_every: Natural = 5000
+    preview_views: Count = 3
+    checkpoint_every: Natural = 0
+    keep_checkpoints: bool = False
+    cuda_graph: bool = True
+    not_finite: Literal["stop", "skip"] = "stop"
+    checkpoint_errors: Literal["continue", "stop"] = "continue"
+    scaling: Literal["none", "steps", "batch"] = "none"
+
+    @property
+    def resolutions(self) -> list[int]:
+        """The stages' resolutions, in order."""
+        return [stage.resolution for stage in self.stages]
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the model samples rays and draws views."""
+        return Sampling(
+            self.render.voxels_per_step,
+            self.render.min_transmittance,
+            self.render.min_weight,
+            getattr(torch, self.precision),
+            self.evaluation.supersampling,
+            self.pixel_averaging,
+            self.evaluation_background,
+            self.chunk,
+        )
+
+    def with_rays_that_miss(self, share: float) -> TrainerConfig:
+        """Returns the settings with more rays, if fewer than half of all rays go through the scene and have samples.
+
+        Args:
+            share: Share of the rays that go through the scene's box; below a quarter it counts as a quarter, because
+                memory for distances is allocated for each ray.
+        """
+        return self if share >= 0.5 else replace(self, max_rays=math.ceil(self.max_rays / max(share, 1 / 4)))
+
+    def scaled(self, devices: int) -> TrainerConfig:
+        """Returns the settings that several devices follow together, as ``scaling`` says.
+
+        Learning rates grow with the square root of the batch, as for Adam the noise of a gradient suggests (Malladi et
+        al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms").
+
+        Args:
+            devices: Their number.
+        """
+        if self.scaling == "none" or devices == 1:
+            return self
+        larger = replace(
+            self,
+            max_rays=self.max_rays * devices,
+            patches=self.patches * devices,
+            visible_samples=self.visible_samples * devices,
+            candidate_samples=self.candidate_samples * devices,
+            scaling="none",
+        )
+        if self.scaling == "batch":
+            return larger
+
+        def fewer(steps: int) -> int:
+            return -(-steps // devices)
+
+        return replace(
+            larger,
+            steps=fewer(self.steps),
+            average_steps=fewer(self.average_steps),
+            rates=replace(
+                self.rates,
+                grid=self.rates.grid * math.sqrt(devices),
+                network=self.rates.network * math.sqrt(devices),
+            ),
+            stages=[replace(stage, step=fewer(stage.step)) for stage in self.stages],
+            occupancy=replace(self.occupancy, start=fewer(self.occupancy.start), every=fewer(self.occupancy.every)),
+            loss=replace(
+                self.loss,
+                tv_every=fewer(self.loss.tv_every),
+                tv_until=fewer(self.loss.tv_until),
+                robust_every=fewer(self.loss.robust_every),
+            ),
+            preview_every=fewer(self.preview_every),
+            checkpoint_every=fewer(self.checkpoint_every),
+        )
+
+    def _check_idle(self, name: str) -> None:
+        """Raises ValueError for a setting of a loss that is off, which would be ignored.
+
+        Those of the total variation may be set, because presets set them for a weight that one may change to 0.
+        """
+        learned = self.vignetting or self.response
+        idle = {
+            "robust_from": (self.loss.robust > 0, "loss.robust is 0"),
+            "robust_every": (self.loss.robust > 0, "loss.robust is 0"),
+            "robust_cells": (self.loss.robust > 0, "loss.robust is 0"),
+            "exposure": (self.exposure == "affine", f"exposure is {self.exposure}, not affine"),
+            "tones": (learned, "vignetting and response are false"),
+        }
+        for key, (used, reason) in idle.items():
+            value, default = getattr(self.loss, key), getattr(LossConfig, key)
+            if not used and value != default:
+                raise ValueError(
+                    f"{name}.loss.{key} must be left at {default:g} where {name}.{reason}, got {value:g}: it would be "
+                    "ignored"
+                )
+
+    def check(self, name: str) -> None:
+        """Raises ValueError if settings contradict each other."""
+        self._check_idle(name)
+        if self.max_rays < self.supersampling**2:
+            raise ValueError(
+                f"{name}.max_rays must be at least {name}.supersampling**2 = {self.supersampling**2}, the rays of a "
+                f"pixel, got {self.max_rays}"
+            )
+        pixels = self.patches * self.patch_size**2
+        if pixels > self.max_rays // self.supersampling**2:
+            raise ValueError(
+                f"{name}.patches must have room in {name}.max_rays = {self.max_rays} rays, got {self.patches} patches "
+                f"of {pixels} pixels"
+            )
+        if self.loss.ssim > 0 and (self.patches == 0 or self.patch_size < WINDOW):
+            raise ValueError(
+                f"{name}.patches must be positive and {name}.patch_size at least {WINDOW}, the side of SSIM's window, "
+                f"where {name}.loss.ssim is positive, got {self.patches} and {self.patch_size}"
+            )
+        steps = [stage.step for stage in self.stages]
+        if not steps or steps[0] != 0 or steps != sorted(set(steps)):
+            raise ValueError(f"{name}.stages must start at step 0 and have rising steps, got steps {steps}")
+        # In a cropped box, even fewer voxels can be finer ones.
+        if any(later.resolution < earlier.resolution and not later.crop for earlier, later in pairwise(self.stages)):
+            raise ValueError(
+                f"{name}.stages must not become coarser without a crop (the last is {name}.finest_resolution in the "
+                f"presets), got resolutions {self.resolutions}"
+            )

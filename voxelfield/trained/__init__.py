@@ -1,0 +1,1 @@
+"""Trained models: rendering, evaluation, and the files in which they are saved."""

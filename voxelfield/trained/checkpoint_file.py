@@ -1,0 +1,392 @@
+"""Checkpoints: files written atomically, in the background of training; loaded without executing code, and checked."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import re
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from voxelfield.files import atomic_write, open_regular
+from voxelfield.foundation.errors import is_out_of_memory
+from voxelfield.grids.boxes import check_box
+from voxelfield.messages import clipped
+from voxelfield.trained.zero_packing import copy_without_zeros, put_back_zeros
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 9
+"""Layout version of the files. Raise it when an older voxelfield could not resume from them."""
+
+ADDED = {"format", "voxelfield"}
+"""Entries that a file adds to the saved state."""
+_LAST = "last.pt"
+_NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
+
+
+class CheckpointError(ValueError):
+    """A file is not a usable voxelfield checkpoint; the message names the file and the reason in one line."""
+
+
+class CheckpointVersionError(CheckpointError):
+    """A checkpoint has the format of another version of voxelfield."""
+
+
+def checkpoint_path(directory: Path, step: int) -> Path:
+    """Returns ``directory/checkpoint_<step>.pt``, the step padded to 7 digits so that listings sort."""
+    return directory / f"checkpoint_{step:07d}.pt"
+
+
+def resolve_checkpoint(path: Path) -> Path:
+    """Resolves the value of ``resume=`` to an existing file.
+
+    Args:
+        path: A checkpoint, or a run directory. A directory stands for its ``checkpoint_<step>.pt`` with the largest
+            step, or its ``last.pt`` if there is no numbered one.
+
+    Raises:
+        FileNotFoundError: There is no checkpoint; the message lists the checkpoints in the folder.
+        ValueError: The path is neither a file nor a folder, but a named pipe, for example.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        found = checkpoints(path)
+        if not found:
+            raise FileNotFoundError(f"{path} contains no checkpoint: expected checkpoint_<step>.pt or {_LAST}")
+        return found[-1]
+    if path.exists():
+        open_regular(path).close()  # raises an error that says what it is
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} does not exist, and neither does the folder {path.parent}")
+    names = ", ".join(file.name for file in checkpoints(path.parent)) or "none"
+    raise FileNotFoundError(f"{path} does not exist; checkpoints in {path.parent}: {names}")
+
+
+def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
+    """Copies a state to the CPU, with the keys ``format`` and ``voxelfield`` (the writer's version).
+
+    Large tensors are stored without runs of zeros (:mod:`voxelfield.trained.zero_packing`).
+
+    Args:
+        state: Nested dicts, lists and tuples of tensors (any device) and plain Python values.
+
+    Raises:
+        TypeError: A value has a type that a safe load would reject, for example a Path or a NumPy scalar.
+    """
+    return {"format": FORMAT, "voxelfield": _version(), **copy_without_zeros(state)}
+
+
+def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
+    """Writes a checkpoint atomically; may run in a separate thread.
+
+    The file replaces ``path`` only when it is complete and on disk: a full disk or Ctrl-C leaves the previous
+    checkpoint intact and no temporary file behind.
+
+    Args:
+        path: File to write; its parent directory is created if needed.
+        packed: The result of :func:`pack_checkpoint`.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    try:
+        with atomic_write(path) as file:
+            torch.save(packed, file)
+    except RuntimeError as error:
+        # While an exception from the file propagates, torch tries to finish its archive, fails at that too, and reports
+        # only "unexpected pos". The user needs to see the underlying cause: a full disk or Ctrl-C.
+        if isinstance(error.__context__, (OSError, KeyboardInterrupt)):
+            raise error.__context__ from None
+        raise
+
+
+def load_checkpoint(path: Path, device: torch.device | str = "cpu", without: Collection[str] = ()) -> dict[str, Any]:
+    """Loads a checkpoint without executing code from it (``torch.load(weights_only=True)``).
+
+    Args:
+        path: A checkpoint or a run directory, see :func:`resolve_checkpoint`.
+        device: Device for the tensors.
+        without: Keys of the state to leave out; restoring the optimizer's tensors takes longer than everything else.
+
+    Returns:
+        The saved state, including the keys ``format`` and ``voxelfield``.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CheckpointVersionError: The file has another format.
+        CheckpointError: The file is truncated, damaged, or not a voxelfield checkpoint.
+    """
+    return load_resolved(path, device, without)[1]
+
+
+def load_resolved(
+    path: Path, device: torch.device | str = "cpu", without: Collection[str] = ()
+) -> tuple[Path, dict[str, Any]]:
+    """Returns the file that :func:`load_checkpoint` loads, and its result; arguments and errors are the same.
+
+    A run in progress replaces its checkpoints: if a checkpoint of a run directory disappears before it has been read,
+    its replacement is loaded.
+    """
+    while True:
+        file = resolve_checkpoint(path)
+        try:
+            return file, _read(file, device, without)
+        except FileNotFoundError:
+            if file == Path(path) or file.exists():
+                raise
+
+
+def load_newest(directory: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Returns the newest valid checkpoint of a run directory and its state; None if there is none.
+
+    Logs a warning for each damaged file that it skips. Raises CheckpointVersionError for one of another format, because
+    skipping it would repeat training already done.
+    """
+    for path in reversed(checkpoints(directory) if directory.is_dir() else []):
+        try:
+            return path, _read(path, "cpu", ())
+        except CheckpointVersionError:
+            raise
+        except CheckpointError as error:
+            logger.warning("%s; it is skipped", error)
+    return None
+
+
+@contextlib.contextmanager
+def contents_of(path: Path, error_type: type[ValueError] = CheckpointError) -> Iterator[None]:
+    """Converts errors of a block that adopts the content of an undamaged file, whose parts may be contradictory."""
+    try:
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError, OverflowError, AssertionError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        raise error_type(f"{path} has wrong contents: its parts do not fit together ({reason})") from error
+    except ValueError as error:  # from its configuration
+        if str(path) in str(error):
+            raise
+        raise error_type(f"{path}: {error}") from error
+
+
+def check_progress(state: Mapping[str, Any]) -> None:
+    """Raises TypeError if a state's step or training time is not a valid number, and KeyError if it is missing."""
+    step, seconds = state["step"], state["train_seconds"]
+    if type(step) is not int or step < 0:
+        raise TypeError(f"step must be a whole number, not negative, got {clipped(repr(step))}")
+    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+        raise TypeError(f"train_seconds must be a number, not negative, got {clipped(repr(seconds))}")
+
+
+def check_state(name: str, module: nn.Module, state: Mapping[str, Any], grids: Collection[Tensor] = ()) -> None:
+    """Rejects a module's state with tensors of a wrong dtype or content.
+
+    Names and shapes are left to ``load_state_dict``, which does not check dtypes where it assigns tensors.
+
+    Args:
+        name: Name of the module, for messages.
+        module: A module of the same kind, on any device.
+        state: The state to adopt.
+        grids: Parameters of the module that may have any floating-point dtype of grids.
+
+    Raises:
+        ValueError: A tensor has another dtype than in the module, a bool is neither 0 nor 1, or a box is invalid.
+    """
+    converted = {id(grid) for grid in grids}
+    for key, own in module.state_dict(keep_vars=True).items():
+        saved = state.get(key)
+        if not isinstance(own, Tensor) or not isinstance(saved, Tensor):
+            continue
+        # Grids are saved in the dtype in which they were read, and converted when they are loaded.
+        allowed = (torch.float32, torch.float16, torch.bfloat16) if id(own) in converted else (own.dtype,)
+        if saved.dtype not in allowed:
+            raise ValueError(f"{name}.{key} must be {' or '.join(map(str, allowed))}, got {saved.dtype}")
+        # A file can contain any byte where torch writes 0 or 1, and compiled code relies on these.
+        if saved.dtype == torch.bool and saved.numel() > 0 and int(saved.contiguous().view(torch.uint8).max()) > 1:
+            raise ValueError(f"{name}.{key} must contain bools, got other bytes than 0 and 1")
+        if key.rpartition(".")[2] == "aabb":
+            check_box(f"{name}.{key}", saved)
+
+
+def _read(path: Path, device: torch.device | str, without: Collection[str]) -> dict[str, Any]:
+    check_whole(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:  # deleted in the meantime
+        raise
+    except Exception as error:  # unpickling invalid data can raise anything
+        if is_out_of_memory(error):
+            raise
+        raise _foreign(path, f"it does not contain tensors and plain values only ({type(error).__name__})") from error
+    if not isinstance(state, dict) or "voxelfield" not in state or not isinstance(state.get("format"), int):
+        raise _foreign(path, "it lacks the keys 'format' and 'voxelfield'")
+    if state["format"] != FORMAT:
+        raise CheckpointVersionError(
+            f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
+            f"({_version()}) reads format {FORMAT}: "
+            + ("upgrade voxelfield" if state["format"] > FORMAT else "train again, or continue with that version")
+        )
+    try:
+        wanted = {key: value for key, value in state.items() if key not in without}
+        restored: dict[str, Any] = put_back_zeros(wanted, device)
+    except ValueError as error:
+        raise _foreign(path, str(error)) from error
+    return restored
+
+
+def _foreign(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path} is not a voxelfield checkpoint: {reason}")
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """Lists a directory's checkpoints, the newest last."""
+    files = [file for file in directory.iterdir() if _NUMBERED.fullmatch(file.name) or file.name == _LAST]
+    return sorted((file for file in files if file.is_file()), key=checkpoint_step)
+
+
+def checkpoint_step(path: Path) -> int:
+    """Returns the number of steps in a checkpoint's name, or -1 if there is none, as in ``last.pt``."""
+    match = _NUMBERED.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
+def check_whole(path: Path) -> None:
+    """Compares the tensors and values in a checkpoint with the checksums (CRC-32) of its archive, without loading them.
+
+    torch.load ignores these checksums: a flipped bit would become a wrong weight. Raises CheckpointError if they differ
+    or the file is something else.
+    """
+    with path.open("rb") as file:
+        # After a power failure, some file systems show zeros where data had not been written.
+        if file.read(4).strip(b"\0") not in (b"", b"PK\x03\x04"):
+            raise _foreign(path, "it is not a torch archive")
+        size = path.stat().st_size
+        try:
+            archive = zipfile.ZipFile(file)
+            entries = archive.infolist()
+            # torch stores tensors uncompressed; decompressing a zip bomb would exhaust the memory.
+            compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+            whole = compressed or (sum(entry.file_size for entry in entries) <= size and archive.testzip() is None)
+        except Exception:  # broken headers raise anything from EOFError to UnicodeDecodeError
+            compressed = whole = False
+    if compressed:
+        raise _foreign(path, "it is a compressed zip file")
+    if not whole:
+        raise CheckpointError(
+            f"{path} is truncated or damaged ({size} bytes); resume=auto continues from the newest intact checkpoint"
+        )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("voxelfield")
+    except metadata.PackageNotFoundError:  # used from a source tree that is not installed
+        return "unknown"
+
+
+class CheckpointWriter:
+    """Writes a run's checkpoints one after another in a thread, each replacing the previous ones.
+
+    At most two checkpoints wait to be written, because each takes memory.
+
+    Args:
+        directory: Folder for the files; created if needed.
+        keep: Keep all checkpoints.
+        before: Called in the thread before each file is written.
+
+    Attributes:
+        directory: As given.
+        newest: The last checkpoint on disk, or None.
+    """
+
+    def __init__(self, directory: Path, keep: bool, before: Callable[[], None]) -> None:
+        self.directory = directory
+        self.newest: Path | None = None
+        self._before = before
+        self._keep = keep
+        self._replaceable: list[Path] = []
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: list[tuple[Future[None], bool]] = []
+
+    def follow(self, newest: Path, older: Sequence[Path]) -> None:
+        """Registers the checkpoint from which a run resumes, and the files that the next one replaces."""
+        self.newest = newest
+        self._replaceable = list(older)
+
+    def save(
+        self, step: int, state: dict[str, Any], *, finite: bool = True, settled: bool = False, optional: bool = False
+    ) -> Path:
+        """Copies the state and schedules its writing after the earlier checkpoints.
+
+        Args:
+            step: Number of steps done.
+            state: As for :func:`pack_checkpoint`.
+            finite: Whether training can resume from the checkpoint. If not, the file gets a name that
+                ``resume=DIRECTORY`` ignores, and replaces no other checkpoint.
+            settled: Whether the state does not change until :meth:`wait` returns, so that it can be copied in the
+                thread.
+            optional: Whether an error is only logged instead of being raised by the next call.
+
+        Returns:
+            The file, which exists once :meth:`wait` has returned.
+
+        Raises:
+            OSError: An earlier checkpoint could not be written.
+        """
+        if not settled:
+            state = pack_checkpoint(state)
+        while len(self._writing) > 1 or (self._writing and self._writing[0][0].done()):
+            self._finish_first()
+        path = checkpoint_path(self.directory, step)
+        if not finite:
+            path = path.with_name(path.name.replace("checkpoint", "not_finite"))
+        self._writing.append((self._thread.submit(self._write, path, state, not settled, finite), optional))
+        return path
+
+    def wait(self) -> None:
+        """Waits until all checkpoints are on disk; raises OSError if one could not be written."""
+        while self._writing:
+            self._finish_first()
+
+    def _finish_first(self) -> None:
+        writing, optional = self._writing[0]
+        # Fetched before the entry is removed, because waiting may be interrupted.
+        error = writing.exception()
+        self._writing.pop(0)
+        if error is None:
+            return
+        if not (optional and isinstance(error, OSError)):
+            raise error
+        last = "there is no checkpoint yet" if self.newest is None else f"the last checkpoint is {self.newest}"
+        logger.error("%s; training continues, and %s", error, last)
+
+    def _write(self, path: Path, state: dict[str, Any], packed: bool, finite: bool) -> None:
+        self._before()
+        try:
+            write_checkpoint(path, state if packed else pack_checkpoint(state))
+        except OSError as error:
+            # The original error names the temporary file, or none.
+            raise OSError(f"{path} could not be written: {error.strerror or error}") from error
+        if not finite:
+            return
+        older = [] if self._keep else [file for file in self._replaceable if file != path]
+        try:
+            if older:
+                check_whole(path)
+            for file in older:
+                file.unlink(missing_ok=True)
+        except (CheckpointError, OSError) as error:
+            logger.error("%s; earlier checkpoints are not removed", error)
+            self._replaceable.append(path)
+        else:
+            self.newest, self._replaceable = path, [path]

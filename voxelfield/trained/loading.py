@@ -1,0 +1,51 @@
+"""Loading of training results from any of the formats in which they are saved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from voxelfield.components.refinement import RefinedCameras
+from voxelfield.devices import choose_device
+from voxelfield.run_directory import MODEL_FILE
+from voxelfield.trained.checkpoint_file import checkpoints, contents_of, load_resolved
+from voxelfield.trained.model_file import load_model
+from voxelfield.trained.trained_model import TrainedModel, restore_trained_model
+
+# Entries of a checkpoint that rendering does not need.
+_OF_TRAINING_ONLY = ("optimizer", "average", "data", "rng", "cuda_rng")
+
+
+def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
+    """Loads the result of a run, for evaluation and rendering; the files of its scene are not needed.
+
+    Args:
+        path: A model file (``*.safetensors``), a checkpoint, or a run directory, from which the newest checkpoint is
+            loaded, or the model file if there is no checkpoint.
+        device: Device to load to, such as ``"cuda:1"``; ``"auto"`` is the GPU if there is one.
+
+    Returns:
+        The run. A model file renders as before, but features that were left out are zero, and empty cells are not
+        distinguished.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ModelFileError: A model file is truncated or damaged, not a voxelfield model, or from another version.
+        ValueError: The file is damaged or of another kind, or its configuration is invalid; the message names it.
+    """
+    path = Path(path)
+    device = choose_device(str(device))
+    if (path / "regions.json").is_file():
+        raise ValueError(f"RUN must have one field, got one of several regions, which are no longer read: {path}")
+    if path.is_dir() and not checkpoints(path) and (path / MODEL_FILE).is_file():
+        path = path / MODEL_FILE
+    if path.suffix == ".safetensors":
+        return load_model(path, device)
+    path, checkpoint = load_resolved(path, device, _OF_TRAINING_ONLY)
+    with contents_of(path):
+        config, field, occupancy, step = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))
+        cameras = RefinedCameras.from_state(checkpoint["cameras"]) if "cameras" in checkpoint else None
+        trained = restore_trained_model(config, field, occupancy, step, device, checkpoint)
+        return replace(trained, cameras=cameras, tones=checkpoint.get("tones"))

@@ -1,0 +1,388 @@
+"""A trained model, loaded for rendering rather than for more training."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from voxelfield import processes
+from voxelfield.components.refinement import RefinedCameras, refine_views
+from voxelfield.components.tones import CameraTones
+from voxelfield.config import parse
+from voxelfield.datasets.scene import Split
+from voxelfield.evaluation.evaluation import (
+    Evaluation,
+    OnView,
+    check_pictures,
+    evaluate_split,
+    evenly_spaced,
+    save_images,
+)
+from voxelfield.evaluation.lpips import Lpips
+from voxelfield.fields.field import RadianceField
+from voxelfield.foundation.checks import check_at_least_one
+from voxelfield.foundation.errors import is_out_of_memory, shown
+from voxelfield.media.png import PngWriter
+from voxelfield.messages import clipped
+from voxelfield.models.model import Model
+from voxelfield.models.settings import reached_resolution
+from voxelfield.rendering.backends.backend import GenericBackend
+from voxelfield.rendering.cameras import Cameras, overview, reference_camera
+from voxelfield.rendering.occupancy import OccupancyGrid, occupied_density
+from voxelfield.rendering.render import View
+from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.settings import RunConfig, TrainerConfig
+from voxelfield.trained.build import untrained_model
+from voxelfield.trained.checkpoint_file import check_state
+from voxelfield.training.optimizer import copies_dtype
+
+logger = logging.getLogger(__name__)
+
+# A loss of PSNR by drawing from stored values, in dB, above which the message about it is a warning.
+_LARGE_COST = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """The result of training a field on a scene.
+
+    Attributes:
+        model: The model, whose field has no gradients; its grids are in the dtype in which training on that device
+            reads them.
+        config: All settings of the run.
+        steps: Number of training steps done.
+        cameras: The refined training cameras, if cameras were refined. The field is then in the world frame of the
+            refined ones, into which :meth:`evaluate` moves the views of a split.
+        tones: State of the training cameras' vignetting and response
+            (:class:`voxelfield.components.tones.CameraTones`), if they were learned. Views are rendered
+            without them; :meth:`evaluate` applies them before it compares views with photographs.
+    """
+
+    model: Model
+    config: RunConfig
+    steps: int
+    cameras: RefinedCameras | None = None
+    tones: Mapping[str, Tensor] | None = None
+
+    @property
+    def field(self) -> RadianceField:
+        """The field of the model."""
+        return self.model.field
+
+    @property
+    def occupancy(self) -> OccupancyGrid:
+        """The occupied cells of the model."""
+        return self.model.occupancy
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        """Settings of the training loop, which include those of the evaluation."""
+        return self.config.trainer
+
+    def __repr__(self) -> str:
+        """Returns one line that says what was trained."""
+        kind, name = self.config.model.kind, self.config.scene.name
+        return f"TrainedModel(scene={name!r}, model={kind!r}, steps={self.steps}, device={self.model.device})"
+
+    def overview(self, size: int = 320) -> View:
+        """Renders the field's box from obliquely above; this image represents the run in a notebook.
+
+        A field in normalised device coordinates is rendered from its reference camera.
+
+        Args:
+            size: Width and height in pixels.
+        """
+        camera = reference_camera(self.model.warp, size, size)
+        return self.render(overview(self.model.field.aabb, size, size) if camera is None else camera)
+
+    def _repr_png_(self) -> bytes | None:
+        return self.overview()._repr_png_()
+
+    def renderer(
+        self, backend: str | None = None, *, supersampling: int | None = None, background: Tensor | None = None
+    ) -> FieldRenderer:
+        """Returns a renderer, by default with the settings of the run's own evaluation.
+
+        Args:
+            backend: As for :class:`voxelfield.FieldRenderer`.
+            supersampling: As for :class:`voxelfield.FieldRenderer`.
+            background: (3,) float32 on the field's device, the colour behind the scene; None for what was learned
+                with ``model.environment=map``, or else for that of the evaluation.
+        """
+        return self.model.renderer(backend, supersampling=supersampling, background=background)
+
+    @torch.no_grad()
+    def density(self, points: Tensor) -> Tensor:
+        """Evaluates the density as rendered.
+
+        Args:
+            points: (..., 3) world positions, on the run's device.
+
+        Returns:
+            (...), per world unit, 0 in cells that are not occupied and outside the box; float32.
+
+        Raises:
+            ValueError: ``points`` has another shape.
+        """
+        if points.dim() == 0 or points.shape[-1] != 3:
+            raise ValueError(f"points must have shape (..., 3), got {tuple(points.shape)}")
+        return occupied_density(self.field, self.occupancy, points.reshape(-1, 3)).view(points.shape[:-1])
+
+    def backend_for(self, cameras: Cameras, backend: str | None = None) -> str:
+        """Returns the name of the function that renders views of these cameras where ``backend`` is asked for."""
+        return (backend or self._default_renderer.backend) if cameras.has_ray_kernel else GenericBackend.name
+
+    def evaluate(
+        self,
+        split: Split,
+        *,
+        views: int | None = None,
+        images: Path | str | None = None,
+        lpips: bool | None = None,
+        on_view: OnView | None = None,
+        progress: bool = True,
+        backend: str | None = None,
+    ) -> Evaluation:
+        """Compares the field with photographs, as the run's own evaluation does.
+
+        After training with ``trainer.exposure``, ``trainer.vignetting`` or ``trainer.response``, views are evaluated as
+        rendered and with a fitted exposure; in both cases with the vignetting and the response of the cameras that took
+        them, if these were learned.
+
+        In processes that train together (:mod:`voxelfield.processes`), all of them must make this call: each evaluates
+        every n-th view, or those whose images it holds, writes their images and calls ``on_view``, and all return the
+        evaluation of all views.
+
+        Args:
+            split: Images and cameras, such as ``scene.test``, in the scene's world frame.
+            views: Number of views to evaluate, spread evenly; None for all.
+            images: Folder to which the rendered views are written as PNG; None writes none.
+            lpips: Whether to compute LPIPS too; None for the value of ``trainer.evaluation.lpips``.
+            on_view: Called with each view (:data:`voxelfield.evaluation.evaluation.OnView`).
+            progress: Show a progress bar if the standard error stream is a terminal.
+            backend: As for :meth:`renderer`; None for the fastest one.
+
+        Raises:
+            TypeError: ``split`` is not a :class:`voxelfield.datasets.scene.Split`.
+            ValueError: ``views`` is not an int of at least 1, the split has no views, or the backend does not render
+                this field.
+            MissingPackageError: LPIPS needs a package that is not installed.
+            FileNotFoundError: A file of weights that LPIPS needs does not exist.
+            FileExistsError: ``images`` contains an image of a view's name that voxelfield has not written.
+            FloatingPointError: A rendered image contains NaN or infinity.
+        """
+        if not isinstance(split, Split):
+            raise TypeError(f"split must be a Split, such as scene.test, got {shown(split)}")
+        if views is not None:
+            check_at_least_one("views", views)
+        split, tones = self._as_photographed(split)
+        chosen = evenly_spaced(len(split) if views is None else views, len(split))
+        if tones is not None:
+            others = [split.names[index] for index in chosen if tones.camera[index] == len(tones.known)]
+            if others and processes.is_first():
+                logger.warning(
+                    "cameras that took no training photograph have no known vignetting and response, without which "
+                    "%d of the views are compared: %s",
+                    *(len(others), clipped(", ".join(others))),
+                )
+        if not chosen:
+            raise ValueError("split must have views to evaluate, got none")
+        return self._compare(
+            split,
+            tones,
+            chosen,
+            images=None if images is None else Path(images),
+            lpips=self.trainer.evaluation.lpips if lpips is None else lpips,
+            callbacks=[] if on_view is None else [on_view],
+            progress=progress,
+            backend=backend,
+        )
+
+    def _as_photographed(self, split: Split) -> tuple[Split, CameraTones | None]:
+        """Returns views in the poses in which they are evaluated, and the vignetting and response of their cameras."""
+        # Cameras are recognised by their intrinsics, which refinement changes.
+        tones = None if self.tones is None else CameraTones.restored(self.tones, split.cameras)
+        if self.cameras is not None:
+            split = self._refined(self.cameras.follow_split(split), tones)
+        return split, tones
+
+    def _compare(
+        self,
+        split: Split,
+        tones: CameraTones | None,
+        chosen: Sequence[int],
+        *,
+        images: Path | None = None,
+        lpips: bool = False,
+        callbacks: Sequence[OnView] = (),
+        progress: bool = False,
+        backend: str | None = None,
+    ) -> Evaluation:
+        """Compares the chosen views of :meth:`_as_photographed`, see :meth:`evaluate`; a collective call."""
+
+        def evaluate_local() -> Evaluation:
+            called = list(callbacks)
+            with contextlib.ExitStack() as stack:
+                if images is not None:
+                    check_pictures("images", images, (split.names[index] for index in chosen))
+                    called.append(save_images(images, stack.enter_context(PngWriter())))
+                local = chosen[processes.rank() :: processes.count()]
+                if split.local_slice is not None:
+                    local = [index for index in chosen if index in split.local_indices]
+                return evaluate_split(
+                    self._photographing(self._default_renderer if backend is None else self.renderer(backend), tones),
+                    split,
+                    self.model.background,
+                    views=local,
+                    lpips=Lpips(self.model.device) if lpips else None,
+                    fit_exposure=self.trainer.exposure != "none" or tones is not None,
+                    environment=self.model.environment is not None,
+                    on_view=called,
+                    progress=progress and processes.is_first(),
+                )
+
+        parts = processes.gather_results(evaluate_local)
+        return Evaluation.joined(parts, (split.names[index] for index in chosen))
+
+    def baking_cost(self, split: Split, evaluation: Evaluation, views: int = 3) -> float | None:
+        """Returns how much PSNR it costs that images are drawn from stored values, and logs it.
+
+        These are the values of :func:`voxelfield.rendering.bricks.bake`. With fitted exposures, the PSNR is that of the
+        fitted images. A collective call in processes that train together.
+
+        Args:
+            split: The views that :meth:`evaluate` was given.
+            evaluation: What it has returned, with the default backend.
+            views: Largest number of evaluated views that are drawn again, by ``render_view``; spread evenly.
+
+        Returns:
+            The difference between the mean PSNRs, dB. None if images are not drawn from stored values. None as well,
+            with a warning, if drawing without them takes too much memory or gives an image that is not finite.
+        """
+        if self.backend_for(split.cameras) not in (kind.name for kind in self.model.image_backends if kind.bakes):
+            return None
+        total = len(evaluation.names)
+        names = [evaluation.names[index] for index in evenly_spaced(min(views, total), total)]
+        split, tones = self._as_photographed(split)
+        chosen = [split.names.index(name) for name in names]
+        try:
+            exact = self._compare(split, tones, chosen, backend=GenericBackend.name).means()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.warning("not enough memory to measure what drawing from stored values costs: %s", error)
+            return None
+        except FloatingPointError as error:
+            logger.warning("the cost of drawing from stored values is not known: without them, %s", error)
+            return None
+        metric = "psnr_fitted" if "psnr_fitted" in exact else "psnr"
+        scores = dict(zip(evaluation.names, evaluation.scores[metric], strict=True))
+        stored = sum(scores[name] for name in names) / len(names)
+        cost = exact[metric] - stored
+        if processes.is_first():
+            logger.log(
+                logging.WARNING if cost > _LARGE_COST else logging.INFO,
+                "drawn from stored values, %d views have a mean PSNR of %.2f dB, and drawn without them %.2f dB",
+                *(len(names), stored, exact[metric]),
+            )
+        return cost
+
+    def _photographing(self, renderer: FieldRenderer, tones: CameraTones | None) -> Callable[[Cameras, int], View]:
+        """Returns a function that renders a view as its camera shows it."""
+        if tones is None:
+            return renderer.view
+        shown = copy.deepcopy(tones).to(self.model.device)
+        background = self.model.background if self.model.environment is None else None
+        return lambda cameras, index: shown.photograph(renderer.view(cameras, index), index, background)
+
+    def _refined(self, split: Split, tones: CameraTones | None) -> Split:
+        """Refines the poses of views before they are evaluated, if ``camera.test_steps`` is positive."""
+        camera = self.config.camera
+        if camera.test_steps == 0:
+            return split
+        return refine_views(self.model, self.trainer, split, steps=camera.test_steps, rate=camera.test_lr, tones=tones)
+
+    def render(self, cameras: Cameras, index: int = 0) -> View:
+        """Renders one camera's image as the run's own evaluation does.
+
+        Args:
+            cameras: One camera or several, on any device.
+            index: Index of the camera.
+        """
+        return self._default_renderer.view(cameras, index)
+
+    def render_path(self, cameras: Cameras, renderer: FieldRenderer | None = None) -> Iterator[View]:
+        """Renders the images of successive cameras lazily.
+
+        Args:
+            cameras: The cameras of the path, for example from :func:`voxelfield.rendering.cameras.orbit` or
+                :mod:`voxelfield.rendering.paths`.
+            renderer: A renderer from :meth:`renderer`; None for the one of the run's own evaluation.
+        """
+        renderer = self._default_renderer if renderer is None else renderer
+        # All at once, because copying each camera separately would wait for the images before it.
+        cameras = cameras.to(renderer.device)
+        for index in range(len(cameras)):
+            yield renderer.view(cameras, index)
+
+    @cached_property
+    def _default_renderer(self) -> FieldRenderer:
+        return self.renderer()
+
+
+def restore_trained_model(
+    config: RunConfig | Mapping[str, Any],
+    field_state: Mapping[str, Any],
+    occupancy_state: Mapping[str, Tensor],
+    steps: int,
+    device: torch.device | str,
+    entries: Mapping[str, Any] | None = None,
+) -> TrainedModel:
+    """Reconstructs a trained model from its saved parts.
+
+    Args:
+        config: All settings of the run.
+        field_state: State dict of its field.
+        occupancy_state: State dict of its occupancy grid.
+        steps: Number of training steps done.
+        device: Device for field and occupancy.
+        entries: The entries of a checkpoint, for a model with further state; None leaves it as it is built.
+
+    Raises:
+        ValueError: The configuration is invalid, or a tensor of a state is not one that a run could have saved.
+        RuntimeError: A state does not match the configuration.
+    """
+    device = torch.device(device)
+    settings = parse(RunConfig, config)
+    state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}
+    # Built on the meta device, because the values are about to be replaced: initialising them would take seconds, and
+    # memory for any size that the configuration names.
+    with torch.device("meta"):
+        model = untrained_model(settings, "meta")
+    check_state("field", model.field, state, model.grid.levels)
+    check_state("occupancy", model.occupancy, occupancy_state)
+    model.field.load_state_dict(state, assign=True)
+    extends = type(model).load_state_dict is not Model.load_state_dict
+    own = [item for item in vars(model).values() if isinstance(item, Tensor)]
+    if extends or any(tensor.is_meta for tensor in (*own, *model.field.parameters(), *model.field.buffers())):
+        # A user's model may have further tensors, and a user's decoder buffers that are not saved.
+        model = untrained_model(settings, device)
+        model.field.load_state_dict(state)
+    if extends and entries is not None:
+        model.load_state_dict(entries)
+    model.occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
+    model.field.to(device).requires_grad_(False)
+    model.occupancy.to(device)
+    model.grid.to(copies_dtype(settings.trainer.precision, device))
+    model.resolution = reached_resolution(settings.trainer.stages, steps)
+    _ = model.settings  # rejects settings with which an image would take hours
+    return TrainedModel(model, settings, steps)

@@ -1,1 +1,0 @@
-"""Checkpoints, their checks, and the run directory."""
