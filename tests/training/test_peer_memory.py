@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from voxelfield import peer_memory, processes
-from voxelfield.grids.exchange import DirectExchange
+from voxelfield import processes
+from voxelfield.distributed import peer_memory
+from voxelfield.distributed.exchange import DirectExchange
 
 GPU = torch.device("cuda", 1)
 

@@ -52,8 +52,8 @@ class WorkingCopies:
         combination: As given.
         sparse: As given.
         copies: One tensor for each grid, of the same shape. Read them by :meth:`current`.
-        division: The :class:`voxelfield.grids.division.DividedGrids` that divides the grids over processes: it keeps
-            the copies up to date and adds up the gradients. None where the grids are whole.
+        division: The :class:`voxelfield.distributed.division.DividedGrids` that divides the grids over processes: it
+            keeps the copies up to date and adds up the gradients. None where the grids are whole.
 
     Raises:
         TypeError: A grid is not a float32 parameter, or ``dtype`` is not one of the three.

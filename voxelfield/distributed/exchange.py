@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from voxelfield import processes
-from voxelfield.grids.shards import Shard, new_table, tile_vertices
+from voxelfield.distributed.peer_memory import PeerMemory
+from voxelfield.distributed.shards import Shard, new_table, tile_vertices
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._internal.tiles import pack_vertices, unpack_vertices
-from voxelfield.peer_memory import PeerMemory
 
 # How many times as many vertices fit into an exchange as any recent step has changed.
 _SPARE = 1.25
@@ -77,7 +77,7 @@ class PackedExchange:
         for shard, rows in zip(self._shards, table.split(sizes), strict=True):
             pack_vertices(shard.copy, rows, sent, **shard.tiles_of(rank))
         received = sent.new_empty(processes.count(), *sent.shape)
-        processes.gather_into(received, sent)
+        processes.gather_later(received, sent)()
         arrive()
         for other in range(processes.count()):
             if other == rank:

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from voxelfield import peer_memory, processes
+from voxelfield import processes
+from voxelfield.distributed import peer_memory
+from voxelfield.distributed.exchange import DirectExchange, Exchange, PackedExchange, room_for
+from voxelfield.distributed.shards import Shard, collect_rows, row_slabs, rows_between
 from voxelfield.foundation import constants
 from voxelfield.grids.adam import RULE, GridAdam, moments_of, new_state, sum_weights
-from voxelfield.grids.exchange import DirectExchange, Exchange, PackedExchange, room_for
-from voxelfield.grids.shards import Shard
 from voxelfield.grids.sparse_grid import BLOCK_VERTICES, SparseGrid
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._internal.grid_adam import grid_adam_
@@ -139,7 +140,7 @@ class DividedGrids:
         def cut(values: Tensor, first: int, last: int) -> Tensor:
             if old is None:
                 return values[first:last].clone()
-            return processes.rows_between(values, old.bounds, first, last)
+            return rows_between(values, old.bounds, first, last)
 
         before = self._whole.state.pop(grid, {}) if old is None else old.state
         if old is not None:
@@ -300,7 +301,7 @@ class DividedGrids:
     def refresh(self) -> None:
         """Rounds the masters into the working copies of all processes, after a change by something else than a step."""
         for shard in self._shards.values():
-            processes.collect_rows(shard.local.detach().to(shard.copy.dtype), shard.bounds, shard.copy)
+            collect_rows(shard.local.detach().to(shard.copy.dtype), shard.bounds, shard.copy)
         if self.materialized and self._rounds:
             self.materialize()
 
@@ -320,7 +321,7 @@ class DividedGrids:
     def _materialize(self, shard: Shard) -> None:
         shard.drop_sums()
         if self._rounds:
-            shard.grid.data = processes.rows_between(shard.local, shard.bounds, 0, shard.grid.shape[0])
+            shard.grid.data = rows_between(shard.local, shard.bounds, 0, shard.grid.shape[0])
             shard.stored = shard.stored.new_empty(0)
             shard.local.data = shard.grid.data[shard.planes]
 
@@ -379,7 +380,7 @@ class DividedGrids:
         if shard.state:
             planes = shard.grid.shape[0]
             self._whole.state[shard.grid] = {
-                key: value if key == "step" else processes.rows_between(value, shard.bounds, 0, planes)
+                key: value if key == "step" else rows_between(value, shard.bounds, 0, planes)
                 for key, value in shard.state.items()
             }
         shard.state.clear()
@@ -414,7 +415,7 @@ class DividedGrids:
 
 def _packed(shard: Shard, local: Tensor, pack: Pack) -> Any:
     """Returns packed planes of all processes to process 0, and None to others; a collective call."""
-    received = processes.row_slabs(local, shard.bounds)
+    received = row_slabs(local, shard.bounds)
     if processes.is_first():
         return pack(((process, planes) for process, _, planes in received), shard.grid.shape, local.dtype)
     for _ in received:
