@@ -31,8 +31,7 @@ from voxelfield.components.structure import VarianceWeightedError
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
-from voxelfield.distributed import peer_memory
-from voxelfield.grids import exchange
+from voxelfield.distributed import exchange, peer_memory
 from voxelfield.models.pixel_sampler import Images, PixelSampler
 from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.trained.zero_packing import pack_streams, put_back_zeros

@@ -12,12 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from voxelfield.captures.photographs import fingerprint
 from voxelfield.datasets.images import Size, image_size
 from voxelfield.datasets.loading import load_scene
-from voxelfield.datasets.measures import SHARPNESS_SIZE, sharpness, sky_share
+from voxelfield.datasets.measures import SHARPNESS_SIZE, grey, sharpness, sky_share, transparency
 from voxelfield.datasets.scene import Split
-from voxelfield.datasets.transparency import transparency
 from voxelfield.messages import printable
 from voxelfield.rendering.lens import Lens, join_lenses
 from voxelfield.warps.choice import WarpConfig, choose_warp
@@ -44,7 +42,7 @@ class Capture:
         aabb: (2, 3) float64, the scene's box, or the part that matters most if it extends further.
         points: (M, 3) float64, sparse points; none for formats without.
         sharpness: N values of :func:`voxelfield.datasets.measures.sharpness`.
-        fingerprints: (N, 32, 32) of :func:`voxelfield.captures.photographs.fingerprint`.
+        fingerprints: (N, 32, 32) of :func:`fingerprint`.
         thumbnails: N small images, RGB, transparent pixels on white.
         warp: The warp that a field gets by default, if the scene extends beyond ``aabb``.
         transparency: N transparent shares of the images, from 0 to 1; none if unknown.
@@ -164,3 +162,12 @@ def thumbnail(image: Image.Image, side: int, background: str | tuple[int, ...] =
     small.paste(image, mask=image)
     small.thumbnail((side, side), Image.Resampling.BOX)
     return small
+
+
+def fingerprint(image: Image.Image) -> npt.NDArray[np.float32]:
+    """Returns a small grey copy (32, 32), 0 to 255, by which equal images are found.
+
+    Args:
+        image: Any mode; transparent pixels count as white.
+    """
+    return np.asarray(grey(image).resize((32, 32), Image.Resampling.BOX), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Measures of photographs: how sharp they are, and whether they show a sky, which looks alike from all places."""
+"""Measures of photographs: transparency, sharpness, and whether they show a sky, which looks alike from all places."""
 
 from __future__ import annotations
 
@@ -58,6 +58,28 @@ def grey(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("L")
+
+
+def transparency(split: Split) -> list[float]:
+    """Returns the mean transparency of each image of a split, from 0 to 1; see :meth:`Split.all_gather`."""
+    alphas = (split.image(index).numpy()[..., 3] for index in split.local_indices)
+    return split.all_gather([1 - float(alpha.sum(dtype=np.int64)) / (255 * alpha.size) for alpha in alphas])
+
+
+def check_visible(split: Split) -> None:
+    """Refuses images that are transparent throughout, from which nothing can be learned.
+
+    Raises:
+        ValueError: There are some; the message names the first.
+    """
+    blank = split.all_gather([index for index in split.local_indices if not bool(split.image(index)[..., 3].any())])
+    if blank:
+        file = split.source_of(blank[0])
+        others = f", like {len(blank) - 1} others of {len(split)}" if len(blank) > 1 else ""
+        raise ValueError(
+            f"{file}: must have opaque pixels, got an image that is transparent throughout{others}: save it with its "
+            "alpha channel as it should be, or leave it out"
+        )
 
 
 def sky_share(split: Split) -> float:

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from voxelfield.foundation.autograd import needs_long_path
 from voxelfield.foundation.checks import check_choice, check_not_negative
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
 from voxelfield.grids.boxes import Box, parse_box
-from voxelfield.grids.combination import Combination
 from voxelfield.grids.resampling import refuse_sharded
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
-from voxelfield.grids.working_copies import WorkingCopies, sample_levels
+from voxelfield.grids.working_copies import Combination, GridWithCopies, WorkingCopies, sample_levels
 from voxelfield.ops._grids import Padding
 from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
@@ -28,7 +26,7 @@ __all__ = ["VoxelPyramid"]
 _ROW_VERTICES = 8
 
 
-class VoxelPyramid(nn.Module):
+class VoxelPyramid(GridWithCopies):
     """Trainable features on grids from coarse to fine over one box, concatenated or summed at every position.
 
     Coarse levels regularise and fine levels add detail: this is the dense counterpart of a multiresolution hash grid
@@ -118,7 +116,6 @@ class VoxelPyramid(nn.Module):
             SparseGrid(cubic_voxels(box, resolution), channels, box, device=device) for resolution in sparse_resolutions
         )
         self.active = len(resolutions)
-        self.working_copies: WorkingCopies | None = None
 
     @property
     def grids(self) -> list[VoxelGrid]:
@@ -131,7 +128,7 @@ class VoxelPyramid(nn.Module):
         return cast(list[SparseGrid], list(self._sparse_grids))
 
     @property
-    def levels(self) -> list[nn.Parameter]:
+    def levels(self) -> list[nn.Parameter]:  # type: ignore[override]
         """The levels' features (X_l, Y_l, Z_l, C_l), coarse to fine; for sparse levels the atlas."""
         return [cast(nn.Parameter, grid.features) for grid in chain(self._grids, self._sparse_grids)]
 
@@ -214,36 +211,8 @@ class VoxelPyramid(nn.Module):
             features = F.pad(features, (0, channels - features.shape[-1]))
         return features if points.dim() == 2 else features.reshape(*points.shape[:-1], channels)
 
-    def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
-        """Makes the active levels read copies and accumulate gradients in place; see :class:`WorkingCopies`.
-
-        Inactive levels get no gradient. Activating or deactivating levels ends this, and so does ``load_state_dict``.
-
-        Args:
-            dtype: Dtype of the copies: float16, bfloat16 or float32.
-            allocate_gradients: Allocate the gradients now, and not in the first backward pass.
-
-        Returns:
-            The copies, one for each active level, for :meth:`voxelfield.grids.adam.GridAdam.set_working`. With another
-            optimizer they are rounded anew after every backward pass.
-
-        Raises:
-            TypeError: A level is not a float32 parameter, or ``dtype`` is not one of the three.
-            ValueError: A level is sharded.
-        """
-        for level in self.levels:
-            refuse_sharded(level, "enable_copies")
-        copies = WorkingCopies(self._active_features, dtype, self.combination, self._active_sparse)
-        for index, level in enumerate(self.levels):
-            level.grad = torch.zeros_like(level) if index < self.active and allocate_gradients else None
-        self.working_copies = copies
-        return copies.copies
-
-    @property
-    def sampled_levels(self) -> list[Tensor]:
-        """The tensors that are sampled: the copies of :meth:`enable_copies`, if any, otherwise the active levels."""
-        levels, copies = self._active_features, self.working_copies
-        return list(levels) if copies is None or needs_long_path() else list(copies.current(levels))
+    def _new_copies(self, dtype: torch.dtype) -> WorkingCopies:
+        return WorkingCopies(self._active_features, dtype, self.combination, self._active_sparse)
 
     def active_levels(self, dtype: torch.dtype) -> list[Tensor]:
         """Returns the features of the active levels in a dtype, without gradient. Do not write to them.
@@ -283,14 +252,6 @@ class VoxelPyramid(nn.Module):
             points = torch.stack(torch.meshgrid(height[None], axes[1], axes[2], indexing="ij"), dim=-1).view(-1, 3)
             collapsed[plane] = self.combination.sample(self.sampled_levels, points, "border").view(y, z, -1)
         return collapsed
-
-    def refresh_copies(self) -> None:
-        """Copies the features into the copies of :meth:`enable_copies`, if there are any.
-
-        Needed only after changes that the copies do not notice by themselves; see :class:`WorkingCopies`.
-        """
-        if self.working_copies is not None:
-            self.working_copies.refresh()
 
     def activate(self, resolution: int) -> None:
         """Activates the dense levels up to a resolution, at least the coarsest, and the sparse levels that have blocks.

@@ -35,7 +35,7 @@ from voxelfield.grids.resampling import (
     sample_vertices,
     vertex_axes,
 )
-from voxelfield.grids.working_copies import WorkingCopies
+from voxelfield.grids.working_copies import GridWithCopies, WorkingCopies
 from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box_eagerly
 
 __all__ = ["VoxelGrid", "cubic_voxels"]
@@ -54,7 +54,7 @@ def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, resolution: int) -> t
     return x, y, z
 
 
-class VoxelGrid(nn.Module):
+class VoxelGrid(GridWithCopies):
     """Trainable features on a regular grid of vertices, read by trilinear interpolation at world positions.
 
     Vertices are spread evenly over the box with the first and the last one of every axis on the box's faces, or with
@@ -130,7 +130,6 @@ class VoxelGrid(nn.Module):
         self.features = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
         self._box = parse_box(aabb)
         self.register_buffer("aabb", box_tensor(self._box, self.features.device))
-        self.working_copies: WorkingCopies | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -163,12 +162,12 @@ class VoxelGrid(nn.Module):
         return self.features.shape[-1]
 
     @property
-    def levels(self) -> list[nn.Parameter]:
+    def levels(self) -> list[nn.Parameter]:  # type: ignore[override]
         """A list of the features only, for code that also handles :class:`voxelfield.VoxelPyramid`."""
         return [self.features]
 
     @property
-    def active(self) -> int:
+    def active(self) -> int:  # type: ignore[override]
         """The number of levels that are read, which is always 1."""
         return 1
 
@@ -300,44 +299,10 @@ class VoxelGrid(nn.Module):
         rows = unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
         return self.working_copies.sample([self.features], rows, self.padding).reshape(*unit.shape[:-1], self.channels)
 
-    @property
-    def sampled_levels(self) -> list[Tensor]:
-        """A list of the tensor that is sampled: the copy of :meth:`enable_copies`, if any, otherwise the features."""
-        if self.working_copies is None or needs_long_path():
-            return [self.features]
-        return list(self.working_copies.current([self.features]))
-
-    def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
-        """Makes the grid read a copy of its features and add gradients in place; see :class:`WorkingCopies`.
-
-        This ends when the grid's resolution or box changes, and with ``load_state_dict``.
-
-        Args:
-            dtype: Type of the copy: float16, bfloat16 or float32.
-            allocate_gradients: Allocate the gradient now, and not in the first backward pass.
-
-        Returns:
-            A list of the copy only, for :meth:`voxelfield.grids.adam.GridAdam.set_working`. With another optimizer it
-            is rounded anew after every backward pass.
-
-        Raises:
-            TypeError: The features are not a float32 parameter, or ``dtype`` is not one of the three.
-            ValueError: The grid is sharded, or has ``align_corners=False``.
-        """
-        refuse_sharded(self.features, "enable_copies")
+    def _new_copies(self, dtype: torch.dtype) -> WorkingCopies:
         if not self.align_corners:
             raise ArgumentValueError("align_corners must be True for enable_copies, got False")
-        self.working_copies = copies = WorkingCopies([self.features], dtype)
-        self.features.grad = torch.zeros_like(self.features) if allocate_gradients else None
-        return copies.copies
-
-    def refresh_copies(self) -> None:
-        """Copies the features into the copy of :meth:`enable_copies`, if there is one.
-
-        Needed only after changes that the copy does not notice by itself; see :class:`WorkingCopies`.
-        """
-        if self.working_copies is not None:
-            self.working_copies.refresh()
+        return WorkingCopies([self.features], dtype)
 
     def _promote(self, values: Tensor) -> Tensor:
         # Positions are widened before they are mapped to the unit cube, so a float64 grid gets unrounded ones.

@@ -1,9 +1,14 @@
-"""Working copies for training: sampling reads 16-bit copies, and gradients are added in place to float32 tensors."""
+"""Samples of several grids, and working copies of these for training.
+
+Sampling then reads 16-bit copies, and gradients are added in place to float32 tensors.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -12,11 +17,113 @@ from torch.autograd.function import Function, once_differentiable
 
 from voxelfield import ops
 from voxelfield.foundation.autograd import needs_long_path
-from voxelfield.foundation.errors import ArgumentValueError
-from voxelfield.grids.combination import Combination
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
+from voxelfield.grids.resampling import refuse_sharded
 from voxelfield.grids.sparse_grid import SparseGrid
-from voxelfield.ops._grids import Padding
+from voxelfield.ops._grids import Padding, known_stencil
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
+from voxelfield.ops.pyramid import Reduction
+
+_ALL = [slice(None)]
+
+
+@dataclass(frozen=True)
+class Combination:
+    """How the features of several levels are combined at a sample.
+
+    Attributes:
+        reduce: ``"concat"`` or ``"sum"``, as for :func:`voxelfield.ops.sample_pyramid`.
+        channels: For each level of a sum, the rising numbers of the features to which it adds, or None if it has all of
+            them, as the first level must. Empty if all levels have all.
+    """
+
+    reduce: Reduction = "concat"
+    channels: tuple[tuple[int, ...] | None, ...] = ()
+
+    def sample(self, levels: Sequence[Tensor], points: Tensor, padding: Padding) -> Tensor:
+        """Samples the first of the levels, or all of them.
+
+        Args:
+            levels: (X_l, Y_l, Z_l, C_l) features, coarse to fine.
+            points: (N, 3) in the unit cube.
+            padding: As for :func:`voxelfield.ops.sample_pyramid`.
+
+        Returns:
+            (N, sum of C_l), or (N, C) for a sum.
+
+        Raises:
+            TypeError: Levels have different dtypes; otherwise as :func:`voxelfield.ops.sample_pyramid`.
+        """
+        (first, _), *others = self._groups(len(levels))
+        sampled = ops.sample_pyramid(levels[first], points, reduce=self.reduce, padding=padding)
+        for part, columns in others:
+            dtype = levels[part][0].dtype
+            if dtype != sampled.dtype:
+                raise ArgumentTypeError(f"levels must be of one dtype, got {sampled.dtype} and {dtype}")
+            values = ops.sample_pyramid(levels[part], points, reduce="sum", padding=padding)
+            widths = [sampled[:, column].shape[1] for column in columns]
+            for column, more in zip(columns, values.split(widths, dim=1), strict=True):
+                # Not in place: a frozen coarse level, or one that torch.func does not transform, could not be written.
+                total = sampled[:, column] + more
+                sampled = torch.slice_scatter(sampled, total, 1, column.start, column.stop, column.step or 1)
+        return sampled
+
+    def accumulate(
+        self,
+        sums: Sequence[Tensor],
+        values: Tensor,
+        points: Tensor,
+        padding: Padding,
+        slabs: Sequence[tuple[int, int]] | None,
+    ) -> None:
+        """Adds the gradients ``values`` of :meth:`sample` to tensors like the levels, or slabs of these.
+
+        ``values`` may have more columns, which are not read. See
+        :func:`voxelfield.ops._internal.accumulate.accumulate_trilinear_`.
+        """
+        for part, columns in self._groups(len(sums)):
+            some = slabs and slabs[part]
+            taken = _taken(values, columns)
+            accumulate_trilinear_(sums[part], taken, points, reduce=self.reduce, padding=padding, slabs=some)
+
+    def point_gradient(self, levels: Sequence[Tensor], values: Tensor, points: Tensor, padding: Padding) -> Tensor:
+        """Returns the gradient of the points (N, 3), given the gradient of :meth:`sample`."""
+        stencil = known_stencil(padding, True, "linear", self.reduce == "sum", False)
+        gradients = [
+            stencil.point_gradient(_taken(values, columns), levels[part], points, None)
+            for part, columns in self._groups(len(levels))
+        ]
+        return sum(gradients[1:], start=gradients[0])
+
+    def _groups(self, levels: int) -> Iterator[tuple[slice, list[slice]]]:
+        """Yields consecutive levels with the same channels, and the columns of a sample for these channels."""
+        begin = 0
+        for channels, same in groupby(self.channels[:levels] or (None,) * levels):
+            end = begin + len(list(same))
+            yield slice(begin, end), _ALL if channels is None else _progressions(channels)
+            begin = end
+
+
+def _progressions(numbers: Sequence[int]) -> list[slice]:
+    """Returns rising numbers as arithmetic progressions, whose columns can be read without an index tensor.
+
+    An index would have to be copied to the device, which a captured CUDA graph does not allow.
+    """
+    found: list[slice] = []
+    start = 0
+    while start < len(numbers):
+        end, step = start + 1, 1
+        if end < len(numbers):
+            step = numbers[end] - numbers[start]
+        while end < len(numbers) and numbers[end] - numbers[end - 1] == step:
+            end += 1
+        found.append(slice(numbers[start], numbers[end - 1] + 1, step))
+        start = end
+    return found
+
+
+def _taken(values: Tensor, columns: list[slice]) -> Tensor:
+    return values if columns is _ALL else torch.cat([values[:, column] for column in columns], dim=1)
 
 
 class WorkingCopies:
@@ -63,7 +170,7 @@ class WorkingCopies:
         self,
         grids: Sequence[nn.Parameter],
         dtype: torch.dtype,
-        combination: Combination = Combination(),  # noqa: B008
+        combination: Combination = Combination(),
         sparse: Sequence[SparseGrid] = (),
     ) -> None:
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
@@ -181,6 +288,64 @@ class WorkingCopies:
                 accumulate_trilinear_([sums[index]], some_values, positions, slabs=part, column=column)
                 column += grid.channels
         self._may_change = True
+
+
+class GridWithCopies(nn.Module):
+    """A grid of one or several levels that can read working copies of them.
+
+    Attributes:
+        levels: The features (X_l, Y_l, Z_l, C_l) of all levels, coarse to fine.
+        active: Number of levels that are read, counted from the coarsest.
+        working_copies: The copies that :meth:`enable_copies` has made, or None.
+    """
+
+    levels: Sequence[nn.Parameter]
+    active: int
+    working_copies: WorkingCopies | None = None
+
+    def _new_copies(self, dtype: torch.dtype) -> WorkingCopies:
+        """Returns copies of the active levels; raises ValueError if the grid can have none."""
+        raise NotImplementedError
+
+    def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
+        """Makes the active levels read copies and accumulate gradients in place; see :class:`WorkingCopies`.
+
+        Inactive levels get no gradient. A change of the resolution, of the box or of the active levels ends this, and
+        so does ``load_state_dict``.
+
+        Args:
+            dtype: Dtype of the copies: float16, bfloat16 or float32.
+            allocate_gradients: Allocate the gradients now, and not in the first backward pass.
+
+        Returns:
+            The copies, one for each active level, for :meth:`voxelfield.grids.adam.GridAdam.set_working`. With another
+            optimizer they are rounded anew after every backward pass.
+
+        Raises:
+            TypeError: A level is not a float32 parameter, or ``dtype`` is not one of the three.
+            ValueError: A level is sharded, or has ``align_corners=False``.
+        """
+        for level in self.levels:
+            refuse_sharded(level, "enable_copies")
+        copies = self._new_copies(dtype)
+        for index, level in enumerate(self.levels):
+            level.grad = torch.zeros_like(level) if index < self.active and allocate_gradients else None
+        self.working_copies = copies
+        return copies.copies
+
+    def refresh_copies(self) -> None:
+        """Copies the features into the copies of :meth:`enable_copies`, if there are any.
+
+        Needed only after changes that the copies do not notice by themselves; see :class:`WorkingCopies`.
+        """
+        if self.working_copies is not None:
+            self.working_copies.refresh()
+
+    @property
+    def sampled_levels(self) -> list[Tensor]:
+        """The tensors that are sampled: the copies of :meth:`enable_copies`, if any, otherwise the active levels."""
+        levels, copies = self.levels[: self.active], self.working_copies
+        return list(levels) if copies is None or needs_long_path() else list(copies.current(levels))
 
 
 # The version of the grid that was copied, and whether a GridAdam updates the copy, are attributes of the copy, because
