@@ -98,15 +98,9 @@ class Capture:
 
 
 def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, model: int | None = None) -> Capture:
-    """Reads every split of a scene. Views whose images are missing are left out, with a warning in the log.
+    """Reads every split of a scene; arguments and errors are those of :func:`voxelfield.datasets.loading.load_scene`.
 
-    Args:
-        folder: Folder of the scene, in any format that :func:`voxelfield.datasets.loading.load_scene` reads.
-        aabb: (2, 3) box in world units; None for the box of the format.
-        model: Number of the COLMAP model where a folder has several; None: the one with the most images.
-
-    Raises:
-        Exception: As for :func:`voxelfield.datasets.loading.load_scene`.
+    Views whose images are missing are left out, with a warning in the log.
     """
     scene = load_scene(folder, splits=None, image_size=SHARPNESS_SIZE, missing_images="skip", aabb=aabb, model=model)
     splits = scene.splits.values()
@@ -165,9 +159,5 @@ def thumbnail(image: Image.Image, side: int, background: str | tuple[int, ...] =
 
 
 def fingerprint(image: Image.Image) -> npt.NDArray[np.float32]:
-    """Returns a small grey copy (32, 32), 0 to 255, by which equal images are found.
-
-    Args:
-        image: Any mode; transparent pixels count as white.
-    """
+    """Returns a small grey copy (32, 32), 0 to 255, by which equal images are found; transparent pixels are white."""
     return np.asarray(grey(image).resize((32, 32), Image.Resampling.BOX), dtype=np.float32)

@@ -281,15 +281,10 @@ def photographs_in(folder: Path) -> list[Path]:
 
 
 def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -> None:
-    """Copies photographs, upright and reduced where they are large.
+    """Copies photographs to a new folder, upright, and reduced where their longest side is above ``max_size`` pixels.
 
     The EXIF orientation is applied to the pixels and removed, because later steps read pixels as they are stored. PNG
     and JPEG files that need no change are copied byte by byte; other formats become PNG.
-
-    Args:
-        photographs: At least one.
-        folder: Destination; it is created.
-        max_size: Longest side in pixels above which a copy is reduced.
 
     Raises:
         ValueError: A photograph is one that :func:`voxelfield.datasets.images.open_image` refuses, or two copies would
@@ -321,11 +316,8 @@ def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -
 def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None:
     """Writes frames of a video, spread evenly: the sharpest of each of ``count`` windows of equal length.
 
-    Args:
-        video: The file.
-        folder: Destination of the frames, as JPEG; it is created.
-        count: How many frames to write; all, if the video has fewer.
-        max_size: Longest side in pixels above which a frame is reduced.
+    They go to a new folder, as JPEG, reduced where their longest side is above ``max_size`` pixels. If the video has
+    fewer frames than ``count``, all are written.
 
     Raises:
         MissingPackageError: PyAV is not installed.

@@ -51,46 +51,35 @@ def load_capture(
         source: The file that lists the photographs, for messages.
         photos: All of them. Those whose files are missing are left out, with a warning, unless the options forbid it.
             Shrunk images are used if each has one.
-        options: The loading options.
-        listed: The paths of each split's photographs, if the format lists them.
+        options: The loading options; :func:`choose_splits` says which splits the scene has.
+        listed: The paths of each split's photographs, if the format lists them. If it lists none for training, these
+            are the ones in no list.
         points: As for :func:`assemble`.
         stated_box: As for :func:`assemble`.
-
-    Returns:
-        The scene, on the CPU. :func:`choose_splits` says which splits it has.
 
     Raises:
         FileNotFoundError: Images are missing.
         ValueError: There is no such split, an image is not as it must be, or as for :func:`assemble`.
     """
     check_poses_of(source, photos)
-    there = _in_order(present_photos(folder, source, photos, options.missing_images or "skip"))
+    there = present_photos(folder, source, photos, options.missing_images or "skip")
+    # So that the order in which a file lists them is of no consequence.
+    there = sorted(there, key=lambda photo: photo.path.as_posix())
     lack = [photo.path for photo in there if photo.shrunk is None]
     if 0 < len(lack) < len(there):
         logger.info("%s: all images are downscaled from full size, as %s has no reduced copy", source, lack[0])
         there = [replace(photo, shrunk=None) for photo in there]
-    splits = choose_splits(source, {"train": there} if listed is None else _as_listed(source, there, listed), options)
+    splits: dict[str, Sequence[Photo]] = {"train": there}
+    if listed is not None:
+        splits = {name: [photo for photo in there if photo.path in paths] for name, paths in listed.items()}
+        rest = [photo for photo in there if not any(photo.path in paths for paths in listed.values())]
+        if not listed.get("train"):
+            splits["train"] = rest
+        elif rest:
+            logger.info("%s: %d photographs are in no split and are not used", source, len(rest))
+    splits = choose_splits(source, splits, options)
     loaded = {name: read_split(name, chosen, options) for name, chosen in splits.items()}
     return scene_of_photos(folder, source, there, loaded, options, points, stated_box)
-
-
-def _as_listed(source: Path, photos: Sequence[Photo], listed: Mapping[str, Collection[Path]]) -> dict[str, list[Photo]]:
-    """Divides photographs by the paths that a format lists for each split.
-
-    Those that no list names are for training, if no list for training names any.
-    """
-    splits = {name: [photo for photo in photos if photo.path in paths] for name, paths in listed.items()}
-    rest = [photo for photo in photos if not any(photo.path in paths for paths in listed.values())]
-    if not listed.get("train"):
-        splits["train"] = rest
-    elif rest:
-        logger.info("%s: %d photographs are in no split and are not used", source, len(rest))
-    return splits
-
-
-def _in_order(photos: Sequence[Photo]) -> list[Photo]:
-    """Returns photographs sorted by path, so that the order in which a file lists them is of no consequence."""
-    return sorted(photos, key=lambda photo: photo.path.as_posix())
 
 
 def choose_splits(
@@ -113,7 +102,7 @@ def choose_splits(
     if not splits["test"] and not splits["val"] and splits["train"] and options.holdout > 0:
         count = len(splits["train"])
         logger.info("%s: one in %d photographs is held out for the test (data.holdout)", source, options.holdout)
-        ordered = _in_order(splits["train"])
+        ordered = sorted(splits["train"], key=lambda photo: photo.path.as_posix())
         test = ordered[:: options.holdout]
         splits |= {"train": [photo for index, photo in enumerate(ordered) if index % options.holdout], "test": test}
         if not splits["train"] and (options.splits is None or "train" in options.splits):

@@ -22,21 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scene:
-    """Loads a scene in the NeRF-synthetic layout. Only the images of the splits asked for are read.
+    """Loads a scene; see :class:`voxelfield.datasets.registry.Format`.
 
-    Args:
-        folder: The scene's folder; its name becomes the scene's.
-        options: The loading options. Each split but the test split needs its ``transforms_<split>.json``
-            (:func:`voxelfield.datasets.assembly.choose_splits`), and a missing image is an error unless the options say
-            otherwise. :func:`voxelfield.datasets.assembly.assemble` determines the box.
-
-    Returns:
-        The scene, on the CPU. Images are RGBA with straight alpha; those without alpha are opaque.
-
-    Raises:
-        FileNotFoundError: A split's json or an image is missing.
-        ValueError: An argument, a json file or an image is not as described above; the message is one line and names
-            it.
+    Only the images of the splits asked for are read. Each split but the test split needs its
+    ``transforms_<split>.json`` (:func:`voxelfield.datasets.assembly.choose_splits`), and a missing image is an error
+    unless the options say otherwise.
     """
     folder, options = Path(folder), options or LoadOptions()
     available = available_splits(folder)

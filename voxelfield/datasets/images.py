@@ -169,8 +169,7 @@ def read_masks(
         local_slice: As for :func:`read_images`.
 
     Returns:
-        (N, H, W) bool on the CPU: True where a pixel counts. H and W are the largest height and width; a smaller mask
-        lies at the top left.
+        (N, H, W) bool: True where a pixel counts. It has room for the images of :func:`read_images`.
 
     Raises:
         FileNotFoundError: A mask is missing.
@@ -178,8 +177,7 @@ def read_masks(
     """
 
     def fill(index: int, plane: npt.NDArray[Any]) -> None:
-        path = paths[index]
-        if path is None:
+        if (path := paths[index]) is None:
             return
         ignored = np.asarray(_read_grey(path, sizes[index])) == 0
         if shown[index] != sizes[index]:
@@ -206,15 +204,14 @@ def read_depths(
         local_slice: As for :func:`read_images`.
 
     Returns:
-        (N, H, W) float32 on the CPU, 0 where nothing is known. H and W are the largest height and width.
+        (N, H, W) float32, 0 where nothing is known. It has room for the images of :func:`read_images`.
 
     Raises:
         ValueError: A file is unreadable, of another kind, or has another ratio of its sides than its image.
     """
 
     def fill(index: int, plane: npt.NDArray[Any]) -> None:
-        path = paths[index]
-        if path is None:
+        if (path := paths[index]) is None:
             return
         image, (w, h) = _depth_image(path), sizes[index]
         if abs(image.width * h - image.height * w) > max(*image.size, w, h):
@@ -312,10 +309,7 @@ def image_sizes(paths: Sequence[Path]) -> list[Size]:
 
 
 def exif_orientation(path: Path) -> int:
-    """Returns the orientation of an image in EXIF, which loaders ignore, 1 to 8; 1 if unknown.
-
-    From 5 on, width and height are swapped for display.
-    """
+    """Returns the orientation of an image in EXIF, 1 to 8; 1 if unknown. From 5 on, its sides are swapped on screen."""
     with open_image(path, upright=True) as image:
         found = image.getexif().get(ExifTags.Base.Orientation)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1

@@ -34,13 +34,8 @@ _FEWEST, _FEWEST_SHARE, _AGREEMENT = 3, 0.05, 0.03
 def sharpness(image: Image.Image) -> float:
     """Returns the variance of the Laplacian: high for an image full of edges, near 0 for a blurred one.
 
-    Only images of one capture are comparable, since the value depends on their subject.
-
-    Args:
-        image: Any mode; transparent pixels count as white.
-
-    Returns:
-        The variance, in squared grey levels of 256; 0 for an image below 3 pixels.
+    It is in squared grey levels of 256, and 0 for an image below 3 pixels. Transparent pixels count as white. Only
+    images of one capture are comparable, since the value depends on their subject.
     """
     pixels = grey(image)
     if max(pixels.size) > SHARPNESS_SIZE:
@@ -67,11 +62,7 @@ def transparency(split: Split) -> list[float]:
 
 
 def check_visible(split: Split) -> None:
-    """Refuses images that are transparent throughout, from which nothing can be learned.
-
-    Raises:
-        ValueError: There are some; the message names the first.
-    """
+    """Raises ValueError if images are transparent throughout, from which nothing can be learned."""
     blank = split.all_gather([index for index in split.local_indices if not bool(split.image(index)[..., 3].any())])
     if blank:
         file = split.source_of(blank[0])
@@ -87,9 +78,6 @@ def sky_share(split: Split) -> float:
 
     What is infinitely far away has one colour in each direction, whereas photographs from different places see other
     matter there. Only some of the pixels are read. A collective call if a process group divides the images.
-
-    Args:
-        split: The photographs.
     """
     rows, columns = _COMPARED_ROWS, 2 * _COMPARED_ROWS
     box = torch.zeros(2, 3)  # only the rays' directions are used

@@ -163,8 +163,8 @@ def _compare_sphere(
 ) -> tuple[Tensor, Tensor]:
     """Computes the same for an equirectangular image.
 
-    Its (4,) ``intrinsics``, the (X, Y, Z, 2) ``pixels`` in which the centres of the balls appear, and the (X, Y, Z, 3)
-    ``rays`` to them, right, down and forward, are given. The balls may appear elsewhere by an angle ``turn``, radians.
+    The balls' centres appear in ``pixels`` (X, Y, Z, 2), in the directions ``rays`` (X, Y, Z, 3), right, down and
+    forward; but the balls may appear elsewhere by an angle ``turn``, radians.
     """
     distance = rays.norm(dim=-1)
     size = (radius / distance).clamp(max=1).asin() + turn
