@@ -41,15 +41,15 @@ from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box_eagerly
 __all__ = ["VoxelGrid", "cubic_voxels"]
 
 
-def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, resolution: int) -> tuple[int, int, int]:
-    """Returns the number of vertices along each axis that fills a box with ``resolution**3`` cubes.
+def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, mean_resolution: int) -> tuple[int, int, int]:
+    """Returns the resolution, a number along each axis, that fills a box with ``mean_resolution**3`` cubes.
 
     Args:
         aabb: (2, 3) box, world units.
-        resolution: Cube root of the number of voxels.
+        mean_resolution: Cube root of the number of voxels: the geometric mean of the numbers along the axes.
     """
     extent = box_extent(parse_box(aabb))
-    edge = math.prod(extent) ** (1 / 3) / resolution
+    edge = math.prod(extent) ** (1 / 3) / mean_resolution
     x, y, z = (max(2, round(e / edge)) for e in extent)
     return x, y, z
 
@@ -375,7 +375,7 @@ class VoxelGrid(GridWithCopies):
 
     def resize(
         self,
-        resolution: int,
+        mean_resolution: int,
         optimizer: torch.optim.Optimizer | None = None,
         *,
         aabb: Sequence[Sequence[float]] | Tensor | None = None,
@@ -383,18 +383,18 @@ class VoxelGrid(GridWithCopies):
         """Resizes the grid to a number of nearly cubic voxels, as coarse-to-fine training does.
 
         Args:
-            resolution: Cube root of the number of voxels (:func:`cubic_voxels`).
+            mean_resolution: Cube root of the number of voxels (:func:`cubic_voxels`).
             optimizer: The optimizer that trains this grid, if any.
             aabb: A box to which the grid is moved (:meth:`refit`), world units; None for the present one.
 
         Raises:
             ValueError: As for :meth:`refit`.
         """
-        vertices = cubic_voxels(self.aabb if aabb is None else aabb, resolution)
+        resolution = cubic_voxels(self.aabb if aabb is None else aabb, mean_resolution)
         if aabb is not None:
-            self.refit(aabb, vertices, optimizer)
-        elif vertices != self.resolution:
-            self.upsample(vertices, optimizer)
+            self.refit(aabb, resolution, optimizer)
+        elif resolution != self.resolution:
+            self.upsample(resolution, optimizer)
 
     @torch.no_grad()
     def _resample(
