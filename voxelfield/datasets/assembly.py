@@ -77,9 +77,8 @@ def load_capture(
             splits["train"] = rest
         elif rest:
             logger.info("%s: %d photographs are in no split and are not used", source, len(rest))
-    splits = choose_splits(source, splits, options)
-    loaded = {name: read_split(name, chosen, options) for name, chosen in splits.items()}
-    return scene_of_photos(folder, source, there, loaded, options, points, stated_box)
+    chosen = choose_splits(source, splits, options)
+    return scene_of_photos(folder, source, there, chosen, options, points, stated_box)
 
 
 def choose_splits(
@@ -132,12 +131,16 @@ def scene_of_photos(
     folder: Path,
     source: Path,
     photos: Sequence[Photo],
-    splits: Mapping[str, Split],
+    chosen: Mapping[str, Sequence[Photo]],
     options: LoadOptions,
     points: Tensor | None = None,
     stated_box: Tensor | None = None,
 ) -> Scene:
-    """Makes a scene of splits that were read from files; it has the name of its folder. See :func:`assemble`."""
+    """Reads the splits of a scene, given the photographs ``chosen`` for each; see :func:`assemble` for the others.
+
+    The scene has the name of its folder.
+    """
+    splits = {name: read_split(name, some, options) for name, some in chosen.items()}
     if not any(photo.mask is not None or photo.alpha is not None for photo in photos):
         for masks in (folder / "masks", folder / "mask"):
             if masks.is_dir():

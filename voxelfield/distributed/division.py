@@ -93,11 +93,7 @@ class DividedGrids:
         shards = list(self._shards.values())
         for shard in shards:  # once no grid is whole any more
             shard.start_sums()
-        first, *others = whole.param_groups
-        for name in (*RULE, "lr", "bfloat16_moments"):
-            if any(group[name] is not first[name] and group[name] != first[name] for group in others):
-                raise ValueError(f"param_groups must agree on all but channel_rates, got different values of {name}")
-        self._skips = bool(first["skip_untouched"])
+        self._skips = bool(whole.param_groups[0]["skip_untouched"])
         self._channel_rates = {grid: group["channel_rates"] for group in whole.param_groups for grid in group["params"]}
         self._exchanges: list[Exchange] = []
         if self._rounds and peer_memory.is_available(occupied.device):
@@ -187,9 +183,8 @@ class DividedGrids:
         """Yields the rows of tensors (N, F) of all processes, some at a time; each time rows of the same samples.
 
         Between two of them, the device can work on the first while the second arrives. In a captured graph, all
-        processes must have the same number of samples.
+        processes must have the same number of samples. Any of the exchanges would do.
         """
-        # Samples do not depend on the grids of an exchange, so any of the exchanges would do.
         return self._exchanges[0].receive(tensors)
 
     def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
@@ -367,7 +362,6 @@ class DividedGrids:
             # Unused from now on, but perhaps referenced until the next garbage collection.
             shard.local.data = shard.stored
 
-    @torch.no_grad()
     def free(self) -> None:
         """Frees gradients and copies, before another division takes over what has not been gathered."""
         for shard in self._shards.values():
