@@ -13,10 +13,11 @@ from torch.nn import functional as F
 from voxelfield.foundation.checks import check_choice, check_not_negative
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
 from voxelfield.grids.boxes import Box, parse_box
+from voxelfield.grids.grid import Grid
 from voxelfield.grids.resampling import refuse_sharded
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
-from voxelfield.grids.working_copies import Combination, GridWithCopies, WorkingCopies, sample_levels
+from voxelfield.grids.working_copies import Combination, WorkingCopies, sample_levels
 from voxelfield.ops._grids import Padding
 from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
@@ -26,7 +27,7 @@ __all__ = ["VoxelPyramid"]
 _ROW_VERTICES = 8
 
 
-class VoxelPyramid(GridWithCopies):
+class VoxelPyramid(Grid):
     """Trainable features on grids from coarse to fine over one box, concatenated or summed at every position.
 
     Coarse levels regularise and fine levels add detail: this is the dense counterpart of a multiresolution hash grid
@@ -128,7 +129,7 @@ class VoxelPyramid(GridWithCopies):
         return cast(list[SparseGrid], list(self._sparse_grids))
 
     @property
-    def levels(self) -> list[nn.Parameter]:  # type: ignore[override]
+    def levels(self) -> list[nn.Parameter]:
         """The levels' features (X_l, Y_l, Z_l, C_l), coarse to fine; for sparse levels the atlas."""
         return [cast(nn.Parameter, grid.features) for grid in chain(self._grids, self._sparse_grids)]
 

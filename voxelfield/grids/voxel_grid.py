@@ -28,6 +28,7 @@ from voxelfield.foundation.errors import (
     stop_if_out_of_memory,
 )
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
+from voxelfield.grids.grid import Grid
 from voxelfield.grids.resampling import (
     migratable_state,
     refuse_sharded,
@@ -35,7 +36,7 @@ from voxelfield.grids.resampling import (
     sample_vertices,
     vertex_axes,
 )
-from voxelfield.grids.working_copies import GridWithCopies, WorkingCopies
+from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box_eagerly
 
 __all__ = ["VoxelGrid", "cubic_voxels"]
@@ -54,7 +55,7 @@ def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, mean_resolution: int)
     return x, y, z
 
 
-class VoxelGrid(GridWithCopies):
+class VoxelGrid(Grid):
     """Trainable features on a regular grid of vertices, read by trilinear interpolation at world positions.
 
     Vertices are spread evenly over the box with the first and the last one of every axis on the box's faces, or with
@@ -102,6 +103,8 @@ class VoxelGrid(GridWithCopies):
 
     features: nn.Parameter
     aabb: Tensor
+
+    active = 1
 
     def __init__(
         self,
@@ -162,14 +165,9 @@ class VoxelGrid(GridWithCopies):
         return self.features.shape[-1]
 
     @property
-    def levels(self) -> list[nn.Parameter]:  # type: ignore[override]
+    def levels(self) -> list[nn.Parameter]:
         """A list of the features only, for code that also handles :class:`voxelfield.VoxelPyramid`."""
         return [self.features]
-
-    @property
-    def active(self) -> int:  # type: ignore[override]
-        """The number of levels that are read, which is always 1."""
-        return 1
 
     @property
     def voxel_size(self) -> Tensor:
@@ -302,7 +300,7 @@ class VoxelGrid(GridWithCopies):
     def _new_copies(self, dtype: torch.dtype) -> WorkingCopies:
         if not self.align_corners:
             raise ArgumentValueError("align_corners must be True for enable_copies, got False")
-        return WorkingCopies([self.features], dtype)
+        return super()._new_copies(dtype)
 
     def _promote(self, values: Tensor) -> Tensor:
         # Positions are widened before they are mapped to the unit cube, so a float64 grid gets unrounded ones.

@@ -18,7 +18,6 @@ from torch.autograd.function import Function, once_differentiable
 from voxelfield import ops
 from voxelfield.foundation.autograd import needs_long_path
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
-from voxelfield.grids.resampling import refuse_sharded
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.ops._grids import Padding, known_stencil
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
@@ -288,64 +287,6 @@ class WorkingCopies:
                 accumulate_trilinear_([sums[index]], some_values, positions, slabs=part, column=column)
                 column += grid.channels
         self._may_change = True
-
-
-class GridWithCopies(nn.Module):
-    """A grid of one or several levels that can read working copies of them.
-
-    Attributes:
-        levels: The features (X_l, Y_l, Z_l, C_l) of all levels, coarse to fine.
-        active: Number of levels that are read, counted from the coarsest.
-        working_copies: The copies that :meth:`enable_copies` has made, or None.
-    """
-
-    levels: Sequence[nn.Parameter]
-    active: int
-    working_copies: WorkingCopies | None = None
-
-    def _new_copies(self, dtype: torch.dtype) -> WorkingCopies:
-        """Returns copies of the active levels; raises ValueError if the grid can have none."""
-        raise NotImplementedError
-
-    def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
-        """Makes the active levels read copies and accumulate gradients in place; see :class:`WorkingCopies`.
-
-        Inactive levels get no gradient. A change of the resolution, of the box or of the active levels ends this, and
-        so does ``load_state_dict``.
-
-        Args:
-            dtype: Dtype of the copies: float16, bfloat16 or float32.
-            allocate_gradients: Allocate the gradients now, and not in the first backward pass.
-
-        Returns:
-            The copies, one for each active level, for :meth:`voxelfield.grids.adam.GridAdam.set_working`. With another
-            optimizer they are rounded anew after every backward pass.
-
-        Raises:
-            TypeError: A level is not a float32 parameter, or ``dtype`` is not one of the three.
-            ValueError: A level is sharded, or has ``align_corners=False``.
-        """
-        for level in self.levels:
-            refuse_sharded(level, "enable_copies")
-        copies = self._new_copies(dtype)
-        for index, level in enumerate(self.levels):
-            level.grad = torch.zeros_like(level) if index < self.active and allocate_gradients else None
-        self.working_copies = copies
-        return copies.copies
-
-    def refresh_copies(self) -> None:
-        """Copies the features into the copies of :meth:`enable_copies`, if there are any.
-
-        Needed only after changes that the copies do not notice by themselves; see :class:`WorkingCopies`.
-        """
-        if self.working_copies is not None:
-            self.working_copies.refresh()
-
-    @property
-    def sampled_levels(self) -> list[Tensor]:
-        """The tensors that are sampled: the copies of :meth:`enable_copies`, if any, otherwise the active levels."""
-        levels, copies = self.levels[: self.active], self.working_copies
-        return list(levels) if copies is None or needs_long_path() else list(copies.current(levels))
 
 
 # The version of the grid that was copied, and whether a GridAdam updates the copy, are attributes of the copy, because
