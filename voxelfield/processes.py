@@ -70,11 +70,9 @@ def gather_later(out: Tensor, local: Tensor, group: Any = None) -> Callable[[], 
 
 
 def gather_rows(local: Tensor, counts: Sequence[int]) -> Tensor:
-    """Returns the rows of all processes, in the order of ranks, to each of them; a collective call.
+    """Returns the rows of all processes, in the order of ranks, to each of them; a collective call on their device.
 
-    Args:
-        local: (R, ...) this process's rows, which are exchanged on their device.
-        counts: The number of rows of each process.
+    Each process gives its rows (R, ...), and the number of rows of each process.
     """
     longest = max(counts)
     sent = local.contiguous()

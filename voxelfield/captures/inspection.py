@@ -47,13 +47,9 @@ _EDGES = torch.tensor([(one, one | bit) for one in range(8) for bit in (1, 2, 4)
 def inspect_scene(
     folder: Path, out: Path, aabb: Sequence[Sequence[float]] | None = None, model: int | None = None
 ) -> tuple[list[tuple[str, str]], list[Finding]]:
-    """Reads a scene, checks it, and writes its picture and page.
+    """Reads a scene (:func:`voxelfield.captures.capture.read_capture`), checks it, and writes its picture and page.
 
-    Args:
-        folder: Folder of the scene, in any format that :func:`voxelfield.datasets.loading.load_scene` reads.
-        out: Folder for :data:`PICTURE` and :data:`PAGE`; created if missing.
-        aabb: (2, 3) box in world units; None for the format's box.
-        model: Number of the COLMAP model where a folder has several; None: the one with the most images.
+    These are :data:`PICTURE` and :data:`PAGE` in the folder ``out``, which is created if missing.
 
     Returns:
         The measures, as labels and texts, and the findings of the checks. The page also has the loader's warnings.

@@ -32,12 +32,7 @@ def find_images(file: Path, names: Iterable[str], key: str) -> dict[str, Path]:
 
     A name is a path relative to the scene's folder. If there is no such file, it is looked for by the last parts of the
     name (as many as possible), with any suffix and in upper or lower case; if several names would then mean the same
-    file, none of them does.
-
-    Args:
-        file: The file, which lies in the scene's folder.
-        names: As the file has them.
-        key: The key of the names in the file, for messages.
+    file, none of them does. ``key`` is that of the names in the file, for messages.
 
     Returns:
         The paths by name, all within the folder; if a file is not found, its path does not exist.

@@ -170,10 +170,7 @@ class DividedGrids:
     def collected(self, grid: nn.Parameter, local: Tensor, pack: Pack) -> Any:
         """Returns packed values of all planes to process 0, and None to others; a collective call.
 
-        Args:
-            grid: The parameter to which the values belong.
-            local: The values of this process's planes; of a parameter that is not divided, all, which are returned.
-            pack: Packs them.
+        Given are those of this process's planes; the values of a parameter that is not divided are returned as given.
         """
         return _packed(self._shards[grid], local, pack) if grid in self._shards else local
 
@@ -194,11 +191,7 @@ class DividedGrids:
         return [shard.reached for shard in shards], slabs
 
     def add_total_variation(self, weight: float) -> None:
-        """Adds the gradient of the squared differences between neighbouring vertices, of all dense grids.
-
-        Args:
-            weight: Factor on the sum of these squares.
-        """
+        """Adds the gradient of the squared differences between neighbouring vertices, of all dense grids, weighted."""
         for shard in self._shards.values():
             if shard.sparse is not None:
                 continue
@@ -427,10 +420,7 @@ def _listed_tiles(shapes: Sequence[Sequence[int]], occupied: Tensor) -> list[Ten
 def _balanced(costs: Tensor, size: int, planes: int) -> list[int]:
     """Returns bounds for each process, at which the sum of costs is nearest to an equal fraction of all.
 
-    Args:
-        costs: (T,) the costs of groups of planes.
-        size: Number of planes of a group; the last one may be smaller.
-        planes: Number of all planes.
+    The costs (T,) are those of groups of ``size`` planes, of which the last may have fewer.
     """
     so_far = [0.0, *costs.double().cumsum(0).tolist()]
     bounds = [0]

@@ -34,8 +34,8 @@ class PackedExchange:
     """Exchanges by collective calls, between any devices and machines: changed vertices are packed into rows.
 
     Args:
-        shards: The shards of grids with the same number of channels, whose ``touched`` are updated
-            before :meth:`publish`.
+        shards: The shards of grids with the same number of channels, whose ``touched`` are updated before
+            :meth:`publish`.
         samples: Largest number of samples of a step, of all processes.
         every: Whether all vertices may change in a step, regardless of the number of samples.
         refresh: Sends all copies anew.
@@ -62,11 +62,7 @@ class PackedExchange:
         yield _gathered(tensors, processes.row_counts(tensors[0]))
 
     def publish(self, update: Callable[[], None]) -> None:
-        """Calls a function that updates the shards, and sends the working copies of touched vertices to all processes.
-
-        Args:
-            update: Updates the vertices in the tables of the shards.
-        """
+        """Calls a function that updates the shards, and sends the copies of touched vertices to all processes."""
         rank, sizes = processes.rank(), [shard.rows() for shard in self._shards]
         table, count = self._changed(sizes)
         torch.maximum(self._most_changed, count, out=self._most_changed)
@@ -188,11 +184,7 @@ class DirectExchange:
         yield received
 
     def publish(self, update: Callable[[], None]) -> None:
-        """Calls a function that updates the shards and what is ``written`` of them, in the memory of all processes.
-
-        Args:
-            update: Updates the shards.
-        """
+        """Calls a function that updates the shards and what is ``written`` of them, in the memory of all processes."""
         self._copies.barrier()
         update()
         self._copies.barrier()

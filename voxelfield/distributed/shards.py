@@ -136,14 +136,10 @@ def tile_vertices() -> int:
 
 
 def row_slabs(local: Tensor, bounds: Sequence[int]) -> Iterator[tuple[int, int, Tensor]]:
-    """Yields the rows of all processes, a few at a time; a collective call, and so is each step of the iteration.
+    """Yields a process, the index of the first of some of its rows, and these rows, until all processes' rows are read.
 
-    Args:
-        local: (R, ...) this process's rows.
-        bounds: The first row of each process among the rows of all, followed by their number.
-
-    Yields:
-        A process, the index of the first of some of its rows, and these rows. The rows of a process are in order.
+    A collective call, and so is each step of the iteration. Each process gives its ``local`` rows (R, ...), and the
+    ``bounds``: the first row of each process among the rows of all, followed by their number.
     """
     row, longest = local.shape[1:], max(end - begin for begin, end in pairwise(bounds))
     at_once = max(1, processes.SLAB_ELEMENTS // (processes.count() * max(math.prod(row), 1)))
@@ -161,13 +157,9 @@ def row_slabs(local: Tensor, bounds: Sequence[int]) -> Iterator[tuple[int, int, 
 
 
 def collect_rows(local: Tensor, bounds: Sequence[int], out: Tensor, low: int = 0) -> None:
-    """Writes rows of all processes into one tensor, on any device; a collective call.
+    """Writes rows of all processes, from row ``low`` on, into a tensor on any device; each process may ask for others.
 
-    Args:
-        local: As for :func:`row_slabs`.
-        bounds: As for :func:`row_slabs`.
-        out: Receives the rows from ``low`` on; each process may ask for others.
-        low: The index of the first of them.
+    A collective call with arguments as for :func:`row_slabs`.
     """
     for _, first, rows in row_slabs(local, bounds):
         begin, end = max(first, low), min(first + len(rows), low + len(out))
@@ -183,12 +175,9 @@ def rows_between(local: Tensor, bounds: Sequence[int], low: int, high: int) -> T
 
 
 class DividedRows:
-    """The rows of all processes, in the order of ranks, of which each process stores some; read by index.
+    """The rows of all processes, in the order of ranks, of which each process stores some (R, ...); read by index.
 
     Making it and reading from it are collective calls; reading does not synchronise with the device.
-
-    Args:
-        local: (R, ...) this process's rows, of any dtype.
     """
 
     def __init__(self, local: Tensor) -> None:

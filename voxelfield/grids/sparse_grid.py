@@ -359,14 +359,8 @@ def _blocks_along(cells_along: Sequence[int]) -> list[int]:
 def overlapping_sums(cells: Tensor, aabb: Tensor, shape: Sequence[int], box: Tensor) -> Tensor:
     """Sums, for each block of a box, the cells of another box that overlap it.
 
-    Args:
-        cells: (X', Y', Z') bool or integers.
-        aabb: (2, 3) the box of the cells.
-        shape: Number of blocks along x, y and z.
-        box: (2, 3) the box of the blocks.
-
-    Returns:
-        (X, Y, Z) int64, on the device of ``cells``.
+    The cells (X', Y', Z'), bool or integers, divide the box ``aabb``, and blocks of a shape (X, Y, Z) the other
+    ``box``. The sums (X, Y, Z) are int64.
     """
     low, high = (corner.tolist() for corner in aabb.double())
     begin, end = (corner.tolist() for corner in box.double())

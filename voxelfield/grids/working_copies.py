@@ -40,18 +40,10 @@ class Combination:
     channels: tuple[tuple[int, ...] | None, ...] = ()
 
     def sample(self, levels: Sequence[Tensor], points: Tensor, padding: Padding) -> Tensor:
-        """Samples the first of the levels, or all of them.
+        """Samples some of the levels (X_l, Y_l, Z_l, C_l) from the first on, at points (N, 3) in the unit cube.
 
-        Args:
-            levels: (X_l, Y_l, Z_l, C_l) features, coarse to fine.
-            points: (N, 3) in the unit cube.
-            padding: As for :func:`voxelfield.ops.sample_pyramid`.
-
-        Returns:
-            (N, sum of C_l), or (N, C) for a sum.
-
-        Raises:
-            TypeError: Levels have different dtypes; otherwise as :func:`voxelfield.ops.sample_pyramid`.
+        Returns (N, sum of C_l), or (N, C) for a sum. Errors are those of :func:`voxelfield.ops.sample_pyramid`, also if
+        levels have different dtypes.
         """
         (first, _), *others = self._groups(len(levels))
         sampled = ops.sample_pyramid(levels[first], points, reduce=self.reduce, padding=padding)

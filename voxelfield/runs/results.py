@@ -19,7 +19,7 @@ import voxelfield
 from voxelfield import processes
 from voxelfield.components.refinement import write_cameras
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.distributed.peer_memory import peak_bytes
+from voxelfield.devices import peak_bytes
 from voxelfield.evaluation.evaluation import Evaluation, picture_name, save_images, write_metrics, write_table
 from voxelfield.installed import MissingPackageError
 from voxelfield.media.png import PngWriter

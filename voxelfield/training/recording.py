@@ -12,7 +12,7 @@ from torch import Tensor
 
 from voxelfield import processes
 from voxelfield.datasets.scene import Split
-from voxelfield.distributed.peer_memory import peak_bytes
+from voxelfield.devices import peak_bytes
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.evaluation.metrics import mse_to_psnr, psnr
 from voxelfield.models.component import Component
