@@ -89,13 +89,8 @@ def choose_splits(
     Without test photographs, val replaces the test split if that is requested by name. Without either, some are held
     out of the training split. With ``holdout=0``, none are, and the test split is left out.
 
-    Args:
-        source: The file that lists the photographs, for messages.
-        listed: The photographs of train, val and test; a split may be absent or empty.
-        options: Which splits to load (None: all that have photographs), and how many photographs are held out.
-
-    Raises:
-        ValueError: A split has no photographs; the message lists the splits that have some, and the remedy.
+    Given are the photographs ``listed`` for train, val and test, of which a split may be absent or empty. Raises
+    ValueError if a split has no photographs; the message lists the splits that have some, and the remedy.
     """
     splits = {name: listed.get(name, ()) for name in SPLITS}
     if not splits["test"] and not splits["val"] and splits["train"] and options.holdout > 0:

@@ -41,9 +41,6 @@ def find_model(folder: Path, number: int | None) -> tuple[Path, Path, dict[str, 
     Returns:
         The folder of the model, the folder of its images, and, if the model was chosen among several, the number of
         images with a pose in each, by the names of their folders.
-
-    Raises:
-        ValueError: There is no model of that number.
     """
     found = [(folder / models, folder / images) for models, images in _LAYOUTS if _models_in(folder / models)]
     models_folder, images = next((each for each in found if each[1].is_dir()), found[0])
@@ -103,11 +100,7 @@ def count_posed_images(folder: Path) -> int:
 
 
 def names_in_text(folder: Path) -> dict[int, bytes]:
-    """Returns the names of a text model's images by their numbers, with the spaces in them.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """Returns the names of a text model's images by their numbers, with the spaces in them."""
     names = {}
     with (folder / "images.txt").open("rb") as file:
         for line in file:

@@ -262,14 +262,13 @@ def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterat
     TIFF with several pages and of the MPO files that phones write, the first picture counts. The size is that of the
     pixels as they are stored.
 
+    Pixels are read when they are first used.
+
     Args:
         path: The file.
         upright: Whether the caller turns the pixels as EXIF says, by Pillow's ``exif_transpose``, and damaged EXIF is
             therefore refused. Without, pixels are read as they are stored: poses and intrinsics refer to those.
         depth: Whether it must be a grey image with 16 bits, which is refused otherwise.
-
-    Yields:
-        The image. Its pixels are read when they are first used.
 
     Raises:
         ValueError: The file is no regular file or not in one of these formats, damaged, animated, or has pixels other
@@ -320,14 +319,8 @@ def area_resized(image: Image.Image, size: Size) -> Image.Image:
 
     Colours of transparent pixels do not count, so silhouettes get no dark or stray fringe. Averages are rounded to
     nearest. Those of opaque images may differ from the exact average by up to 1 of 255, unless both sides are divided
-    by the same power of two.
-
-    Args:
-        image: Mode RGB, or RGBA with straight alpha.
-        size: The new width and height.
-
-    Returns:
-        The image, straight alpha, black where fully transparent; mode RGB if it is opaque.
+    by the same power of two. The image has mode RGB, or RGBA with straight alpha; so has the result, which is RGB if it
+    is opaque, and otherwise black where it is fully transparent.
     """
     if image.mode == "RGB" or image.getchannel("A").getextrema() == (255, 255):
         opaque = image if image.mode == "RGB" else image.convert("RGB")
