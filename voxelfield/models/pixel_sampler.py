@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from voxelfield import processes
 from voxelfield.datasets.scene import Split
+from voxelfield.distributed.shards import DividedRows, rows_between
 from voxelfield.models.batch import Batch, background_for, columns_and_rows
 from voxelfield.ops._internal.pixel_rays import pixel_rays
-from voxelfield.processes import DividedRows
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.rays import Rays
@@ -408,4 +408,4 @@ def _rows(local_slice: slice | None, local: Tensor) -> Tensor | DividedRows:
 def _gathered(own: Tensor) -> Tensor:
     """Returns the rows of all processes to each of them; a collective call."""
     bounds = [0, *itertools.accumulate(processes.row_counts(own))]
-    return processes.rows_between(own, bounds, 0, bounds[-1])
+    return rows_between(own, bounds, 0, bounds[-1])

@@ -19,11 +19,11 @@ import voxelfield
 from voxelfield import processes
 from voxelfield.components.refinement import write_cameras
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.devices import peak_bytes
 from voxelfield.evaluation.evaluation import Evaluation, picture_name, save_images, write_metrics, write_table
 from voxelfield.installed import MissingPackageError
 from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_video
-from voxelfield.peer_memory import peak_bytes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import usual_path
 from voxelfield.report.thumbnails import Thumbnails

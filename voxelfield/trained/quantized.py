@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.grids.combination import Combination
 from voxelfield.grids.pyramid import VoxelPyramid
-from voxelfield.grids.working_copies import sample_levels
+from voxelfield.grids.working_copies import Combination, sample_levels
 from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import visible_samples

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from voxelfield import processes
 from voxelfield.components.muon import Muon, network_matrices
+from voxelfield.distributed.division import DividedGrids
 from voxelfield.foundation.optimizers import EagerAdamW, EagerMethods, load_moments
 from voxelfield.grids.adam import MAX_BETA, GridAdam, sum_weights
-from voxelfield.grids.division import DividedGrids
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.models.model import Model
