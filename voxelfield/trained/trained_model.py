@@ -35,7 +35,7 @@ from voxelfield.media.png import PngWriter
 from voxelfield.messages import clipped
 from voxelfield.models.model import Model
 from voxelfield.models.settings import reached_resolution
-from voxelfield.rendering.backends.backend import GenericBackend
+from voxelfield.rendering.backends import GenericBackend
 from voxelfield.rendering.cameras import Cameras, overview, reference_camera
 from voxelfield.rendering.occupancy import OccupancyGrid, occupied_density
 from voxelfield.rendering.render import View
