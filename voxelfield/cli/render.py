@@ -21,8 +21,8 @@ from voxelfield.config import Range
 from voxelfield.datasets.camera_path import FPS_RANGE, LARGEST_SIDE, read_camera_path
 from voxelfield.media.frame_folder import FrameFolder, farthest
 from voxelfield.media.video import check_video, write_video
-from voxelfield.rendering.cameras import Cameras, orbit
-from voxelfield.rendering.paths import at_size, interpolate, seen_point, spiral, usual_path
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.paths import PATHS, at_size, path_named
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, FieldRenderer
@@ -34,7 +34,6 @@ from voxelfield.transfers import AHEAD
 
 logger = logging.getLogger(__name__)
 
-PATHS = ("orbit", "spiral", "interpolate")
 FPS = 30.0
 MAX_FRAMES = 1_000_000
 
@@ -188,19 +187,8 @@ def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras
         around = load_scene_of(trained, options, (split,)).split(split).cameras
         if trained.cameras is not None:
             around = trained.cameras.follow(around)
-        if options.path is None:
-            cameras = usual_path(around, frames, trained.model.centre, trained.model.warp, trained.render)
-        elif options.path == "orbit":
-            cameras = orbit(around, trained.model.centre, frames)
-        elif options.path == "spiral":
-            target = seen_point(around, trained.render)
-            if target is None:
-                raise ValueError(
-                    "--path must be orbit or interpolate, because the middle camera sees no subject to circle"
-                )
-            cameras = spiral(around, target, frames)
-        else:
-            cameras = interpolate(around, frames)
+        scene = (trained.model.centre, trained.model.warp, trained.render)
+        cameras = path_named(options.path, around, frames, *scene)
     if options.size is not None:
         cameras = at_size(cameras, *options.size)
     return cameras, fps if options.fps is None else options.fps

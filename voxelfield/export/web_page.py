@@ -24,8 +24,9 @@ from voxelfield.media.html import page_template
 from voxelfield.models.model import Model
 from voxelfield.rendering.backends import BakedImages, fastest_backend
 from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, stored_bytes
-from voxelfield.rendering.cameras import Cameras, check_not_empty, up_direction
+from voxelfield.rendering.cameras import Cameras, check_not_empty
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.paths import up_direction
 from voxelfield.rendering.pixels import to_uint8
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_video
 from voxelfield.peer_memory import peak_bytes
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.paths import usual_path
+from voxelfield.rendering.paths import path_named
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.run_directory import (
     CAMERAS_FILE,
@@ -138,8 +138,8 @@ def _evaluate_and_write(
     if processes.is_first():
         _write_files(trained, train, metrics, evaluation, results)
     if options.video_frames > 0:
-        warp, frames = trained.model.warp, options.video_frames
-        _write_video(trained, usual_path(train.cameras, frames, trained.model.centre, warp, trained.render), results)
+        scene = (trained.model.centre, trained.model.warp, trained.render)
+        _write_video(trained, path_named(None, train.cameras, options.video_frames, *scene), results)
     for part in (session.model, *session.components):
         with results.writing(part.name):
             part.write_results(directory)

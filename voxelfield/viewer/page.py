@@ -22,8 +22,8 @@ from voxelfield.captures.capture import thumbnail
 from voxelfield.components.refinement import RefinedCameras
 from voxelfield.datasets.camera_path import camera_path_file
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.rendering.cameras import Cameras, overview, reference_camera, up_direction
-from voxelfield.rendering.paths import through
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.paths import overview, reference_camera, through, up_direction
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.viewer.address import Address
