@@ -66,14 +66,9 @@ def path_named(
 
 
 def seen_point(cameras: Cameras, render: Callable[[Cameras, int], View]) -> Tensor | None:
-    """Returns the point (3,) on the most central camera's axis at the mean inverse depth of its image.
+    """Returns the point (3,) on the most central camera's axis at the mean inverse depth of its image, world units.
 
-    Args:
-        cameras: The cameras, on the CPU.
-        render: Renders one of them.
-
-    Returns:
-        World units, on the CPU; None if that camera sees nothing solid.
+    Cameras and point are on the CPU; ``render`` renders one of them. None if that camera sees nothing solid.
     """
     positions = cameras.c2w[:, :3, 3]
     central = int((positions - positions.mean(dim=0)).norm(dim=-1).argmin())
@@ -159,11 +154,9 @@ def through(cameras: Cameras, frames: int) -> Cameras:
     rows = torch.cat((poses[:, :3, 3], quaternions(poses[:, :3, :3]), focal, centre), dim=-1)
     stations = torch.arange(frames, dtype=torch.float64) * (len(poses) - 1) / max(frames - 1, 1)
     curve = _catmull_rom(rows, stations)
-    c2w = torch.eye(4, dtype=torch.float64).repeat(frames, 1, 1)
-    c2w[:, :3, :3] = rotations(F.normalize(curve[:, _TURN], dim=-1))
-    c2w[:, :3, 3] = curve[:, :3]
+    c2w = _poses(rotations(F.normalize(curve[:, _TURN], dim=-1)), curve[:, :3])
     intrinsics = torch.cat((curve[:, 7:9].exp(), curve[:, 9:]), dim=-1)
-    return Cameras(c2w.float(), intrinsics.float(), width, height).to(cameras.c2w.device)
+    return Cameras(c2w, intrinsics.float(), width, height).to(cameras.c2w.device)
 
 
 def _catmull_rom(numbers: Tensor, stations: Tensor) -> Tensor:
@@ -220,13 +213,18 @@ def spiral(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     swing = torch.stack((angle.cos(), -angle.sin(), -(0.5 * angle).sin()), dim=-1)
     positions = centre + (swing * reach) @ axes.mT
     focus = centre - distance * axes[:, 2]
-    c2w = torch.eye(4, device=device, dtype=torch.float64).repeat(frames, 1, 1)
-    c2w[:, :3, :3] = torch.stack([axes_looking(focus - position, axes[:, 1]) for position in positions])
-    c2w[:, :3, 3] = positions
+    c2w = _poses(torch.stack([axes_looking(focus - position, axes[:, 1]) for position in positions]), positions)
     cameras = cameras.pinholes()
     width, height = cameras.size(0)
     intrinsics = at_size(cameras, width, height).intrinsics.mean(dim=0, keepdim=True).expand(frames, 4).contiguous()
-    return Cameras(c2w.float(), intrinsics, width, height)
+    return Cameras(c2w, intrinsics, width, height)
+
+
+def _poses(axes: Tensor, positions: Tensor) -> Tensor:
+    """Returns camera-to-world matrices (N, 4, 4) float32 from axes (N, 3, 3), in columns, and positions (N, 3)."""
+    c2w = torch.eye(4, dtype=axes.dtype, device=axes.device).repeat(len(axes), 1, 1)
+    c2w[:, :3, :3], c2w[:, :3, 3] = axes, positions
+    return c2w.float()
 
 
 def axes_looking(direction: Tensor, up: Tensor) -> Tensor:
@@ -274,15 +272,9 @@ def _short_tour(distances: list[list[float]]) -> list[int]:
 
 
 def reference_camera(warp: Warp | None, width: int, height: int) -> Cameras | None:
-    """Returns the reference camera of a warp, with a field of view that shows all that the warp covers.
+    """Returns the reference camera of a warp, on the CPU, with a field of view that shows all that the warp covers.
 
-    Args:
-        warp: The field's warp.
-        width: Image width in pixels.
-        height: Image height in pixels.
-
-    Returns:
-        One camera, on the CPU; None if the warp has no reference camera.
+    The image has ``width`` x ``height`` pixels. None if the warp has no reference camera.
     """
     if warp is None or warp.reference is None:
         return None
@@ -296,15 +288,9 @@ def reference_camera(warp: Warp | None, width: int, height: int) -> Cameras | No
 
 
 def overview(aabb: Tensor, width: int, height: int) -> Cameras:
-    """Places one camera so that it sees a whole box, from obliquely above one of its corners.
+    """Places one camera so that it sees a whole box (2, 3), from obliquely above one of its corners, where z is up.
 
-    Args:
-        aabb: (2, 3) float32, low and high corner of the box, world frame with z up.
-        width: Image width in pixels.
-        height: Image height in pixels.
-
-    Returns:
-        One camera on the device of ``aabb``.
+    The image has ``width`` x ``height`` pixels. The camera is on the device of ``aabb``.
     """
     azimuth, elevation, half_angle = (math.radians(degrees) for degrees in (-45.0, 25.0, 20.0))
     axes = _axes_above(*torch.tensor((azimuth, elevation), dtype=torch.float64))
@@ -315,10 +301,8 @@ def overview(aabb: Tensor, width: int, height: int) -> Cameras:
     focal = min(width, height) / 2 / math.tan(half_angle)
     half = torch.tensor((width, height), dtype=torch.float64) / 2
     distance = (corners[:, 2:] + corners[:, :2].abs() * focal / half).max()
-    c2w = torch.eye(4, dtype=torch.float64)
-    c2w[:3, :3], c2w[:3, 3] = axes, centre + distance * axes[:, 2]
-    intrinsics = torch.tensor([[focal, focal, width / 2, height / 2]])
-    return Cameras(c2w[None].float(), intrinsics, width, height).to(aabb.device)
+    c2w = _poses(axes[None], centre + distance * axes[:, 2])
+    return Cameras(c2w, torch.tensor([[focal, focal, width / 2, height / 2]]), width, height).to(aabb.device)
 
 
 def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
@@ -345,18 +329,16 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     check_at_least_one("frames", frames)
     if target.shape != (3,):
         raise ValueError(f"target must have shape (3,), got {tuple(target.shape)}")
-    device = cameras.c2w.device
-    centre = target.to(device, torch.float64)
-    upright = _upright_axes(cameras)
+    centre = target.to(cameras.c2w.device, torch.float64)
+    upright = upright_axes(cameras)
     arm = (cameras.c2w[:, :3, 3].double() - centre) @ upright.mT
     distance = arm.norm(dim=-1).mean()
     elevation = torch.atan2(arm[:, 2], arm[:, :2].norm(dim=-1)).mean().expand(frames)
     azimuth = _azimuths(torch.atan2(arm[:, 1], arm[:, 0]), frames)
-    c2w = torch.eye(4, device=device, dtype=torch.float64).repeat(frames, 1, 1)
-    c2w[:, :3, :3] = upright.mT @ _axes_above(azimuth, elevation)
-    c2w[:, :3, 3] = centre + distance * c2w[:, :3, 2]
+    axes = upright.mT @ _axes_above(azimuth, elevation)
     first = cameras[:1].pinholes()
-    return Cameras(c2w.float(), first.intrinsics.expand(frames, 4).contiguous(), *first.size(0))
+    c2w = _poses(axes, centre + distance * axes[:, :, 2])
+    return Cameras(c2w, first.intrinsics.expand(frames, 4).contiguous(), *first.size(0))
 
 
 def _axes_above(azimuth: Tensor, elevation: Tensor) -> Tensor:
@@ -370,16 +352,11 @@ def _axes_above(azimuth: Tensor, elevation: Tensor) -> Tensor:
     return torch.stack((right, torch.linalg.cross(backward, right), backward), dim=-1)
 
 
-def up_direction(cameras: Cameras) -> Tensor:
-    """Returns the direction (3,) that points up in the cameras' images, float64.
+def upright_axes(cameras: Cameras) -> Tensor:
+    """Returns x, y and z axes (3, 3), one per row, of which z points up in the cameras' images; float64.
 
     This is the world's z axis if it is within 15 degrees, or if the cameras have no common up direction.
     """
-    return _upright_axes(cameras)[2]
-
-
-def _upright_axes(cameras: Cameras) -> Tensor:
-    """Returns x, y and z axes (3, 3), one per row, of which z points up in the cameras' images; float64."""
     up = cameras.c2w[:, :3, 1].double().mean(dim=0)
     axes = torch.eye(3, dtype=torch.float64, device=up.device)
     length = float(up.norm())
