@@ -416,15 +416,10 @@ def check_not_empty(cameras: Cameras) -> None:
 
 
 def viewing_poses(c2w: Tensor, lens: Lens | None) -> Tensor:
-    """Returns poses whose optical axes say where cameras look.
+    """Returns poses (M, 4, 4) whose optical axes say where cameras with poses (N, 4, 4) and lenses look.
 
-    Args:
-        c2w: (N, 4, 4) floating point, camera to world, OpenGL axes.
-        lens: Their lenses.
-
-    Returns:
-        (M, 4, 4): the poses. Each equirectangular camera is replaced by six that look at the sides of a cube around it,
-        beginning with its own viewing direction.
+    Each equirectangular camera is replaced by six that look at the sides of a cube around it, beginning with its own
+    viewing direction.
     """
     if lens is None or not lens.spheres:
         return c2w

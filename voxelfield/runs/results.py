@@ -50,11 +50,7 @@ _PICTURE_ROOM = 1 << 29
 
 
 class Timing:
-    """Measures the successive phases of a run.
-
-    Attributes:
-        seconds: Wall-clock seconds by phase.
-    """
+    """Measures the successive phases of a run: :attr:`seconds`, wall-clock, by phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
