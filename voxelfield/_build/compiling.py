@@ -22,15 +22,7 @@ from .architectures import (
     require_cuda_home,
     visible_capabilities,
 )
-from .sources import (
-    CPU_MODULE,
-    CUDA_MODULE,
-    requested_variant,
-    source_digest,
-    source_root,
-    stamp_source,
-    write_digest,
-)
+from .sources import CPU_MODULE, CUDA_MODULE, requested_variant, source_digest, source_root, stamp_source, write_digest
 
 logger = logging.getLogger("voxelfield.build")
 

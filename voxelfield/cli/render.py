@@ -102,24 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--split", help="split whose cameras determine orbit, spiral or interpolate (default: train)")
     add("--frames", type=number(int, Range(1, MAX_FRAMES)), help="number of frames (default: 120, or that of the path)")
     add("--range", type=_range, metavar="A:B", help="render only frames A to B - 1 of these, into a folder")
-    add(
-        "--fps",
-        type=number(float, Range(*FPS_RANGE)),
-        help="frames per second (default: 30, or that of the camera path)",
-    )
+    fps = "frames per second (default: 30, or that of the camera path)"
+    add("--fps", type=number(float, Range(*FPS_RANGE)), help=fps)
     add("--size", type=size, metavar="WxH", help="in pixels (default: that of the training images or the path)")
-    add(
-        "--supersampling",
-        type=number(int, Range(1, MAX_RAYS_ACROSS)),
-        metavar="N",
-        help="cast N x N rays per pixel (default: as in the run's evaluation)",
-    )
-    add(
-        "--background",
-        type=_color,
-        metavar="COLOUR",
-        help="white, black or three numbers R,G,B in [0, 1] (default: the run's)",
-    )
+    rays = "cast N x N rays per pixel (default: as in the run's evaluation)"
+    add("--supersampling", type=number(int, Range(1, MAX_RAYS_ACROSS)), metavar="N", help=rays)
+    colour = "white, black or three numbers R,G,B in [0, 1] (default: the run's)"
+    add("--background", type=_color, metavar="COLOUR", help=colour)
     add("--show", choices=PICTURES, help="quantity that a video shows (default: rgb)")
     add(
         "--out",
@@ -173,12 +162,7 @@ def _exclude(options: argparse.Namespace, names: Sequence[str], reason: str) -> 
 
 
 def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras, float]:
-    """Returns the cameras of the requested path, and the frames per second.
-
-    Args:
-        trained: The trained model.
-        options: The parsed command line.
-    """
+    """Returns the cameras of the requested path, and the frames per second."""
     if isinstance(options.path, Path):
         known = read_camera_path(options.path)
         cameras, fps = known.cameras, known.fps

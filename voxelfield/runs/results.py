@@ -27,15 +27,7 @@ from voxelfield.peer_memory import peak_bytes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import path_named
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.run_directory import (
-    CAMERAS_FILE,
-    METRICS,
-    MODEL_FILE,
-    PER_VIEW,
-    REPORT,
-    VIDEO,
-    RunDirectoryLock,
-)
+from voxelfield.run_directory import CAMERAS_FILE, METRICS, MODEL_FILE, PER_VIEW, REPORT, VIDEO, RunDirectoryLock
 from voxelfield.settings import RunConfig
 from voxelfield.trained.model_file import save_model
 from voxelfield.trained.trained_model import TrainedModel
