@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import voxelfield
 from voxelfield.datasets.camera_path import LARGEST_SIDE, read_camera_path
 from voxelfield.export import save_model
-from voxelfield.rendering.cameras import overview
+from voxelfield.rendering.paths import overview
 from voxelfield.rendering.render import View
 
 

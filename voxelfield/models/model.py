@@ -25,12 +25,12 @@ from voxelfield.models.component import Component
 from voxelfield.models.losses import rendering_terms
 from voxelfield.models.settings import Sampling, StageConfig, stage_at
 from voxelfield.models.training import EmptyFieldError, MemoryEstimate, TrainingSetup, cells_with_views
-from voxelfield.rendering.backends.backend import ImageBackend
+from voxelfield.rendering.backends import BACKENDS, ImageBackend
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY, Capacity, RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering, render
-from voxelfield.rendering.renderer import BACKENDS, FieldRenderer
+from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.visible_cells import count_visible_samples, pixel_stride, ray_spacing, visible_cells
 from voxelfield.warps.warp import Warp
 
@@ -136,9 +136,9 @@ class Model(Component):
         sampling: As given.
         resolution: Cube root of the number of voxels in the present stage of training; it only matters to a field
             without a grid.
-        image_backends: Subclasses of :class:`voxelfield.rendering.backends.backend.ImageBackend` that may render images
+        image_backends: Subclasses of :class:`voxelfield.rendering.backends.ImageBackend` that may render images
             of this model faster than the general path, in the order in which they are tried
-            (:func:`voxelfield.rendering.renderer.fastest_backend`). By default the backends of this package, which do
+            (:func:`voxelfield.rendering.backends.fastest_backend`). By default the backends of this package, which do
             not serve subclasses of its fields and decoders, because these may compute something else.
     """
 

@@ -35,9 +35,10 @@ from voxelfield.media.png import PngWriter
 from voxelfield.messages import clipped
 from voxelfield.models.model import Model
 from voxelfield.models.settings import reached_resolution
-from voxelfield.rendering.backends.backend import GenericBackend
-from voxelfield.rendering.cameras import Cameras, overview, reference_camera
+from voxelfield.rendering.backends import GenericBackend
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid, occupied_density
+from voxelfield.rendering.paths import overview, reference_camera
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.settings import RunConfig, TrainerConfig
@@ -324,7 +325,7 @@ class TrainedModel:
         """Renders the images of successive cameras lazily.
 
         Args:
-            cameras: The cameras of the path, for example from :func:`voxelfield.rendering.cameras.orbit` or
+            cameras: The cameras of the path, for example from :func:`voxelfield.rendering.paths.orbit` or
                 :mod:`voxelfield.rendering.paths`.
             renderer: A renderer from :meth:`renderer`; None for the one of the run's own evaluation.
         """

@@ -22,8 +22,8 @@ from voxelfield.captures.capture import thumbnail
 from voxelfield.components.refinement import RefinedCameras
 from voxelfield.datasets.camera_path import camera_path_file
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.rendering.cameras import Cameras, overview, reference_camera, up_direction
-from voxelfield.rendering.paths import through
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.paths import overview, reference_camera, through, upright_axes
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.viewer.address import Address
@@ -93,7 +93,7 @@ def first_view(run: TrainedModel, photographs: Photographs) -> tuple[Viewpoint, 
         cameras = split.cameras
     if cameras is None:
         return viewpoint_of(overview(content_box(run), *size), 0), torch.tensor([0.0, 0.0, 1.0])
-    return viewpoint_of(cameras, index), up_direction(cameras).float().cpu()
+    return viewpoint_of(cameras, index), upright_axes(cameras)[2].float().cpu()
 
 
 class ViewerPage:
