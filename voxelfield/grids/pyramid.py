@@ -15,6 +15,7 @@ from voxelfield.foundation.checks import check_choice, check_not_negative
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
 from voxelfield.grids.boxes import Box, parse_box
 from voxelfield.grids.combination import Combination
+from voxelfield.grids.grid import Grid
 from voxelfield.grids.resampling import refuse_sharded
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
@@ -28,7 +29,7 @@ __all__ = ["VoxelPyramid"]
 _ROW_VERTICES = 8
 
 
-class VoxelPyramid(nn.Module):
+class VoxelPyramid(Grid):
     """Trainable features on grids from coarse to fine over one box, concatenated or summed at every position.
 
     Coarse levels regularise and fine levels add detail: this is the dense counterpart of a multiresolution hash grid
@@ -118,7 +119,6 @@ class VoxelPyramid(nn.Module):
             SparseGrid(cubic_voxels(box, resolution), channels, box, device=device) for resolution in sparse_resolutions
         )
         self.active = len(resolutions)
-        self.working_copies: WorkingCopies | None = None
 
     @property
     def grids(self) -> list[VoxelGrid]:
@@ -283,14 +283,6 @@ class VoxelPyramid(nn.Module):
             points = torch.stack(torch.meshgrid(height[None], axes[1], axes[2], indexing="ij"), dim=-1).view(-1, 3)
             collapsed[plane] = self.combination.sample(self.sampled_levels, points, "border").view(y, z, -1)
         return collapsed
-
-    def refresh_copies(self) -> None:
-        """Copies the features into the copies of :meth:`enable_copies`, if there are any.
-
-        Needed only after changes that the copies do not notice by themselves; see :class:`WorkingCopies`.
-        """
-        if self.working_copies is not None:
-            self.working_copies.refresh()
 
     def activate(self, resolution: int) -> None:
         """Activates the dense levels up to a resolution, at least the coarsest, and the sparse levels that have blocks.

@@ -28,6 +28,7 @@ from voxelfield.foundation.errors import (
     stop_if_out_of_memory,
 )
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
+from voxelfield.grids.grid import Grid
 from voxelfield.grids.resampling import (
     migratable_state,
     refuse_sharded,
@@ -54,7 +55,7 @@ def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, resolution: int) -> t
     return x, y, z
 
 
-class VoxelGrid(nn.Module):
+class VoxelGrid(Grid):
     """Trainable features on a regular grid of vertices, read by trilinear interpolation at world positions.
 
     Vertices are spread evenly over the box with the first and the last one of every axis on the box's faces, or with
@@ -103,6 +104,8 @@ class VoxelGrid(nn.Module):
     features: nn.Parameter
     aabb: Tensor
 
+    active = 1
+
     def __init__(
         self,
         resolution: int | Sequence[int],
@@ -130,7 +133,6 @@ class VoxelGrid(nn.Module):
         self.features = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
         self._box = parse_box(aabb)
         self.register_buffer("aabb", box_tensor(self._box, self.features.device))
-        self.working_copies: WorkingCopies | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -166,11 +168,6 @@ class VoxelGrid(nn.Module):
     def levels(self) -> list[nn.Parameter]:
         """A list of the features only, for code that also handles :class:`voxelfield.VoxelPyramid`."""
         return [self.features]
-
-    @property
-    def active(self) -> int:
-        """The number of levels that are read, which is always 1."""
-        return 1
 
     @property
     def voxel_size(self) -> Tensor:
@@ -330,14 +327,6 @@ class VoxelGrid(nn.Module):
         self.working_copies = copies = WorkingCopies([self.features], dtype)
         self.features.grad = torch.zeros_like(self.features) if allocate_gradients else None
         return copies.copies
-
-    def refresh_copies(self) -> None:
-        """Copies the features into the copy of :meth:`enable_copies`, if there is one.
-
-        Needed only after changes that the copy does not notice by itself; see :class:`WorkingCopies`.
-        """
-        if self.working_copies is not None:
-            self.working_copies.refresh()
 
     def _promote(self, values: Tensor) -> Tensor:
         # Positions are widened before they are mapped to the unit cube, so a float64 grid gets unrounded ones.

@@ -33,7 +33,7 @@ class BakedImages(ImageBackend):
     @classmethod
     def serves(cls, field: Field) -> bool:
         """See :class:`ImageBackend`."""
-        return can_bake(field) and (field.warp is None or bool(field.warp.op_arguments))  # type: ignore[attr-defined]
+        return can_bake(field) and (field.warp is None or bool(field.warp.op_arguments))
 
     @classmethod
     def prepare(cls, source: ImageSource) -> Draw:
