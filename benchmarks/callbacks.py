@@ -53,7 +53,7 @@ SH_LEVELS = {"cuda": [32, 64, 128, 256], "cpu": [16, 32, 64]}
 TOLERANCE = {"cuda": 5e-2, "cpu": 1e-3}
 
 
-class Members:
+class Members(Field):
     """A field with only the members that rendering requires.
 
     Args:

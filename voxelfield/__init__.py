@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from voxelfield.datasets.loading import load_scene as load_scene
     from voxelfield.datasets.scene import Scene as Scene
     from voxelfield.fields.callbacks import CallbackField as CallbackField
+    from voxelfield.fields.decoders import Decoder as Decoder
+    from voxelfield.fields.field import Field as Field
     from voxelfield.fields.field import RadianceField as RadianceField
     from voxelfield.grids.adam import GridAdam as GridAdam
     from voxelfield.grids.pyramid import VoxelPyramid as VoxelPyramid
@@ -36,6 +38,8 @@ _HOMES = {
     "CallbackField": "fields.callbacks",
     "Cameras": "rendering.cameras",
     "Capacity": "rendering.march",
+    "Decoder": "fields.decoders",
+    "Field": "fields.field",
     "FieldRenderer": "rendering.renderer",
     "GridAdam": "grids.adam",
     "Lens": "rendering.lens",

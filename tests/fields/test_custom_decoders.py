@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from voxelfield import VoxelGrid
+from voxelfield import Decoder, VoxelGrid
 from voxelfield.fields.decoders import SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
@@ -16,7 +16,7 @@ BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 RADIUS, THICKNESS, STEP, THRESHOLD = 0.6614, 0.018, 0.05, 0.01  # no vertex is near that radius
 
 
-class ShellDecoder(nn.Module):
+class ShellDecoder(Decoder):
     """Density that peaks where a signed distance, the first feature, passes zero."""
 
     channels = 4

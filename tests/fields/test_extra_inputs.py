@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-from voxelfield import FieldRenderer, OccupancyGrid, Rays, RenderSettings, VoxelGrid
+from voxelfield import Decoder, FieldRenderer, OccupancyGrid, Rays, RenderSettings, VoxelGrid
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity
@@ -19,7 +18,7 @@ BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 SETTINGS = RenderSettings(step=0.05)
 
 
-class TimedDecoder(nn.Module):
+class TimedDecoder(Decoder):
     """Density that begins at x < time, and colours that show all inputs."""
 
     channels = 1

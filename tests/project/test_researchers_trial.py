@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import voxelfield
-from voxelfield import Model, Session, ops
+from voxelfield import Field, Model, Session, ops
 from voxelfield.config import Count
 from voxelfield.export import save_model
 from voxelfield.export.mesh import FieldSurface
@@ -25,7 +25,7 @@ from voxelfield.trained.checkpoint_file import load_checkpoint
 INTERVALS = 16
 
 
-class Gaussians(nn.Module):
+class Gaussians(Field, nn.Module):
     """Densities and colours of Gaussians, and a tint of each image."""
 
     extra_inputs = optional_inputs = ("image",)

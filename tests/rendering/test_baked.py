@@ -12,23 +12,20 @@ from torch.nn.functional import normalize
 from voxelfield import FieldRenderer, ops
 from voxelfield.fields.decoders import DeferredMLPDecoder, FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
-from voxelfield.fields.field import RadianceField
+from voxelfield.fields.field import Field, RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.ops._internal.render_baked_image import render_baked_image
 from voxelfield.ops._internal.sparse_grid import atlas_coordinates
 from voxelfield.rendering.bricks import Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.warps.nested_boxes import NestedBoxes
 
 # The colour network computes in float16 on CUDA.
 TOLERANCE = {"cpu": 1e-4, "cuda": 5e-3}
 warped = pytest.mark.parametrize("warp", [None, NESTED], ids=["one box", "nested boxes"])
 
 
-class Stored:
+class Stored(Field):
     """The general path's view of bricks: a field that reads them with ops that have tests of their own."""
-
-    warp: NestedBoxes | None
 
     def __init__(self, field: RadianceField, bricks: Bricks) -> None:
         self.bricks, self.aabb, self.warp, self._shade = bricks, field.aabb, field.warp, field.shade

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from warp_fields import field_over, general
 
+from voxelfield.fields.decoders import Decoder
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.rendering.cameras import Cameras
@@ -246,7 +247,7 @@ def test_images_are_rendered_by_the_general_path_in_world_units(device):
     torch.testing.assert_close(again.depth[seen], depth, atol=0, rtol=2e-2)
 
 
-class Fog(torch.nn.Module):
+class Fog(Decoder):
     """A decoder with one density everywhere in warped coordinates."""
 
     channels = 1

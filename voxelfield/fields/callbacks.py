@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from voxelfield.fields.field import Field
 from voxelfield.foundation.checks import check_field, check_result
 from voxelfield.foundation.errors import ArgumentTypeError
 from voxelfield.grids.boxes import box_tensor, parse_box
@@ -19,8 +20,8 @@ ColorFunction = Callable[[Tensor, Tensor], Tensor]
 """Maps world positions (N, 3) and unit viewing directions (N, 3) to colours (N, 3)."""
 
 
-class CallbackField:
-    """Density and colour computed by two user functions; satisfies :class:`voxelfield.fields.field.Field`.
+class CallbackField(Field):
+    """Density and colour computed by two user functions.
 
     The functions may be modules, methods of one module, closures or compiled functions, and gradients reach whatever
     parameters they use. The field itself has no parameters: pass the parameters of the modules to the optimizer.
@@ -29,8 +30,8 @@ class CallbackField:
     points, including 0; all points are finite and inside the box of the occupancy grid.
 
     Rendering evaluates the density twice: at all candidate samples without gradient, then with gradient at the visible
-    samples. If density and colour share work, for example as two outputs of one network, write a class with the members
-    of :class:`voxelfield.fields.field.Field` that does this work once.
+    samples. If density and colour share work, for example as two outputs of one network, derive a class from
+    :class:`voxelfield.fields.field.Field` that does this work once.
 
     Args:
         density: Maps world positions (N, 3) float32 to densities (N,), at least 0, per world unit, as float32, float16
@@ -57,6 +58,8 @@ class CallbackField:
         >>> ball.density(torch.zeros(1, 3))
         tensor([20.])
     """
+
+    aabb: Tensor
 
     def __init__(
         self,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -65,41 +65,45 @@ def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:
     return torch.stack(bands, dim=-1)
 
 
-class Decoder(Protocol):
-    """The interface of a decoder; usually an ``nn.Module``, so that its parameters are trained.
+class Decoder(nn.Module):
+    """The base class of decoders: :attr:`channels`, :meth:`density` and the call, and what a decoder may state besides.
 
-    A decoder may have more attributes:
-
-    - ``view_channels``, a tuple of int: indices of the features that only describe view dependence: if they were zero,
-      the colour would be the same from all directions. They are poorly constrained by few views, so training may give
-      them a lower learning rate. Empty if absent.
-    - ``density_is_monotonic``, a bool: whether the density is a monotonic function of a single feature, so that inside
-      a voxel of a grid it never exceeds the highest density at the voxel's vertices. Training then finds occupied space
-      by evaluating vertices only. If the attribute is absent or False, training evaluates random points between the
-      vertices; this is needed, for example, for the density of a signed distance, which peaks between vertices.
-      Subclasses inherit the attribute, so a subclass that overrides the density must also override it.
-    - ``extra_inputs``, a tuple of str: names of further inputs, which the call takes as keyword arguments:
-      ``"position"``, (M, 3) the positions at which the grid is read (in warped coordinates if the field has a warp),
-      and names of :attr:`voxelfield.Rays.values`, (R, ...) for ``ray_index`` to select from, such as ``"time"`` or
-      ``"image"``, the index of the training image.
-    - ``optional_inputs``, a tuple of str: inputs that are left out if rays do not have them. The decoder then
-      uses the argument's default, such as None for "the mean of all images".
-    - ``density_inputs``, a tuple of str: inputs that :meth:`density` takes as keyword arguments too, (M, ...)
-      there, one row for each sample. Values of rays must have a default, because the density is also evaluated away
-      from rays, to find occupied space: at a random time, for example, so that the cells of all times are found.
-    - ``shade``, a method for deferred shading: see :class:`voxelfield.fields.field.Field`. The call then returns
-      features (M, C) in place of rgb.
+    Attributes:
+        channels: Number of input features; a subclass must set it.
+        view_channels: Indices of the features that only describe view dependence: if they were zero, the colour would
+            be the same from all directions. They are poorly constrained by few views, so training may give them a lower
+            learning rate.
+        density_is_monotonic: Whether the density is a monotonic function of a single feature, so that inside a voxel of
+            a grid it never exceeds the highest density at the voxel's vertices. Training then finds occupied space by
+            evaluating vertices only. If it is False, training evaluates random points between the vertices; this is
+            needed, for example, for the density of a signed distance, which peaks between vertices. Subclasses inherit
+            the attribute, so a subclass that overrides the density must also override it.
+        extra_inputs: Names of further inputs, which the call takes as keyword arguments: ``"position"``, (M, 3) the
+            positions at which the grid is read (in warped coordinates if the field has a warp), and names of
+            :attr:`voxelfield.Rays.values`, (R, ...) for ``ray_index`` to select from, such as ``"time"`` or
+            ``"image"``, the index of the training image.
+        optional_inputs: Inputs that are left out if rays do not have them. The decoder then uses the argument's
+            default, such as None for "the mean of all images".
+        density_inputs: Inputs that :meth:`density` takes as keyword arguments too, (M, ...) there, one row for each
+            sample. Values of rays must have a default, because the density is also evaluated away from rays, to find
+            occupied space: at a random time, for example, so that the cells of all times are found.
+        shade: A method for deferred shading, see :class:`voxelfield.fields.field.Field`, or None. The call then returns
+            features (M, C) in place of rgb.
     """
 
-    @property
-    def channels(self) -> int:
-        """Number of input features."""
-        ...
+    channels: int
+    view_channels: tuple[int, ...] = ()
+    density_is_monotonic: bool = False
+    extra_inputs: tuple[str, ...] = ()
+    optional_inputs: tuple[str, ...] = ()
+    density_inputs: tuple[str, ...] = ()
+    shade: Callable[..., Tensor] | None = None
 
     def density(self, features: Tensor) -> Tensor:
         """Maps features (M, channels) to densities (M,)."""
+        raise NotImplementedError(f"{type(self).__name__} must define density")
 
-    def __call__(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
         """Maps features (M, channels) and the directions ``directions[ray_index]`` to densities and colours.
 
         Args:
@@ -110,9 +114,10 @@ class Decoder(Protocol):
         Returns:
             density (M,), per world unit, and rgb (M, 3) in [0, 1]; float32.
         """
+        raise NotImplementedError(f"{type(self).__name__} must define forward")
 
 
-class _DensityFirstDecoder(nn.Module, ABC):
+class _DensityFirstDecoder(Decoder, ABC):
     """Computes the density from the first feature alone, and the colour from the others and the viewing direction.
 
     Args:
@@ -124,17 +129,13 @@ class _DensityFirstDecoder(nn.Module, ABC):
         super().__init__()
         self.view_degree = view_degree
         self.activation = density
+        # Of any other module, nothing is known.
+        self.density_is_monotonic = isinstance(density, DensityActivation) and density.is_monotonic
 
     def density(self, features: Tensor) -> Tensor:
         """See :class:`Decoder`."""
         density: Tensor = self.activation(features[..., 0])
         return density
-
-    @property
-    def density_is_monotonic(self) -> bool:
-        """See :class:`Decoder`."""
-        # A user-defined activation need not have the attribute.
-        return bool(getattr(self.activation, "is_monotonic", False))
 
     def encode_view(self, directions: Tensor) -> Tensor:
         """Maps unit viewing directions (R, 3) to spherical harmonics (R, K); called per ray, not per sample."""
@@ -195,7 +196,6 @@ class ColorMLPDecoder(_DensityFirstDecoder):
         for name, value in (("features", features), ("width", width), ("hidden", hidden)):
             check_at_least_one(name, value)
         self.channels = 1 + features
-        self.view_channels: tuple[int, ...] = ()
         widths = [features + (view_degree + 1) ** 2, *([width] * hidden)]
         layers: list[nn.Module] = []
         for fan_in, fan_out in pairwise(widths):
@@ -230,7 +230,7 @@ class LayerWeights(nn.ParameterList):
             nn.init.xavier_uniform_(matrix)
 
 
-class FusedMLPDecoder(nn.Module):
+class FusedMLPDecoder(Decoder):
     """Density and view-dependent colour by two shallow networks, as in Instant-NGP (Mueller et al. 2022, section 4.1).
 
     The first network maps features to ``geometry`` numbers, the first of which becomes the density; the second maps
@@ -265,14 +265,13 @@ class FusedMLPDecoder(nn.Module):
         for name, value in sizes.items():
             check_at_least_one(name, value)
         check_degree("view_degree", view_degree)
-        inputs = geometry + (view_degree + 1) ** 2
+        inputs = self._color_inputs(geometry) + (view_degree + 1) ** 2
         for name, size in (("channels", channels), ("width", width), ("geometry and view_degree", inputs)):
             if size > constants.MAX_WIDTH:
                 raise ValueError(
                     f"{name} must come to at most {constants.MAX_WIDTH} numbers for the fused networks, got {size}"
                 )
         self.channels = channels
-        self.view_channels: tuple[int, ...] = ()
         self.view_degree = view_degree
         self.activation = density
         self.density_network = LayerWeights(channels, width, geometry)
@@ -287,6 +286,10 @@ class FusedMLPDecoder(nn.Module):
         """See :class:`Decoder`."""
         inputs, raw = self._append_view(self._geometry(features), directions, ray_index)
         return self.activation(raw), torch.sigmoid(ops.mlp(inputs, list(self.color_network)).float())
+
+    def _color_inputs(self, geometry: int) -> int:
+        """Returns how many of the first network's outputs the second reads."""
+        return geometry
 
     def _geometry(self, features: Tensor) -> Tensor:
         return ops.mlp(features.half() if features.is_cuda else features, list(self.density_network))
@@ -308,30 +311,13 @@ class DeferredMLPDecoder(FusedMLPDecoder):
     a ray, and the spherical harmonics of the ray's direction, to a difference from the diffuse colour, which has either
     sign and no limits, so colours may leave [0, 1].
 
-    Args:
-        channels: As for :class:`FusedMLPDecoder`.
-        width: As for :class:`FusedMLPDecoder`.
-        geometry: Number of outputs of the first network, at least 4: density, diffuse colour, and any features.
-        hidden: As for :class:`FusedMLPDecoder`.
-        view_degree: As for :class:`FusedMLPDecoder`.
-        density: As for :class:`FusedMLPDecoder`.
-
-    Raises:
-        ValueError: As for :class:`FusedMLPDecoder`.
+    The arguments are those of :class:`FusedMLPDecoder`, but ``geometry`` is at least 4: density, diffuse colour, and
+    any features.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        width: int,
-        geometry: int,
-        hidden: int,
-        view_degree: int,
-        density: DensityActivation | ExponentialDensity,
-    ) -> None:
+    def _color_inputs(self, geometry: int) -> int:
         check_deferred_geometry("geometry", geometry)
-        super().__init__(channels, width, geometry, hidden, view_degree, density)
-        self.color_network = LayerWeights(geometry - 1 + (view_degree + 1) ** 2, *([width] * hidden), 3)
+        return geometry - 1
 
     @property
     def emitted(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -42,44 +42,56 @@ class PyramidDensity:
     initial: float
 
 
-class Field(Protocol):
-    """The interface that rendering requires of a field; need not be an ``nn.Module``.
+class Field:
+    """The base class of fields, which need not be an ``nn.Module``: what rendering requires, and what a field may have.
 
-    A field with only these members is rendered by the general path: candidate samples are placed in occupied cells,
-    :meth:`density` determines which of them are visible, and :meth:`sample` evaluates the visible ones.
+    A subclass must have :attr:`aabb`, :meth:`density` and :meth:`sample`. With only these, the general path renders it:
+    candidate samples are placed in occupied cells, :meth:`density` determines which of them are visible, and
+    :meth:`sample` evaluates the visible ones. Two more attributes are looked for, which may be modules and so have no
+    default in the class: ``grid``, the features of a field that reads them from one (:func:`grid_of`), and
+    ``environment``, colours of directions behind the field
+    (:func:`voxelfield.fields.environment.environment_of`).
 
-    A field may have more members:
-
-    - ``pyramid_density``, a method like that of :class:`RadianceField`: its result is marched by a single kernel
-      instead.
-    - ``skips_nan``, a bool: whether NaN positions have no influence on the field's gradients. If True, the unused rows
-      of samples with a fixed capacity (:class:`voxelfield.rendering.march.Capacity`) have NaN positions, for which
-      grids access no memory. If absent or False, unused rows have positions in the occupancy grid's box: the gradient
-      that they receive is zero, but a network that reads NaN would turn it into NaN.
-
-    - ``shade``, a method for deferred shading, or None: :meth:`sample` then returns features (M, C) in place of rgb,
-      the first three of which are a diffuse colour. ``shade(features, directions, count=None)`` takes the means (R, C)
-      of these features along rays, weighted as colours are, and the rays' unit directions (R, 3), and returns the
-      colours (R, 3) that the rays would have if they were opaque. Given the features of a point, it returns the point's
-      colour. Only the first ``count`` rows are needed, one int64 on the device; None: all.
-    - ``extra_inputs``, ``optional_inputs`` and ``density_inputs``, tuples of str: names of
-      :attr:`voxelfield.Rays.values` on which the field depends. :meth:`sample` takes ``extra_inputs`` as
-      keyword arguments (R, ...), except ``optional_inputs`` that the rays do not have. :meth:`density` takes
-      ``density_inputs`` as keyword arguments (M, ...); they need a default, because the density is also
-      evaluated away from rays. Rays that lack another value are rejected.
-
-    A field with a warp has two further members, ``warp`` and ``density_in_warp``, as in
-    :class:`RadianceField`. The positions, distances and lengths of its samples are then in warped coordinates.
+    Attributes:
+        aabb: The box (2, 3) outside of which cameras see nothing, float32, world units, on the field's device.
+        warp: The warp of a field that has one, and then :meth:`density_in_warp` too: the positions, distances and
+            lengths of its samples are in warped coordinates. None for the world frame.
+        skips_nan: Whether NaN positions have no influence on the field's gradients. If True, the unused rows of samples
+            with a fixed capacity (:class:`voxelfield.rendering.march.Capacity`) have NaN positions, for which grids
+            access no memory. Otherwise unused rows have positions in the occupancy grid's box: the gradient that they
+            receive is zero, but a network that reads NaN would turn it into NaN.
+        extra_inputs: Names of :attr:`voxelfield.Rays.values` that :meth:`sample` takes as keyword arguments (R, ...),
+            except :attr:`optional_inputs` that the rays do not have. Rays that lack another value are rejected.
+        optional_inputs: As above.
+        density_inputs: Names of those that :meth:`density` takes as keyword arguments (M, ...); they need a default,
+            because the density is also evaluated away from rays.
+        shade: A method for deferred shading, or None: :meth:`sample` then returns features (M, C) in place of rgb, the
+            first three of which are a diffuse colour. ``shade(features, directions, count=None)`` takes the means
+            (R, C) of these features along rays, weighted as colours are, and the rays' unit directions (R, 3), and
+            returns the colours (R, 3) that the rays would have if they were opaque. Given the features of a point, it
+            returns the point's colour. Only the first ``count`` rows are needed, one int64 on the device; None: all.
     """
 
-    @property
-    def aabb(self) -> Tensor:
-        """The box (2, 3) outside of which cameras see nothing, float32, world units, on the field's device."""
-        ...
+    if TYPE_CHECKING:  # no attribute of the class, which would hide a buffer of this name
+
+        @property
+        def aabb(self) -> Tensor:
+            """As above."""
+
+    warp: Warp | None = None
+    skips_nan: bool = False
+    extra_inputs: tuple[str, ...] = ()
+    optional_inputs: tuple[str, ...] = ()
+    density_inputs: tuple[str, ...] = ()
+    shade: Callable[..., Tensor] | None = None
 
     def density(self, points: Tensor) -> Tensor:
         """Maps world positions (M, 3) to densities (M,), per world unit; float32."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} must define density")
+
+    def density_in_warp(self, warped: Tensor) -> Tensor:
+        """Maps warped coordinates (M, 3) to densities (M,), per unit there; only for a field with a warp."""
+        raise NotImplementedError(f"{type(self).__name__} must define density_in_warp")
 
     def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field at packed ray samples.
@@ -91,10 +103,18 @@ class Field(Protocol):
         Returns:
             density (M,), per world unit, and rgb (M, 3); float32. With a method ``shade``, features in place of rgb.
         """
-        ...
+        raise NotImplementedError(f"{type(self).__name__} must define sample")
+
+    def vertex_density(self) -> Tensor | None:
+        """Returns the densities (X, Y, Z) at the vertices of the field's grid if they bound the density, else None."""
+        return None
+
+    def pyramid_density(self) -> PyramidDensity | None:
+        """Returns the density in the form that a single kernel can march through, or None if it has another form."""
+        return None
 
 
-class RadianceField(nn.Module):
+class RadianceField(Field, nn.Module):
     """Density and view-dependent colour throughout a box.
 
     Args:
@@ -118,12 +138,13 @@ class RadianceField(nn.Module):
     """
 
     skips_nan = True  # at NaN positions a grid returns zeros and receives no gradient
-    extra_inputs: tuple[str, ...] = ()
-    optional_inputs: tuple[str, ...] = ()
-    density_inputs: tuple[str, ...] = ()
 
     def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder, warp: Warp | None = None) -> None:
         super().__init__()
+        if not isinstance(decoder, Decoder):
+            raise TypeError(
+                f"decoder must be a Decoder, got {type(decoder).__name__}: derive its class from voxelfield.Decoder"
+            )
         if grid.channels != decoder.channels:
             raise ValueError(f"decoder.channels must be {grid.channels}, as the grid has, got {decoder.channels}")
         self.grid = grid
@@ -132,17 +153,15 @@ class RadianceField(nn.Module):
             raise ValueError(f"grid.aabb must be warp.warped_aabb, {warp.warped_aabb}, got {grid.aabb.tolist()}")
         self.warp = warp
         self._outermost: tuple[Warp, Tensor] | None = None
-        self._inputs = tuple(getattr(decoder, "extra_inputs", ()))
-        self._density_inputs = tuple(getattr(decoder, "density_inputs", ()))
-        if self._inputs or self._density_inputs:
-            self.extra_inputs = (*self.extra_inputs, *(name for name in self._inputs if name != "position"))
-            self.optional_inputs = (*self.optional_inputs, *getattr(decoder, "optional_inputs", ()))
-            self.density_inputs = (*self.density_inputs, *(name for name in self._density_inputs if name != "position"))
+        self._inputs, self._density_inputs = decoder.extra_inputs, decoder.density_inputs
+        self.extra_inputs = (*self.extra_inputs, *(name for name in self._inputs if name != "position"))
+        self.optional_inputs = (*self.optional_inputs, *decoder.optional_inputs)
+        self.density_inputs = (*self.density_inputs, *(name for name in self._density_inputs if name != "position"))
 
     @property
-    def shade(self) -> Callable[..., Tensor] | None:
+    def shade(self) -> Callable[..., Tensor] | None:  # type: ignore[override]
         """See :class:`Field`. The decoder's method of this name, or None if it has none."""
-        return getattr(self.decoder, "shade", None)
+        return self.decoder.shade
 
     @property
     def aabb(self) -> Tensor:
@@ -205,18 +224,13 @@ class RadianceField(nn.Module):
         Returns:
             (M,), per unit of warped coordinates; float32.
         """
-        if not self._density_inputs:
-            return self.decoder.density(self.grid(warped))
         return self.decoder.density(self.grid(warped), **_select(self._density_inputs, warped, values))
 
     def _decode(
         self, warped: Tensor, directions: Tensor, ray_index: Tensor, values: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        if not self._inputs:
-            density, rgb = self.decoder(self.grid(warped), directions, ray_index)
-        else:
-            inputs = _select(self._inputs, warped, values)
-            density, rgb = self.decoder(self.grid(warped), directions, ray_index, **inputs)
+        inputs = _select(self._inputs, warped, values)
+        density, rgb = self.decoder(self.grid(warped), directions, ray_index, **inputs)
         return density, rgb
 
     def _locate(self, points: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -245,13 +259,14 @@ class RadianceField(nn.Module):
         return self._decode(samples.positions, directions, ray_index, values)
 
     def vertex_density(self) -> Tensor | None:
-        """Returns the densities (X, Y, Z) at the grid's vertices if they bound the density, otherwise None.
+        """See :class:`Field`.
 
         They do for a single grid with a decoder whose ``density_is_monotonic`` is True and whose density depends on
         features only.
         """
-        monotonic = getattr(self.decoder, "density_is_monotonic", False)
-        if len(self.grid.levels) > 1 or self.density_inputs or self._density_inputs or not monotonic:
+        if len(self.grid.levels) > 1 or self.density_inputs or self._density_inputs:
+            return None
+        if not self.decoder.density_is_monotonic:
             return None
         features = self.grid.sampled_levels[0].float()
         return self.decoder.density(features.flatten(0, 2)).view(features.shape[:-1])
@@ -305,14 +320,16 @@ def warp_of(field: Field) -> Warp | None:
     """Returns the warp of a field's samples; None for the world frame.
 
     Raises:
-        TypeError: The field's attribute ``warp`` is something else, or the field is in a wrapper without its methods.
+        TypeError: The field is not a :class:`Field`, or its attribute ``warp`` is something else.
     """
     if isinstance(field, DistributedDataParallel):
         raise TypeError(
             "field must not be a DistributedDataParallel, which has forward() alone: pass its .module, or for training "
             "wrap a module whose forward() renders the field"
         )
-    warp: Warp | None = getattr(field, "warp", None)
+    if not isinstance(field, Field):
+        raise TypeError(f"field must be a Field, got {type(field).__name__}: derive its class from voxelfield.Field")
+    warp = field.warp
     if warp is not None and not hasattr(warp, "map_rays"):
         raise TypeError(
             f"{type(field).__name__}.warp must be a Warp or None, got {shown(warp)}: fields use this "
@@ -321,13 +338,17 @@ def warp_of(field: Field) -> Warp | None:
     return warp
 
 
+def grid_of(field: Field) -> Any:
+    """Returns the features that a field reads, its attribute ``grid``; None if it has none."""
+    return getattr(field, "grid", None)
+
+
 def colors_at(field: Field, points: Tensor, directions: Tensor) -> Tensor:
     """Returns the colours (M, 3) at world positions (M, 3), seen along unit directions (M, 3)."""
     if isinstance(field, RadianceField):
         return field(points, directions)[1]
     rgb = field.sample(single_samples(points), directions)[1]
-    shade = getattr(field, "shade", None)
-    return rgb if shade is None else shade(rgb, directions)
+    return rgb if field.shade is None else field.shade(rgb, directions)
 
 
 def single_samples(points: Tensor) -> PackedSamples:
@@ -339,10 +360,7 @@ def single_samples(points: Tensor) -> PackedSamples:
 
 def density_at_samples(field: Field) -> Callable[..., Tensor]:
     """Returns the function that maps positions of samples to densities, both in warped coordinates."""
-    density: Callable[..., Tensor] = field.density
-    if warp_of(field) is not None:
-        density = field.density_in_warp  # type: ignore[attr-defined]
-    return density
+    return field.density if warp_of(field) is None else field.density_in_warp
 
 
 def _select(names: tuple[str, ...], warped: Tensor, values: dict[str, Tensor]) -> dict[str, Any]:

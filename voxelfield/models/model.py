@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from voxelfield import processes
 from voxelfield.fields.environment import Environment, environment_of
-from voxelfield.fields.field import RadianceField, density_at_samples, warp_of
+from voxelfield.fields.field import RadianceField, density_at_samples, grid_of, warp_of
 from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
-from voxelfield.grids.pyramid import VoxelPyramid
-from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
+from voxelfield.grids.grid import Grid
+from voxelfield.grids.voxel_grid import cubic_voxels
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Component
 from voxelfield.models.losses import rendering_terms
@@ -69,27 +69,18 @@ _DEFAULT = Sampling()
 M = TypeVar("M", bound="Model")
 
 
-class Gridless(nn.Module):
+class Gridless(Grid):
     """The stand-in for the grid of a field that has none: a box of cubic cells, without features or parameters.
 
     The resolution of the trainer's stages then only defines the distance between samples.
 
     Args:
-        aabb: (2, 3) the box, in world units or in the field's warped coordinates.
+        aabb: (2, 3) the box, in world units or in the field's warped coordinates, on whose device :attr:`aabb` is.
         resolution: Cube root of the number of cells.
-
-    Attributes:
-        aabb: (2, 3) the box, on the device of the given one.
-        levels: Empty.
-        active: 0.
-        channels: 0.
-        working_copies: None.
     """
 
-    levels: Sequence[nn.Parameter] = ()
-    active = 0
+    aabb: Tensor
     channels = 0
-    working_copies = None
 
     def __init__(self, aabb: Tensor, resolution: int) -> None:
         super().__init__()
@@ -107,16 +98,6 @@ class Gridless(nn.Module):
         """Size (3,) of a cell."""
         extent = torch.tensor(box_extent(parse_box(self.aabb)), device=self.aabb.device)
         return extent / torch.tensor(self.resolution, device=self.aabb.device)
-
-    def resize(self, resolution: int, optimizer: object = None, *, aabb: object = None) -> None:
-        """Does nothing: :attr:`voxelfield.Model.resolution` applies."""
-
-    def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
-        """Returns no copies."""
-        return []
-
-    def refresh_copies(self) -> None:
-        """Does nothing."""
 
 
 class Model(Component):
@@ -152,9 +133,9 @@ class Model(Component):
         self._setup: TrainingSetup | None = None
 
     @property
-    def grid(self) -> VoxelGrid | VoxelPyramid | Gridless:
+    def grid(self) -> Grid:
         """The field's attribute ``grid``, or a :class:`Gridless` for a field without one."""
-        return getattr(self.field, "grid", None) or Gridless(self.field.aabb, self.resolution)
+        return grid_of(self.field) or Gridless(self.field.aabb, self.resolution)
 
     @property
     def device(self) -> torch.device:
@@ -233,7 +214,7 @@ class Model(Component):
 
     def rays_of(self, batch: Batch) -> Rays:
         """Returns the rays of a batch with the values that the field asks for, such as the index of their image."""
-        names = {*getattr(self.field, "extra_inputs", ()), *getattr(self.field, "density_inputs", ())}
+        names = {*self.field.extra_inputs, *self.field.density_inputs}
         if not names:
             return batch.rays
         values = {name: batch.for_rays(batch.images if name == "image" else batch[name]) for name in names}
@@ -413,7 +394,7 @@ class Model(Component):
     @property
     def _is_marched_at_once(self) -> bool:
         """Whether one kernel can march the field and evaluate its density, which needs less memory for each ray."""
-        return getattr(self.field, "pyramid_density", lambda: None)() is not None
+        return self.field.pyramid_density() is not None
 
     def exclude_hidden(self, step: int) -> None:
         """Excludes the cells in which no pixel of a training image has a visible sample; a collective call.
@@ -429,7 +410,7 @@ class Model(Component):
         shown = None
         if self.warp is not None:
             reason = "the field has a warp"
-        elif getattr(self.field, "density_inputs", ()):
+        elif self.field.density_inputs:
             reason = "the density depends on values of rays"
         else:
             shown, reason = self._shown_cells(), "they show no matter yet"
@@ -465,8 +446,7 @@ class Model(Component):
         """
         step, threshold = self.settings.step, self.setup.occupancy.threshold
         with self.autocast():
-            bounds = getattr(self.field, "vertex_density", None)  # which a field without a grid need not have
-            density = None if bounds is None else bounds()
+            density = self.field.vertex_density()
             if density is None:
                 sampled = self.setup.divide(density_at_samples(self.field))
                 self.occupancy.update_from_samples(sampled, step, threshold, share_of_mean=_SHARE_OF_MEAN)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.fields.field import Field, PyramidDensity, density_at_samples, warp_of
+from voxelfield.fields.field import Field, density_at_samples, warp_of
 from voxelfield.foundation.checks import check_not_negative, check_step
 from voxelfield.ops._internal.march_pieces import march_through
 from voxelfield.ops._internal.march_visible import march_visible
@@ -118,7 +118,7 @@ def select(
     Raises:
         ValueError: The rays lack such a value.
     """
-    given = rays.select_values(field, "density_inputs")
+    given = rays.select_values(field.density_inputs, field.optional_inputs)
     values = {name: value.index_select(0, samples.ray_index) for name, value in given.items()}
     return ops.select_samples(
         density_at_samples(field)(samples.positions, **values),
@@ -163,9 +163,7 @@ def visible_samples(
     if settings.min_weight <= 0 and capacity is None:
         packed = march(rays, occupancy, settings.step, jitter, warp=warp)
         return packed, packed.ray_offsets[-1]
-    read_density = getattr(field, "pyramid_density", None)
-    density: PyramidDensity | None = None if read_density is None else read_density()
-    if density is not None:
+    if (density := field.pyramid_density()) is not None:
         packed = march_visible(
             *_mapped(rays, warp),
             occupancy.empty_distance if rays.origins.is_cuda else occupancy.bits,
@@ -185,7 +183,7 @@ def visible_samples(
         )
         return packed, None
     limits = (None, None) if capacity is None else (capacity.candidates, capacity.visible)
-    has_nan = capacity is not None and not getattr(field, "skips_nan", False)
+    has_nan = capacity is not None and not field.skips_nan
     candidates = march(rays, occupancy, settings.step, jitter, limits[0], warp)
     if has_nan:
         candidates = _without_nan(candidates, occupancy.aabb)

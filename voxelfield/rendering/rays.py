@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -71,18 +71,16 @@ class Rays:
         rows, total = self.part
         return torch.rand(total, dtype=self.near.dtype, device=self.near.device)[rows]
 
-    def select_values(self, field: object, member: str) -> dict[str, Tensor]:
-        """Returns the values, (R, ...) by name, on which a field depends.
+    def select_values(self, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Returns values, (R, ...) by name, on which a field depends.
 
         Args:
-            field: The field.
-            member: ``extra_inputs`` or ``density_inputs``, the member of the field that names the values, if it has
-                such a member. Those of ``optional_inputs`` are left out if the rays do not have them.
+            names: Their names, such as :attr:`voxelfield.fields.field.Field.extra_inputs`.
+            optional: Names that are left out if the rays do not have the values.
 
         Raises:
             ValueError: The rays do not have a value that is not optional.
         """
-        names, optional = getattr(field, member, ()), getattr(field, "optional_inputs", ())
         missing = [name for name in names if name not in self.values and name not in optional]
         if missing:
             raise ValueError(

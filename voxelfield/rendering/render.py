@@ -125,7 +125,9 @@ def render(
     if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
         positions = positions_on_rays(samples, rays.origins, rays.directions, warp_of(field))
         samples = samples._replace(positions=positions)
-    density, rgb = field.sample(samples, rays.directions, **rays.select_values(field, "extra_inputs"))
+    density, rgb = field.sample(
+        samples, rays.directions, **rays.select_values(field.extra_inputs, field.optional_inputs)
+    )
     composite = ops.composite(
         density,
         rgb,
@@ -157,12 +159,11 @@ def shaded(
         (R, 3) emitted colours of the rays, without background, and (M, 3) colours of the samples, whose weighted sum
         along a ray is the former; differentiable. A ray without samples is black.
     """
-    shade = getattr(field, "shade", None)
-    if shade is None:
+    if field.shade is None:
         return composite.rgb, emitted
     # Of means, so that a translucent ray has the colour of an opaque one with the same features.
     means = composite.rgb / composite.opacity.clamp(min=MIN_OPACITY)[:, None]
-    colors = shade(means, directions, samples.rays_kept)
+    colors = field.shade(means, directions, samples.rays_kept)
     differences = spread(colors - means[:, :3], samples.ray_offsets, len(emitted))
     return composite.opacity[:, None] * colors, emitted[:, :3] + differences
 

@@ -100,7 +100,7 @@ def save_model(
     # and those around an occupied cell may lie outside of it.
     margin = lattice_spacing(field) if can_bake(field) else 0.0
     # Blocks of sparse levels exist only where something is visible.
-    sparse = [blocks is not None for blocks in getattr(grid, "blocks", [None] * len(grid.levels))]
+    sparse = [blocks is not None for blocks in grid.blocks]
     masks = [
         torch.ones(level.shape[:3], dtype=torch.bool, device=level.device)
         if whole

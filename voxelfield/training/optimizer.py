@@ -327,14 +327,13 @@ def _grid_groups(model: Model, view_lr_factor: float) -> list[dict[str, Any]]:
     levels, decoder = model.grid.levels, model.field.decoder
     if view_lr_factor == 1:
         return [{"params": levels}]
-    view_channels: tuple[int, ...] = getattr(decoder, "view_channels", ())
-    if not view_channels:
+    if not decoder.view_channels:
         raise ValueError(
             f"optimizer.view_lr_factor must be 1 for this {type(decoder).__name__}, which has no channels for the "
             f"viewing direction alone, got {view_lr_factor}"
         )
     rates = torch.ones(decoder.channels, device=model.device)
-    rates[list(view_channels)] = view_lr_factor
+    rates[list(decoder.view_channels)] = view_lr_factor
     stored = model.grid.combination.channels if isinstance(model.grid, VoxelPyramid) else ()
     groups: list[dict[str, Any]] = []
     for channels, same in groupby(zip(levels, stored or (None,) * len(levels), strict=True), key=itemgetter(1)):
