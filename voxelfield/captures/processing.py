@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from voxelfield.captures.photographs import copy_photographs, extract_frames, photographs_in
-from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, image_size
+from voxelfield.datasets.images import Size, image_size
 from voxelfield.datasets.lenses import CAMERA_MODELS
-from voxelfield.files import read_json_object
+from voxelfield.files import IMAGE_SUFFIXES, read_json_object
 from voxelfield.installed import MissingPackageError, import_optional
 
 logger = logging.getLogger(__name__)

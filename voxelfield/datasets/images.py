@@ -19,7 +19,7 @@ from torch import Tensor
 
 from voxelfield import processes
 from voxelfield.datasets.transparency import CUT_OUT
-from voxelfield.files import open_regular
+from voxelfield.files import IMAGE_SUFFIXES, open_regular
 from voxelfield.messages import reason_of
 
 logger = logging.getLogger(__name__)
@@ -29,9 +29,6 @@ Size = tuple[int, int]
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
-
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
-"""Endings of the names of image files, in lower case. The format itself is recognised by a file's content."""
 
 # Of Pillow's formats, only these. Others run programs (EPS starts Ghostscript), or depend on how Pillow was built.
 _FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP")

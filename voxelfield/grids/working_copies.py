@@ -19,6 +19,11 @@ from voxelfield.ops._grids import Padding
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
 
 
+def copies_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Returns the dtype of the grids' working copies: float16 on CUDA with a 16-bit ``trainer.precision``."""
+    return torch.float16 if device.type == "cuda" and precision != "float32" else torch.float32
+
+
 class WorkingCopies:
     """Samples working copies of float32 grids, and accumulates gradients in the grids' own ``grad``.
 

@@ -31,6 +31,7 @@ from voxelfield.evaluation.lpips import Lpips
 from voxelfield.fields.field import RadianceField
 from voxelfield.foundation.checks import check_at_least_one
 from voxelfield.foundation.errors import is_out_of_memory, shown
+from voxelfield.grids.working_copies import copies_dtype
 from voxelfield.media.png import PngWriter
 from voxelfield.messages import clipped
 from voxelfield.models.model import Model
@@ -43,7 +44,6 @@ from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.settings import RunConfig, TrainerConfig
 from voxelfield.trained.build import untrained_model
 from voxelfield.trained.checkpoint_file import check_state
-from voxelfield.training.optimizer import copies_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -340,48 +340,35 @@ class TrainedModel:
 
 
 def restore_trained_model(
-    config: RunConfig | Mapping[str, Any],
-    field_state: Mapping[str, Any],
-    occupancy_state: Mapping[str, Tensor],
-    steps: int,
-    device: torch.device | str,
-    entries: Mapping[str, Any] | None = None,
+    config: RunConfig | Mapping[str, Any], state: Mapping[str, Any], steps: int, device: torch.device | str
 ) -> TrainedModel:
     """Reconstructs a trained model from its saved parts.
 
     Args:
         config: All settings of the run.
-        field_state: State dict of its field.
-        occupancy_state: State dict of its occupancy grid.
+        state: State dict of its :class:`voxelfield.Model`.
         steps: Number of training steps done.
-        device: Device for field and occupancy.
-        entries: The entries of a checkpoint, for a model with further state; None leaves it as it is built.
+        device: Device of the model.
 
     Raises:
-        ValueError: The configuration is invalid, or a tensor of a state is not one that a run could have saved.
-        RuntimeError: A state does not match the configuration.
+        ValueError: The configuration is invalid, or a tensor of the state is not one that a run could have saved.
+        RuntimeError: The state does not match the configuration.
     """
     device = torch.device(device)
     settings = parse(RunConfig, config)
-    state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}
+    state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in state.items()}
     # Built on the meta device, because the values are about to be replaced: initialising them would take seconds, and
     # memory for any size that the configuration names.
     with torch.device("meta"):
         model = untrained_model(settings, "meta")
-    check_state("field", model.field, state, model.grid.levels)
-    check_state("occupancy", model.occupancy, occupancy_state)
-    model.field.load_state_dict(state, assign=True)
-    extends = type(model).load_state_dict is not Model.load_state_dict
-    own = [item for item in vars(model).values() if isinstance(item, Tensor)]
-    if extends or any(tensor.is_meta for tensor in (*own, *model.field.parameters(), *model.field.buffers())):
-        # A user's model may have further tensors, and a user's decoder buffers that are not saved.
+    check_state(model, state, model.grid.levels)
+    model.load_state_dict(state, assign=True)
+    tensors = (*vars(model).values(), *model.parameters(), *model.buffers())
+    if any(tensor.is_meta for tensor in tensors if isinstance(tensor, Tensor)):
+        # A user's model may have tensors that are not saved, and a user's decoder such buffers.
         model = untrained_model(settings, device)
-        model.field.load_state_dict(state)
-    if extends and entries is not None:
-        model.load_state_dict(entries)
-    model.occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
-    model.field.to(device).requires_grad_(False)
-    model.occupancy.to(device)
+        model.load_state_dict(state)
+    model.to(device).requires_grad_(False)
     model.grid.to(copies_dtype(settings.trainer.precision, device))
     model.resolution = reached_resolution(settings.trainer.stages, steps)
     _ = model.settings  # rejects settings with which an image would take hours
