@@ -118,12 +118,6 @@ def test_a_checkpoint_of_a_stranger_has_plain_settings_and_sound_tensors(train, 
         check_state(loaded.model, odd)
 
 
-def test_a_run_of_several_regions_is_refused(tmp_path):
-    (tmp_path / "regions.json").touch()
-    with pytest.raises(ValueError, match=r"^RUN must have one field, got one of several regions, .*: .*a_run_of"):
-        voxelfield.load(tmp_path)
-
-
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @backends
 def test_a_loaded_run_draws_what_the_trainer_draws(train, scene, device, backend, precision):

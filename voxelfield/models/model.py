@@ -232,6 +232,10 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         with self.autocast():
             return render(self.field, rays, self.occupancy, settings, jitter, capacity, distortion, sampler)
 
+    def forward(self, rays: Rays, settings: RenderSettings | None = None) -> Rendering:
+        """Renders rays, as :meth:`render` does, for wrappers such as ``DistributedDataParallel``."""
+        return self.render(rays, settings)
+
     def rays_of(self, batch: Batch) -> Rays:
         """Returns the rays of a batch with the values that the field asks for, such as the index of their image."""
         names = {*getattr(self.field, "extra_inputs", ()), *getattr(self.field, "density_inputs", ())}

@@ -37,8 +37,6 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
     """
     path = Path(path)
     device = choose_device(str(device))
-    if (path / "regions.json").is_file():
-        raise ValueError(f"RUN must have one field, got one of several regions, which are no longer read: {path}")
     if path.is_dir() and not checkpoints(path) and (path / MODEL_FILE).is_file():
         path = path / MODEL_FILE
     if path.suffix == ".safetensors":

@@ -149,14 +149,9 @@ def save_model(
 
 
 def load_model(path: Path, device: torch.device) -> TrainedModel:
-    """Loads a model file; called by :func:`voxelfield.load`.
+    """Loads a file that :func:`save_model` wrote; called by :func:`voxelfield.load`.
 
-    Args:
-        path: A file that :func:`save_model` wrote.
-        device: Device of the tensors.
-
-    Returns:
-        The trained model. Features that were left out are zero, and the reasons why cells are empty are unknown.
+    Features that were left out are zero, and the reasons why cells are empty are unknown.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -28,9 +28,11 @@ from voxelfield.evaluation.evaluation import (
     save_images,
 )
 from voxelfield.evaluation.lpips import Lpips
+from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import RadianceField
 from voxelfield.foundation.checks import check_at_least_one
 from voxelfield.foundation.errors import is_out_of_memory, shown
+from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
 from voxelfield.grids.working_copies import copies_dtype
 from voxelfield.media.png import PngWriter
 from voxelfield.messages import clipped
@@ -42,7 +44,6 @@ from voxelfield.rendering.occupancy import OccupancyGrid, occupied_density
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.settings import RunConfig, TrainerConfig
-from voxelfield.trained.build import untrained_model
 from voxelfield.trained.checkpoint_file import check_state
 
 logger = logging.getLogger(__name__)
@@ -211,8 +212,11 @@ class TrainedModel:
         """Returns views in the poses in which they are evaluated, and the vignetting and response of their cameras."""
         # Cameras are recognised by their intrinsics, which refinement changes.
         tones = None if self.tones is None else CameraTones.restored(self.tones, split.cameras)
-        if self.cameras is not None:
-            split = self._refined(self.cameras.follow_split(split), tones)
+        if self.cameras is None:
+            return split, tones
+        split, steps, rate = self.cameras.follow_split(split), self.config.camera.test_steps, self.config.camera.test_lr
+        if steps > 0:
+            split = refine_views(self.model, self.trainer, split, steps=steps, rate=rate, tones=tones)
         return split, tones
 
     def _compare(
@@ -304,13 +308,6 @@ class TrainedModel:
         background = self.model.background if self.model.environment is None else None
         return lambda cameras, index: shown.photograph(renderer.view(cameras, index), index, background)
 
-    def _refined(self, split: Split, tones: CameraTones | None) -> Split:
-        """Refines the poses of views before they are evaluated, if ``camera.test_steps`` is positive."""
-        camera = self.config.camera
-        if camera.test_steps == 0:
-            return split
-        return refine_views(self.model, self.trainer, split, steps=camera.test_steps, rate=camera.test_lr, tones=tones)
-
     def render(self, cameras: Cameras, index: int = 0) -> View:
         """Renders one camera's image as the run's own evaluation does.
 
@@ -339,16 +336,40 @@ class TrainedModel:
         return self.renderer()
 
 
+def untrained_model(config: RunConfig, device: torch.device | str) -> Model:
+    """Builds a model in its state at the start of training, with all cells occupied, in the recorded box and warp.
+
+    The device may be ``meta``, to find out shapes only.
+
+    Raises:
+        ValueError: The scene has no box, or it has a warp, which this kind of field does not support.
+    """
+    if config.scene.aabb is None:
+        raise ValueError("scene.aabb must be the box that the field was trained in, got None")
+    warp, trainer = config.recorded_warp, config.trainer
+    box = parse_box(config.scene.aabb) if warp is None else warp.warped_aabb
+    aabb = box_tensor(box, torch.device("cpu"))
+    cells: int | list[int] = trainer.occupancy.resolution
+    if warp is not None:
+        # As many cells per two units of warped coordinates.
+        cells = [max(1, round(trainer.occupancy.resolution * extent / 2)) for extent in box_extent(box)]
+    field = config.model.build(aabb, trainer.resolutions, device)
+    if warp is not None:
+        if not isinstance(field, RadianceField):
+            name, wanted = ("ndc", "false") if warp.is_forward_facing else ("boxes", 1)
+            raise ValueError(f"warp.{name} must be {wanted} for a {type(field).__name__}, which is no RadianceField")
+        field.warp = warp
+    if config.model.environment == "map":
+        field.environment = Environment(device)
+    with torch.device(device):
+        occupancy = OccupancyGrid(cells, aabb)
+    return config.model.build_model(field, occupancy, trainer.sampling)
+
+
 def restore_trained_model(
     config: RunConfig | Mapping[str, Any], state: Mapping[str, Any], steps: int, device: torch.device | str
 ) -> TrainedModel:
-    """Reconstructs a trained model from its saved parts.
-
-    Args:
-        config: All settings of the run.
-        state: State dict of its :class:`voxelfield.Model`.
-        steps: Number of training steps done.
-        device: Device of the model.
+    """Reconstructs a trained model on a device from a run's settings and the state dict of its model after some steps.
 
     Raises:
         ValueError: The configuration is invalid, or a tensor of the state is not one that a run could have saved.

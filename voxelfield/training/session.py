@@ -39,9 +39,8 @@ from voxelfield.rendering.projection import fraction_through_box
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.run_directory import RunDirectoryLock
 from voxelfield.settings import CameraConfig, OptimizerConfig, RunConfig, TrainerConfig
-from voxelfield.trained.build import untrained_model
 from voxelfield.trained.checkpoint_file import CheckpointWriter
-from voxelfield.trained.trained_model import TrainedModel
+from voxelfield.trained.trained_model import TrainedModel, untrained_model
 from voxelfield.trained.zero_packing import pack_streams
 from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.build import configured_components
