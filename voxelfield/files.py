@@ -17,6 +17,9 @@ from typing import Any, BinaryIO
 # Opening a named pipe waits for a writer without the first; Windows turns line ends into others without the second.
 _READ_ONLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
+"""Endings of the names of image files, in lower case. The format itself is recognised by a file's content."""
+
 MARK = "written by voxelfield"
 """Text in the header of every rendered image, which distinguishes it from photographs."""
 

@@ -18,10 +18,10 @@ from typing import Any, Literal
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, image_files, image_size, open_image
+from voxelfield.datasets.images import Size, image_files, image_size, open_image
 from voxelfield.datasets.lenses import CAMERA_MODELS
 from voxelfield.datasets.measures import sharpness
-from voxelfield.files import read_json_object
+from voxelfield.files import IMAGE_SUFFIXES, read_json_object
 from voxelfield.installed import MissingPackageError, import_optional
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from voxelfield.datasets.images import IMAGE_SUFFIXES
+from voxelfield.files import IMAGE_SUFFIXES
 from voxelfield.foundation.errors import shown
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from PIL import ExifTags, Image, TiffImagePlugin
 from torch import Tensor
 
 from voxelfield import processes
-from voxelfield.files import open_regular
+from voxelfield.files import IMAGE_SUFFIXES, open_regular
 from voxelfield.messages import reason_of
 
 logger = logging.getLogger(__name__)
@@ -28,9 +28,6 @@ Size = tuple[int, int]
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
-
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
-"""Endings of the names of image files, in lower case. The format itself is recognised by a file's content."""
 
 CUT_OUT = 0.1
 """Least transparency of images that show an object without its background. Undistorting photographs leaves a few

@@ -117,6 +117,11 @@ def _taken(values: Tensor, columns: list[slice]) -> Tensor:
     return values if columns is _ALL else torch.cat([values[:, column] for column in columns], dim=1)
 
 
+def copies_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Returns the dtype of the grids' working copies: float16 on CUDA with a 16-bit ``trainer.precision``."""
+    return torch.float16 if device.type == "cuda" and precision != "float32" else torch.float32
+
+
 class WorkingCopies:
     """Samples working copies of float32 grids, and accumulates gradients in the grids' own ``grad``.
 
