@@ -1,1 +1,1 @@
-"""Training by several processes: the division of grids over them, and what they exchange. One process skips it."""
+"""Training by several processes: the division of grids, exchanges and sums of gradients. One process skips it."""

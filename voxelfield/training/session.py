@@ -23,6 +23,7 @@ from voxelfield.components.tones import CameraTones
 from voxelfield.config import parse
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
+from voxelfield.distributed.reduction import divided_density
 from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.working_copies import copies_dtype
@@ -50,7 +51,6 @@ from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLo
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
 from voxelfield.training.optimizer import Optimizers
 from voxelfield.training.recording import Recorder, log_preview
-from voxelfield.training.reduction import divided_density
 from voxelfield.training.resume import check_complete, check_names, check_resumable
 from voxelfield.training.step import TrainingStep
 from voxelfield.warps.choice import WarpConfig

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import processes
+from voxelfield.distributed.reduction import SharedSampler, sum_gradients_later
 from voxelfield.evaluation.metrics import mse_to_psnr
 from voxelfield.foundation.optimizers import exponential_decay
 from voxelfield.models.batch import Batch, Outputs
@@ -19,7 +20,6 @@ from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.rendering.march import Capacity, RenderSettings, Sampler, visible_samples
 from voxelfield.settings import TrainerConfig
 from voxelfield.training.optimizer import Optimizers
-from voxelfield.training.reduction import SharedSampler, sum_gradients_later
 
 
 class _ScaledGradients(torch.autograd.Function):

@@ -12,25 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import processes
-from voxelfield.models.training import PositionDensity
 from voxelfield.ops import PackedSamples
-from voxelfield.rendering.march import Sampler
 
 
 class SharedSampler:
     """A sampler whose processes add up how many rays they keep, while each evaluates its samples.
 
     Args:
-        sampler: Places the samples.
+        sampler: Places the samples (:data:`voxelfield.rendering.march.Sampler`).
     """
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Callable[..., tuple[PackedSamples, Tensor | None]]) -> None:
         self._sampler = sampler
         self._kept: Tensor | None = None
         self._arrive: Callable[[], Tensor] | None = None
 
     def __call__(self, *arguments: Any, **options: Any) -> tuple[PackedSamples, Tensor | None]:
-        """Places samples, see :data:`voxelfield.rendering.march.Sampler`; a collective call."""
+        """Places samples; a collective call."""
         samples, candidates = self._sampler(*arguments, **options)
         self._kept = samples.rays_kept
         self._arrive = processes.sum_later(self._kept.float())
@@ -75,8 +73,8 @@ def sum_gradients_later(parameters: Sequence[nn.Parameter]) -> Callable[[], None
     return finish
 
 
-def divided_density(density: PositionDensity) -> PositionDensity:
-    """Returns a function with the same values whose points are divided over the processes.
+def divided_density(density: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Returns a density (M,) of points (M, 3) with the same values, whose points are divided over the processes.
 
     All processes therefore have exactly the same occupied cells, even if their devices round differently.
     """
