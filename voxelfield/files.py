@@ -93,7 +93,7 @@ def check_suffix(name: str, path: Path | str, suffixes: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str], *, sync: bool = True) -> Iterator[Path]:
-    """Yields a temporary path next to ``path``; moves it onto ``path`` if the block succeeds.
+    """Yields a new path next to ``path``; moves the file that the block makes there onto ``path`` if it succeeds.
 
     For writers that open the file themselves, such as OpenEXR. The temporary name is hidden (leading dot), has the
     suffix of ``path`` and is in the same directory, so the move is one atomic rename. If the block ends early for any
@@ -104,9 +104,6 @@ def atomic_path(path: str | os.PathLike[str], *, sync: bool = True) -> Iterator[
     Args:
         path: Final path. Its parent directory is created if needed. A symbolic link is replaced, not followed.
         sync: Wait for the disk. Without it, a power failure may leave an empty file; use that for reproducible files.
-
-    Yields:
-        A path that does not exist yet; the block must create a file there.
 
     Raises:
         OSError: The file cannot be written. An error that names the temporary file, or none, names ``path`` instead.

@@ -54,11 +54,7 @@ def downloadable_scenes() -> tuple[str, ...]:
 
 
 def load_manifest(name: str) -> Manifest:
-    """Reads the manifest of a scene.
-
-    Raises:
-        ValueError: There is none; the message lists those there are.
-    """
+    """Reads the manifest of a scene; raises ValueError, which lists those there are, if there is none."""
     if name not in downloadable_scenes():
         raise ValueError(f"scene must be one that has a download ({', '.join(downloadable_scenes())}), got {name!r}")
     content = json.loads((_MANIFESTS / f"{name}.json").read_text(encoding="utf-8"))
@@ -68,12 +64,8 @@ def load_manifest(name: str) -> Manifest:
 def download(name: str, root: Path | str = "data", urls: Sequence[str] | None = None) -> Path:
     """Completes the scene ``root/name`` from the first archive that answers and is right.
 
-    Archives are zip files in which the scene may lie under any folder. Files in place whose hash is wrong are replaced.
-
-    Args:
-        name: The scene's name.
-        root: Folder of scenes; created if missing.
-        urls: Archives to try, in order, instead of the manifest's.
+    Archives are zip files in which the scene may lie under any folder; ``urls`` replace those of the manifest. Files in
+    place whose hash is wrong are replaced. The folder ``root`` is created if missing.
 
     Returns:
         The scene's folder, every file of the manifest verified.

@@ -75,7 +75,7 @@ def read_images(
     """Reads the images of a split, several at a time.
 
     Args:
-        paths: N files that :func:`open_image` opens, N at least 1.
+        paths: N files that :func:`open_image` opens.
         sizes: N sizes to which they are shrunk by :func:`area_resized`; None keeps them as they are.
         alphas: N files of grey images that replace the alpha channels; None for images that keep their own.
         local_slice: The images that this process of a group reads and returns, while other processes read the others;

@@ -22,14 +22,9 @@ MAX_PROCESSES = 8
 
 
 class PeerMemory:
-    """A tensor on the GPU of each process, of one size, to which all processes can write.
+    """A tensor on the GPU of each process, of one size in elements, to which all processes can write.
 
     It is torch.distributed's symmetric memory. Making and deleting one are collective calls.
-
-    Args:
-        size: Number of elements of each tensor.
-        dtype: Their dtype.
-        device: This process's GPU.
 
     Attributes:
         tensors: The tensors (size,) of all processes, in the order of ranks; all appear to be on ``device``.

@@ -150,10 +150,6 @@ class WorkingCopies:
         sparse: The sparse grids whose features are the last of ``grids``; their samples are concatenated to the others.
 
     Attributes:
-        grids: As given.
-        dtype: As given.
-        combination: As given.
-        sparse: As given.
         copies: One tensor for each grid, of the same shape. Read them by :meth:`current`.
         division: The :class:`voxelfield.distributed.division.DividedGrids` that divides the grids over processes: it
             keeps the copies up to date and adds up the gradients. None where the grids are whole.
