@@ -287,7 +287,11 @@ def ndc_box_of_cameras(
     nearest = _NEAREST_PLANE * max(float((-offsets[:, 2]).max()), 0.0)
     source = ""
     if near is None:
-        near, source = _depth_of_near_plane(points, position, axes), " from the nearest points"
+        if points is None or len(points) == 0:
+            raise ValueError("near must be given with ndc where no points of the scene are known, got None")
+        depths = -((points.double() - position) @ axes[:, 2])
+        near = _PLANE_OF_NEAREST * float(depths.sort().values[int(_OUTLIERS * len(depths))])
+        source = " from the nearest points"
     if not near > nearest:
         limit = f"near must be above {nearest:.4g}, because of the foremost camera"
         raise NotForwardError(f"{limit}, got {near:.4g}{source}")
@@ -310,13 +314,6 @@ def ndc_box_of_cameras(
     except ValueError as error:
         raise NotForwardError(str(error)) from error
     return warp
-
-
-def _depth_of_near_plane(points: Tensor | None, position: Tensor, axes: Tensor) -> float:
-    if points is None or len(points) == 0:
-        raise ValueError("near must be given with ndc where no points of the scene are known, got None")
-    depths = -((points.double() - position) @ axes[:, 2])
-    return _PLANE_OF_NEAREST * float(depths.sort().values[int(_OUTLIERS * len(depths))])
 
 
 def _window(
