@@ -52,17 +52,10 @@ LONG = (
 
 
 def choose_modules() -> tuple[list[str], str]:
-    """Chooses the modules to compile if none is requested by name.
+    """Chooses the modules to compile if none is requested by name, and says why the CUDA half is not one ("" if it is).
 
     The CPU half always; the CUDA half where there is nvcc and a GPU to run it. ``VOXELFIELD_CUDA=1`` demands it, for a
     machine without a GPU that builds for others, and ``VOXELFIELD_CUDA=0`` leaves it out.
-
-    Returns:
-        The modules' names, and a sentence with the reason why the CUDA half is not among them ("" if it is).
-
-    Raises:
-        FileNotFoundError: ``VOXELFIELD_CUDA=1``, but there is no nvcc.
-        ValueError: ``VOXELFIELD_CUDA`` has another value.
     """
     requested = os.environ.get("VOXELFIELD_CUDA", "")
     if requested not in {"", "0", "1"}:

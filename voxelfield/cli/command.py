@@ -56,12 +56,9 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Imports the module of a verb and runs it; returns the exit status.
+    """Runs a command line without the program's name, None for that of this process; returns the exit status.
 
     Ctrl-C and a package that is not installed are reported in one line.
-
-    Args:
-        arguments: The command line without the program's name; None for the command line of this process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):

@@ -319,11 +319,7 @@ def ndc_box_of_cameras(
 def _window(
     border: tuple[Tensor, Tensor], position: Tensor, axes: Tensor, near: float
 ) -> tuple[tuple[Tensor, Tensor], float]:
-    """Returns the limits (2,) of x / depth and y / depth between which all images lie, and the extent of the widest.
-
-    Raises:
-        NotForwardError: A ray does not meet the near plane.
-    """
+    """Returns the limits (2,) of x / depth and y / depth between which all images lie, and the extent of the widest."""
     origins = (border[0].flatten(0, 1).double() - position) @ axes
     directions = border[1].flatten(0, 1).double() @ axes
     forward = -directions[:, 2]
