@@ -41,7 +41,7 @@ def has_sources() -> bool:
 
 
 def source_root() -> Path:
-    """Returns the folder of the extension's sources, in a clone or an installed copy; FileNotFoundError without."""
+    """Returns the folder of the extension's sources, in a clone or an installed copy, or raises FileNotFoundError."""
     root = _find_sources()
     if root is None:
         raise FileNotFoundError(
