@@ -52,17 +52,10 @@ LONG = (
 
 
 def choose_modules() -> tuple[list[str], str]:
-    """Chooses the modules to compile if none is requested by name.
+    """Chooses the modules to compile if none is requested by name, and says why the CUDA half is not one ("" if it is).
 
     The CPU half always; the CUDA half where there is nvcc and a GPU to run it. ``VOXELFIELD_CUDA=1`` demands it, for a
     machine without a GPU that builds for others, and ``VOXELFIELD_CUDA=0`` leaves it out.
-
-    Returns:
-        The modules' names, and a sentence with the reason why the CUDA half is not among them ("" if it is).
-
-    Raises:
-        FileNotFoundError: ``VOXELFIELD_CUDA=1``, but there is no nvcc.
-        ValueError: ``VOXELFIELD_CUDA`` has another value.
     """
     requested = os.environ.get("VOXELFIELD_CUDA", "")
     if requested not in {"", "0", "1"}:
@@ -186,13 +179,6 @@ def write_bundles(root: Path, folder: Path) -> list[Path]:
     ]
 
 
-def _write_stamp(name: str, folder: Path) -> Path:
-    """Writes the translation unit that stamps a module."""
-    if name == CPU_MODULE:
-        return _write_if_changed(folder / "stamp.cpp", stamp_source(Architectures(), ""))
-    return _write_if_changed(folder / "stamp.cu", stamp_source(cuda_architectures(), requested_variant()))
-
-
 def _write_if_changed(path: Path, content: str) -> Path:
     """Writes a generated source unless it exists already, because ninja compares modification times."""
     if not path.is_file() or path.read_text() != content:
@@ -224,7 +210,9 @@ def build_command() -> Any:
             if name == CUDA_MODULE:
                 # Not before: setuptools puts the sources that an extension lists into a source archive.
                 ext.sources = [str(path) for path in write_bundles(source_root(), objects / "bundles")]
-            ext.sources = [*ext.sources, str(_write_stamp(name, objects))]
+            gpus = (cuda_architectures(), requested_variant()) if name == CUDA_MODULE else (Architectures(), "")
+            stamp = objects / ("stamp.cu" if name == CUDA_MODULE else "stamp.cpp")
+            ext.sources = [*ext.sources, str(_write_if_changed(stamp, stamp_source(*gpus)))]
             logger.warning(_announcement(name, len(ext.sources)))
             try:
                 super().build_extension(ext)

@@ -41,11 +41,7 @@ def has_sources() -> bool:
 
 
 def source_root() -> Path:
-    """Returns the folder of the extension's C++ and CUDA sources, in a clone or in an installed copy.
-
-    Raises:
-        FileNotFoundError: There are none.
-    """
+    """Returns the folder of the extension's sources, in a clone or an installed copy, or raises FileNotFoundError."""
     root = _find_sources()
     if root is None:
         raise FileNotFoundError(

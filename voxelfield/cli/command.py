@@ -56,12 +56,9 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Imports the module of a verb and runs it; returns the exit status.
+    """Runs a command line without the program's name, None for that of this process; returns the exit status.
 
     Ctrl-C and a package that is not installed are reported in one line.
-
-    Args:
-        arguments: The command line without the program's name; None for the command line of this process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
@@ -137,9 +134,9 @@ def _run(verb: str, module: ModuleType, arguments: Sequence[str]) -> int:
     alone = verb != "build"
     only = "This command is run by one process; several of torchrun or srun are refused." if alone else None
     parser = _Parser(prog=f"voxelfield {verb}", description=module.__doc__, epilog=only)
-    module.add_arguments(parser)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with one_line_records():
+        module.add_arguments(parser)
         try:
             options = parser.parse_args(arguments)
             if alone and (count := processes.started()) > 1:

@@ -19,27 +19,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", type=Path, metavar="PHOTOS_OR_VIDEO", help="a folder of photographs, or a video")
     add("-o", "--out", dest="folder", type=Path, required=True, metavar="FOLDER", help="the scene's folder")
-    add(
-        "--frames",
-        type=int,
-        default=120,
-        help="take N frames from a video, each the sharpest of its part (default: 120)",
-    )
+    sharpest = "number of frames to take from a video, the sharpest of each equal part (default: 120)"
+    add("--frames", type=int, default=120, help=sharpest)
     matching = "match all photographs, or neighbours by name (default: exhaustive, for a video sequential)"
     add("--matching", choices=("exhaustive", "sequential"), help=matching)
-    add(
-        "--camera-model",
-        default="OPENCV",
-        help="model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (the default)",
-    )
+    model = "camera model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (default: OPENCV)"
+    add("--camera-model", default="OPENCV", help=model)
     shared = "use one camera per photograph (default: photographs of the same size share one)"
     add("--per-image-camera", dest="camera_per_image", action="store_true", help=shared)
-    add(
-        "--max-size",
-        type=int,
-        default=1600,
-        help="shrink photographs whose longest side has more pixels (default: 1600)",
-    )
+    side = "shrink photographs whose longest side has more pixels (default: 1600)"
+    add("--max-size", type=int, default=1600, help=side)
     add("--overwrite", action="store_true", help="replace the results of an earlier call in FOLDER")
 
 

@@ -277,13 +277,7 @@ class Cameras:
         return self.rolling[:, :6].view(-1, 2, 3).norm(dim=-1) * reach[:, None]
 
     def _directions(self, camera_index: Tensor, pixels: Tensor, poses: Tensor) -> Tensor:
-        """Returns the unit directions (R, 3) of the rays through image points, world frame.
-
-        Args:
-            camera_index: As for :meth:`rays`.
-            pixels: As for :meth:`rays`.
-            poses: (R, 4, 4) the poses of the rays' cameras (:meth:`row_poses`).
-        """
+        """Returns the unit directions (R, 3), world frame, of :meth:`rays` with poses as of :meth:`row_poses`."""
         intrinsics = self.intrinsics.index_select(0, camera_index)
         offset = (pixels - intrinsics[:, 2:]).div_(intrinsics[:, :2])
         right, up, backward, _ = poses[:, :3].unbind(-1)

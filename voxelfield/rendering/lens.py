@@ -196,7 +196,7 @@ class Lens:
 
 
 def join_lenses(lenses: Sequence[Lens | None]) -> Lens | None:
-    """Joins lenses of groups of cameras, on the CPU, each None for one pinhole; None if all cameras are pinholes."""
+    """Joins lenses on the CPU, of which None stands for one pinhole camera; returns None if all are pinholes."""
     pinhole = Lens("pinhole", torch.zeros(1, 0))
     each = [pinhole if lens is None else lens for lens in lenses]
     joined = _from_rows(torch.cat([lens.rows for lens in each]), any(lens.spheres for lens in each))

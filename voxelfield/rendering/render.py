@@ -138,9 +138,9 @@ def render(
         distortion=distortion,
     )
     rgb, sample_rgb = shaded(field, composite, rgb, samples, rays.directions)
-    pixels = (rgb, composite.opacity, composite.depth_sum)
-    emission = (samples, density, composite.weights, sample_rgb)
-    return Rendering(*pixels, *emission, candidates, samples.rays_kept[0], composite.distortion)
+    _, opacity, depth_sum, weights, distortions = composite
+    kept = samples.rays_kept[0]
+    return Rendering(rgb, opacity, depth_sum, samples, density, weights, sample_rgb, candidates, kept, distortions)
 
 
 def shaded(

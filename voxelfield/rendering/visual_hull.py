@@ -40,7 +40,11 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
         ValueError: ``alpha`` does not match the cameras.
     """
     check_tensor("alpha", alpha, (len(cameras), cameras.height, cameras.width), ", as the cameras say")
-    axes = [_centres(aabb, axis, cells) for axis, cells in enumerate(resolution)]
+    # The coordinates of the cells' centres along each axis.
+    axes = [
+        low + (torch.arange(cells, device=aabb.device) + 0.5) * ((high - low) / cells)
+        for low, high, cells in zip(*aabb, resolution, strict=True)
+    ]
     reaches = _reaches(cameras.to("cpu"), aabb.cpu(), resolution)
     sizes = cameras.all_sizes().tolist()
     opaque_throughout = [bool(image[:h, :w].all()) for image, (w, h) in zip(alpha, sizes, strict=True)]
@@ -59,12 +63,6 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
         seen = opaque[row.clamp_(0, height - 1), column.clamp_(0, width - 1)]
         allowed &= seen | ~inside
     return allowed
-
-
-def _centres(aabb: Tensor, axis: int, cells: int) -> Tensor:
-    """Returns the coordinates of the centres of a box's cells along an axis."""
-    low, high = aabb[:, axis]
-    return low + (torch.arange(cells, device=aabb.device) + 0.5) * ((high - low) / cells)
 
 
 def _project(cameras: Cameras, index: int, axes: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -180,21 +180,17 @@ def _write_files(
 
 def _write_video(trained: TrainedModel, cameras: Cameras, results: _Results) -> None:
     """Writes a video along a path, whose frames all processes render and the first encodes."""
-    frames = _shared_frames(trained, cameras)
+    rounds = range(0, len(cameras), processes.count())
+    local = [min(first + processes.rank(), len(cameras) - 1) for first in rounds]
+    views = zip(rounds, trained.render_path(cameras[local]), strict=True)
+    # The images (H, W, 3), in the first process, a round of one image per process at a time.
+    frames = (frame for first, view in views for frame in processes.gather_to_first(view.rgb)[: len(cameras) - first])
     if processes.is_first():
         with results.writing(VIDEO):
             write_video(results.directory / VIDEO, frames)
     if processes.count() > 1:
         for _ in frames:  # to the end also after an error, because the other processes wait for each of them
             pass
-
-
-def _shared_frames(trained: TrainedModel, cameras: Cameras) -> Iterator[torch.Tensor]:
-    """Yields the images (H, W, 3) of a path in the first process, a round of one image per process at a time."""
-    rounds = range(0, len(cameras), processes.count())
-    local = [min(first + processes.rank(), len(cameras) - 1) for first in rounds]
-    for first, view in zip(rounds, trained.render_path(cameras[local]), strict=True):
-        yield from processes.gather_to_first(view.rgb)[: len(cameras) - first]
 
 
 class _Results:

@@ -287,7 +287,11 @@ def ndc_box_of_cameras(
     nearest = _NEAREST_PLANE * max(float((-offsets[:, 2]).max()), 0.0)
     source = ""
     if near is None:
-        near, source = _depth_of_near_plane(points, position, axes), " from the nearest points"
+        if points is None or len(points) == 0:
+            raise ValueError("near must be given with ndc where no points of the scene are known, got None")
+        depths = -((points.double() - position) @ axes[:, 2])
+        near = _PLANE_OF_NEAREST * float(depths.sort().values[int(_OUTLIERS * len(depths))])
+        source = " from the nearest points"
     if not near > nearest:
         limit = f"near must be above {nearest:.4g}, because of the foremost camera"
         raise NotForwardError(f"{limit}, got {near:.4g}{source}")
@@ -312,21 +316,10 @@ def ndc_box_of_cameras(
     return warp
 
 
-def _depth_of_near_plane(points: Tensor | None, position: Tensor, axes: Tensor) -> float:
-    if points is None or len(points) == 0:
-        raise ValueError("near must be given with ndc where no points of the scene are known, got None")
-    depths = -((points.double() - position) @ axes[:, 2])
-    return _PLANE_OF_NEAREST * float(depths.sort().values[int(_OUTLIERS * len(depths))])
-
-
 def _window(
     border: tuple[Tensor, Tensor], position: Tensor, axes: Tensor, near: float
 ) -> tuple[tuple[Tensor, Tensor], float]:
-    """Returns the limits (2,) of x / depth and y / depth between which all images lie, and the extent of the widest.
-
-    Raises:
-        NotForwardError: A ray does not meet the near plane.
-    """
+    """Returns the limits (2,) of x / depth and y / depth between which all images lie, and the extent of the widest."""
     origins = (border[0].flatten(0, 1).double() - position) @ axes
     directions = border[1].flatten(0, 1).double() @ axes
     forward = -directions[:, 2]

@@ -37,7 +37,7 @@ def ray_count(ray_indices: Tensor, n_rays: int | None) -> int:
 
 
 def offsets_of(packed_info: Tensor | None, ray_indices: Tensor | None, n_rays: int | None, like: Tensor) -> Tensor:
-    """Returns offsets, for functions that return values of samples, from whichever form describes ``like``.
+    """Returns offsets (rays + 1,) int64 into the flattened samples, from whichever form describes ``like``.
 
     Args:
         packed_info: As :func:`pack_info` returns it, with rays in the order of their samples; checked on the CPU only.
@@ -46,9 +46,6 @@ def offsets_of(packed_info: Tensor | None, ray_indices: Tensor | None, n_rays: i
         n_rays: As for :func:`pack_info`.
         like: (all_samples,); or of any other shape, with samples along the last dimension, if neither of the others is
             given.
-
-    Returns:
-        Offsets (rays + 1,) int64 into the flattened samples.
     """
     if packed_info is not None:
         if packed_info.dim() != 2 or packed_info.shape[1] != 2:
