@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.export.lattice import check_finite_values
+from voxelfield.export.registry import ExportFormat, ExportSource
 from voxelfield.fields.decoders import DeferredMLPDecoder
 from voxelfield.fields.environment import environment_of
 from voxelfield.fields.field import RadianceField
@@ -242,3 +243,16 @@ def _encoded(data: bytes) -> Iterator[str]:
     """Yields consecutive parts in base64."""
     for first in range(0, len(data), _PART):
         yield base64.b64encode(data[first : first + _PART]).decode()
+
+
+def _write(folder: Path, source: ExportSource) -> str:
+    save_web_page(folder, source.model, source.training_cameras(), source.run.config.scene.name)
+    return "index.html"
+
+
+WEB = ExportFormat(
+    name="web",
+    help="a web page that draws the field, for fields with deferred shading; needs the scene",
+    write=_write,
+    check_source=lambda source: check_drawable(source.run.field),
+)
