@@ -18,6 +18,7 @@ from voxelfield.export.surfaces import (
     surface_normals,
 )
 from voxelfield.fields.callbacks import CallbackField
+from voxelfield.models.model import Model
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 trimesh = pytest.importorskip("trimesh")
@@ -64,7 +65,7 @@ def surface_of(density, level: float = 1.0, occupied: Tensor | None = None) -> t
     occupancy, field = OccupancyGrid(8, BOX), CountingField(density)
     if occupied is not None:
         occupancy.occupied.copy_(occupied)
-    return DensitySurface(field, occupancy, level), field
+    return DensitySurface(Model(field, occupancy), level), field
 
 
 def mesh_of(vertices: Tensor, faces: Tensor):

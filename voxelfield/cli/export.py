@@ -10,7 +10,7 @@ from pathlib import Path
 
 import voxelfield
 from voxelfield.cli.scenes import add_run_arguments, number
-from voxelfield.export.registry import check_files, export, formats, options_of
+from voxelfield.export.registry import check_files, export, formats, options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,19 +20,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, each in formats().items():
         files.add_argument(f"--{name}", type=Path, metavar="FILE" if each.suffixes else "FOLDER", help=each.help)
     group = parser.add_argument_group("options of formats")
-    for option, users in options_of(formats()).values():
+    for users in options().values():
+        option, texts = next(iter(users.values())), dict[str, list[str]]()
+        for user, its in users.items():
+            texts.setdefault(its.help, []).append(f"--{user}")
         settings: dict[str, object] = {"action": "store_true"}
         if option.kind is not bool:
             kind = option.kind if option.allowed is None else number(option.kind, option.allowed)
             settings = {"type": kind, "choices": option.choices or None, "metavar": option.metavar}
-        text = f"{', '.join(f'--{user}' for user in users)}: {option.help}"
+        text = "; ".join(f"{', '.join(flags)}: {text}" for text, flags in texts.items())
         group.add_argument(option.flag, default=argparse.SUPPRESS, help=text, **settings)  # type: ignore[arg-type]
 
 
-def run(options: argparse.Namespace) -> None:
+def run(given: argparse.Namespace) -> None:
     """Writes the requested files."""
-    files = {name: path for name in formats() if (path := getattr(options, name)) is not None}
-    given = {name: value for name, value in vars(options).items() if name in options_of(formats())}
-    check_files(files, given)  # before the run is loaded
-    trained = voxelfield.load(options.run, options.device)
-    export(trained, files, root=options.data_root, missing_images=options.missing_images, **given)
+    values = vars(given)
+    files = {name: values[name] for name in formats() if values[name] is not None}
+    chosen = {name: value for name, value in values.items() if name in options()}
+    check_files(files, chosen)  # before the run is loaded
+    trained = voxelfield.load(given.run, given.device)
+    export(trained, files, root=given.data_root, missing_images=given.missing_images, **chosen)

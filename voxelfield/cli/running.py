@@ -40,9 +40,9 @@ def run(verb: str, module: ModuleType, arguments: Sequence[str]) -> int:
     alone = verb != "build"
     only = "This command is run by one process; several of torchrun or srun are refused." if alone else None
     parser = _Parser(prog=f"voxelfield {verb}", description=module.__doc__, epilog=only)
-    module.add_arguments(parser)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with one_line_records():
+        module.add_arguments(parser)
         try:
             options = parser.parse_args(arguments)
             if alone and (count := processes.started()) > 1:

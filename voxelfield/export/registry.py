@@ -155,12 +155,12 @@ def _alike(first: Option, second: Option) -> bool:
     return replace(first, help="") == replace(second, help="")
 
 
-def options_of(chosen: Mapping[str, ExportFormat]) -> dict[str, tuple[Option, list[str]]]:
-    """Returns the options of some formats by name, and the names of the formats that have each."""
-    found: dict[str, tuple[Option, list[str]]] = {}
-    for each in chosen.values():
+def options() -> dict[str, dict[str, Option]]:
+    """Returns all options: for each name, the options by the formats that have one of that name."""
+    found: dict[str, dict[str, Option]] = {}
+    for each in formats().values():
         for option in each.options:
-            found.setdefault(option.name, (option, []))[1].append(each.name)
+            found.setdefault(option.name, {})[each.name] = option
     return found
 
 
@@ -174,10 +174,11 @@ def check_files(files: Mapping[str, Path], given: Mapping[str, Any]) -> None:
     if not files:
         *names, last = (f"--{name}" for name in formats())
         raise ValueError(f"export must be given at least one of {', '.join(names)} and {last}, got none")
-    for name, (option, users) in options_of(formats()).items():
-        if name in given and not files.keys() & users:
+    for name, value in given.items():
+        users = options()[name]
+        if not files.keys() & users.keys():
             wanted = " or ".join(f"--{user}" for user in users)
-            raise ValueError(f"{option.flag} must come with {wanted}, got {given[name]} without it")
+            raise ValueError(f"{next(iter(users.values())).flag} must come with {wanted}, got {value} without it")
     for name, path in files.items():
         if formats()[name].suffixes:
             check_suffix(f"--{name}", path, formats()[name].suffixes)
@@ -207,10 +208,10 @@ def export(
         OSError: A file cannot be written, or the scene is not there.
     """
     known, paths = formats(), {name: Path(path) for name, path in files.items()}
-    for wanted, names in (("files", known), ("options", options_of(known))):
-        unknown = [name for name in (files if wanted == "files" else given) if name not in names]
-        if unknown:
-            raise ValueError(f"{wanted} must be of {', '.join(names)}, got {unknown[0]!r}")
+    for wanted, names in (("files", known), ("options", options())):
+        for name in files if wanted == "files" else given:
+            if name not in names:
+                raise ValueError(f"{wanted} must be of {', '.join(names)}, got {name!r}")
     check_files(paths, given)
     source = ExportSource(run, paths, root=root, missing_images=missing_images)
     chosen = {name: each for name, each in known.items() if name in paths}

@@ -17,11 +17,10 @@ T = TypeVar("T")
 
 def own_objects(package: str, kind: type[T]) -> list[T]:
     """Imports all modules of a package; returns the objects of a kind that they define, in the order of modules."""
-    names = [module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__)]
-    modules = [importlib.import_module(f"{package}.{name}") for name in sorted(names)]
-    return list(
-        dict.fromkeys(value for module in modules for value in vars(module).values() if isinstance(value, kind))
-    )
+    names = sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__))
+    modules = [importlib.import_module(f"{package}.{name}") for name in names]
+    values = (value for module in modules for value in vars(module).values())
+    return list({id(value): value for value in values if isinstance(value, kind)}.values())
 
 
 def announced_objects(group: str, kind: type[T]) -> list[T]:
@@ -31,18 +30,16 @@ def announced_objects(group: str, kind: type[T]) -> list[T]:
     """
     found = []
     for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        name = f"the entry point {entry.name} = {entry.value} of {group}"
         try:
             value = load_entry(entry)
         except ValueError as error:
-            logger.warning(
-                "%s %s of another package must be one that can be imported, got %s", group, entry.name, error
-            )
+            logger.warning("%s is left out, because it cannot be imported: %s", name, error)
             continue
         if isinstance(value, kind):
             found.append(value)
         else:
-            wanted = f"{group} {entry.name} of another package must be an object of the class {kind.__name__}"
-            logger.warning("%s, got %s", wanted, clipped(repr(value)))
+            logger.warning("%s is left out, because it is no %s: %s", name, kind.__name__, clipped(repr(value)))
     return found
 
 
