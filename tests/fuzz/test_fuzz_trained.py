@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import voxelfield
-from voxelfield.datasets.camera_path import LARGEST_SIDE, read_camera_path
+from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.export import save_model
+from voxelfield.media.video import LARGEST_SIDE
 from voxelfield.rendering.cameras import overview
 from voxelfield.rendering.render import View
 

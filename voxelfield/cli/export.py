@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import voxelfield
 from voxelfield.cli.scenes import add_run_arguments, number
@@ -24,12 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         option, texts = next(iter(users.values())), dict[str, list[str]]()
         for user, its in users.items():
             texts.setdefault(its.help, []).append(f"--{user}")
-        settings: dict[str, object] = {"action": "store_true"}
-        if option.kind is not bool:
-            kind = option.kind if option.allowed is None else number(option.kind, option.allowed)
-            settings = {"type": kind, "choices": option.choices or None, "metavar": option.metavar}
+        if option.kind is bool:
+            settings: dict[str, Any] = {"action": "store_true"}
+        elif get_origin(option.kind) is Literal:
+            settings = {"choices": get_args(option.kind)}
+        else:
+            kind, *limits = get_args(option.kind) or (option.kind,)
+            settings = {"type": number(kind, limits[0]) if limits else kind, "metavar": option.metavar}
         text = "; ".join(f"{', '.join(flags)}: {text}" for text, flags in texts.items())
-        group.add_argument(option.flag, default=argparse.SUPPRESS, help=text, **settings)  # type: ignore[arg-type]
+        group.add_argument(option.flag, default=argparse.SUPPRESS, help=text, **settings)
 
 
 def run(given: argparse.Namespace) -> None:

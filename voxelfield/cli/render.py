@@ -18,9 +18,9 @@ from tqdm import tqdm
 import voxelfield
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of, number
 from voxelfield.config import Range
-from voxelfield.datasets.camera_path import FPS_RANGE, LARGEST_SIDE, read_camera_path
+from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.media.frame_folder import FrameFolder, farthest
-from voxelfield.media.video import check_video, write_video
+from voxelfield.media.video import FPS_RANGE, LARGEST_SIDE, check_video, write_video
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import at_size, interpolate, seen_point, spiral, usual_path
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY

@@ -16,19 +16,14 @@ from torch import Tensor
 from voxelfield.datasets.poses import check_poses
 from voxelfield.files import json_number, read_json_object
 from voxelfield.foundation.errors import shown
+from voxelfield.media.video import FPS_RANGE, LARGEST_SIDE
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 
 logger = logging.getLogger(__name__)
 
-LARGEST_SIDE = 16384
-"""Largest width and height of an image of a path, in pixels; encoders of videos accept no larger ones."""
-
 FIELDS_OF_VIEW = (0.01, 179.0)
 """Smallest and largest vertical field of view, degrees. Beyond these, float32 cannot represent directions of rays."""
-
-FPS_RANGE = (0.001, 1000)
-"""Numbers of frames per second that the clock of an MP4 file can represent, as imageio sets it."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.config import Range
+from voxelfield.config import Count
 from voxelfield.export.registry import Option
 from voxelfield.fields.field import grid_of
 from voxelfield.grids.boxes import Box, box_extent, cell_indices, parse_box
@@ -23,10 +23,8 @@ SLAB = 16
 CHUNK = 1 << 20
 """Points that are evaluated at once."""
 
-RESOLUTION = Option("resolution", "cells along the longest edge (default: one per voxel)", int, Range(1), metavar="N")
-BOX = Option(
-    "box", "contents of the K-th nested box, at its voxel size (default: 1, the smallest)", int, Range(1), metavar="K"
-)
+RESOLUTION = Option("resolution", "cells along the longest edge (default: one per voxel)", Count, "N")
+BOX = Option("box", "contents of the K-th nested box, at its voxel size (default: 1, the smallest)", Count, "K")
 
 
 def in_chunks(function: Callable[..., Tensor], *rows: Tensor, evaluations: int = 1) -> Tensor:

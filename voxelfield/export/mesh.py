@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.config import Range
+from voxelfield.config import Count, Positive
 from voxelfield.export.appearance import rendered_colors, surface_colors, textured
 from voxelfield.export.lattice import BOX, RESOLUTION, Region
 from voxelfield.export.mesh_file import MESH_SUFFIXES, Mesh, PointCloud, mesh_package, save_mesh, save_points
@@ -250,15 +250,9 @@ _SURFACE = (
         "surface",
         "density: where the density crosses a level; tsdf: fused from depth maps of the training cameras, smoother but "
         "without parts thinner than a voxel; needs the scene (default: density)",
-        str,
-        choices=get_args(SurfaceKind),
+        SurfaceKind,
     ),
-    Option(
-        "level",
-        "density at the surface, per unit (default: a voxel absorbs half of the light)",
-        float,
-        Range(0, low_open=True),
-    ),
+    Option("level", "density at the surface, per unit (default: a voxel absorbs half of the light)", Positive),
     RESOLUTION,
     BOX,
 )
@@ -271,14 +265,8 @@ MESH = ExportFormat(
         *_SURFACE,
         Option("largest_component", "leave out all but the largest connected part"),
         Option("fill_holes", "close holes with fans of triangles"),
-        Option("max_faces", "merge triangles until at most N are left", int, Range(1), metavar="N"),
-        Option(
-            "texture",
-            "paint a texture with sides of about PIXELS (obj, glb; see --max-faces)",
-            int,
-            Range(1),
-            metavar="PIXELS",
-        ),
+        Option("max_faces", "merge triangles until at most N are left", Count, "N"),
+        Option("texture", "paint a texture with sides of about PIXELS (obj, glb; see --max-faces)", Count, "PIXELS"),
     ),
     check=_check_mesh,
 )
@@ -287,6 +275,6 @@ POINTS = ExportFormat(
     help="points of the surface with normals and colours: ply",
     write=_write_points,
     suffixes=(".ply",),
-    options=(*_SURFACE, Option("count", "number of points (default: 1000000)", int, Range(1), metavar="N")),
+    options=(*_SURFACE, Option("count", "number of points (default: 1000000)", Count, "N")),
     check=_check,
 )

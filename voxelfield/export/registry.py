@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from voxelfield.config import Range
 from voxelfield.datasets.scene import Scene
 from voxelfield.files import check_suffix
 from voxelfield.foundation.extensions import announced_objects, own_objects
@@ -36,17 +35,14 @@ class Option:
     Attributes:
         name: Name of the argument. The option is named alike, such as ``--fit-steps`` for ``fit_steps``.
         help: What it means, and its default.
-        kind: Type of its values; bool for a flag.
-        allowed: The range of a number.
-        choices: All values that a text may have; any if empty.
+        kind: Type of its values: bool for a flag, ``int``, ``float``, ``str``, one of the ranges of
+            :mod:`voxelfield.config`, such as ``Count``, or a ``Literal`` of texts.
         metavar: Stands for the value in the help.
     """
 
     name: str
     help: str
-    kind: type = bool
-    allowed: Range | None = None
-    choices: Sequence[str] = ()
+    kind: Any = bool
     metavar: str | None = None
 
     @property

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from voxelfield.config import Range
+from voxelfield.config import Count, Natural
 from voxelfield.export.lattice import in_chunks, warped_voxels
 from voxelfield.export.registry import ExportFormat, ExportSource, Option
 from voxelfield.export.splat_file import SPLAT_SUFFIXES, Splats, save_splats
@@ -330,13 +330,12 @@ SPLATS = ExportFormat(
     write=_write,
     suffixes=SPLAT_SUFFIXES,
     options=(
-        Option("count", "largest number of Gaussians (default: 1000000)", int, Range(1), metavar="N"),
+        Option("count", "largest number of Gaussians (default: 1000000)", Count, "N"),
         Option(
             "fit_steps",
             "steps in which they are fitted to images of the field; 0: none (default: in proportion to their number)",
-            int,
-            Range(0),
-            metavar="N",
+            Natural,
+            "N",
         ),
     ),
     check_source=_check,

@@ -11,12 +11,17 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from voxelfield.datasets.camera_path import FPS_RANGE, LARGEST_SIDE
 from voxelfield.files import atomic_write
 from voxelfield.installed import import_optional
 from voxelfield.media.background import BackgroundWriter
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.transfers import AHEAD, OnDevice
+
+LARGEST_SIDE = 16384
+"""Largest width and height of an image of a path, in pixels; encoders of videos accept no larger ones."""
+
+FPS_RANGE = (0.001, 1000)
+"""Numbers of frames per second that the clock of an MP4 file can represent, as imageio sets it."""
 
 # Smallest number of frames that may wait for the encoder, regardless of their size.
 _MIN_WAITING = 8
