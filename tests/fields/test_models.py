@@ -72,7 +72,7 @@ def test_a_recipe_that_cannot_be_imported_harms_no_other_run(tmp_path: Path) -> 
 
 
 def test_a_recipe_that_ends_the_program_does_not(tmp_path: Path) -> None:
-    install(tmp_path, "leaving", {"leaving": "leaving:ModelConfig"})
+    install(tmp_path, "leaving", {"voxelfield.models": {"leaving": "leaving:ModelConfig"}})
     (tmp_path / "leaving.py").write_text("raise SystemExit('goodbye')")
     done = run(tmp_path, "train.py", "trainer.steps=-1")
     assert "model=leaving is not available" in done.stderr
