@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,9 @@ from voxelfield.trained.trained_model import TrainedModel
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# Options of the command that no format may have.
+_RESERVED = ("help", "run", "root", "data_root", "device", "missing_images")
 
 
 @dataclass(frozen=True)
@@ -138,17 +141,17 @@ def formats() -> dict[str, ExportFormat]:
         found[each.name] = each
     for each in announced_objects("voxelfield.exports", ExportFormat):
         known = {option.name: option for format in found.values() for option in format.options}
-        taken = [option.flag for option in each.options if not _alike(known.get(option.name, option), option)]
-        taken += [f"--{each.name}"] * (each.name in found or each.name in known)
+        used = {*_RESERVED, *found, *known}
+        taken = [each.name] if each.name in used else []
+        for option in each.options:
+            alike = known.get(option.name)
+            if option.name in used and (alike is None or alike.kind != option.kind):
+                taken.append(option.name)
         if taken:
-            logger.warning("format %s of another package is left out: %s means something else", each.name, taken[0])
+            logger.warning("export format %s of another package is left out: %s is taken", each.name, taken[0])
         else:
             found[each.name] = each
     return found
-
-
-def _alike(first: Option, second: Option) -> bool:
-    return replace(first, help="") == replace(second, help="")
 
 
 def options() -> dict[str, dict[str, Option]]:
