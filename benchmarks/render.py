@@ -40,9 +40,10 @@ import voxelfield
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.evaluation.metrics import psnr, ssim
+from voxelfield.rendering.backends import fastest_backend
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.pixels import composite_background
-from voxelfield.rendering.renderer import FieldRenderer, fastest_backend
+from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.training.execution import synchronized_time
 

@@ -139,7 +139,7 @@ def measured_link(device: torch.device) -> tuple[float, float]:
     count = processes.count()
     part = torch.zeros((64 if device.type == "cuda" else 1) << 20, dtype=torch.uint8, device=device)
     whole, small = part.new_empty(count * len(part)), part[:4].float()
-    large = seconds_of(lambda: processes.gather_into(whole, part), device)
+    large = seconds_of(lambda: processes.gather_later(whole, part)(), device)
     least = seconds_of(lambda: processes.sum_of(small), device)
     return (count - 1) * len(part) / max(large - least, 1e-9), least
 

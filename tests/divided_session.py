@@ -24,7 +24,6 @@ from PIL import Image
 from quick_presets import preset
 
 import voxelfield
-from voxelfield import peer_memory
 from voxelfield import processes as group
 from voxelfield.components.lost_cameras import shrunk
 from voxelfield.components.robust import RobustWeights
@@ -32,7 +31,7 @@ from voxelfield.components.structure import VarianceWeightedError
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
-from voxelfield.grids import exchange
+from voxelfield.distributed import exchange, peer_memory
 from voxelfield.models.pixel_sampler import Images, PixelSampler
 from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.trained.zero_packing import pack_streams, put_back_zeros
@@ -155,7 +154,7 @@ def gather_all(optimizers: optimizer.Optimizers, grids: object = None) -> None:
 
 
 class MappedFiles:
-    """Memory that all processes write to, as :class:`voxelfield.peer_memory.PeerMemory`, but of processes on a CPU."""
+    """Memory that all processes write to, as :class:`voxelfield.distributed.peer_memory.PeerMemory`, but on a CPU."""
 
     folder = Path()
     made = 0

@@ -55,7 +55,7 @@ def somewhere(count: int, device: torch.device | str = "cpu") -> Tensor:
     return 2.2 * torch.rand(count, 3, device=device) - 1.1
 
 
-def model_of(field, model=None):
-    """A model of a field, with all of a few cells occupied."""
-    occupancy = OccupancyGrid(4, field.aabb).to(field.aabb.device)
+def model_of(field, model=None, occupancy=None):
+    """A model of a field, by default with all of a few cells occupied."""
+    occupancy = OccupancyGrid(4, field.aabb).to(field.aabb.device) if occupancy is None else occupancy
     return (DenseConfig() if model is None else model).build_model(field, occupancy, Sampling())

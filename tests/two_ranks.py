@@ -11,12 +11,17 @@ import torch
 import torch.distributed as dist
 from grid_models import BOX, KINDS, build, by_torch, grid_adam, somewhere
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from voxelfield import OccupancyGrid, RadianceField, Rays, RenderSettings, VoxelPyramid, render
+from voxelfield import Model, OccupancyGrid, RadianceField, Rays, RenderSettings, VoxelPyramid, render
 from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.grids.adam import GridAdam
@@ -273,6 +278,30 @@ def sharded_fields(rank):
         torch.testing.assert_close(found.grad.full_tensor(), wanted.grad, rtol=1e-4, atol=1e-6)
 
 
+def sharded_models(rank):
+    """A model is sharded as a whole, trains as one that is not, and its whole state is that of one."""
+    batches, settings = some_rays(), RenderSettings(step=0.1)
+
+    def new_model():
+        pyramid = VoxelPyramid((4, 8), 4, BOX, init_range=1.0)
+        decoder = FusedMLPDecoder(8, 16, 15, 1, 2, ExponentialDensity(1.0))
+        return Model(RadianceField(pyramid, decoder), OccupancyGrid(4, BOX))
+
+    model = new_model()
+    twin = copy.deepcopy(model)
+    (sum(twin(rays, settings).rgb.square().mean() for rays in batches) / 2).backward()
+    fully_shard(model)
+    model(batches[rank], settings).rgb.square().mean().backward()
+    for found, wanted in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(found.grad.full_tensor(), wanted.grad, rtol=1e-4, atol=1e-6)
+    whole = StateDictOptions(full_state_dict=True)
+    state = get_model_state_dict(model, options=whole)
+    assert state.keys() == twin.state_dict().keys()
+    again = new_model()
+    again.load_state_dict(state)
+    assert torch.equal(again(batches[rank], settings).rgb, twin(batches[rank], settings).rgb)
+
+
 def sharded_sparse_levels(rank):
     pyramid = VoxelPyramid((4, 8), 2, BOX, init_range=1.0, sparse_resolutions=(16,))
     cells = torch.ones(1, 1, 1, dtype=torch.bool)
@@ -354,6 +383,7 @@ CHECKS = (
     compiled,
     sharded,
     sharded_fields,
+    sharded_models,
     sharded_sparse_levels,
     ignored_grids,
     states,

@@ -115,6 +115,7 @@ def _check_torch() -> None:
 
 
 def _folders() -> Iterator[Path]:
+    """Yields the package's folder, an installed copy, its source tree if editable, and the cache."""
     yield sources.package_directory()
     if not sources.has_sources():
         return
@@ -144,11 +145,7 @@ class _Misfit(NamedTuple):
 
 
 def _find(name: str) -> tuple[Path | None, list[_Misfit]]:
-    """Searches the package's folder, an installed copy, its source tree if editable, and the cache for one that fits.
-
-    Returns:
-        The first module that fits, or None, and why those before it do not.
-    """
+    """Returns the first module in :func:`_folders` that fits, or None, and why those before it do not."""
     misfits: dict[Path, _Misfit] = {}
     for folder in _folders():
         for path in modules_in(folder, name):
@@ -214,13 +211,7 @@ def _lock(directory: Path, name: str, half: str) -> AcquireReturnProxy:
 
 
 def _architectures() -> architectures.Architectures:
-    """Returns the architectures to compile for, which must serve every GPU of this machine.
-
-    Raises:
-        FileNotFoundError: There is no nvcc.
-        ValueError: ``TORCH_CUDA_ARCH_LIST`` omits a GPU, nvcc supports no GPU, or the driver is too old
-            for nvcc.
-    """
+    """Returns the architectures to compile for, which must serve every GPU of this machine."""
     home = architectures.require_cuda_home()
     if complaint := architectures.driver_complaint(architectures.cuda_major(home)):
         raise ValueError(

@@ -15,6 +15,10 @@ DEVICES_IN_WORDS = "auto, cpu, cuda or cuda:<index>"
 """Description of these values for messages."""
 
 
+UNCOUNTED_BYTES = {"now": 0, "peak": 0}
+"""Memory on this process's GPU that torch's statistics do not count: in use now, and the peak."""
+
+
 def choose_device(requested: str) -> torch.device:
     """Returns the device for ``auto`` (CUDA if available), or the named device.
 
@@ -38,3 +42,8 @@ def choose_device(requested: str) -> torch.device:
     if requested == "cuda" and processes.count() > 1:
         return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Returns this process's peak memory on its GPU: torch's own peak, plus the one of :data:`UNCOUNTED_BYTES`."""
+    return torch.cuda.max_memory_allocated(device) + UNCOUNTED_BYTES["peak"]

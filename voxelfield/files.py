@@ -17,6 +17,9 @@ from typing import Any, BinaryIO
 # Opening a named pipe waits for a writer without the first; Windows turns line ends into others without the second.
 _READ_ONLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
+"""Endings of the names of image files, in lower case. The format itself is recognised by a file's content."""
+
 MARK = "written by voxelfield"
 """Text in the header of every rendered image, which distinguishes it from photographs."""
 
@@ -30,10 +33,7 @@ _CANNOT_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, err
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a regular file for reading.
-
-    Args:
-        path: The file, or a link to it.
+    """Opens a regular file, or a link to one, for reading.
 
     Raises:
         FileNotFoundError: It does not exist.
@@ -60,9 +60,6 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Returns the JSON object that a regular file consists of, in UTF-8, UTF-16 or UTF-32.
-
-    Args:
-        path: The file.
 
     Raises:
         ValueError: It is not a JSON object, or as for :func:`open_regular`.
@@ -139,13 +136,9 @@ def atomic_path(path: str | os.PathLike[str], *, sync: bool = True) -> Iterator[
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Opens a binary file whose content replaces ``path`` if the block succeeds; see :func:`atomic_path`.
+    """Yields a binary file, whose content replaces ``path`` if the block succeeds; see :func:`atomic_path`.
 
-    Args:
-        path: Final path. Its parent directory is created if needed. A symbolic link is replaced, not followed.
-
-    Yields:
-        A binary file to write and read, with the usual permissions of a new file (umask).
+    It can be written and read, and has the usual permissions of a new file (umask).
     """
     # The builtin open instead of tempfile, whose files are readable by their owner only, and would stay so.
     with atomic_path(path) as temporary, temporary.open("x+b") as file:
@@ -155,11 +148,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 def is_replaceable(path: Path) -> bool:
     """Returns whether an image may be written to a path: there is none, or one with :data:`MARK` in its header.
 
-    Args:
-        path: Path of the image.
-
-    Raises:
-        OSError: The path is not valid, for example too long, or the file cannot be read.
+    Raises OSError if the path is not valid, for example too long, or the file cannot be read.
     """
     try:
         # Opening a named pipe would wait for a writer.
@@ -174,11 +163,7 @@ def is_replaceable(path: Path) -> bool:
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Removes the temporary files of :func:`atomic_path` that a killed process left in a directory.
-
-    Args:
-        directory: A directory to which no process is writing.
-    """
+    """Removes the temporary files of :func:`atomic_path` from a directory to which no process is writing."""
     for path in directory.iterdir():
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)

@@ -7,11 +7,9 @@ Without a group there is one process, and nothing here communicates.
 from __future__ import annotations
 
 import functools
-import math
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -57,93 +55,39 @@ def rows(total: int, process: int | None = None) -> slice:
     return slice(total * number // processes, total * (number + 1) // processes)
 
 
-def gather_into(out: Tensor, local: Tensor) -> None:
-    """Writes the tensors of all processes, of one size, into a contiguous one, in the order of ranks.
+def gather_later(out: Tensor, local: Tensor, group: Any = None) -> Callable[[], object]:
+    """Begins to write the tensors of all processes, of one size, into a contiguous one, in the order of ranks.
 
-    A collective call on the tensors' device. ``local`` may be this process's slice of ``out``.
+    A collective call on the tensors' device. ``local`` may be this process's slice of ``out``. The result waits; it
+    must be called before ``out`` is read, and before ``local`` is changed.
     """
-    gather_later(out, local)()
-
-
-def gather_later(out: Tensor, local: Tensor) -> Callable[[], object]:
-    """Begins :func:`gather_into`; the result must be called before ``out`` is read, and before ``local`` is changed."""
     # Gloo must not read from the memory to which it writes.
     sent = local.reshape(-1) if local.is_cuda else local.flatten().clone()
-    return _all_gather(out.view(-1), sent)
+    # Torch 2.13 has renamed it, and warns of the earlier name.
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+    wait: Callable[[], object] = gather(out.view(-1), sent, group=group, async_op=True).wait
+    return wait
 
 
 def gather_rows(local: Tensor, counts: Sequence[int]) -> Tensor:
-    """Returns the rows of all processes, in the order of ranks, to each of them; a collective call.
+    """Returns the rows of all processes, in the order of ranks, to each of them; a collective call on their device.
 
-    Args:
-        local: (R, ...) this process's rows, which are exchanged on their device.
-        counts: The number of rows of each process.
+    Each process gives its rows (R, ...), and the number of rows of each process.
     """
     longest = max(counts)
     sent = local.contiguous()
     if longest > len(local):
         sent = torch.cat((sent, sent.new_empty(longest - len(local), *local.shape[1:])))
     received = local.new_empty(len(counts) * longest, *local.shape[1:])
-    gather_into(received, sent)
+    gather_later(received, sent)()
     if min(counts) == longest:
         return received
     return torch.cat([rows[:size] for rows, size in zip(received.split(longest), counts, strict=True)])
 
 
-def row_slabs(local: Tensor, bounds: Sequence[int]) -> Iterator[tuple[int, int, Tensor]]:
-    """Yields the rows of all processes, a few at a time; a collective call, and so is each step of the iteration.
-
-    Args:
-        local: (R, ...) this process's rows.
-        bounds: The first row of each process among the rows of all, followed by their number.
-
-    Yields:
-        A process, the index of the first of some of its rows, and these rows. The rows of a process are in order.
-    """
-    row, longest = local.shape[1:], max(end - begin for begin, end in pairwise(bounds))
-    at_once = max(1, SLAB_ELEMENTS // (count() * max(math.prod(row), 1)))
-    for first in range(0, longest, at_once):
-        some = min(at_once, longest - first)
-        sent = local.new_zeros(some, *row)
-        slab = local[first : first + some]
-        sent[: len(slab)] = slab
-        received = local.new_empty(count() * some, *row)
-        gather_into(received, sent)
-        for process, (begin, end) in enumerate(pairwise(bounds)):
-            rows = min(some, end - begin - first)
-            if rows > 0:
-                yield process, begin + first, received[process * some : process * some + rows]
-
-
-def collect_rows(local: Tensor, bounds: Sequence[int], out: Tensor, low: int = 0) -> None:
-    """Writes rows of all processes into one tensor, on any device; a collective call.
-
-    Args:
-        local: As for :func:`row_slabs`.
-        bounds: As for :func:`row_slabs`.
-        out: Receives the rows from ``low`` on; each process may ask for others.
-        low: The index of the first of them.
-    """
-    for _, first, rows in row_slabs(local, bounds):
-        begin, end = max(first, low), min(first + len(rows), low + len(out))
-        if begin < end:
-            out[begin - low : end - low] = rows[begin - first : end - first]
-
-
-def rows_between(local: Tensor, bounds: Sequence[int], low: int, high: int) -> Tensor:
-    """Returns the rows from ``low`` to ``high``; a collective call with arguments as for :func:`row_slabs`."""
-    rows = local.new_empty(high - low, *local.shape[1:])
-    collect_rows(local.detach(), bounds, rows, low)
-    return rows
-
-
 def sum_of(values: Tensor) -> Tensor:
     """Returns the sum of a tensor over all processes, which is the same in each of them; a collective call."""
-    if count() == 1:
-        return values
-    total = values.clone()
-    distributed.all_reduce(total)
-    return total
+    return values if count() == 1 else sum_later(values.clone())()
 
 
 def sum_later(values: Tensor) -> Callable[[], Tensor]:
@@ -209,42 +153,6 @@ def concatenated(call: Callable[[], Sequence[T]]) -> list[T]:
     return [value for values in gather_results(call) for value in values]
 
 
-class DividedRows:
-    """The rows of all processes, in the order of ranks, of which each process stores some; read by index.
-
-    Making it and reading from it are collective calls; reading does not synchronise with the device.
-
-    Args:
-        local: (R, ...) this process's rows, of any dtype.
-    """
-
-    def __init__(self, local: Tensor) -> None:
-        counts = row_counts(local)
-        self._first, self._count, self._total = sum(counts[: rank()]), len(local), sum(counts)
-        self._local = local if len(local) > 0 else local.new_zeros(1, *local.shape[1:])
-
-    def __len__(self) -> int:
-        """Number of rows of all processes."""
-        return self._total
-
-    def __getitem__(self, index: Tensor) -> Tensor:
-        """Returns rows by their indices (P,), which must be the same in all processes."""
-        local = index - self._first
-        elsewhere = (local < 0) | (local >= self._count)
-        rows = self._local[local.masked_fill_(elsewhere, 0)]
-        rows = rows.masked_fill_(elsewhere.view(-1, *[1] * (rows.dim() - 1)), 0)
-        # Bytes, of which each comes from one process: exact for every dtype.
-        return sum_of(rows.view(torch.uint8)).view(rows.dtype)
-
-    def of_each(self, index: Tensor) -> Tensor:
-        """Returns rows by indices (P, ...), of which each process may have different ones, and any number."""
-        local = index.flatten()
-        counts = row_counts(local)
-        first = sum(counts[: rank()])
-        rows = self[gather_rows(local, counts)]
-        return rows[first : first + index.numel()].unflatten(0, index.shape)
-
-
 def gather_to_first(tensor: Tensor) -> list[Tensor]:
     """Returns the tensors of all processes, in the order of ranks, to process 0, and nothing to the others.
 
@@ -262,7 +170,7 @@ def gather_counts(local: int) -> list[int]:
     if count() == 1:
         return [local]
     counts = torch.empty(count(), dtype=torch.int64)
-    _all_gather(counts, torch.tensor([local]), group=_hosts())()
+    gather_later(counts, torch.tensor([local]), _hosts())()
     return counts.tolist()
 
 
@@ -305,13 +213,6 @@ def once_per_group(function: Callable[P, T]) -> Callable[P, T]:
         return of_group[key]
 
     return cached
-
-
-def _all_gather(out: Tensor, local: Tensor, group: Any = None) -> Callable[[], object]:
-    # Torch 2.13 has renamed it, and warns of the earlier name.
-    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-    work = gather(out, local, group=group, async_op=True)
-    return work.wait
 
 
 def _has_group() -> bool:

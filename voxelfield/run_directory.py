@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
 import socket
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
-from voxelfield.datasets.images import IMAGE_SUFFIXES
-from voxelfield.files import read_json_object, remove_temporaries
-from voxelfield.trained.checkpoint_file import checkpoints
-from voxelfield.training.logs import EVENTS
+from voxelfield.files import IMAGE_SUFFIXES, read_json_object, remove_temporaries
 
 try:
     import fcntl
@@ -31,6 +29,9 @@ REPORT = "report.html"
 PER_VIEW = "per_view.csv"
 CAMERAS_FILE = "cameras.json"
 
+EVENTS = "events.out.tfevents.*"
+"""Names of TensorBoard's files, which continue with the second in which a file was begun, the host and the process."""
+
 HYDRA_RECORDS = (".hydra", "train.log")
 """Names that Hydra creates in a run directory before the program reads its settings."""
 
@@ -43,6 +44,9 @@ MASKS = "masks"
 RESULTS = (METRICS, PER_VIEW, CAMERAS_FILE, MODEL_FILE, VIDEO, REPORT, MASKS, *PICTURES)
 """Names of everything that a finished run writes and replaces, besides its records and checkpoints."""
 
+
+_LAST = "last.pt"
+_NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
 
 _METRICS_HOLD: dict[str, Any] = {
     "psnr": (int, float),
@@ -66,6 +70,18 @@ def read_metrics(directory: Path) -> dict[str, Any]:
         if not isinstance(metrics.get(key), kind):
             raise ValueError(f"{directory / METRICS}: must have the entry {key!r} of a finished run")
     return metrics
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """Lists a directory's checkpoints, the newest last."""
+    files = [file for file in directory.iterdir() if _NUMBERED.fullmatch(file.name) or file.name == _LAST]
+    return sorted((file for file in files if file.is_file()), key=checkpoint_step)
+
+
+def checkpoint_step(path: Path) -> int:
+    """Returns the number of steps in a checkpoint's name, or -1 if there is none, as in ``last.pt``."""
+    match = _NUMBERED.fullmatch(path.name)
+    return int(match[1]) if match else -1
 
 
 class DirectoryInUseError(ValueError):

@@ -20,11 +20,7 @@ def read_from_host(tensor: Tensor, device: torch.device) -> Tensor:
 
     GPU kernels read it over the bus, which is far slower than device memory, but transfer only what they access. In all
     other respects it is a normal CUDA tensor, so data too large for the device can be indexed like any other, also
-    within a CUDA graph.
-
-    Args:
-        tensor: Any tensor on the CPU, of a dtype that NumPy supports.
-        device: A CUDA device.
+    within a CUDA graph. The dtype must be one that NumPy supports.
     """
     with torch.cuda.device(device):
         try:
@@ -52,11 +48,8 @@ class _Pinned:
 class OnDevice:
     """A tensor that another thread will later copy to the host.
 
-    Until then it stays on its device. Fetching it waits for this tensor only, not for work that was queued on the
-    device afterwards.
-
-    Args:
-        tensor: Any tensor; it must not be changed before it has been fetched.
+    Until then it stays on its device, and must not be changed. Fetching it waits for this tensor only, not for work
+    that was queued on the device afterwards.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -86,12 +79,7 @@ class Uploads:
         self._on_the_way: deque[torch.cuda.Event] = deque()
 
     def to(self, tensor: Tensor, device: torch.device) -> Tensor:
-        """Returns a copy on the device, or the tensor itself if it is already there.
-
-        Args:
-            tensor: Any tensor.
-            device: Target device, the same in every call.
-        """
+        """Returns a copy on the device, the same one in every call, or the tensor itself if it is already there."""
         if device.type != "cuda" or tensor.is_cuda:
             return tensor.to(device)
         if len(self._on_the_way) >= AHEAD:

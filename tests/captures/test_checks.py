@@ -33,7 +33,8 @@ from voxelfield.captures.checks import (
     transparent_images,
 )
 from voxelfield.datasets.measures import BLURRED
-from voxelfield.rendering.cameras import Cameras, orbit
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.paths import orbit
 
 COUNT = 24
 

@@ -19,7 +19,7 @@ from PIL import Image, ImageFilter
 from room_corner import corner_cameras, photograph, write_photographs
 
 import voxelfield
-from voxelfield.captures.capture import read_capture
+from voxelfield.captures.capture import fingerprint, read_capture
 from voxelfield.captures.checks import Finding, check_capture
 from voxelfield.captures.inspection import (
     PAGE,
@@ -31,7 +31,6 @@ from voxelfield.captures.inspection import (
     make_page,
     measures,
 )
-from voxelfield.captures.photographs import fingerprint
 from voxelfield.cli.command import main
 from voxelfield.datasets.measures import sharpness
 

@@ -8,8 +8,7 @@ import pytest
 from short_runs import run
 
 from voxelfield.cli import doctor
-from voxelfield.cli.command import main
-from voxelfield.cli.running import one_line_records
+from voxelfield.cli.command import main, one_line_records
 from voxelfield.messages import one_line
 
 FORGED = "lego\n[2026-01-01 00:00:00,000][train][ERROR] - all is lost\x1b[2J"

@@ -20,7 +20,8 @@ from voxelfield.cli.render import add_arguments, path_of
 from voxelfield.components.refinement import RefinedCameras
 from voxelfield.datasets.scene import Scene
 from voxelfield.export import save_model
-from voxelfield.rendering.cameras import Cameras, orbit
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.paths import orbit
 from voxelfield.rendering.view_pictures import depth_range
 from voxelfield.settings import preset
 from voxelfield.training.session import Session

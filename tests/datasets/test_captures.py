@@ -26,7 +26,7 @@ from voxelfield.datasets.lenses import CAMERA_MODELS
 from voxelfield.datasets.registry import formats_of
 from voxelfield.datasets.scene import Split
 from voxelfield.installed import MissingPackageError
-from voxelfield.rendering.cameras import orbit
+from voxelfield.rendering.paths import orbit
 from voxelfield.warps.bounds import box_of_cameras, box_of_points
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"

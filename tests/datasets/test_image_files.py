@@ -14,13 +14,13 @@ from PIL import Image
 from raw_png import GREY, png_of_16_bits, raw_png
 
 from voxelfield.datasets.images import (
-    IMAGE_SUFFIXES,
     area_resized,
     exif_orientation,
     image_files,
     image_size,
     read_images,
 )
+from voxelfield.files import IMAGE_SUFFIXES
 
 READ = {"PNG", "JPEG", "MPO", "WEBP", "TIFF", "BMP"}
 """Formats of Pillow that are read."""

@@ -55,8 +55,13 @@ def noise(model: str, device: torch.device, cells: int = 12, radius: float = 0.6
     axes = torch.meshgrid(*[torch.linspace(-1, 1, cells)] * 3, indexing="ij")
     ball = torch.stack(axes).norm(dim=0) < radius
     empty = torch.zeros(cells, cells, cells)
-    occupancy = {"occupied": ball, "allowed": ball, "density_ema_max": empty, "aabb": torch.tensor(BOX)}
-    return restore_trained_model(settings, field.state_dict(), occupancy, 7, device)
+    occupancy = {
+        "occupancy.occupied": ball,
+        "occupancy.allowed": ball,
+        "occupancy.density_ema_max": empty,
+        "occupancy.aabb": torch.tensor(BOX),
+    }
+    return restore_trained_model(settings, field.state_dict(prefix="field.") | occupancy, 7, device)
 
 
 @pytest.fixture(params=MODELS)
@@ -142,12 +147,12 @@ def test_sparse_levels_are_stored_with_their_blocks(quality, tmp_path, device):
         atlas.copy_(atlas.half())
     occupied = torch.ones(12, 12, 12, dtype=torch.bool)
     occupancy = {
-        "occupied": occupied,
-        "allowed": occupied,
-        "density_ema_max": torch.zeros(12, 12, 12),
-        "aabb": torch.tensor(BOX),
+        "occupancy.occupied": occupied,
+        "occupancy.allowed": occupied,
+        "occupancy.density_ema_max": torch.zeros(12, 12, 12),
+        "occupancy.aabb": torch.tensor(BOX),
     }
-    run = restore_trained_model(settings, field.state_dict(), occupancy, 7, device)
+    run = restore_trained_model(settings, field.state_dict(prefix="field.") | occupancy, 7, device)
     path = tmp_path / "model.safetensors"
     save_model(path, run, quality=quality, cameras=camera(device) if quality == "small" else None)
     loaded = load_model(path, device)
@@ -376,7 +381,7 @@ def test_a_file_that_declares_too_much_is_refused_before_memory_is_asked_for(run
         save_file({"x": torch.ones(2)}, path, {"voxelfield model": with_checksum("[" * 100_000, {})})
     else:
         changes: dict[str, dict[str, object]] = {
-            "codes": {"tensors": {f"field.{name}": zeros}},
+            "codes": {"tensors": {name: zeros}},
             "bits": {"tensors": {"occupancy.bits": zeros}},
             "shape": {"shapes": shapes | {name: [4096, 4096, 64, shapes[name][3]]}},
             "cells": {"occupancy": [4096, 4096, 128]},

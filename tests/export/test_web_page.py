@@ -110,7 +110,9 @@ def test_the_command_starts_the_page_at_the_scenes_first_camera(tmp_path):
     config = settings("model.shading=deferred")
     field = config.model.build(torch.tensor(BOX), config.trainer.resolutions, "cpu")
     occupancy = OccupancyGrid(16, BOX).state_dict()
-    save_model(tmp_path / "a.safetensors", restore_trained_model(config, field.state_dict(), occupancy, 7, CPU))
+    save_model(
+        tmp_path / "a.safetensors", restore_trained_model(config, field.state_dict(prefix="field.") | occupancy, 7, CPU)
+    )
     assert main(["export", str(tmp_path / "a.safetensors"), "--web", str(tmp_path / "page"), "--device", "cpu"]) == 0
     text = (tmp_path / "page" / "index.html").read_text()
     scene = json.loads(text.partition('id="scene">')[2].partition("<")[0])

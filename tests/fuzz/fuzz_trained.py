@@ -39,8 +39,13 @@ def small_run() -> TrainedModel:
             level.copy_(torch.randn_like(level).half())
     cells = torch.rand(3, 3, 3) < 0.6
     empty = torch.zeros(3, 3, 3)
-    occupancy = {"occupied": cells, "allowed": cells, "density_ema_max": empty, "aabb": torch.tensor(_BOX)}
-    return restore_trained_model(settings, field.state_dict(), occupancy, 7, "cpu")
+    occupancy = {
+        "occupancy.occupied": cells,
+        "occupancy.allowed": cells,
+        "occupancy.density_ema_max": empty,
+        "occupancy.aabb": torch.tensor(_BOX),
+    }
+    return restore_trained_model(settings, field.state_dict(prefix="field.") | occupancy, 7, "cpu")
 
 
 @cache
@@ -71,8 +76,7 @@ def checkpoint_state() -> dict[str, Any]:
     return {
         "step": 7,
         "config": asdict(run.config),
-        "field": run.field.state_dict(),
-        "occupancy": run.occupancy.state_dict(),
+        "model": run.model.state_dict(),
     }
 
 

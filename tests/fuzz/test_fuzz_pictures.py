@@ -13,7 +13,7 @@ from fuzz_property import tally
 from hypothesis import given
 from hypothesis import strategies as st
 
-from voxelfield.datasets.images import IMAGE_SUFFIXES
+from voxelfield.files import IMAGE_SUFFIXES
 
 
 @pytest.fixture(scope="module")

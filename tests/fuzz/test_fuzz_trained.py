@@ -19,7 +19,7 @@ import voxelfield
 from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.export import save_model
 from voxelfield.media.video import LARGEST_SIDE
-from voxelfield.rendering.cameras import overview
+from voxelfield.rendering.paths import overview
 from voxelfield.rendering.render import View
 
 

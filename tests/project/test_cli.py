@@ -20,8 +20,7 @@ from warm_python import warm_python
 
 from voxelfield import __version__, _build, _library
 from voxelfield.cli import doctor
-from voxelfield.cli.command import TRAINING_PACKAGES, VERBS, main
-from voxelfield.cli.running import exit_status
+from voxelfield.cli.command import TRAINING_PACKAGES, VERBS, exit_status, main
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("trainer=smoke", "trainer.steps=40", "trainer.preview_every=0", "trainer.evaluation.video_frames=0")

@@ -10,6 +10,34 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+# A module imports only modules of its own room, of the rooms in the lines before, and of those beside it in its line,
+# between which there is no circle. "" is the room of the modules directly in voxelfield/.
+ORDER = (
+    ("", "foundation", "_build"),
+    ("ops",),
+    ("grids",),
+    ("warps",),
+    ("fields",),
+    ("rendering",),
+    ("media",),
+    ("datasets", "captures"),
+    ("evaluation",),
+    ("models",),
+    ("components",),
+    ("settings",),
+    ("trained",),
+    ("training",),
+    ("export", "report", "viewer"),
+    ("runs",),
+    ("compat", "cli"),
+)
+
+# Modules that still import rooms of later lines.
+EXEMPT = ("voxelfield.components.averaging", "voxelfield.components.lost_cameras", "voxelfield.components.refinement")
+
+# Modules that import others by names that are not written where they are imported.
+BY_NAME = {"voxelfield", "voxelfield.installed", "voxelfield.foundation.extensions", "voxelfield.cli.command"}
+
 # Each takes from a tenth of a second to several seconds to import.
 SLOW = ("torch._dynamo", "torchmetrics", "sympy", "av", "tensorboard", "matplotlib", "pooch", "numpy", "PIL", "viser")
 
@@ -42,15 +70,49 @@ def imports(path: Path, modules: set[str]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def graph() -> dict[str, set[str]]:
-    """What each module imports of the package."""
-    files = {}
+def files() -> dict[str, Path]:
+    """The package's modules and their files."""
+    found = {}
     for path in (ROOT / "voxelfield").rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@pytest.fixture(scope="module")
+def graph(files) -> dict[str, set[str]]:
+    """What each module imports of the package."""
     found = {module: imports(path, set(files)) - {module} for module, path in files.items()}
     assert sum(map(len, found.values())) > 100, "the imports were not found"
     return found
+
+
+def test_imports_go_from_room_to_room_in_one_direction(files, graph):
+    folders = {path.parent.name for path in (ROOT / "voxelfield").glob("*/__init__.py")}
+    lines = {room: number for number, rooms in enumerate(ORDER) for room in rooms}
+    assert lines.keys() == folders | {""}
+
+    def room(module: str) -> str:
+        name = module.split(".")[1]
+        # "python -m voxelfield" is the command.
+        return "cli" if name == "__main__" else name if name in folders else ""
+
+    def number(module: str) -> int:
+        # The package itself has the names of all rooms, of which those of runs are the last.
+        return lines["runs" if module == "voxelfield" else room(module)]
+
+    pairs = [(module, imported) for module, others in graph.items() for imported in others if module not in EXEMPT]
+    wrong = [pair for pair in pairs if pair[0] != "voxelfield" and number(pair[1]) > number(pair[0])]
+    assert wrong == []
+
+
+def test_only_registries_import_by_names_that_are_made(files):
+    for module, path in files.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+                name = getattr(node.args[0], "value", None)
+                written = isinstance(name, str) and not name.startswith("voxelfield")
+                assert written or module in BY_NAME or module.endswith(".registry"), f"{module}: {ast.unparse(node)}"
 
 
 def test_no_module_imports_one_that_imports_it(graph):
@@ -60,8 +122,8 @@ def test_no_module_imports_one_that_imports_it(graph):
 def test_no_package_imports_one_that_imports_it(graph):
     packages: dict[str, set[str]] = {}
     for module, imported in graph.items():
-        if module == "voxelfield":
-            continue  # its names are those of all packages
+        if module == "voxelfield" or module in EXEMPT:
+            continue  # the names of the package itself are those of all packages
         package = module.split(".")[1]
         packages.setdefault(package, set()).update(
             name.split(".")[1] for name in imported if name != "voxelfield" and name.split(".")[1] != package

@@ -18,7 +18,7 @@ from voxelfield.export.mesh import FieldSurface
 from voxelfield.export.volume import save_volume
 from voxelfield.models import ModelConfig, registry
 from voxelfield.models.dense import DenseConfig
-from voxelfield.rendering.paths import usual_path
+from voxelfield.rendering.paths import path_named
 from voxelfield.settings import preset
 from voxelfield.trained.checkpoint_file import load_checkpoint
 
@@ -122,7 +122,7 @@ def test_a_field_without_a_grid_goes_everywhere(scene, tmp_path, monkeypatch):
     psnr = session.evaluate(views=1, progress=False).psnr
     assert run.evaluate(scene.test, views=1, progress=False).psnr == psnr
     assert run.render(scene.train.cameras.with_values(image=3), 0).rgb.isfinite().all()
-    assert len(usual_path(scene.train.cameras, 3, run.model.centre, run.model.warp, run.render)) == 3
+    assert len(path_named(None, scene.train.cameras, 3, run.model.centre, run.model.warp, run.render)) == 3
     assert run.overview(16).rgb.isfinite().all()
     for quality in ("exact", "small"):
         save_model(tmp_path / "g.safetensors", run, quality=quality)

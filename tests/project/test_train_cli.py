@@ -196,7 +196,7 @@ def test_checkpoints_load(finished):
     assert state["step"] == 30
     assert state["config"]["trainer"]["steps"] == 30
     assert state["config"]["scene"]["name"] == "lego"
-    assert list(state["field"]["grid.features"].shape[:3]) == read_metrics(directory)["resolution"]
+    assert list(state["model"]["field.grid.features"].shape[:3]) == read_metrics(directory)["resolution"]
     assert state["train_seconds"] == read_metrics(directory)["train_seconds"]
 
 
@@ -336,7 +336,7 @@ def test_a_sweep_makes_a_run_directory_for_each_choice(tmp_path):
         assert not list(run.rglob("events.out.*")), "logger=none"
         assert not (run / "orbit.mp4").exists(), "video_frames=0"
     # density and 3 * (degree + 1)**2 coefficients, against density and 11 features
-    fields = [load_checkpoint(run)["field"] for run in runs]
+    fields = [load_checkpoint(run)["model"] for run in runs]
     grids = [[value for name, value in field.items() if name.endswith("features")] for field in fields]
     assert [{grid.shape[-1] for grid in levels} for levels in grids] == [{12}, {28}]
 

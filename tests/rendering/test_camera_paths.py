@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from voxelfield.rendering.cameras import Cameras, orbit
-from voxelfield.rendering.paths import at_size, axes_looking, interpolate, spiral, through
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.paths import at_size, axes_looking, interpolate, orbit, spiral, through
 
 
 def facing(count: int = 25, spread: float = 0.5) -> Cameras:

@@ -11,8 +11,9 @@ import reference
 import torch
 from op_testing import never_synchronising
 
-from voxelfield.rendering.cameras import Cameras, orbit
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import LENS_TERMS, Lens
+from voxelfield.rendering.paths import orbit
 
 AABB = torch.tensor([[-1.5, -1.5, -1.5], [1.5, 1.5, 1.5]])
 

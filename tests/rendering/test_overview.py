@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from voxelfield.rendering.cameras import overview
+from voxelfield.rendering.paths import overview
 from voxelfield.rendering.render import View
 
 

@@ -14,13 +14,12 @@ from voxelfield import FieldRenderer, VoxelGrid, VoxelPyramid
 from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
-from voxelfield.rendering.backends.backend import ImageBackend
+from voxelfield.rendering.backends import BACKENDS, ImageBackend, fastest_backend
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View, render_view
-from voxelfield.rendering.renderer import BACKENDS, fastest_backend
 
 BOX = ((-1.0, -0.8, -1.2), (1.0, 1.1, 0.9))
 SETTINGS = RenderSettings(step=0.06, min_weight=1e-3)

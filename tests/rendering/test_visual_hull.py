@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 
-from voxelfield.rendering.cameras import Cameras, orbit
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
+from voxelfield.rendering.paths import orbit
 from voxelfield.rendering.visual_hull import visual_hull
 
 RADIUS = 0.4

@@ -215,7 +215,8 @@ class Counting(DenseModel):
 
     def __init__(self, *arguments) -> None:
         super().__init__(*arguments)
-        self.steps, self.between = torch.zeros((), dtype=torch.int64, device=self.device), []
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64, device=self.device))
+        self.between = []
 
     def before_step(self, step):
         super().before_step(step)
@@ -226,13 +227,6 @@ class Counting(DenseModel):
 
     def after_step(self, step):
         self.steps += 1
-
-    def state_dict(self):
-        return super().state_dict() | {"counted": self.steps}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.steps.copy_(state["counted"])
 
     def param_groups(self):
         return {"first": ([next(self.field.decoder.parameters())], 1e-3)}
@@ -275,7 +269,7 @@ def test_a_part_without_a_state_is_resumed(scene, tmp_path):
     train(scene, torch.device("cpu"), Stateless()).restore(load_checkpoint(tmp_path / "plain"))
 
 
-@pytest.mark.parametrize("name", ["field", "step", "optimizer", "average"])
+@pytest.mark.parametrize("name", ["model", "step", "optimizer", "average"])
 def test_a_part_with_the_name_of_another_entry_is_refused(scene, name):
     component = Tint()
     component.name = name

@@ -13,8 +13,9 @@ import torch
 from omegaconf import OmegaConf
 
 from voxelfield.foundation import constants
-from voxelfield.models import levels as limits
+from voxelfield.models import pyramid
 from voxelfield.models.dense import DenseConfig
+from voxelfield.models.model_config import MAX_DEGREE
 from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.models.settings import OccupancyConfig
 from voxelfield.models.sh import SHConfig
@@ -385,8 +386,9 @@ def test_an_instance_is_checked_as_a_file_is():
 
 
 def test_limits_are_those_of_the_compiled_ops():
-    for name in ("MAX_WIDTH", "MAX_LAYERS", "MAX_LEVELS", "MAX_DEGREE"):
-        assert getattr(limits, name) == getattr(constants, name)
+    for name in ("MAX_WIDTH", "MAX_LAYERS", "MAX_LEVELS"):
+        assert getattr(pyramid, name) == getattr(constants, name)
+    assert MAX_DEGREE == constants.MAX_DEGREE
 
 
 @pytest.mark.parametrize("steps", [(0, 5, 5), (0, 9, 5)])

@@ -420,7 +420,7 @@ def test_a_run_directory_that_goes_away_is_made_anew_with_a_warning(make_session
 def test_a_scene_that_goes_away_after_it_was_read_changes_nothing(tmp_path, make_session):
     session = make_session()
     assert session.fit()
-    expected = load_checkpoint(session.output)["field"]
+    expected = load_checkpoint(session.output)["model"]
     folder = tmp_path / "lego"
     shutil.copytree(FIXTURE, folder)
     aabb = torch.tensor([[-1.5] * 3, [1.5] * 3])
@@ -433,7 +433,7 @@ def test_a_scene_that_goes_away_after_it_was_read_changes_nothing(tmp_path, make
     )
     assert session.fit()
     assert not folder.exists()
-    found = load_checkpoint(tmp_path / "other")["field"]
+    found = load_checkpoint(tmp_path / "other")["model"]
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 

@@ -18,8 +18,8 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export import save_model
 from voxelfield.export.lattice import Region
 from voxelfield.models.pyramid import PyramidConfig
-from voxelfield.rendering.cameras import Cameras, reference_camera
-from voxelfield.rendering.paths import seen_point, spiral, usual_path
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.paths import path_named, reference_camera, seen_point, spiral
 from voxelfield.rendering.projection import views_of_points
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.rendering.view_pictures import depth_bounds, depth_colors
@@ -293,12 +293,12 @@ def test_the_usual_path_is_a_spiral_before_what_is_seen(scene, trained):
     run, cameras = voxelfield.load(trained.output, "cpu"), scene.train.cameras
     target = seen_point(cameras, run.render)
     assert -3 * WALL < target[2] < -DISTANCE + BALL  # smooth walls are found roughly
-    path = usual_path(cameras, 8, run.model.centre, run.model.warp, run.render)
+    path = path_named(None, cameras, 8, run.model.centre, run.model.warp, run.render)
     torch.testing.assert_close(path.c2w, spiral(cameras, target, 8).c2w)
     assert min(float(view.opacity.min()) for view in run.render_path(path)) > 0.5
     run.occupancy.occupied.zero_()
     assert seen_point(cameras, run.render) is None
-    assert len(usual_path(cameras, 8, run.model.centre, run.model.warp, run.render)) == 8
+    assert len(path_named(None, cameras, 8, run.model.centre, run.model.warp, run.render)) == 8
 
 
 def test_an_overview_shows_all_of_the_window(scene, trained, warp):

@@ -206,7 +206,7 @@ def test_large_grids_are_updated_where_space_is_occupied(device):
     occupancy = OccupancyGrid(8, BOX).to(device)
     occupancy.occupied.zero_()
     occupancy.occupied[0, 0, 0] = True
-    optimizers = Optimizers(model_of(field).around(occupancy=occupancy), make_config(), RATES)
+    optimizers = Optimizers(model_of(field, occupancy=occupancy), make_config(), RATES)
     optimizers.attach()
     features = field.grid.features
 
@@ -230,7 +230,7 @@ def test_small_grids_are_updated_whole(device):
     field = make_field("sh", device)
     occupancy = OccupancyGrid(8, BOX).to(device)
     occupancy.occupied.zero_()
-    optimizers = Optimizers(model_of(field).around(occupancy=occupancy), make_config(), RATES)
+    optimizers = Optimizers(model_of(field, occupancy=occupancy), make_config(), RATES)
     optimizers.attach()
     before = field.grid.features.detach().clone()
     field.grid.features.grad += 1
@@ -257,7 +257,7 @@ def test_total_variation_is_added_where_large_levels_are_updated(device, monkeyp
     occupancy = OccupancyGrid(4, ((0, 0, 0), (1, 1, 1))).to(device)
     occupancy.occupied.zero_()
     occupancy.occupied[0, 0, 0] = True
-    model = model_of(RadianceField(pyramid, decoder).to(device)).around(occupancy=occupancy)
+    model = model_of(RadianceField(pyramid, decoder).to(device), occupancy=occupancy)
     copies = torch.float16 if device.type == "cuda" else torch.float32
     optimizers = Optimizers(model, make_config(), RATES, copies=copies)
     optimizers.attach()

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from voxelfield import peer_memory, processes
-from voxelfield.grids.exchange import DirectExchange
+from voxelfield import devices, processes
+from voxelfield.distributed import peer_memory
+from voxelfield.distributed.exchange import DirectExchange
 
 GPU = torch.device("cuda", 1)
 
@@ -107,15 +108,15 @@ def test_memory_counts_while_it_lasts(tmp_path):
     dist.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         device = torch.device("cuda", 0)
-        before = peer_memory.peak_bytes(device)
+        before = devices.peak_bytes(device)
         memory = peer_memory.PeerMemory(1 << 20, torch.float32, device)
         memory.tensors[0].fill_(3)
         memory.barrier()
         assert memory.tensors[0].sum() == 3 << 20
-        assert peer_memory.peak_bytes(device) >= before
-        assert peer_memory._bytes["now"] == 4 << 20
+        assert devices.peak_bytes(device) >= before
+        assert devices.UNCOUNTED_BYTES["now"] == 4 << 20
         del memory
-        assert peer_memory._bytes["now"] == 0
+        assert devices.UNCOUNTED_BYTES["now"] == 0
     finally:
         dist.destroy_process_group()
 

@@ -56,10 +56,14 @@ def with_other(**values: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda state: state | values
 
 
+def part_of(state: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name: value for name, value in state["model"].items() if name.startswith(prefix)}
+
+
 WRONG = {
     "no configuration": without("config"),
-    "no field": without("field"),
-    "no occupancy": without("occupancy"),
+    "no model": without("model"),
+    "no occupancy": lambda state: state | {"model": part_of(state, "field.")},
     "no optimizer": without("optimizer"),
     "no step": without("step"),
     "no random numbers": without("rng"),
@@ -68,10 +72,16 @@ WRONG = {
     "step below 0": with_other(step=-5),
     "step of 400 digits": with_other(step="9" * 400),
     "seconds that are a tensor": with_other(train_seconds=torch.ones(3)),
-    "field of another shape": lambda state: state | {"field": {k: v[..., :1] for k, v in state["field"].items()}},
-    "field that is no mapping": with_other(field=3),
-    "field of lists": lambda state: state | {"field": {name: [1.0] for name in state["field"]}},
-    "occupancy that is a tensor": with_other(occupancy=torch.ones(2)),
+    "field of another shape": lambda state: (
+        state | {"model": state["model"] | {k: v[..., :1] for k, v in part_of(state, "field.").items()}}
+    ),
+    "model that is no mapping": with_other(model=3),
+    "field of lists": lambda state: (
+        state | {"model": state["model"] | {name: [1.0] for name in part_of(state, "field.")}}
+    ),
+    "occupied cells that are numbers": lambda state: (
+        state | {"model": state["model"] | {"occupancy.occupied": torch.ones(2)}}
+    ),
     "moments of another shape": lambda state: state | {"optimizer": {name: {} for name in state["optimizer"]}},
     "random numbers that are floats": with_other(rng=torch.ones(5)),
     "average that is a text": with_other(average="none"),
@@ -99,7 +109,7 @@ def test_contents_that_no_run_saves_are_one_line(tmp_path, saved, case):
     "case",
     [
         "no configuration",
-        "no field",
+        "no model",
         pytest.param("field of lists", marks=pytest.mark.sweep),
         "configuration that is a list",
     ],

@@ -635,6 +635,10 @@ UNTOUCHED = (
 )
 
 
+def by_name_in_field(state):
+    return {name.removeprefix("field."): value for name, value in state.items()}
+
+
 @pytest.mark.parametrize("model", [PYRAMID[0], SUM[0]])
 def test_what_training_has_not_touched_takes_no_room_and_comes_back(make_session, device, model):
     session = make_session(model, "model.resolutions=[4,8,32]", *UNTOUCHED, device=device, on_step=interrupt_at(15))
@@ -643,13 +647,15 @@ def test_what_training_has_not_touched_takes_no_room_and_comes_back(make_session
     path = session.output / "checkpoint_0000015.pt"
     stored, loaded = torch.load(path, weights_only=True), load_checkpoint(path)
     finest = "grid._grids.2.features"
-    for part in (stored["field"], stored["average"]["mean"]):
+    for part in (by_name_in_field(stored["model"]), stored["average"]["mean"]):
         assert part[finest]["nonzero chunks"].numel() == 0, "the finest level is still off, and zero"
-    for part in (loaded["field"], loaded["average"]["mean"]):
+    for part in (by_name_in_field(loaded["model"]), loaded["average"]["mean"]):
         assert torch.equal(part[finest], names[finest].detach().cpu())
     for name, values in session.field.state_dict(keep_vars=True).items():
         if isinstance(values, Tensor):
-            assert torch.equal(loaded["field"][name].view(torch.int32), values.detach().cpu().view(torch.int32)), name
+            assert torch.equal(
+                loaded["model"][f"field.{name}"].view(torch.int32), values.detach().cpu().view(torch.int32)
+            ), name
 
 
 def test_resuming_from_what_was_left_out_changes_nothing(make_session):
@@ -698,8 +704,8 @@ def test_an_interrupted_run_leaves_a_checkpoint(make_session):
     state = load_checkpoint(session.output)
     assert state["step"] == 4
     assert state["config"] == asdict(session.config)
-    assert torch.equal(state["field"]["grid.features"], session.field.grid.features)
-    assert torch.equal(state["occupancy"]["occupied"], session.occupancy.occupied)
+    assert torch.equal(state["model"]["field.grid.features"], session.field.grid.features)
+    assert torch.equal(state["model"]["occupancy.occupied"], session.occupancy.occupied)
 
 
 def test_the_field_ends_as_the_mean_of_its_last_steps(make_session):
@@ -829,7 +835,7 @@ def test_a_loss_that_is_not_finite_is_an_error(make_session, device):
         session.fit()
     (state,) = session.output.iterdir()
     assert state.name == "not_finite_0000001.pt", "no checkpoint to continue from"
-    assert any(value.isnan().any() for value in load_checkpoint(state)["field"].values() if value.is_floating_point())
+    assert any(value.isnan().any() for value in load_checkpoint(state)["model"].values() if value.is_floating_point())
 
 
 def test_a_loss_that_was_not_finite_between_two_records_is_an_error(make_session):
@@ -1037,7 +1043,7 @@ def test_a_checkpoint_is_of_the_moment_that_it_was_asked_for(make_session, monke
     assert not path.exists()
     go_on.set()
     session.wait()
-    assert torch.equal(load_checkpoint(path)["field"]["grid.features"], expected)
+    assert torch.equal(load_checkpoint(path)["model"]["field.grid.features"], expected)
 
 
 @pytest.mark.cuda

@@ -98,33 +98,24 @@ def test_buffers_that_are_not_saved_are_computed_again(train, monkeypatch):
 def test_a_checkpoint_of_a_stranger_has_plain_settings_and_sound_tensors(train, tmp_path, monkeypatch):
     monkeypatch.setenv("TOKEN", "secret")
     state = load_checkpoint(train("render_view", torch.device("cpu")).output)
-    state = {name: state[name] for name in ("step", "config", "field", "occupancy")}
+    state = {name: state[name] for name in ("step", "config", "model")}
     state["config"]["scene"]["name"] = "${oc.env:TOKEN}"
     write_checkpoint(tmp_path / "last.pt", pack_checkpoint(state))
     loaded = voxelfield.load(tmp_path / "last.pt", "cpu")
     assert loaded.config.scene.name == "${oc.env:TOKEN}"
     assert "secret" not in repr(loaded)
-    for part, changes, message in (
-        (
-            "occupancy",
-            {"density_ema_max": state["occupancy"]["density_ema_max"].half()},
-            "occupancy.density_ema_max must be torch.float32",
-        ),
-        ("field", {"grid.aabb": torch.zeros(2, 3)}, "field.grid.aabb must be finite with low < high"),
+    seen = state["model"]["occupancy.density_ema_max"]
+    for changes, message in (
+        ({"occupancy.density_ema_max": seen.half()}, "occupancy.density_ema_max must be torch.float32"),
+        ({"field.grid.aabb": torch.zeros(2, 3)}, "field.grid.aabb must be finite with low < high"),
     ):
-        write_checkpoint(tmp_path / "last.pt", pack_checkpoint(state | {part: {**state[part], **changes}}))
+        write_checkpoint(tmp_path / "last.pt", pack_checkpoint(state | {"model": {**state["model"], **changes}}))
         with pytest.raises(CheckpointError, match=message):
             voxelfield.load(tmp_path / "last.pt", "cpu")
     # Copying makes these bytes ones, so pack_checkpoint cannot pack them.
-    odd = {"occupied": torch.full_like(loaded.occupancy.occupied, 7, dtype=torch.uint8).view(torch.bool)}
+    odd = {"occupancy.occupied": torch.full_like(loaded.occupancy.occupied, 7, dtype=torch.uint8).view(torch.bool)}
     with pytest.raises(ValueError, match=r"occupancy\.occupied must contain bools, got other bytes"):
-        check_state("occupancy", loaded.occupancy, odd)
-
-
-def test_a_run_of_several_regions_is_refused(tmp_path):
-    (tmp_path / "regions.json").touch()
-    with pytest.raises(ValueError, match=r"^RUN must have one field, got one of several regions, .*: .*a_run_of"):
-        voxelfield.load(tmp_path)
+        check_state(loaded.model, odd)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])

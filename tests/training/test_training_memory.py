@@ -15,7 +15,7 @@ from voxelfield.models.training import MemoryEstimate
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
 from voxelfield.runs import train as run_training
 from voxelfield.runs.train import load_configured_scene, train_as_configured
-from voxelfield.trained.build import untrained_model
+from voxelfield.trained.trained_model import untrained_model
 from voxelfield.training import session
 from voxelfield.training.memory import check_memory, estimate_memory, place_of_images
 

@@ -20,7 +20,8 @@ from short_runs import finish, run, start
 from test_kills import tensors
 from warm_python import warm_python
 
-from voxelfield.trained.checkpoint_file import checkpoints, load_checkpoint
+from voxelfield.run_directory import checkpoints
+from voxelfield.trained.checkpoint_file import load_checkpoint
 
 pytestmark = pytest.mark.sweep
 

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from viewer_scene import served_page, session, trained_run
 
 from voxelfield.datasets.camera_path import read_camera_path
+from voxelfield.runs.watching import TrainingViewer
 from voxelfield.settings import LoggerConfig
 from voxelfield.viewer.pictures import Painter, viewpoint_of, viewpoint_of_camera
-from voxelfield.viewer.watch import TrainingViewer
 from voxelfield.viewer.worker import Detail
 
 # Chromium takes its time on a busy machine, and its timing decides.

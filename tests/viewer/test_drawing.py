@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -56,7 +57,7 @@ def test_a_sharp_picture_is_that_of_the_runs_own_renderer(painter, viewpoint):
 def test_supersampling_is_for_sharp_pictures_alone(viewpoint):
     run = trained_run()
     trainer = replace(run.trainer, evaluation=replace(run.trainer.evaluation, supersampling=2))
-    model = run.model.around()
+    model = copy.copy(run.model)
     model.sampling = trainer.sampling
     run = replace(run, config=replace(run.config, trainer=trainer), model=model)
     painter = Painter(run)

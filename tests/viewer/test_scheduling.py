@@ -12,9 +12,9 @@ import torch
 from free_ports import free_port
 from viewer_scene import bricks, session, trained_run
 
+from voxelfield.runs.watching import TrainingViewer
 from voxelfield.settings import LoggerConfig
 from voxelfield.viewer.pictures import MODES, Painter, viewpoint_of
-from voxelfield.viewer.watch import TrainingViewer
 from voxelfield.viewer.worker import PictureRequest, RenderWorker, _Client
 
 PATIENCE = 60

@@ -49,8 +49,7 @@ def test_the_first_view_without_photographs():
 def test_a_saved_path_leads_through_its_key_cameras(tmp_path):
     cameras, keys = bricks().train.cameras, (0, 5, 9)
     with served_page() as page:
-        page.path.keys = [viewpoint_of(cameras, view) for view in keys]
-        page.path._draw()
+        page.path.change([viewpoint_of(cameras, view) for view in keys])
         assert len(page.path._drawn) == 4, "three key cameras and a line"
         page.path.seconds.value, page.path.fps.value, page.path.size.value = 0.5, 10, (60, 40)
         client = SimpleNamespace(send_file_download=lambda name, content, **_: (tmp_path / name).write_bytes(content))

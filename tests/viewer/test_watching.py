@@ -13,8 +13,8 @@ from viewer_scene import session
 
 from voxelfield.cli.command import main
 from voxelfield.installed import MissingPackageError
+from voxelfield.runs import watching
 from voxelfield.settings import LoggerConfig
-from voxelfield.viewer import watch
 from voxelfield.viewer.address import Address
 
 
@@ -50,7 +50,7 @@ def test_a_port_in_use_is_one_line(taken_port, tmp_path, caplog):
 def test_training_names_its_own_keys(taken_port):
     pytest.importorskip("viser")
     with pytest.raises(ValueError, match=r"^logger\.viewer_host and logger\.viewer_port must be"):
-        watch.TrainingViewer(LoggerConfig(viewer_port=taken_port))
+        watching.TrainingViewer(LoggerConfig(viewer_port=taken_port))
 
 
 def test_a_local_page_tells_of_the_tunnel_and_an_open_one_warns(caplog):
@@ -83,9 +83,9 @@ def test_a_viewer_that_fails_does_not_end_training(monkeypatch, caplog, failing)
     def fail(*_: object) -> None:
         raise RuntimeError("not today")
 
-    monkeypatch.setattr(watch, "ViewerPage", fail if failing == "page" else lambda *_: SimpleNamespace(close=list))
-    monkeypatch.setattr(watch.TrainingViewer, "_copy", fail)
-    viewer = watch.TrainingViewer(LoggerConfig(viewer_port=free_port()))
+    monkeypatch.setattr(watching, "ViewerPage", fail if failing == "page" else lambda *_: SimpleNamespace(close=list))
+    monkeypatch.setattr(watching.TrainingViewer, "_copy", fail)
+    viewer = watching.TrainingViewer(LoggerConfig(viewer_port=free_port()))
     training = session(steps=5, on_step=viewer.after_step)
     viewer.begin(training)
     assert training.fit()
@@ -97,7 +97,7 @@ def test_a_field_in_training_is_shown():
     pytest.importorskip("viser")
     from viewer_client import Client
 
-    viewer = watch.TrainingViewer(LoggerConfig(viewer_port=free_port()))
+    viewer = watching.TrainingViewer(LoggerConfig(viewer_port=free_port()))
     training = session(steps=3, on_step=viewer.after_step)
     viewer.begin(training)
     page = viewer.page

@@ -82,11 +82,7 @@ class Architectures(NamedTuple):
 
 
 def parse_torch_list(text: str) -> Architectures:
-    """Parses a value of ``TORCH_CUDA_ARCH_LIST``: ``"8.0;9.0+PTX"``, separated by semicolons, commas or spaces.
-
-    Raises:
-        ValueError: An entry is not a compute capability.
-    """
+    """Parses a value of ``TORCH_CUDA_ARCH_LIST``: ``"8.0;9.0+PTX"``, separated by semicolons, commas or spaces."""
     sm: set[str] = set()
     ptx: set[str] = set()
     for entry in re.split(r"[;,\s]+", text.strip()):
@@ -102,15 +98,11 @@ def parse_torch_list(text: str) -> Architectures:
 def architectures_for(capabilities: Sequence[Capability], known: Collection[str]) -> Architectures:
     """Chooses the architectures: ``TORCH_CUDA_ARCH_LIST``, else those of the GPUs at hand, else the common ones.
 
+    A GPU newer than nvcc gets PTX of the newest architecture that nvcc knows.
+
     Args:
         capabilities: Compute capabilities of the GPUs to serve; may be empty.
         known: Architectures that the toolkit's nvcc compiles for, such as ``{"75", "80"}``.
-
-    Returns:
-        The architectures. A GPU newer than nvcc gets PTX of the newest architecture that nvcc knows.
-
-    Raises:
-        ValueError: ``TORCH_CUDA_ARCH_LIST`` is malformed, or nvcc supports no GPU.
     """
     requested = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if requested and requested != "native":
@@ -185,11 +177,7 @@ def find_cuda_home() -> Path | None:
 
 
 def require_cuda_home() -> Path:
-    """Returns the root of the CUDA toolkit.
-
-    Raises:
-        FileNotFoundError: There is none.
-    """
+    """Returns the root of the CUDA toolkit; raises FileNotFoundError if there is none."""
     home = find_cuda_home()
     if home is None:
         raise FileNotFoundError("compiling the CUDA half needs nvcc: put it on the PATH or set CUDA_HOME")
@@ -198,8 +186,7 @@ def require_cuda_home() -> Path:
 
 def known_architectures(home: Path) -> set[str]:
     """Returns the architectures that a toolkit's nvcc compiles for, such as ``{"75", "80"}``."""
-    listed = _ask_nvcc(home, "--list-gpu-arch")
-    return {found[1] for line in listed.split() if (found := re.fullmatch(r"compute_(\d+)", line))}
+    return set(re.findall(r"^compute_(\d+)$", _ask_nvcc(home, "--list-gpu-arch"), re.MULTILINE))
 
 
 def cuda_major(home: Path) -> int:

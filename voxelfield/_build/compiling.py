@@ -22,15 +22,7 @@ from .architectures import (
     require_cuda_home,
     visible_capabilities,
 )
-from .sources import (
-    CPU_MODULE,
-    CUDA_MODULE,
-    requested_variant,
-    source_digest,
-    source_root,
-    stamp_source,
-    write_digest,
-)
+from .sources import CPU_MODULE, CUDA_MODULE, requested_variant, source_digest, source_root, stamp_source, write_digest
 
 logger = logging.getLogger("voxelfield.build")
 
@@ -93,25 +85,18 @@ def choose_modules() -> tuple[list[str], str]:
 
 
 def cuda_architectures(capabilities: Sequence[Capability] | None = None) -> Architectures:
-    """Chooses the architectures to compile for: ``TORCH_CUDA_ARCH_LIST``, else the GPUs at hand, else the common ones.
-
-    Args:
-        capabilities: Compute capabilities of the GPUs; None: those that torch sees.
-    """
+    """Chooses the architectures to compile for; ``capabilities`` are of the GPUs, None for those that torch sees."""
     gpus = visible_capabilities() if capabilities is None else capabilities
     return architectures_for(gpus, known_architectures(require_cuda_home()))
 
 
 def extensions(names: Iterable[str], sources_relative_to: Path | None = None, strict: bool = False) -> list[Any]:
-    """Describes modules as setuptools extensions.
+    """Describes modules as a list of ``setuptools.Extension``.
 
     Args:
         names: ``_C`` and/or ``_C_cuda``.
         sources_relative_to: Folder that source paths are given relative to (setuptools wants that in setup.py).
         strict: Makes warnings errors, as CI does.
-
-    Returns:
-        A list of ``setuptools.Extension``.
     """
     from torch.utils import cpp_extension
 
@@ -259,7 +244,7 @@ def build_command() -> Any:
 
 
 def build(name: str, directory: Path, objects: Path | None = None, strict: bool = False) -> Path:
-    """Compiles a module into a directory.
+    """Compiles a module into a directory and returns its path.
 
     Args:
         name: ``_C`` or ``_C_cuda``.
@@ -267,9 +252,6 @@ def build(name: str, directory: Path, objects: Path | None = None, strict: bool 
         objects: Folder in which object files stay, so that the next build compiles only what changed; a temporary
             folder if None.
         strict: Makes warnings errors, as CI does.
-
-    Returns:
-        The path of the module.
     """
     from setuptools import Distribution
 

@@ -12,12 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from voxelfield.captures.photographs import fingerprint
 from voxelfield.datasets.images import Size, image_size
 from voxelfield.datasets.loading import load_scene
-from voxelfield.datasets.measures import SHARPNESS_SIZE, sharpness, sky_share
+from voxelfield.datasets.measures import SHARPNESS_SIZE, grey, sharpness, sky_share, transparency
 from voxelfield.datasets.scene import Split
-from voxelfield.datasets.transparency import transparency
 from voxelfield.messages import printable
 from voxelfield.rendering.lens import Lens, join_lenses
 from voxelfield.warps.choice import WarpConfig, choose_warp
@@ -44,7 +42,7 @@ class Capture:
         aabb: (2, 3) float64, the scene's box, or the part that matters most if it extends further.
         points: (M, 3) float64, sparse points; none for formats without.
         sharpness: N values of :func:`voxelfield.datasets.measures.sharpness`.
-        fingerprints: (N, 32, 32) of :func:`voxelfield.captures.photographs.fingerprint`.
+        fingerprints: (N, 32, 32) of :func:`fingerprint`.
         thumbnails: N small images, RGB, transparent pixels on white.
         warp: The warp that a field gets by default, if the scene extends beyond ``aabb``.
         transparency: N transparent shares of the images, from 0 to 1; none if unknown.
@@ -100,15 +98,9 @@ class Capture:
 
 
 def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, model: int | None = None) -> Capture:
-    """Reads every split of a scene. Views whose images are missing are left out, with a warning in the log.
+    """Reads every split of a scene; arguments and errors are those of :func:`voxelfield.datasets.loading.load_scene`.
 
-    Args:
-        folder: Folder of the scene, in any format that :func:`voxelfield.datasets.loading.load_scene` reads.
-        aabb: (2, 3) box in world units; None for the box of the format.
-        model: Number of the COLMAP model where a folder has several; None: the one with the most images.
-
-    Raises:
-        Exception: As for :func:`voxelfield.datasets.loading.load_scene`.
+    Views whose images are missing are left out, with a warning in the log.
     """
     scene = load_scene(folder, splits=None, image_size=SHARPNESS_SIZE, missing_images="skip", aabb=aabb, model=model)
     splits = scene.splits.values()
@@ -164,3 +156,8 @@ def thumbnail(image: Image.Image, side: int, background: str | tuple[int, ...] =
     small.paste(image, mask=image)
     small.thumbnail((side, side), Image.Resampling.BOX)
     return small
+
+
+def fingerprint(image: Image.Image) -> npt.NDArray[np.float32]:
+    """Returns a small grey copy (32, 32), 0 to 255, by which equal images are found; transparent pixels are white."""
+    return np.asarray(grey(image).resize((32, 32), Image.Resampling.BOX), dtype=np.float32)

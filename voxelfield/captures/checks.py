@@ -49,11 +49,8 @@ class Finding:
 
 def few_views(capture: Capture) -> Finding | None:
     """Warns of a capture with too few views to see every part from several sides."""
-    if len(capture) >= FEW_VIEWS:
-        return None
-    return Finding(
-        "few views", f"{len(capture)} views, but at least {FEW_VIEWS} are recommended: take more photographs"
-    )
+    message = f"{len(capture)} views, but at least {FEW_VIEWS} are recommended: take more photographs"
+    return Finding("few views", message) if len(capture) < FEW_VIEWS else None
 
 
 def box_out_of_sight(capture: Capture) -> Finding | None:
@@ -80,14 +77,12 @@ def cameras_astray(capture: Capture) -> Finding | None:
     if not astray.any():
         return None
     distances = (capture.origins - capture.origins[~astray].mean(dim=0)).norm(dim=-1)
-    return _about(
-        capture,
-        astray,
-        "stray cameras",
-        f"{{names}} {{are}} up to {float(distances[astray].max()):.3g} units away, and the {int((~astray).sum())} "
-        f"others within {float(distances[~astray].max()):.3g} units of their middle: leave them out, unless the "
-        "photographs were taken there",
+    far, near = (float(distances[some].max()) for some in (astray, ~astray))
+    message = (
+        f"{{names}} {{are}} up to {far:.3g} units away, and the {int((~astray).sum())} others within {near:.3g} units "
+        "of their middle: leave them out, unless the photographs were taken there"
     )
+    return _about(capture, astray, "stray cameras", message)
 
 
 def absurd_scale(capture: Capture) -> Finding | None:
@@ -95,13 +90,11 @@ def absurd_scale(capture: Capture) -> Finding | None:
     low, high = SCALES
     corners = torch.cat((capture.origins, capture.aabb))
     extent = float((corners.amax(dim=0) - corners.amin(dim=0)).max())
-    if low <= extent <= high:
-        return None
-    return Finding(
-        "absurd scale",
-        f"cameras and box are {extent:.3g} units across, expected {low:g} to {high:g}: scale the poses so that "
-        "the cameras are a few units from the subject",
+    message = (
+        f"cameras and box are {extent:.3g} units across, expected {low:g} to {high:g}: scale the poses so that the "
+        "cameras are a few units from the subject"
     )
+    return None if low <= extent <= high else Finding("absurd scale", message)
 
 
 def box_unlike_cameras(capture: Capture) -> Finding | None:
@@ -109,13 +102,12 @@ def box_unlike_cameras(capture: Capture) -> Finding | None:
     low, high = BOX_RATIOS
     distance = float((capture.origins - capture.aabb.mean(dim=0)).norm(dim=-1).median())
     half = float((capture.aabb[1] - capture.aabb[0]).norm()) / 2
-    if low * distance <= half <= high * distance:
-        return None
-    return Finding(
-        f"{'large' if half > high * distance else 'small'} box",
+    message = (
         f"half of its diagonal is {half:.3g} units, and the cameras are {distance:.3g} units from its centre: set "
-        "scene.aabb to a box around the subject, in the units of the poses",
+        "scene.aabb to a box around the subject, in the units of the poses"
     )
+    title = f"{'large' if half > high * distance else 'small'} box"
+    return None if low * distance <= half <= high * distance else Finding(title, message)
 
 
 def box_cuts_images(capture: Capture) -> Finding | None:
@@ -124,35 +116,30 @@ def box_cuts_images(capture: Capture) -> Finding | None:
     if not len(beyond) or beyond.mean() < BEYOND_BOX:
         return None
     worst = [index for index in np.argsort(-beyond, kind="stable").tolist() if beyond[index] >= BEYOND_BOX]
-    return Finding(
-        "box cuts images",
-        f"{100 * beyond.mean():.0f} % of the opaque pixels look past the box, most of them in "
-        f"{listed([capture.names[index] for index in worst])}: enlarge scene.aabb, or make everything beside the "
-        "subject transparent",
-        tuple(sorted(worst)),
+    names = listed([capture.names[index] for index in worst])
+    message = (
+        f"{100 * beyond.mean():.0f} % of the opaque pixels look past the box, most of them in {names}: enlarge "
+        "scene.aabb, or make everything beside the subject transparent"
     )
+    return Finding("box cuts images", message, tuple(sorted(worst)))
 
 
 def transparent_images(capture: Capture) -> Finding | None:
     """Warns of images that are transparent throughout, which training refuses."""
-    return _about(
-        capture,
-        [share == 1 for share in capture.transparency],
-        "transparent images",
+    message = (
         "{names} {are} transparent throughout, which training refuses: save every image with its proper alpha channel, "
-        "or leave it out",
+        "or leave it out"
     )
+    return _about(capture, [share == 1 for share in capture.transparency], "transparent images", message)
 
 
 def sky_beyond_boxes(capture: Capture) -> Finding | None:
     """Tells of a sky, and of the setting for it, because a field alone paints it on its last box."""
-    if capture.sky < ENOUGH_SKY:
-        return None
-    return Finding(
-        "sky",
+    message = (
         f"{100 * capture.sky:.0f} % of all pixels look alike from all places, as a sky does: model=pyramid learns them "
-        "as a panorama beyond the last box (model.environment=auto), and other models do with model.environment=map",
+        "as a panorama beyond the last box (model.environment=auto), and other models do with model.environment=map"
     )
+    return None if capture.sky < ENOUGH_SKY else Finding("sky", message)
 
 
 def mixed_orientation(capture: Capture) -> Finding | None:
@@ -160,13 +147,11 @@ def mixed_orientation(capture: Capture) -> Finding | None:
     portrait = [height > width for width, height in capture.sizes]
     landscape = [width > height for width, height in capture.sizes]
     fewer, word = min((portrait, "portrait"), (landscape, "landscape"), key=lambda pair: sum(pair[0]))
-    return _about(
-        capture,
-        fewer,
-        "mixed orientation",
+    message = (
         f"{{names}} {{are}} {word} among {max(sum(portrait), sum(landscape))} that are not: if the camera was not "
-        "turned, rotate the files as the others are, or leave them out",
+        "turned, rotate the files as the others are, or leave them out"
     )
+    return _about(capture, fewer, "mixed orientation", message)
 
 
 def cameras_rolled(capture: Capture) -> Finding | None:
@@ -174,15 +159,11 @@ def cameras_rolled(capture: Capture) -> Finding | None:
     up = F.normalize(capture.up, dim=0)
     right, above = capture.c2w[:, :3, 0] @ up, capture.c2w[:, :3, 1] @ up
     rolled = (torch.atan2(right, above).rad2deg().abs() > _ROLLED) & (torch.hypot(right, above) > _STEEP)
-    if int(rolled.sum()) > len(capture) // 2:
-        return None
-    return _about(
-        capture,
-        rolled,
-        "rolled cameras",
+    message = (
         "{names} {are} upside down or sideways compared with the others: fine if the camera was held that way; "
-        "otherwise rotate the images, or leave them out",
+        "otherwise rotate the images, or leave them out"
     )
+    return None if int(rolled.sum()) > len(capture) // 2 else _about(capture, rolled, "rolled cameras", message)
 
 
 def odd_field_of_view(capture: Capture) -> Finding | None:
@@ -194,37 +175,32 @@ def odd_field_of_view(capture: Capture) -> Finding | None:
         wide &= ~capture.lens.is_sphere[:, None]
     odd = ((angles < low) | wide).any(dim=-1)
     first = int(odd.int().argmax())
-    return _about(
-        capture,
-        odd,
-        "odd field of view",
+    message = (
         f"{{names}} {{have}} less than {low:g} or more than {high:g} degrees, the first {float(angles[first, 0]):.3g} "
         f"at a focal length of {float(capture.intrinsics[first, 0]):.4g} pixels: focal lengths must be in pixels of "
-        "the image file, and above 0",
+        "the image file, and above 0"
     )
+    return _about(capture, odd, "odd field of view", message)
 
 
 def blurred_images(capture: Capture) -> Finding | None:
     """Warns of images that are far less sharp than most."""
     median = float(np.median(capture.sharpness))
-    return _about(
-        capture,
-        [value < BLURRED * median for value in capture.sharpness],
-        "blurred images",
-        f"{{names}} {{have}} less than {BLURRED:g} of the median sharpness: leave them out, "
-        "or count them less with trainer.loss.sharpness=1",
+    message = (
+        f"{{names}} {{have}} less than {BLURRED:g} of the median sharpness: leave them out, or count them less with "
+        "trainer.loss.sharpness=1"
     )
+    return _about(capture, [value < BLURRED * median for value in capture.sharpness], "blurred images", message)
 
 
 def duplicate_images(capture: Capture) -> Finding | None:
     """Warns of images that are the same, or nearly so."""
     flat = torch.from_numpy(capture.fingerprints).flatten(1)
-    return _duplicates(
-        capture,
-        lambda index: (flat[:index] - flat[index]).abs().amax(dim=-1) <= SAME_GREY,
-        "duplicate images",
-        "are nearly identical: leave out one of each pair",
-    )
+
+    def same(index: int) -> Tensor:
+        return (flat[:index] - flat[index]).abs().amax(dim=-1) <= SAME_GREY
+
+    return _duplicates(capture, same, "duplicate images", "are nearly identical: leave out one of each pair")
 
 
 def duplicate_poses(capture: Capture) -> Finding | None:
@@ -270,9 +246,8 @@ def check_capture(capture: Capture) -> list[Finding]:
 def _sees_box(capture: Capture, c2w: Tensor) -> Tensor:
     """Tells which cameras (N,) have some part of the box within their images."""
     sizes = torch.tensor(capture.sizes)
-    return sees_box(
-        Cameras.of_sizes(c2w.float(), capture.intrinsics.float(), sizes, capture.lens), capture.aabb.float()
-    )
+    cameras = Cameras.of_sizes(c2w.float(), capture.intrinsics.float(), sizes, capture.lens)
+    return sees_box(cameras, capture.aabb.float())
 
 
 def _about(capture: Capture, chosen: Tensor | Sequence[bool], title: str, message: str) -> Finding | None:

@@ -47,13 +47,9 @@ _EDGES = torch.tensor([(one, one | bit) for one in range(8) for bit in (1, 2, 4)
 def inspect_scene(
     folder: Path, out: Path, aabb: Sequence[Sequence[float]] | None = None, model: int | None = None
 ) -> tuple[list[tuple[str, str]], list[Finding]]:
-    """Reads a scene, checks it, and writes its picture and page.
+    """Reads a scene (:func:`voxelfield.captures.capture.read_capture`), checks it, and writes its picture and page.
 
-    Args:
-        folder: Folder of the scene, in any format that :func:`voxelfield.datasets.loading.load_scene` reads.
-        out: Folder for :data:`PICTURE` and :data:`PAGE`; created if missing.
-        aabb: (2, 3) box in world units; None for the format's box.
-        model: Number of the COLMAP model where a folder has several; None: the one with the most images.
+    These are :data:`PICTURE` and :data:`PAGE` in the folder ``out``, which is created if missing.
 
     Returns:
         The measures, as labels and texts, and the findings of the checks. The page also has the loader's warnings.
@@ -80,14 +76,7 @@ def inspect_scene(
 
 
 def make_page(capture: Capture, rows: Sequence[tuple[str, str]], findings: Sequence[Finding], picture: bytes) -> str:
-    """Returns an HTML page that needs no other file: warnings, measures, the picture and the images.
-
-    Args:
-        capture: The capture.
-        rows: Labels and texts of its measures.
-        findings: The warnings, which also mark the images that they are about.
-        picture: A PNG file.
-    """
+    """Returns an HTML page that needs no other file: warnings, measures, the picture (PNG) and the images."""
     titles: dict[int, list[str]] = {}
     for finding in findings:
         # A finding about most views does not distinguish any of them.
@@ -207,14 +196,8 @@ def draw(capture: Capture) -> bytes:
 def frustum_lines(c2w: Tensor, intrinsics: Tensor, sizes: Tensor, depth: float) -> Tensor:
     """Returns the edges of the pyramids between cameras and their images, with a mark above each image.
 
-    Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes.
-        intrinsics: (N, 4) ``fx, fy, cx, cy`` in pixels.
-        sizes: (N, 2) width and height in pixels.
-        depth: Distance from a camera to its image plane, world units.
-
-    Returns:
-        (N, 10, 2, 3) ends of lines, world frame.
+    They are ends of lines (N, 10, 2, 3), world frame, given poses (N, 4, 4) with OpenGL axes, intrinsics (N, 4) and
+    sizes (N, 2) in pixels, and the distance from a camera to its image plane, world units.
     """
     corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]], dtype=c2w.dtype)
     # Wider ones are drawn with a field of view of 90 degrees; a focal length of zero would need infinite corners.

@@ -1,18 +1,31 @@
-"""``voxelfield VERB ...``: imports the verb's module and runs it; ``python -m voxelfield`` is the same."""
+"""``voxelfield VERB ...``: imports the verb's module and runs it; ``python -m voxelfield`` is the same.
+
+User errors are reported in one line. Importing this module does not import torch.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import gc
 import importlib
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import NoReturn
 
 import voxelfield
+from voxelfield.installed import MissingPackageError
+from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
+
+logger = logging.getLogger(__name__)
+
+# Only the records of these loggers are escaped: other packages may log several lines.
+_LOGGERS = ("voxelfield", "train")
 
 VERBS = {
     "train": "fit a field to a scene: a folder or a name, and overrides as of train.py, such as trainer=fast",
@@ -41,9 +54,6 @@ TRAINING_PACKAGES = {name: name for name in _NAMED_ALIKE} | {
 INTERRUPTED = 130
 """Exit status of a program that a signal has stopped."""
 
-HOW_TO_INSTALL = 'pip install "voxelfield[train]"'
-"""The command that installs them."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Imports the module of a verb and runs it; returns the exit status.
@@ -70,14 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # It handles signals itself: it stops after a step and saves a checkpoint.
             status: int = module.main(rest)
             return status
-        from voxelfield.cli.running import run
-
-        return run(verb, module, rest)
+        return _run(verb, module, rest)
     except ModuleNotFoundError as error:
         package = TRAINING_PACKAGES.get((error.name or "").partition(".")[0])
         if package is None:
             raise
-        print(f"{package} must be installed for `voxelfield {verb}`: {HOW_TO_INSTALL}", file=sys.stderr)  # noqa: T201
+        how = 'pip install "voxelfield[train]"'
+        print(f"{package} must be installed for `voxelfield {verb}`: {how}", file=sys.stderr)  # noqa: T201
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)  # noqa: T201
@@ -108,6 +117,76 @@ def _imported(name: str) -> ModuleType:
 def _end() -> NoReturn:
     print("stopped", file=sys.stderr, flush=True)  # noqa: T201
     os._exit(INTERRUPTED)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises ValueError for a wrong command line instead of printing the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message.removeprefix("argument ").replace(": must ", " must ", 1))
+
+
+def _run(verb: str, module: ModuleType, arguments: Sequence[str]) -> int:
+    """Runs a verb on its part of the command line and returns the exit status.
+
+    Its module has ``add_arguments(parser)`` and ``run(options)``, which may return an exit status; its docstring is the
+    description.
+    """
+    from voxelfield import processes
+
+    alone = verb != "build"
+    only = "This command is run by one process; several of torchrun or srun are refused." if alone else None
+    parser = _Parser(prog=f"voxelfield {verb}", description=module.__doc__, epilog=only)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    with one_line_records():
+        module.add_arguments(parser)
+        try:
+            options = parser.parse_args(arguments)
+            if alone and (count := processes.started()) > 1:
+                raise ValueError(f"{verb} must be run by one process, got {count} that torchrun or srun has started")
+            result: int = module.run(options) or 0
+            return result
+        except Exception as error:
+            status = exit_status(error)
+            if status is None:
+                raise
+            text = " ".join(str(error).split()) or type(error).__name__
+            logger.error("%s", clipped(text, LONGEST_MESSAGE))
+            return status
+
+
+def exit_status(error: Exception) -> int | None:
+    """Returns the exit status for an error: 2 for wrong input, 1 for a failure, None for a fault of the program."""
+    from voxelfield._library import KernelsUnavailableError
+    from voxelfield.foundation.errors import is_out_of_memory
+
+    of_paths = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+    if isinstance(error, (ValueError, MissingPackageError, *of_paths)):
+        return 2
+    failures = (OSError, FloatingPointError, KernelsUnavailableError)
+    return 1 if isinstance(error, failures) or is_out_of_memory(error) else None
+
+
+class _OneLineRecord(logging.LogRecord):
+    """A log record with control characters escaped."""
+
+    def getMessage(self) -> str:  # noqa: N802 - the name in logging
+        message = super().getMessage()
+        return one_line(message) if self.name.startswith(_LOGGERS) else message
+
+
+@contextlib.contextmanager
+def one_line_records() -> Iterator[None]:
+    """Escapes characters that are not printable in the log records of a block.
+
+    A file name with a line break would otherwise forge records, which the report of a run repeats.
+    """
+    before = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(_OneLineRecord)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(before)
 
 
 def _print_usage() -> None:

@@ -14,14 +14,11 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    parser.add_argument("scene", metavar="FOLDER", help="folder or name of the scene")
-    parser.add_argument("-o", "--out", type=Path, help=f"folder for {PICTURE} and {PAGE} (default: the current folder)")
-    parser.add_argument(
-        "--data-root", type=Path, default=Path("data"), help="folder of scenes given by name (default: data)"
-    )
-    parser.add_argument(
-        "--model", type=int, metavar="N", help="COLMAP model sparse/N (default: that with the most photographs)"
-    )
+    add = parser.add_argument
+    add("scene", metavar="FOLDER", help="folder or name of the scene")
+    add("-o", "--out", type=Path, help=f"folder for {PICTURE} and {PAGE} (default: the current folder)")
+    add("--data-root", type=Path, default=Path("data"), help="folder of scenes given by name (default: data)")
+    add("--model", type=int, metavar="N", help="COLMAP model sparse/N (default: that with the most photographs)")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -26,8 +26,7 @@ from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
 from voxelfield import processes
-from voxelfield.cli.command import INTERRUPTED
-from voxelfield.cli.running import exit_status
+from voxelfield.cli.command import INTERRUPTED, exit_status
 from voxelfield.devices import choose_device
 from voxelfield.interrupt import SIGNALS, Interrupt
 from voxelfield.settings import RunConfig

@@ -23,24 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--frames",
         type=int,
         default=120,
-        help="number of frames to take from a video, the sharpest of each equal part (default: 120)",
+        help="take N frames from a video, each the sharpest of its part (default: 120)",
     )
-    add(
-        "--matching",
-        choices=("exhaustive", "sequential"),
-        help="match all photographs, or neighbours by name (default: exhaustive, for a video sequential)",
-    )
+    matching = "match all photographs, or neighbours by name (default: exhaustive, for a video sequential)"
+    add("--matching", choices=("exhaustive", "sequential"), help=matching)
     add(
         "--camera-model",
         default="OPENCV",
-        help="camera model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (default: OPENCV)",
+        help="model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (the default)",
     )
-    add(
-        "--per-image-camera",
-        dest="camera_per_image",
-        action="store_true",
-        help="use one camera per photograph (default: photographs of the same size share one)",
-    )
+    shared = "use one camera per photograph (default: photographs of the same size share one)"
+    add("--per-image-camera", dest="camera_per_image", action="store_true", help=shared)
     add(
         "--max-size",
         type=int,

@@ -21,8 +21,8 @@ from voxelfield.config import Range
 from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.media.frame_folder import FrameFolder, farthest
 from voxelfield.media.video import FPS_RANGE, LARGEST_SIDE, check_video, write_video
-from voxelfield.rendering.cameras import Cameras, orbit
-from voxelfield.rendering.paths import at_size, interpolate, seen_point, spiral, usual_path
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.paths import PATHS, at_size, path_named
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, FieldRenderer
@@ -34,7 +34,6 @@ from voxelfield.transfers import AHEAD
 
 logger = logging.getLogger(__name__)
 
-PATHS = ("orbit", "spiral", "interpolate")
 FPS = 30.0
 MAX_FRAMES = 1_000_000
 
@@ -103,24 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--split", help="split whose cameras determine orbit, spiral or interpolate (default: train)")
     add("--frames", type=number(int, Range(1, MAX_FRAMES)), help="number of frames (default: 120, or that of the path)")
     add("--range", type=_range, metavar="A:B", help="render only frames A to B - 1 of these, into a folder")
-    add(
-        "--fps",
-        type=number(float, Range(*FPS_RANGE)),
-        help="frames per second (default: 30, or that of the camera path)",
-    )
+    fps = "frames per second (default: 30, or that of the camera path)"
+    add("--fps", type=number(float, Range(*FPS_RANGE)), help=fps)
     add("--size", type=size, metavar="WxH", help="in pixels (default: that of the training images or the path)")
-    add(
-        "--supersampling",
-        type=number(int, Range(1, MAX_RAYS_ACROSS)),
-        metavar="N",
-        help="cast N x N rays per pixel (default: as in the run's evaluation)",
-    )
-    add(
-        "--background",
-        type=_color,
-        metavar="COLOUR",
-        help="white, black or three numbers R,G,B in [0, 1] (default: the run's)",
-    )
+    rays = "cast N x N rays per pixel (default: as in the run's evaluation)"
+    add("--supersampling", type=number(int, Range(1, MAX_RAYS_ACROSS)), metavar="N", help=rays)
+    colour = "white, black or three numbers R,G,B in [0, 1] (default: the run's)"
+    add("--background", type=_color, metavar="COLOUR", help=colour)
     add("--show", choices=PICTURES, help="quantity that a video shows (default: rgb)")
     add(
         "--out",
@@ -174,12 +162,7 @@ def _exclude(options: argparse.Namespace, names: Sequence[str], reason: str) -> 
 
 
 def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras, float]:
-    """Returns the cameras of the requested path, and the frames per second.
-
-    Args:
-        trained: The trained model.
-        options: The parsed command line.
-    """
+    """Returns the cameras of the requested path, and the frames per second."""
     if isinstance(options.path, Path):
         known = read_camera_path(options.path)
         cameras, fps = known.cameras, known.fps
@@ -188,19 +171,8 @@ def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras
         around = load_scene_of(trained, options, (split,)).split(split).cameras
         if trained.cameras is not None:
             around = trained.cameras.follow(around)
-        if options.path is None:
-            cameras = usual_path(around, frames, trained.model.centre, trained.model.warp, trained.render)
-        elif options.path == "orbit":
-            cameras = orbit(around, trained.model.centre, frames)
-        elif options.path == "spiral":
-            target = seen_point(around, trained.render)
-            if target is None:
-                raise ValueError(
-                    "--path must be orbit or interpolate, because the middle camera sees no subject to circle"
-                )
-            cameras = spiral(around, target, frames)
-        else:
-            cameras = interpolate(around, frames)
+        scene = (trained.model.centre, trained.model.warp, trained.render)
+        cameras = path_named(options.path, around, frames, *scene)
     if options.size is not None:
         cameras = at_size(cameras, *options.size)
     return cameras, fps if options.fps is None else options.fps

@@ -25,8 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from voxelfield import processes
 from voxelfield.cli import launching
-from voxelfield.cli.command import INTERRUPTED
-from voxelfield.cli.running import exit_status, one_line_records
+from voxelfield.cli.command import INTERRUPTED, exit_status, one_line_records
 from voxelfield.config import parse
 from voxelfield.datasets.loading import configured_scenes, is_path
 from voxelfield.datasets.registry import formats_of, why_no_folder

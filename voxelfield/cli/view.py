@@ -21,21 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add_run_arguments(parser)
     parser.add_argument("--port", type=int, default=8080, help="port to listen on (default: 8080)")
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on; 0.0.0.0 admits anyone who has the printed address with its token "
-        "(default: 127.0.0.1)",
-    )
+    host = "address to listen on; 0.0.0.0 admits anyone who has the printed address with its token (default: 127.0.0.1)"
+    parser.add_argument("--host", default="127.0.0.1", help=host)
 
 
 def run(options: argparse.Namespace, wait: Callable[[ViewerPage], None] | None = None) -> None:
-    """Serves the page.
-
-    Args:
-        options: The parsed command line.
-        wait: Called with the page, which is closed when it returns; None waits for Ctrl-C.
-    """
+    """Serves the page until ``wait``, which is called with it, returns; None waits for Ctrl-C."""
     address = Address(options.host, options.port)
     address.check()
     trained = voxelfield.load(options.run, options.device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,7 +13,6 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import check_intrinsics
 from voxelfield.datasets.poses import check_poses
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.datasets.silhouettes import Silhouette
 from voxelfield.foundation.checks import check_index, check_tensor
 from voxelfield.rendering.cameras import Cameras
 
@@ -80,12 +78,7 @@ def scene_from_arrays(
         kind = "test" if test is not None else "holdout"
         raise ValueError(f"{kind} must leave at least one view for training, got {count} test views of {count}")
     splits = {"train": whole[~tested]} | ({"test": whole[tested]} if bool(tested.any()) else {})
-
-    def silhouettes(split: Split, numbers: Sequence[int]) -> tuple[list[Silhouette], Cameras]:
-        return [Silhouette.of(split.image(number)[..., 3]) for number in numbers], split.cameras[numbers]
-
-    scene = assemble(name, Path(name), splits, options, cameras.viewing_poses(), silhouettes, points)
-    return replace(scene, all_cameras=cameras)
+    return assemble(name, Path(name), cameras, splits, options, points)
 
 
 def _rgba(images: Tensor) -> Tensor:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.images import from_opacity
+from voxelfield.datasets.images import CUT_OUT, from_opacity
+from voxelfield.datasets.measures import transparency
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, cameras_of, check_poses_of, present_photos, read_split
 from voxelfield.datasets.poses import OPENCV_AXES, inverted, turned_about
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
-from voxelfield.datasets.transparency import shows_object, without_transparency
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.rendering.cameras import Cameras, viewing_poses
 from voxelfield.rendering.lens import join_lenses
@@ -31,8 +31,8 @@ SPLITS = ("train", "val", "test")
 _SILHOUETTES = 128
 _FEWEST_SILHOUETTES = 4
 
-Silhouettes = Callable[[Split, Sequence[int]], tuple[list[Silhouette], Cameras]]
-"""Returns the silhouettes of some images of a split, with their cameras at the size of the silhouettes."""
+# Opacity, of 255, below which a pixel of a photograph has no value.
+_HALF = 128
 
 
 def load_capture(
@@ -51,46 +51,34 @@ def load_capture(
         source: The file that lists the photographs, for messages.
         photos: All of them. Those whose files are missing are left out, with a warning, unless the options forbid it.
             Shrunk images are used if each has one.
-        options: The loading options.
-        listed: The paths of each split's photographs, if the format lists them.
+        options: The loading options; :func:`choose_splits` says which splits the scene has.
+        listed: The paths of each split's photographs, if the format lists them. If it lists none for training, these
+            are the ones in no list.
         points: As for :func:`assemble`.
         stated_box: As for :func:`assemble`.
-
-    Returns:
-        The scene, on the CPU. :func:`choose_splits` says which splits it has.
 
     Raises:
         FileNotFoundError: Images are missing.
         ValueError: There is no such split, an image is not as it must be, or as for :func:`assemble`.
     """
     check_poses_of(source, photos)
-    there = _in_order(present_photos(folder, source, photos, options.missing_images or "skip"))
+    there = present_photos(folder, source, photos, options.missing_images or "skip")
+    # So that the order in which a file lists them is of no consequence.
+    there = sorted(there, key=lambda photo: photo.path.as_posix())
     lack = [photo.path for photo in there if photo.shrunk is None]
     if 0 < len(lack) < len(there):
         logger.info("%s: all images are downscaled from full size, as %s has no reduced copy", source, lack[0])
         there = [replace(photo, shrunk=None) for photo in there]
-    splits = choose_splits(source, {"train": there} if listed is None else _as_listed(source, there, listed), options)
-    loaded = {name: read_split(name, chosen, options) for name, chosen in splits.items()}
-    return scene_of_photos(folder, source, there, loaded, options, points, stated_box)
-
-
-def _as_listed(source: Path, photos: Sequence[Photo], listed: Mapping[str, Collection[Path]]) -> dict[str, list[Photo]]:
-    """Divides photographs by the paths that a format lists for each split.
-
-    Those that no list names are for training, if no list for training names any.
-    """
-    splits = {name: [photo for photo in photos if photo.path in paths] for name, paths in listed.items()}
-    rest = [photo for photo in photos if not any(photo.path in paths for paths in listed.values())]
-    if not listed.get("train"):
-        splits["train"] = rest
-    elif rest:
-        logger.info("%s: %d photographs are in no split and are not used", source, len(rest))
-    return splits
-
-
-def _in_order(photos: Sequence[Photo]) -> list[Photo]:
-    """Returns photographs sorted by path, so that the order in which a file lists them is of no consequence."""
-    return sorted(photos, key=lambda photo: photo.path.as_posix())
+    splits: dict[str, Sequence[Photo]] = {"train": there}
+    if listed is not None:
+        splits = {name: [photo for photo in there if photo.path in paths] for name, paths in listed.items()}
+        rest = [photo for photo in there if not any(photo.path in paths for paths in listed.values())]
+        if not listed.get("train"):
+            splits["train"] = rest
+        elif rest:
+            logger.info("%s: %d photographs are in no split and are not used", source, len(rest))
+    chosen = choose_splits(source, splits, options)
+    return scene_of_photos(folder, source, there, chosen, options, points, stated_box)
 
 
 def choose_splits(
@@ -101,19 +89,14 @@ def choose_splits(
     Without test photographs, val replaces the test split if that is requested by name. Without either, some are held
     out of the training split. With ``holdout=0``, none are, and the test split is left out.
 
-    Args:
-        source: The file that lists the photographs, for messages.
-        listed: The photographs of train, val and test; a split may be absent or empty.
-        options: Which splits to load (None: all that have photographs), and how many photographs are held out.
-
-    Raises:
-        ValueError: A split has no photographs; the message lists the splits that have some, and the remedy.
+    Given are the photographs ``listed`` for train, val and test, of which a split may be absent or empty. Raises
+    ValueError if a split has no photographs; the message lists the splits that have some, and the remedy.
     """
     splits = {name: listed.get(name, ()) for name in SPLITS}
     if not splits["test"] and not splits["val"] and splits["train"] and options.holdout > 0:
         count = len(splits["train"])
         logger.info("%s: one in %d photographs is held out for the test (data.holdout)", source, options.holdout)
-        ordered = _in_order(splits["train"])
+        ordered = sorted(splits["train"], key=lambda photo: photo.path.as_posix())
         test = ordered[:: options.holdout]
         splits |= {"train": [photo for index, photo in enumerate(ordered) if index % options.holdout], "test": test}
         if not splits["train"] and (options.splits is None or "train" in options.splits):
@@ -143,56 +126,29 @@ def scene_of_photos(
     folder: Path,
     source: Path,
     photos: Sequence[Photo],
-    splits: Mapping[str, Split],
+    chosen: Mapping[str, Sequence[Photo]],
     options: LoadOptions,
     points: Tensor | None = None,
     stated_box: Tensor | None = None,
 ) -> Scene:
-    """Makes a scene of splits that were read from files; see :func:`assemble`.
+    """Reads the splits of a scene, given the photographs ``chosen`` for each; see :func:`assemble` for the others.
 
-    Args:
-        folder: The scene's folder; its name becomes the scene's.
-        source: The file that lists the photographs, for messages.
-        photos: All photographs whose files exist, whether their split is loaded or not.
-        splits: The loaded splits by name.
-        options: As for :func:`assemble`.
-        points: As for :func:`assemble`.
-        stated_box: As for :func:`assemble`.
+    The scene has the name of its folder.
     """
+    splits = {name: read_split(name, some, options) for name, some in chosen.items()}
     if not any(photo.mask is not None or photo.alpha is not None for photo in photos):
         for masks in (folder / "masks", folder / "mask"):
             if masks.is_dir():
                 logger.warning("%s: masks in this folder are not used, because %s names none of them", masks, source)
-    by_path = {photo.path: photo for photo in photos}
-
-    def silhouettes(split: Split, numbers: Sequence[int]) -> tuple[list[Silhouette], Cameras]:
-        # At the size of the files, so that the box does not depend on the size at which images are loaded.
-        chosen = {number: by_path[(split.paths or ())[number]] for number in numbers}
-        cameras = cameras_of(list(chosen.values()), options)
-        own = [number for number in numbers if number in split.local_indices]
-        if all(split.cameras.size(number) == cameras.size(index) for index, number in enumerate(numbers)):
-            return split.all_gather([Silhouette.of(split.image(number)[..., 3]) for number in own]), cameras
-        found = from_opacity(
-            [chosen[number].path for number in own],
-            [chosen[number].alpha for number in own],
-            lambda alpha: Silhouette.of(torch.from_numpy(alpha)),
-        )
-        return split.all_gather(found), cameras
-
-    poses = viewing_poses(torch.stack([photo.c2w for photo in photos]), join_lenses([photo.lens for photo in photos]))
-    name = folder.resolve().name
-    scene = assemble(name, source, splits, options, poses, silhouettes, points, stated_box)
-    # Sizes of images that are not loaded must be read from their files.
-    return scene if scene.bounded else replace(scene, all_cameras=cameras_of(photos, options))
+    return assemble(folder.resolve().name, source, photos, splits, options, points, stated_box)
 
 
 def assemble(
     name: str,
     source: Path,
+    views: Sequence[Photo] | Cameras,
     splits: Mapping[str, Split],
     options: LoadOptions,
-    poses: Tensor,
-    silhouettes: Silhouettes,
     points: Tensor | None = None,
     stated_box: Tensor | None = None,
 ) -> Scene:
@@ -206,11 +162,10 @@ def assemble(
     Args:
         name: The scene's name.
         source: The file that lists the photographs, for messages.
+        views: All photographs whose files exist, whether their split is loaded or not, or all cameras of images that
+            are in no file.
         splits: The loaded splits by name.
-        options: The user's box, if any.
-        poses: (N, 4, 4) where all photographs look, whether their split is loaded or not
-            (:func:`voxelfield.rendering.cameras.viewing_poses`).
-        silhouettes: Called if the images show an object without a given box.
+        options: The user's box, if any, and whether lenses distort.
         points: (M, 3) points from structure from motion, or points that fill the visible space, world units.
         stated_box: The box (2, 3) around the subject that the format states, if any.
 
@@ -218,28 +173,72 @@ def assemble(
         ValueError: Silhouettes only agree if the poses have another convention, a photograph has no opaque pixels that
             count, or the box is not one.
     """
-    cut_out = shows_object(source, splits)
+    cut_out = _shows_object(source, splits)
     if not cut_out:
-        splits = {name: without_transparency(split) for name, split in splits.items()}
-    estimated = False
-    if options.aabb is not None:
-        aabb = options.aabb
-    elif stated_box is not None:
-        aabb = stated_box
-    elif cut_out:
-        aabb = _box_of_object(source, splits, silhouettes)
+        splits = {name: _without_transparency(split) for name, split in splits.items()}
+    if isinstance(views, Cameras):
+        poses = views.viewing_poses()
     else:
+        lens = join_lenses([photo.lens for photo in views])
+        poses = viewing_poses(torch.stack([photo.c2w for photo in views]), lens)
+    aabb, estimated = options.aabb if options.aabb is not None else stated_box, False
+    if aabb is None and cut_out:
+        aabb = _box_of_object(source, splits, views, options)
+    elif aabb is None:
         aabb, estimated = _box_of_place(poses, points), True
-    box = box_tensor(parse_box(aabb), torch.device("cpu"))
-    return Scene(name, box, dict(splits), cut_out or options.aabb is not None, estimated, points, poses)
+    box, bounded = box_tensor(parse_box(aabb), torch.device("cpu")), cut_out or options.aabb is not None
+    scene = Scene(name, box, dict(splits), bounded, estimated, points, poses)
+    if isinstance(views, Cameras):
+        return replace(scene, all_cameras=views)
+    # Sizes of images that are not loaded must be read from their files.
+    return scene if bounded else replace(scene, all_cameras=cameras_of(views, options))
 
 
-def _box_of_object(source: Path, splits: Mapping[str, Split], silhouettes: Silhouettes) -> Tensor:
+def _shows_object(source: Path, splits: Mapping[str, Split]) -> bool:
+    """Returns whether images show an object whose background is transparent; the training images if they are loaded."""
+    decisive = [splits["train"]] if "train" in splits else list(splits.values())
+    shares = [share for split in decisive for share in transparency(split)]
+    if not any(shares):
+        return False
+    mean = sum(shares) / len(shares)
+    if mean >= CUT_OUT:
+        logger.info("%.0f %% of all pixels are transparent: the scene is an object that ends at its box", 100 * mean)
+        return True
+    some = sum(share > 0 for share in shares)
+    logger.warning(
+        "%s: %.2g %% of all pixels are transparent, in %d of %d images: they count as pixels without a value, because "
+        "images of an object without its background have at least %.0f %%",
+        *(source, 100 * mean, some, len(shares), 100 * CUT_OUT),
+    )
+    return False
+
+
+def _without_transparency(split: Split) -> Split:
+    """Returns a split whose transparent pixels are masked; all others become opaque, in the memory of its images."""
+    alpha = split.images[..., 3]
+    opaque = alpha >= _HALF
+    alpha.fill_(255)
+    if all(split.all_gather([bool(opaque.all())])):
+        return split
+    masks = opaque if split.masks is None else opaque & split.masks
+    sizes = split.cameras.all_sizes().tolist()
+    pairs = zip(split.local_indices, masks, strict=True)
+    bare = [index for index, mask in pairs if not bool(mask[: sizes[index][1], : sizes[index][0]].any())]
+    for index in split.all_gather(bare):
+        raise ValueError(
+            f"{split.source_of(index)}: must have opaque pixels that are not masked, got none: leave it out"
+        )
+    return replace(split, masks=masks)
+
+
+def _box_of_object(
+    source: Path, splits: Mapping[str, Split], views: Sequence[Photo] | Cameras, options: LoadOptions
+) -> Tensor:
     """Returns the box (2, 3) of the object that images with a transparent background show."""
     # All runs load the training images.
     split = splits["train"] if "train" in splits else next(iter(splits.values()))
     numbers = torch.linspace(0, len(split) - 1, min(len(split), _SILHOUETTES)).long().tolist()
-    found, cameras = silhouettes(split, numbers)
+    found, cameras = _silhouettes(split, numbers, views, options)
     box = box_of_silhouettes(found, cameras)
     if box is not None:
         return box
@@ -256,6 +255,25 @@ def _box_of_object(source: Path, splits: Mapping[str, Split], silhouettes: Silho
         source,
     )
     return box_of_cameras(cameras.viewing_poses())
+
+
+def _silhouettes(
+    split: Split, numbers: Sequence[int], views: Sequence[Photo] | Cameras, options: LoadOptions
+) -> tuple[list[Silhouette], Cameras]:
+    """Returns the silhouettes of some images of a split, with their cameras.
+
+    They have the size of the files, so that the box does not depend on the size at which images are loaded.
+    """
+    by_path = {} if isinstance(views, Cameras) else {photo.path: photo for photo in views}
+    chosen = [by_path[(split.paths or ())[number]] for number in numbers] if by_path else []
+    cameras = cameras_of(chosen, options) if chosen else split.cameras[numbers]
+    own = [(index, number) for index, number in enumerate(numbers) if number in split.local_indices]
+    if all(split.cameras.size(number) == cameras.size(index) for index, number in enumerate(numbers)):
+        local = [Silhouette.of(split.image(number)[..., 3]) for _, number in own]
+    else:
+        files = [(chosen[index].path, chosen[index].alpha) for index, _ in own]
+        local = from_opacity(files, lambda alpha: Silhouette.of(torch.from_numpy(alpha)))
+    return split.all_gather(local), cameras
 
 
 def _box_of_place(c2w: Tensor, points: Tensor | None) -> Tensor:

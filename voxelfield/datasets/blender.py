@@ -14,7 +14,7 @@ from typing import Literal
 
 from voxelfield.datasets.assembly import SPLITS, choose_splits, scene_of_photos
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, check_poses_of, present_photos, read_split
+from voxelfield.datasets.photos import Photo, check_poses_of, present_photos
 from voxelfield.datasets.registry import Format, contains
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transforms import read_transforms
@@ -23,21 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scene:
-    """Loads a scene in the NeRF-synthetic layout. Only the images of the splits asked for are read.
+    """Loads a scene; see :class:`voxelfield.datasets.registry.Format`.
 
-    Args:
-        folder: The scene's folder; its name becomes the scene's.
-        options: The loading options. Each split but the test split needs its ``transforms_<split>.json``
-            (:func:`voxelfield.datasets.assembly.choose_splits`), and a missing image is an error unless the options say
-            otherwise. :func:`voxelfield.datasets.assembly.assemble` determines the box.
-
-    Returns:
-        The scene, on the CPU. Images are RGBA with straight alpha; those without alpha are opaque.
-
-    Raises:
-        FileNotFoundError: A split's json or an image is missing.
-        ValueError: An argument, a json file or an image is not as described above; the message is one line and names
-            it.
+    Only the images of the splits asked for are read. Each split but the test split needs its
+    ``transforms_<split>.json`` (:func:`voxelfield.datasets.assembly.choose_splits`), and a missing image is an error
+    unless the options say otherwise.
     """
     folder, options = Path(folder), options or LoadOptions()
     available = available_splits(folder)
@@ -47,13 +37,13 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
             raise FileNotFoundError(f"{_split_file(folder, name)}: no such file (splits of this scene: {there})")
     missing = options.missing_images or "error"
     photos = {name: _read_photos(folder, name, missing) for name in available}
-    loaded = {
-        name: read_split(name, present_photos(folder, folder, chosen, missing), options)
-        for name, chosen in choose_splits(folder, photos, options).items()
+    chosen = {
+        name: present_photos(folder, folder, some, missing)
+        for name, some in choose_splits(folder, photos, options).items()
     }
     # Of all splits, so that the warp does not depend on those asked for.
     present = [photo for split in photos.values() for photo in split if photo.path.is_file()]
-    return scene_of_photos(folder, _split_file(folder, available[0]), present, loaded, options)
+    return scene_of_photos(folder, _split_file(folder, available[0]), present, chosen, options)
 
 
 def available_splits(folder: Path | str) -> tuple[str, ...]:

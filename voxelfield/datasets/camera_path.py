@@ -46,9 +46,6 @@ def read_camera_path(path: Path) -> CameraPath:
     OpenGL camera axes) and ``fov`` (vertical, degrees), and ``render_height``, ``render_width``, ``fps`` and
     ``camera_type``: ``perspective``, or ``equirectangular`` for whole spheres, which have no ``fov``.
 
-    Args:
-        path: The file.
-
     Raises:
         FileNotFoundError: It does not exist.
         ValueError: The file is not a camera path; the message names file, frame and key.
@@ -84,11 +81,9 @@ def read_camera_path(path: Path) -> CameraPath:
 
 
 def camera_path_file(cameras: Cameras, fps: float) -> bytes:
-    """Returns the content of a file that :func:`read_camera_path` reads.
+    """Returns the content of a file that :func:`read_camera_path` reads, of frames per second and stations.
 
-    Args:
-        cameras: The stations, pinhole cameras with square pixels and their principal points in the middle.
-        fps: Frames per second.
+    These are pinhole cameras with square pixels and their principal points in the middle.
     """
     fovs = 2 * torch.atan(0.5 * cameras.height / cameras.intrinsics[:, 1].double()).rad2deg()
     # Between wide angles, a smooth path may overshoot.

@@ -23,12 +23,12 @@ from voxelfield.datasets.colmap_files import (
     check_binary_model,
     find_model,
     image_paths,
-    images_without_pose,
     is_binary,
     is_colmap,
     names_in_text,
 )
 from voxelfield.datasets.image_paths import mask_path
+from voxelfield.datasets.images import image_files
 from voxelfield.datasets.lenses import READ_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
@@ -60,7 +60,8 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     if not posed:
         raise ValueError(f"{source}: the model must have images with poses, got none of {len(model.images)}")
     paths = image_paths(images, [_name(source, image) for image in posed])
-    without_pose = images_without_pose(images, paths)
+    known = set(paths)
+    without_pose = [path for path in image_files(images, "**/*") if path not in known]
     if without_pose:
         there = sum(path.is_file() for path in paths)
         logger.warning(

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from voxelfield.datasets.images import image_files
-
 # Folders of models, each with the folder of its images, as COLMAP, its scripts and other programs lay them out.
 # Undistorted models belong to the undistorted images only.
 _LAYOUTS = (
@@ -35,21 +33,14 @@ def is_colmap(folder: Path) -> bool:
 
 
 def find_model(folder: Path, number: int | None) -> tuple[Path, Path, dict[str, int]]:
-    """Finds a capture's model and its images.
+    """Finds a capture's model, by its number or else the one with poses for the most images, and its images.
 
     If a capture has several folders of models, those beside their images come first. Several models in one folder, such
     as ``sparse/0`` and ``sparse/1``, are reconstructions of parts that COLMAP could not join.
 
-    Args:
-        folder: A folder that :func:`is_colmap` recognises.
-        number: The name of one of several models; None: the one with poses for the most images.
-
     Returns:
         The folder of the model, the folder of its images, and, if the model was chosen among several, the number of
         images with a pose in each, by the names of their folders.
-
-    Raises:
-        ValueError: There is no model of that number.
     """
     found = [(folder / models, folder / images) for models, images in _LAYOUTS if _models_in(folder / models)]
     models_folder, images = next((each for each in found if each[1].is_dir()), found[0])
@@ -68,24 +59,16 @@ def find_model(folder: Path, number: int | None) -> tuple[Path, Path, dict[str, 
 
 
 def image_paths(images: Path, names: Sequence[str]) -> list[Path]:
-    """Returns the files of a model's images, whether or not they exist.
+    """Returns the files of a model's images, by their names in the model, whether or not they exist.
 
-    Args:
-        images: The folder of the images, in which names are looked for; then in the folder around it, to which names
-            such as ``images/a.jpg`` are relative.
-        names: As the model has them; backslashes may separate folders.
+    They are looked for in the folder ``images``, then in the folder around it, to which names such as ``images/a.jpg``
+    are relative. Backslashes may separate folders.
     """
     folders = (images, images.parent)
     exist = [any((base / name).is_file() for base in folders) for name in names]
     names = [name if exists else name.replace("\\", "/") for name, exists in zip(names, exist, strict=True)]
     base = next((base for base in folders if any((base / name).is_file() for name in names)), images)
     return [base / name for name in names]
-
-
-def images_without_pose(images: Path, posed: Sequence[Path]) -> list[Path]:
-    """Returns the image files of a folder and its subfolders that have no pose, sorted."""
-    known = set(posed)
-    return [path for path in image_files(images, "**/*") if path not in known]
 
 
 def _models_in(folder: Path) -> list[Path]:
@@ -117,11 +100,7 @@ def count_posed_images(folder: Path) -> int:
 
 
 def names_in_text(folder: Path) -> dict[int, bytes]:
-    """Returns the names of a text model's images by their numbers, with the spaces in them.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """Returns the names of a text model's images by their numbers, with the spaces in them."""
     names = {}
     with (folder / "images.txt").open("rb") as file:
         for line in file:
@@ -135,11 +114,7 @@ def names_in_text(folder: Path) -> dict[int, bytes]:
 
 
 def check_binary_model(folder: Path) -> None:
-    """Raises ValueError if a file of a binary model is shorter than its stated numbers of entries require.
-
-    Args:
-        folder: A model. A text model is not checked.
-    """
+    """Raises ValueError if a file of a binary model is shorter than its stated numbers of entries require."""
     for name, walk in _FILES.items() if is_binary(folder) else ():
         path = folder / f"{name}.bin"
         if not path.is_file():

@@ -35,15 +35,9 @@ class DownloadError(OSError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of a scene and where they can be fetched.
+    """The files of a scene, with the SHA-256 of each, and the URLs of zip archives from which they can be fetched.
 
-    Args:
-        name: The scene's name, and its folder's.
-        licence: Licence of the data.
-        credit: Whom to credit.
-        archives: URLs of zip archives, in the order to try.
-        files: Path inside the scene's folder -> SHA-256 in hexadecimal.
-        size: Number of bytes of all files.
+    Its ``size`` is the number of bytes of all files.
     """
 
     name: str
@@ -123,14 +117,12 @@ def download(name: str, root: Path | str = "data", urls: Sequence[str] | None = 
     raise DownloadError(f"scene '{manifest.name}' could not be fetched into {folder}: {tried}")
 
 
-def _import_pooch() -> Any:
-    return import_optional("pooch", "download scenes")
-
-
 def _fetch(url: str, path: Path) -> None:
     # pooch.retrieve has no limit, and compares a hash of the archive, while several archives may have the same files.
     with _LimitedFile(io.FileIO(path, "w")) as file:
-        _import_pooch().downloaders.choose_downloader(url, progressbar=True)(url, file, None)
+        import_optional("pooch", "download scenes").downloaders.choose_downloader(url, progressbar=True)(
+            url, file, None
+        )
 
 
 class _LimitedFile(io.BufferedWriter):
@@ -178,7 +170,7 @@ def _unverified(folder: Path, files: Mapping[str, str]) -> list[str]:
 
 def _sha256(path: Path) -> str | None:
     """Returns the hash of a file, or None if there is no such file."""
-    return _import_pooch().file_hash(path) if path.is_file() else None
+    return import_optional("pooch", "download scenes").file_hash(path) if path.is_file() else None
 
 
 def _summary(lines: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from voxelfield.datasets.images import IMAGE_SUFFIXES
+from voxelfield.files import IMAGE_SUFFIXES
 from voxelfield.foundation.errors import shown
 
 logger = logging.getLogger(__name__)
@@ -32,12 +32,7 @@ def find_images(file: Path, names: Iterable[str], key: str) -> dict[str, Path]:
 
     A name is a path relative to the scene's folder. If there is no such file, it is looked for by the last parts of the
     name (as many as possible), with any suffix and in upper or lower case; if several names would then mean the same
-    file, none of them does.
-
-    Args:
-        file: The file, which lies in the scene's folder.
-        names: As the file has them.
-        key: The key of the names in the file, for messages.
+    file, none of them does. ``key`` is that of the names in the file, for messages.
 
     Returns:
         The paths by name, all within the folder; if a file is not found, its path does not exist.
@@ -121,12 +116,7 @@ def images_within(folder: Path) -> Iterator[str]:
 
 
 def why_missing(folder: Path, wanted: Path) -> str:
-    """Returns, for a message, where the images of a scene may be if all are missing.
-
-    Args:
-        folder: The scene's folder.
-        wanted: The expected path of one of them.
-    """
+    """Returns, for a message, where the images of a scene's folder may be if all are missing, as ``wanted`` is."""
     there = sorted(images_within(folder))
     alike = [path for path in there if _bare(Path(path).name) == _bare(wanted.name)]
     if alike:
@@ -160,12 +150,7 @@ def _bare(path: str) -> str:
 
 
 def mask_path(masks: Path, image: Path) -> Path:
-    """Returns the file of an image's mask, which need not exist.
-
-    Args:
-        masks: The folder of masks.
-        image: The image, relative to the folder of images.
-    """
+    """Returns the file of an image's mask, which need not exist; ``image`` is relative to the folder of images."""
     as_colmap_names_it = masks / image.with_name(f"{image.name}.png")
     by_stem = masks / image.with_suffix(".png")
     return by_stem if by_stem.exists() and not as_colmap_names_it.exists() else as_colmap_names_it

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,7 @@ from PIL import ExifTags, Image, TiffImagePlugin
 from torch import Tensor
 
 from voxelfield import processes
-from voxelfield.datasets.transparency import CUT_OUT
-from voxelfield.files import open_regular
+from voxelfield.files import IMAGE_SUFFIXES, open_regular
 from voxelfield.messages import reason_of
 
 logger = logging.getLogger(__name__)
@@ -30,8 +29,9 @@ Size = tuple[int, int]
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
-"""Endings of the names of image files, in lower case. The format itself is recognised by a file's content."""
+CUT_OUT = 0.1
+"""Least transparency of images that show an object without its background. Undistorting photographs leaves a few
+percent of each without a value, and editing them stray pixels; cutting an object out removes tens of percent."""
 
 # Of Pillow's formats, only these. Others run programs (EPS starts Ghostscript), or depend on how Pillow was built.
 _FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP")
@@ -90,68 +90,59 @@ def read_images(
             without its background, or is so large that most of the memory would be empty room beside the others.
     """
     # All headers come before the first pixels, so that a single huge image is refused before it takes memory.
-    sizes = image_sizes(paths) if sizes is None else sizes
-    room = _common_room(paths, sizes)
-    own = range(len(paths))[local_slice or slice(None)]
-    images = np.empty((len(own), room[1], room[0], 4), dtype=np.uint8)
+    shown = image_sizes(paths) if sizes is None else sizes
+    _check_room(paths, shown)
 
-    def fill(index: int) -> float | None:
-        image = _decode(paths[index])
-        alpha = alphas[index] if alphas is not None else None
-        if alpha is not None:
-            image.putalpha(_read_grey(alpha, image.size))
-        pixels = images[own.index(index)]
-        if sizes[index] != room:
+    def fill(index: int, pixels: npt.NDArray[Any]) -> float | None:
+        image, (width, height) = _decode(paths[index], alphas[index] if alphas is not None else None), shown[index]
+        room = (pixels.shape[1], pixels.shape[0])
+        if room != (width, height):
             pixels[:] = (0, 0, 0, 255)
         # NumPy would have the pixels twice more in new memory, in which all threads wait for the system.
         target = Image.frombuffer("RGBA", room, pixels, "raw", "RGBA", 0, 1)
         target.readonly = 0
-        target.paste(image if image.size == sizes[index] else area_resized(image, sizes[index]))
+        target.paste(image if image.size == (width, height) else area_resized(image, (width, height)))
         # The mean opacity, unless the image has no alpha channel.
-        return float(pixels[: sizes[index][1], : sizes[index][0], 3].mean()) if image.mode == "RGBA" else None
+        return float(pixels[:height, :width, 3].mean()) if image.mode == "RGBA" else None
 
-    means = _in_threads(fill, own, local_slice=local_slice)
+    images, means = _stacked(shown, local_slice, (4,), np.uint8, fill)
     known = [mean for mean in means if mean is not None]
     if 0 < len(known) < len(means) and np.mean(known) <= 255 * (1 - CUT_OUT):
         raise ValueError(
             f"{paths[means.index(None)]}: must have an alpha channel, as others have that show an object without its "
             "background, got none: cut its background out too, or leave the image out"
         )
-    return torch.from_numpy(images)
+    return images
 
 
-def from_opacity(
-    paths: Sequence[Path], alphas: Sequence[Path | None], action: Callable[[npt.NDArray[np.uint8]], _T]
-) -> list[_T]:
+def from_opacity(files: Sequence[tuple[Path, Path | None]], action: Callable[[npt.NDArray[np.uint8]], _T]) -> list[_T]:
     """Calls a function with the opacity (H, W) of N images at the size of their files, in several threads.
 
-    ``alphas`` are files of grey images that replace the alpha channels; None for images that keep their own.
+    Each comes with the file of a grey image that replaces its alpha channel, or None.
     """
 
-    def read(files: tuple[Path, Path | None]) -> _T:
-        image, alpha = _decode(files[0]), files[1]
-        if alpha is not None:
-            return action(np.array(_read_grey(alpha, image.size)))
-        if image.mode == "RGBA":
-            return action(np.array(image.getchannel("A")))
-        return action(np.full(image.size[::-1], 255, dtype=np.uint8))
+    def read(file: tuple[Path, Path | None]) -> _T:
+        image = _decode(*file)
+        opaque = image.mode != "RGBA"
+        return action(np.full(image.size[::-1], 255, np.uint8) if opaque else np.array(image.getchannel("A")))
 
-    return _in_threads(read, list(zip(paths, alphas, strict=True)), "looked at")
+    return _in_threads(read, files, "looked at")
 
 
 def _read_grey(path: Path, size: Size) -> Image.Image:
     """Returns the grey image that masks an image of a size, or is its alpha channel."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such mask")
-    grey = _decode(path, "L")
+    with open_image(path) as image:
+        grey = _converted(image, "L")
     if grey.size != size:
         found = f"{grey.size[0]}x{grey.size[1]}"
         raise ValueError(f"{path}: size must be {size[0]}x{size[1]}, like that of its image, got {found}")
     return grey
 
 
-def _common_room(paths: Sequence[Path], sizes: Sequence[Size]) -> Size:
-    """Returns the width and height in which every image has room, of which the images must fill a quarter."""
+def _check_room(paths: Sequence[Path], sizes: Sequence[Size]) -> None:
+    """Raises ValueError unless images fill a quarter of the room that each gets, which is that of the largest."""
     width, height = (max(sides) for sides in zip(*sizes, strict=True))
     # Landscape and portrait photographs of 16:9 fill more than half.
     if 4 * sum(w * h for w, h in sizes) < len(sizes) * width * height:
@@ -161,7 +152,6 @@ def _common_room(paths: Sequence[Path], sizes: Sequence[Size]) -> Size:
             f"memory of the largest, got {sizes[largest][0]}x{sizes[largest][1]}: shrink it, or limit the longest side "
             "of all images (trainer.image_size; in Python, image_size)"
         )
-    return width, height
 
 
 def read_masks(
@@ -176,24 +166,25 @@ def read_masks(
         local_slice: As for :func:`read_images`.
 
     Returns:
-        (N, H, W) bool on the CPU: True where a pixel counts. H and W are the largest height and width; a smaller mask
-        lies at the top left.
+        (N, H, W) bool: True where a pixel counts. It has room for the images of :func:`read_images`.
 
     Raises:
         FileNotFoundError: A mask is missing.
         ValueError: A mask is unreadable, of another size, or leaves no pixel.
     """
 
-    def read(path: Path, index: int) -> npt.NDArray[np.bool_]:
+    def fill(index: int, plane: npt.NDArray[Any]) -> None:
+        if (path := paths[index]) is None:
+            return
         ignored = np.asarray(_read_grey(path, sizes[index])) == 0
         if shown[index] != sizes[index]:
             part = Image.fromarray(ignored.astype(np.float32)).resize(shown[index], Image.Resampling.BOX)
             ignored = np.asarray(part) > 0
         if ignored.all():
             raise ValueError(f"{path}: must leave some pixels of the image, got a mask that is black throughout")
-        return ~ignored
+        plane[: ignored.shape[0], : ignored.shape[1]] = ignored
 
-    return _stacked(paths, shown, local_slice, np.True_, read)
+    return ~_stacked(shown, local_slice, (), np.bool_, fill)[0]
 
 
 def read_depths(
@@ -210,20 +201,22 @@ def read_depths(
         local_slice: As for :func:`read_images`.
 
     Returns:
-        (N, H, W) float32 on the CPU, 0 where nothing is known. H and W are the largest height and width.
+        (N, H, W) float32, 0 where nothing is known. It has room for the images of :func:`read_images`.
 
     Raises:
         ValueError: A file is unreadable, of another kind, or has another ratio of its sides than its image.
     """
 
-    def read(path: Path, index: int) -> npt.NDArray[Any]:
+    def fill(index: int, plane: npt.NDArray[Any]) -> None:
+        if (path := paths[index]) is None:
+            return
         image, (w, h) = _depth_image(path), sizes[index]
         if abs(image.width * h - image.height * w) > max(*image.size, w, h):
             found = f"{image.width}x{image.height}"
             raise ValueError(f"{path}: size must be in proportion to its image's, {w}x{h}, got {found}")
-        return np.asarray(image.resize(shown[index], Image.Resampling.NEAREST))
+        plane[: shown[index][1], : shown[index][0]] = image.resize(shown[index], Image.Resampling.NEAREST)
 
-    return _stacked(paths, shown, local_slice, np.float32(0), read)
+    return _stacked(shown, local_slice, (), np.float32, fill)[0]
 
 
 def _depth_image(path: Path) -> Image.Image:
@@ -241,28 +234,21 @@ def _depth_image(path: Path) -> Image.Image:
 
 
 def _stacked(
-    paths: Sequence[Path | None],
     shown: Sequence[Size],
     local_slice: slice | None,
-    empty: np.generic,
-    read: Callable[[Path, int], npt.NDArray[Any]],
-) -> Tensor:
-    """Reads a plane from each of N files into (N, H, W), in several threads; ``read`` gets the path and the index.
+    channels: tuple[int, ...],
+    dtype: npt.DTypeLike,
+    fill: Callable[[int, npt.NDArray[Any]], _T],
+) -> tuple[Tensor, list[_T]]:
+    """Makes zeros (N, H, W, ...), each plane of which ``fill(index, plane)`` fills, in several threads.
 
-    A plane that is smaller than H x W lies at the top left, beside ``empty``, which fills the planes without a file.
+    Returns the planes of the local images, and what ``fill`` has returned for the images of all processes.
     """
     width, height = (max(sides) for sides in zip(*shown, strict=True))
-    own = range(len(paths))[local_slice or slice(None)]
-    planes = np.full((len(own), height, width), empty)
-
-    def fill(index: int) -> None:
-        path = paths[index]
-        if path is not None:
-            plane = read(path, index)
-            planes[own.index(index), : plane.shape[0], : plane.shape[1]] = plane
-
-    _in_threads(fill, own, local_slice=local_slice)
-    return torch.from_numpy(planes)
+    own = range(len(shown))[local_slice or slice(None)]
+    planes = np.zeros((len(own), height, width, *channels), dtype)
+    results = _in_threads(lambda index: fill(index, planes[own.index(index)]), own, local_slice=local_slice)
+    return torch.from_numpy(planes), results
 
 
 @contextlib.contextmanager
@@ -273,14 +259,13 @@ def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterat
     TIFF with several pages and of the MPO files that phones write, the first picture counts. The size is that of the
     pixels as they are stored.
 
+    Pixels are read when they are first used.
+
     Args:
         path: The file.
         upright: Whether the caller turns the pixels as EXIF says, by Pillow's ``exif_transpose``, and damaged EXIF is
             therefore refused. Without, pixels are read as they are stored: poses and intrinsics refer to those.
         depth: Whether it must be a grey image with 16 bits, which is refused otherwise.
-
-    Yields:
-        The image. Its pixels are read when they are first used.
 
     Raises:
         ValueError: The file is no regular file or not in one of these formats, damaged, animated, or has pixels other
@@ -320,10 +305,7 @@ def image_sizes(paths: Sequence[Path]) -> list[Size]:
 
 
 def exif_orientation(path: Path) -> int:
-    """Returns the orientation of an image in EXIF, which loaders ignore, 1 to 8; 1 if unknown.
-
-    From 5 on, width and height are swapped for display.
-    """
+    """Returns the orientation of an image in EXIF, 1 to 8; 1 if unknown. From 5 on, its sides are swapped on screen."""
     with open_image(path, upright=True) as image:
         found = image.getexif().get(ExifTags.Base.Orientation)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
@@ -334,14 +316,8 @@ def area_resized(image: Image.Image, size: Size) -> Image.Image:
 
     Colours of transparent pixels do not count, so silhouettes get no dark or stray fringe. Averages are rounded to
     nearest. Those of opaque images may differ from the exact average by up to 1 of 255, unless both sides are divided
-    by the same power of two.
-
-    Args:
-        image: Mode RGB, or RGBA with straight alpha.
-        size: The new width and height.
-
-    Returns:
-        The image, straight alpha, black where fully transparent; mode RGB if it is opaque.
+    by the same power of two. The image has mode RGB, or RGBA with straight alpha; so has the result, which is RGB if it
+    is opaque, and otherwise black where it is fully transparent.
     """
     if image.mode == "RGB" or image.getchannel("A").getextrema() == (255, 255):
         opaque = image if image.mode == "RGB" else image.convert("RGB")
@@ -389,14 +365,20 @@ def _in_threads(
     return call() if local_slice is None else processes.concatenated(call)
 
 
-def _decode(path: Path, mode: Literal["L"] | None = None) -> Image.Image:
-    """Returns an image whose pixels are read, in a mode of Pillow; None: RGBA if it has alpha, otherwise RGB."""
+def _decode(path: Path, alpha: Path | None = None) -> Image.Image:
+    """Returns an image whose pixels are read, as RGBA if it has alpha or a file that replaces it, otherwise as RGB."""
     with open_image(path) as image:
         has_alpha = "A" in image.getbands() or "transparency" in image.info
-        wanted = mode or ("RGBA" if has_alpha else "RGB")
-        image.load()
-        # Converting an image to its own mode would copy it, and no other thread could decode meanwhile.
-        return image if image.mode == wanted else image.convert(wanted)
+        decoded = _converted(image, "RGBA" if has_alpha else "RGB")
+    if alpha is not None:
+        decoded.putalpha(_read_grey(alpha, decoded.size))
+    return decoded
+
+
+def _converted(image: Image.Image, mode: str) -> Image.Image:
+    image.load()
+    # Converting an image to its own mode would copy it, and no other thread could decode meanwhile.
+    return image if image.mode == mode else image.convert(mode)
 
 
 def _check_exif(image: Image.Image) -> None:

@@ -62,13 +62,8 @@ VELOCITY_KEYS = ("camera_angular_velocity", "camera_linear_velocity")
 def photo_lens(name: str, model: LensModel, terms: Mapping[str, float]) -> Lens | None:
     """Returns the lens of one photograph, or None where it distorts nothing.
 
-    Args:
-        name: The owner of the terms, for messages.
-        model: Model of the lens.
-        terms: Coefficients of the model, by name; others are zero.
-
-    Raises:
-        ValueError: A term is not a finite number in float32, or out of the model's range.
+    ``terms`` are coefficients of the model, by name, and others are zero; ``name`` names their owner in messages.
+    Raises ValueError if a term is not a finite number in float32, or out of the model's range.
     """
     return _lens(name, model, tuple(terms.get(term, 0.0) for term in LENS_TERMS[model]))
 
@@ -84,13 +79,7 @@ def _lens(name: str, model: LensModel, values: tuple[float, ...]) -> Lens | None
 
 
 def transforms_camera(cameras: Cameras, index: int, size: Sequence[int]) -> dict[str, Any]:
-    """Returns the entries of a frame in a ``transforms.json`` that describe one camera.
-
-    Args:
-        cameras: The cameras, on the CPU.
-        index: Index of the camera.
-        size: Width and height of its image file in pixels.
-    """
+    """Returns the entries of a frame in a ``transforms.json`` that describe a camera whose image file has a size."""
     scale = torch.tensor(size, dtype=torch.float64) / torch.tensor(cameras.size(index))
     focal, centre = (cameras.intrinsics[index].double() * scale.repeat(2)).split(2)
     lens = _transforms_lens(cameras.lens, index)

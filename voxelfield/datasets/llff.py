@@ -21,7 +21,7 @@ from voxelfield.datasets.assembly import load_capture
 from voxelfield.datasets.image_paths import mask_path
 from voxelfield.datasets.images import image_files, read_array
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, scaled, shrunk_folder
+from voxelfield.datasets.photos import Photo, scaled
 from voxelfield.datasets.registry import Format, contains
 from voxelfield.datasets.scene import Scene
 
@@ -41,7 +41,7 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
     file = folder / FILE
     rows = _read_rows(file)
     paths = image_files(folder / "images")
-    shrunk = image_files(shrunk_folder(folder / "images", options.downscale))
+    shrunk = image_files(folder / f"images_{options.downscale}")
     if not paths and shrunk:
         paths, shrunk, options = shrunk, [], replace(options, downscale=1)
     elif not paths:
@@ -73,16 +73,10 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
 
 
 def points_of_frusta(c2w: Tensor, slopes: Tensor, near: Tensor, far: Tensor) -> Tensor:
-    """Returns points that fill the space that cameras see between two depths, in proportion to the pixels.
+    """Returns points (M, 3) that fill the space that cameras see between two depths, in proportion to the pixels.
 
-    Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.
-        slopes: (N, 2) how far the images reach from their centres along x and y, at a depth of 1.
-        near: (N,) smaller depth along the optical axis, world units.
-        far: (N,) larger depth.
-
-    Returns:
-        (M, 3) world units; float64.
+    The ``slopes`` (N, 2) say how far the images reach from their centres along x and y, at a depth of 1; ``near`` and
+    ``far`` (N,) are depths along the optical axis, world units.
     """
     c2w = c2w.double()
     share = (torch.arange(_SAMPLES, dtype=torch.float64) + 0.5) / _SAMPLES

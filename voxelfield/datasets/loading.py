@@ -129,15 +129,8 @@ def find_scene(name: str, root: Path | str = "data", *, download: bool = False) 
     """Finds a scene's folder: first ``root/name``, then ``$VOXELFIELD_DATA/name``; ``bricks`` comes with voxelfield.
 
     A folder counts when a format of :mod:`voxelfield.datasets.registry` recognises it. Downloads write the files by
-    which it does so last, so an interrupted download never counts.
-
-    Args:
-        name: The scene's name.
-        root: Folder of scenes (``data.root``), relative to the working directory or absolute.
-        download: If the scene is nowhere and has a public archive, fetch it into ``root``.
-
-    Returns:
-        The scene's folder.
+    which it does so last, so an interrupted download never counts. With ``download``, a scene that is nowhere and has
+    a public archive is fetched into ``root``.
 
     Raises:
         SceneNotFoundError: The scene is nowhere; the message says where it was looked for and how to get it.

@@ -1,4 +1,4 @@
-"""Measures of photographs: how sharp they are, and whether they show a sky, which looks alike from all places."""
+"""Measures of photographs: transparency, sharpness, and whether they show a sky, which looks alike from all places."""
 
 from __future__ import annotations
 
@@ -34,13 +34,8 @@ _FEWEST, _FEWEST_SHARE, _AGREEMENT = 3, 0.05, 0.03
 def sharpness(image: Image.Image) -> float:
     """Returns the variance of the Laplacian: high for an image full of edges, near 0 for a blurred one.
 
-    Only images of one capture are comparable, since the value depends on their subject.
-
-    Args:
-        image: Any mode; transparent pixels count as white.
-
-    Returns:
-        The variance, in squared grey levels of 256; 0 for an image below 3 pixels.
+    It is in squared grey levels of 256, and 0 for an image below 3 pixels. Transparent pixels count as white. Only
+    images of one capture are comparable, since the value depends on their subject.
     """
     pixels = grey(image)
     if max(pixels.size) > SHARPNESS_SIZE:
@@ -60,14 +55,29 @@ def grey(image: Image.Image) -> Image.Image:
     return image.convert("L")
 
 
+def transparency(split: Split) -> list[float]:
+    """Returns the mean transparency of each image of a split, from 0 to 1; see :meth:`Split.all_gather`."""
+    alphas = (split.image(index).numpy()[..., 3] for index in split.local_indices)
+    return split.all_gather([1 - float(alpha.sum(dtype=np.int64)) / (255 * alpha.size) for alpha in alphas])
+
+
+def check_visible(split: Split) -> None:
+    """Raises ValueError if images are transparent throughout, from which nothing can be learned."""
+    blank = split.all_gather([index for index in split.local_indices if not bool(split.image(index)[..., 3].any())])
+    if blank:
+        file = split.source_of(blank[0])
+        others = f", like {len(blank) - 1} others of {len(split)}" if len(blank) > 1 else ""
+        raise ValueError(
+            f"{file}: must have opaque pixels, got an image that is transparent throughout{others}: save it with its "
+            "alpha channel as it should be, or leave it out"
+        )
+
+
 def sky_share(split: Split) -> float:
     """Returns the share of pixels in directions on whose colours the photographs agree.
 
     What is infinitely far away has one colour in each direction, whereas photographs from different places see other
     matter there. Only some of the pixels are read. A collective call if a process group divides the images.
-
-    Args:
-        split: The photographs.
     """
     rows, columns = _COMPARED_ROWS, 2 * _COMPARED_ROWS
     box = torch.zeros(2, 3)  # only the rays' directions are used

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -87,16 +88,9 @@ def check_poses_of(source: Path, photos: Sequence[Photo]) -> None:
 def present_photos(
     folder: Path, source: Path, photos: Sequence[Photo], missing_images: Literal["error", "skip"]
 ) -> list[Photo]:
-    """Returns the photographs whose files exist.
+    """Returns the photographs whose files exist; refuses missing ones, or warns of them unless all are missing.
 
-    Args:
-        folder: The scene's folder, which is searched for the files if all are missing.
-        source: The file that lists them, for messages.
-        photos: At least one.
-        missing_images: ``error`` refuses a missing file, ``skip`` warns of it.
-
-    Raises:
-        FileNotFoundError: A file is missing and that is refused, or all are.
+    The ``source`` lists them, and if all are missing, the scene's folder is searched for the files, for the message.
     """
     missing = [photo.path for photo in photos if not photo.path.exists()]
     if missing:
@@ -110,20 +104,9 @@ def present_photos(
     return [photo for photo in photos if photo.path not in absent]
 
 
-def shrunk_folder(images: Path, downscale: int) -> Path:
-    """Returns where images that were shrunk by a factor lie, if anywhere: in ``images_4`` beside ``images``."""
-    return images.with_name(f"{images.name}_{downscale}")
-
-
 def with_shrunk_images(photos: Sequence[Photo], images: Path, downscale: int) -> list[Photo]:
-    """Returns photographs with their shrunk images, found by name; the ending of the name may differ.
-
-    Args:
-        photos: At least one.
-        images: The folder of the whole images; :func:`shrunk_folder` lies beside it, or not.
-        downscale: Factor by which images are shrunk.
-    """
-    folder = shrunk_folder(images, downscale)
+    """Returns photographs with their shrunk images, found by name without suffix in ``images_4`` beside ``images``."""
+    folder = images.with_name(f"{images.name}_{downscale}")
     shrunk = {path.relative_to(folder).with_suffix(""): path for path in image_files(folder, "**/*")}
     return [
         replace(photo, shrunk=shrunk.get(photo.path.relative_to(images).with_suffix("")))
@@ -133,28 +116,11 @@ def with_shrunk_images(photos: Sequence[Photo], images: Path, downscale: int) ->
     ]
 
 
-def cameras_of(photos: Sequence[Photo], options: LoadOptions) -> Cameras:
-    """Returns the cameras of photographs at the full size of their files, even if they are read at another size.
-
-    Args:
-        photos: At least one; all files exist.
-        options: Whether lenses distort.
-
-    Raises:
-        ValueError: An image is unreadable, or intrinsics are invalid.
-    """
-    sizes = image_sizes([photo.path for photo in photos])
-    return _cameras(photos, sizes, sizes, options)
-
-
 def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Split:
-    """Reads the images of a split.
+    """Reads the images of a split, with their masks, depths and times, of at least one photograph.
 
-    Args:
-        name: The split's name.
-        photos: At least one; all files exist. Shrunk images are read in place of whole ones if all have one.
-        options: The size to which images are shrunk, whether lenses distort, and whether the images for training are
-            divided over processes, if there are as many.
+    All files of images exist. Shrunk images are read in place of whole ones if all have one. Images for training are
+    divided over processes if the options say so, and if there are as many.
 
     Raises:
         FileNotFoundError: A mask is missing.
@@ -167,20 +133,28 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
     sizes = image_sizes(whole)
     if len(shrunk) == len(whole):
         paths, limited = shrunk, replace(options, downscale=1)
-        found = image_sizes(shrunk)
-        _check_shrunk(shrunk, found, sizes, options.downscale)
+        found, factor = image_sizes(shrunk), options.downscale
+        for path, (width, height), (w, h) in zip(shrunk, found, sizes, strict=True):
+            if abs(width - w / factor) > 1 or abs(height - h / factor) > 1:
+                raise ValueError(
+                    f"{path}: size must be {w / factor:g}x{h / factor:g}, rounded, as the whole image is {w}x{h} and "
+                    f"downscale is {factor}, got {width}x{height}"
+                )
         read = [limited.size_of(size) for size in found]
     else:
         paths, read = whole, [options.size_of(size) for size in sizes]
     # Before the pixels are read, which takes much longer than to find invalid cameras.
-    cameras = _cameras(photos, sizes, read, options)
+    cameras = cameras_of(photos, options, sizes, read)
     divided = options.divided and name == "train" and 1 < processes.count() <= len(photos)
     local_slice = processes.rows(len(photos)) if divided else None
     images = read_images(paths, read, [photo.alpha for photo in photos], local_slice)
     files = [photo.mask for photo in photos]
     masks = read_masks(files, sizes, read, local_slice) if any(files) else None
     extras = _times(photos) | (_depths(photos, sizes, read, local_slice) if options.depth else {})
-    return Split(images, cameras, _names(whole), masks, tuple(whole), extras, local_slice)
+    names = [path.stem for path in whole]
+    if len(set(names)) < len(names):  # two images have one name, or are one
+        names = [f"{index}_{name}" for index, name in enumerate(names)]
+    return Split(images, cameras, tuple(names), masks, tuple(whole), extras, local_slice)
 
 
 def _times(photos: Sequence[Photo]) -> dict[str, Tensor]:
@@ -225,13 +199,9 @@ def scaled(
 ) -> Callable[[int, int], Intrinsics]:
     """Returns a function that computes intrinsics for images that were resized after the cameras were found.
 
-    It raises ValueError for an image that no resizing gives: one with another ratio of its sides, to a pixel of
-    rounding.
-
-    Args:
-        intrinsics: Intrinsics of the original images.
-        size: Their width and height in pixels.
-        source: Where that size was found, for messages.
+    ``intrinsics`` are those of the original images of a ``size``, width and height in pixels, which was found in
+    ``source``. It raises ValueError for an image that no resizing gives: one with another ratio of its sides, to a
+    pixel of rounding.
     """
     fx, fy, cx, cy = intrinsics
     w, h = size
@@ -251,8 +221,19 @@ def scaled(
     return of
 
 
-def _cameras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], options: LoadOptions) -> Cameras:
-    """Returns the cameras of images that are files of some sizes, and are read at others."""
+def cameras_of(
+    photos: Sequence[Photo],
+    options: LoadOptions,
+    sizes: Sequence[Size] | None = None,
+    read: Sequence[Size] | None = None,
+) -> Cameras:
+    """Returns the cameras of at least one photograph, whose files exist.
+
+    Without the ``sizes`` of the files, these are looked up; without those at which they are ``read``, they are those of
+    the files. Raises ValueError if an image is unreadable, or intrinsics are invalid.
+    """
+    sizes = image_sizes([photo.path for photo in photos]) if sizes is None else sizes
+    read = read or sizes
     scale = torch.tensor(read, dtype=torch.float64) / torch.tensor(sizes)
     of_files = [_intrinsics_of(photo, size) for photo, size in zip(photos, sizes, strict=True)]
     intrinsics = torch.tensor(of_files, dtype=torch.float64)
@@ -274,8 +255,7 @@ def _cameras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size
 def centred(intrinsics: Intrinsics, width: int, height: int) -> Intrinsics:
     """Returns intrinsics as they are, for an image whose original size is unknown.
 
-    Raises:
-        ValueError: The principal point is outside the image, as it is if the image was resized.
+    Raises ValueError if the principal point is outside the image, as it is if the image was resized.
     """
     _, _, cx, cy = intrinsics
     if not (0 <= cx <= width and 0 <= cy <= height):
@@ -289,9 +269,7 @@ def centred(intrinsics: Intrinsics, width: int, height: int) -> Intrinsics:
 def check_intrinsics(name: Callable[[int], str], intrinsics: Tensor) -> None:
     """Refuses intrinsics (N, 4) that no camera can have: directions through its pixels would overflow float32.
 
-    Args:
-        name: Returns the name of a view in messages, from its index.
-        intrinsics: ``fx, fy, cx, cy`` in pixels.
+    ``name`` returns the name of a view in messages, from its index.
     """
     focal, center = intrinsics[:, :2], intrinsics[:, 2:]
     sound = (focal >= _SHORTEST_FOCAL_LENGTH) & focal.float().isfinite() & (center.abs() <= _FARTHEST_CENTER)
@@ -307,33 +285,10 @@ def _intrinsics_of(photo: Photo, size: Size) -> Intrinsics:
     try:
         return photo.intrinsics(*size)
     except ValueError as error:
-        raise ValueError(f"{photo.path}: {error}{_exif_hint(photo, size)}") from error
-
-
-def _exif_hint(photo: Photo, size: Size) -> str:
-    """Returns a hint for a refused size if the camera belongs to the image as EXIF rotates it."""
-    try:
-        if exif_orientation(photo.path) < 5:
-            return ""
-        photo.intrinsics(*size[::-1])
-    except ValueError:
-        return ""
-    return "; EXIF rotates the image, but pixels are read as they are stored: rotate the file itself"
-
-
-def _check_shrunk(paths: Sequence[Path], sizes: Sequence[Size], whole: Sequence[Size], downscale: int) -> None:
-    """Refuses shrunk images whose sizes are not the sizes of the whole images, divided and rounded."""
-    for path, (width, height), (w, h) in zip(paths, sizes, whole, strict=True):
-        if abs(width - w / downscale) > 1 or abs(height - h / downscale) > 1:
-            raise ValueError(
-                f"{path}: size must be {w / downscale:g}x{h / downscale:g}, rounded, as the whole image is {w}x{h} and "
-                f"downscale is {downscale}, got {width}x{height}"
-            )
-
-
-def _names(paths: list[Path]) -> tuple[str, ...]:
-    """Names views after their images; with their number in front where two images have one name, or are one."""
-    stems = [path.stem for path in paths]
-    if len(set(stems)) < len(stems):
-        stems = [f"{index}_{stem}" for index, stem in enumerate(stems)]
-    return tuple(stems)
+        hint = ""
+        # Where the camera belongs to the image as EXIF rotates it.
+        with contextlib.suppress(ValueError):
+            if exif_orientation(photo.path) >= 5:
+                photo.intrinsics(*size[::-1])
+                hint = "; EXIF rotates the image, but pixels are read as they are stored: rotate the file itself"
+        raise ValueError(f"{photo.path}: {error}{hint}") from error

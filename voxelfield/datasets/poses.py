@@ -35,11 +35,7 @@ _INVERTED = "the matrices seem to be world to camera, but must be camera to worl
 
 
 def check_poses(name: Callable[[int], str], c2w: Tensor) -> None:
-    """Refuses matrices that are not rotations with translations.
-
-    Args:
-        name: Returns the name of a pose in messages, from its index.
-        c2w: (N, 4, 4) float64, camera to world.
+    """Refuses poses (N, 4, 4) float64 that are not rotations with translations; ``name(index)`` names one in messages.
 
     Raises:
         ValueError: A matrix is not finite, its axes are more than a thousandth from orthonormal or are a mirror image,
@@ -70,12 +66,10 @@ def turned_about(c2w: Tensor) -> Tensor:
 
 
 def likely_mistake(c2w: Tensor) -> str | None:
-    """Returns the probable mistake in all poses of a capture, with its remedy; None if they look right.
+    """Returns the probable mistake in all poses (N, 4, 4) of a capture, with its remedy; None if they look right.
 
-    Cameras that look away from one another may stand in a room, or have OpenCV's axes.
-
-    Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes; with fewer than three, nothing is recognised.
+    Cameras that look away from one another may stand in a room, or have OpenCV's axes. Of fewer than three, nothing is
+    recognised.
     """
     mistake = inverted(c2w)
     if mistake is not None or len(c2w) < 3:
@@ -88,12 +82,9 @@ def likely_mistake(c2w: Tensor) -> str | None:
 
 
 def inverted(c2w: Tensor) -> str | None:
-    """Returns the remedy if matrices are probably world to camera, otherwise None.
+    """Returns the remedy if matrices (N, 4, 4) are probably world to camera, otherwise None.
 
     They are if their inverses are poses of cameras that stand upright around a subject, and they themselves are not.
-
-    Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes; with fewer than three, nothing is recognised.
     """
     if len(c2w) < 3 or _surround(c2w.double(), _UNLIKE):
         return None
@@ -118,15 +109,7 @@ def _surround(c2w: Tensor, least: float | None = None) -> bool:
 
 
 def check_cameras_see(cameras: Cameras, aabb: Tensor) -> None:
-    """Refuses cameras if no image shows any part of a box: training could not learn anything from them.
-
-    Args:
-        cameras: Those of the training images, at least one, on the CPU.
-        aabb: (2, 3) float32 low and high corner, world units.
-
-    Raises:
-        ValueError: No camera sees the box; the message names the likely cause.
-    """
+    """Raises ValueError, with the likely cause, if no training image shows any part of a box (2, 3), world units."""
     if bool(sees_box(cameras, aabb).any()):
         return
     if bool(sees_box(replace(cameras, c2w=turned_about(cameras.c2w)), aabb).any()):

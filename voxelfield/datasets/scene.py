@@ -130,6 +130,10 @@ class Split:
         size = size if kinds <= 1 else f"{kinds} sizes up to {size}"
         return f"{size}, {self.cameras.kinds}" if self.cameras.kinds else size
 
+    def source_of(self, index: int) -> Path | str:
+        """Returns the file of a view, or its name if it comes from elsewhere, for messages."""
+        return self.names[index] if self.paths is None else self.paths[index]
+
     def image(self, index: int) -> Tensor:
         """Returns one of the local images, (height, width, 4) uint8."""
         return self._cut(self.images, index)

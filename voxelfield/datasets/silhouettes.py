@@ -74,13 +74,8 @@ def box_of_silhouettes(silhouettes: Sequence[Silhouette], cameras: Cameras) -> T
     contradict are dropped, so that neither masks with holes nor a few wrong poses cut the object, and so are cells that
     hardly any image shows. The box around the others is divided into cells again, until it does not shrink further.
 
-    Args:
-        silhouettes: N silhouettes, N at least 1.
-        cameras: The N cameras at the size of the images that the silhouettes are of, on the CPU.
-
-    Returns:
-        (2, 3) world units, float64; None if cameras do not look at a common point, or if the images contradict one
-        another wherever the object may be.
+    The cameras have the size of the images that the silhouettes are of. The box is (2, 3) float64, world units; it is
+    None if cameras do not look at a common point, or if the images contradict one another wherever the object may be.
     """
     middles = torch.stack([silhouette.middle for silhouette in silhouettes])
     rays = cameras.rays(torch.arange(len(cameras)), middles, torch.tensor([[-1.0] * 3, [1.0] * 3]))
@@ -163,8 +158,8 @@ def _compare_sphere(
 ) -> tuple[Tensor, Tensor]:
     """Computes the same for an equirectangular image.
 
-    Its (4,) ``intrinsics``, the (X, Y, Z, 2) ``pixels`` in which the centres of the balls appear, and the (X, Y, Z, 3)
-    ``rays`` to them, right, down and forward, are given. The balls may appear elsewhere by an angle ``turn``, radians.
+    The balls' centres appear in ``pixels`` (X, Y, Z, 2), in the directions ``rays`` (X, Y, Z, 3), right, down and
+    forward; but the balls may appear elsewhere by an angle ``turn``, radians.
     """
     distance = rays.norm(dim=-1)
     size = (radius / distance).clamp(max=1).asin() + turn

@@ -99,11 +99,7 @@ _HARMLESS = {
 
 
 def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Photo], dict[str, Any]]:
-    """Reads such a file.
-
-    Args:
-        file: It lies in the folder that paths of images start from.
-        may_be_empty: Whether a file without frames is valid.
+    """Reads such a file, which lies in the folder that paths of images start from; it may have no frames if so said.
 
     Returns:
         The photographs that it lists, whether their files exist or not, and the whole content of the file.

@@ -113,20 +113,14 @@ def evaluate_split(
     Args:
         render_view: Called with the split's cameras and a camera index; renders that view on any device.
         split: Images with their cameras and names.
-        background: (3,) floating point in [0, 1]; the colour over which ``render_view`` composites.
-        views: Indices of the views to evaluate, in [0, N); None means all, and an empty sequence gives an
-            evaluation without scores.
+        background: (3,) the colour over which ``render_view`` composites.
+        views: Indices of the views to evaluate; None means all. Without any, there are no scores.
         lpips: Compares two images (H, W, 3), like :class:`voxelfield.evaluation.lpips.Lpips`; None for no LPIPS.
-        fit_exposure: Evaluate each view a second time, after :func:`voxelfield.evaluation.metrics.cross_fitted` has
-            corrected each half of it by a fit to the other half.
+        fit_exposure: Evaluate each view a second time, after :func:`voxelfield.evaluation.metrics.cross_fitted`.
         environment: Whether views show an environment and not ``background``, so that a fitted exposure applies to all
             of their pixels.
-        on_view: Called with each view, for example :meth:`voxelfield.report.thumbnails.Thumbnails.add`; they should not
-            synchronise with the device.
+        on_view: Called with each view; they should not synchronise with the device.
         progress: Show a progress bar if the standard error stream is a terminal.
-
-    Returns:
-        Metrics per view and their means.
 
     Raises:
         ValueError: A rendered image has another size than its ground truth.
@@ -172,12 +166,7 @@ def evaluate_split(
 
 
 def write_table(path: Path, evaluation: Evaluation) -> None:
-    """Writes :meth:`Evaluation.per_view` as a CSV file, atomically.
-
-    Args:
-        path: File to write; its parent directory is created if needed.
-        evaluation: The evaluation to write.
-    """
+    """Writes :meth:`Evaluation.per_view` as a CSV file, atomically; its folder is created if needed."""
     rows = evaluation.per_view()
     text = io.StringIO(newline="")
     table = csv.DictWriter(text, rows[0], lineterminator="\n")
@@ -188,16 +177,7 @@ def write_table(path: Path, evaluation: Evaluation) -> None:
 
 
 def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
-    """Writes a run's metrics.json atomically, keys sorted.
-
-    Args:
-        path: File to write; its parent directory is created if needed.
-        metrics: JSON values: numbers, strings, lists, mappings.
-
-    Raises:
-        ValueError: A number is NaN or infinite, which JSON cannot express.
-        TypeError: A value is not a JSON value, for example a tensor.
-    """
+    """Writes a run's metrics.json atomically, keys sorted; raises ValueError if a number is not finite."""
     text = json.dumps(metrics, indent=2, sort_keys=True, allow_nan=False) + "\n"
     with atomic_write(path) as file:
         file.write(text.encode())
@@ -206,12 +186,7 @@ def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
 def picture_name(view: str) -> str:
     """Returns the file name of a view's image; it may contain subfolders but not lead out of the output folder.
 
-    Args:
-        view: Name of the view.
-
-    Raises:
-        ValueError: The name leads out of the folder, or is not in normal form, so that different names could give one
-            file.
+    Raises ValueError if it does, or if the view's name is not in normal form, so that several could give one file.
     """
     parts = PurePosixPath(view)
     if parts.is_absolute() or ".." in parts.parts or not parts.name or str(parts) != view or "\0" in view:
@@ -220,22 +195,12 @@ def picture_name(view: str) -> str:
 
 
 def save_images(folder: Path, writer: PngWriter) -> OnView:
-    """Returns a callback of an evaluation that writes each rendered view as ``<view name>.png``, with 8 bits.
-
-    Args:
-        folder: Folder of the images; see :func:`check_pictures`.
-        writer: Writes them in the background.
-    """
+    """Returns a callback of an evaluation that writes each rendered view as ``<view name>.png``, with 8 bits."""
     return lambda name, view, truth, mask: writer.save(folder / picture_name(name), view.rgb)
 
 
 def check_pictures(name: str, folder: Path, views: Iterable[str]) -> None:
-    """Raises unless views can be written as images to a folder without replacing files of others.
-
-    Args:
-        name: Name of the folder, for messages.
-        folder: The folder, which need not exist.
-        views: Names of the views.
+    """Raises unless views can be written as images to a folder, which need not exist, without replacing other files.
 
     Raises:
         FileExistsError: A file that voxelfield has not written is in the place of an image.

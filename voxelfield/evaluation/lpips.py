@@ -34,12 +34,7 @@ def weights_file() -> Path:
 
 
 def check_lpips() -> Path:
-    """Checks that everything LPIPS needs is installed; returns the file of the metric's weights.
-
-    Raises:
-        MissingPackageError: torchmetrics is not installed.
-        FileNotFoundError: A file of weights does not exist.
-    """
+    """Returns the file of the metric's weights; raises if it, torchmetrics or the weights of VGG16 are missing."""
     package = importlib.util.find_spec("torchmetrics")
     if package is None or package.origin is None:
         raise MissingPackageError('torchmetrics must be installed to compute LPIPS: pip install "voxelfield[lpips]"')
@@ -90,17 +85,9 @@ class Lpips(nn.Module):
 
     @torch.no_grad()
     def forward(self, prediction: Tensor, truth: Tensor) -> Tensor:
-        """Compares two images.
+        """Compares two images (H, W, 3) in [0, 1]; returns a scalar, 0 if they are equal.
 
-        Args:
-            prediction: (H, W, 3) floating point in [0, 1], both sides at least 16 pixels.
-            truth: (H, W, 3) on the same device.
-
-        Returns:
-            Scalar on that device, float32; 0 if the images are equal.
-
-        Raises:
-            ValueError: The image is too small.
+        Raises ValueError if a side is below 16 pixels.
         """
         if min(prediction.shape[:2]) < MIN_SIDE:
             raise ValueError(f"prediction must have H, W >= {MIN_SIDE} for LPIPS, got {tuple(prediction.shape)}")

@@ -21,16 +21,7 @@ _RIDGE = 1e-6
 
 
 def mse_to_psnr(mse: torch.Tensor) -> torch.Tensor:
-    """Converts a mean squared error of values in [0, 1] to a peak signal-to-noise ratio.
-
-    ``-10 * log10(mse)``, as NeRF (Mildenhall et al., 2020) reports it: the peak is 1.
-
-    Args:
-        mse: Floating-point tensor of any shape, not negative.
-
-    Returns:
-        PSNR in dB, same shape; infinite where ``mse`` is zero.
-    """
+    """Converts mean squared errors of values in [0, 1] to PSNR in dB, as NeRF (Mildenhall et al., 2020) reports it."""
     return -10 * torch.log10(mse)
 
 
@@ -87,12 +78,7 @@ def ssim(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 def ssim_of_windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Computes the structural similarity of each window, with the settings of :func:`ssim`; differentiable.
 
-    Args:
-        x: (..., H, W) floating point, channels of images, both sides at least 11.
-        y: Same shape, dtype and device.
-
-    Returns:
-        (..., H - 10, W - 10), for the windows that lie fully inside.
+    Maps channels of images (..., H, W) to (..., H - 10, W - 10), for the windows that lie fully inside.
     """
     mean_x, mean_y, xx, yy, xy = window_means(torch.stack((x, y, x * x, y * y, x * y)))
     var_x, var_y, covariance = xx - mean_x * mean_x, yy - mean_y * mean_y, xy - mean_x * mean_y
@@ -102,14 +88,7 @@ def ssim_of_windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def window_means(images: torch.Tensor) -> torch.Tensor:
-    """Computes the Gaussian-weighted mean of each window of :func:`ssim`.
-
-    Args:
-        images: (..., H, W) floating point, both sides at least 11.
-
-    Returns:
-        (..., H - 10, W - 10), for the windows that lie fully inside.
-    """
+    """Computes Gaussian-weighted means (..., H - 10, W - 10) of the windows of :func:`ssim` in images (..., H, W)."""
     weights = [math.exp(-0.5 * ((i - WINDOW // 2) / _SIGMA) ** 2) for i in range(WINDOW)]
     weights = [weight / sum(weights) for weight in weights]
     for axis in (-2, -1):
@@ -140,15 +119,8 @@ def cross_fitted(
     With the emitted colour :math:`c = \mathrm{rgb} - (1 - o)\, \mathrm{background}` and the gain :math:`1 + g`, the
     corrected pixel is :math:`\mathrm{rgb} + g\,c + b\,o`, which is linear in g and b.
 
-    Args:
-        rgb: (H, W, 3) rendered colours over the background, in [0, 1].
-        opacity: (H, W).
-        truth: (H, W, 3) the photograph over the same background.
-        background: (3,).
-        mask: (H, W) bool, the pixels that count in a fit; None for all.
-
-    Returns:
-        (H, W, 3) float32 in [0, 1], on the device of ``rgb``.
+    Colours are (H, W, 3) over the background (3,), in [0, 1], those of the result as float32; opacity and ``mask``, the
+    pixels that count in a fit, are (H, W).
     """
     colors = rgb.to(torch.float64)
     opacity = opacity.to(colors)[..., None]

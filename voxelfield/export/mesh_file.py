@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.files import atomic_path, atomic_write, check_suffix
-from voxelfield.installed import MissingPackageError
+from voxelfield.installed import import_optional
 from voxelfield.rendering.pixels import linear_light
 
 MESH_SUFFIXES = (".ply", ".obj", ".glb")
@@ -73,12 +72,7 @@ class PointCloud:
 
 def mesh_package(name: str) -> Any:
     """Imports a module of the extra ``mesh``, such as ``skimage.measure``; raises MissingPackageError without it."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            f'{error.name} must be installed to extract surfaces: pip install "voxelfield[mesh]"'
-        ) from error
+    return import_optional(name, "extract surfaces", "mesh")
 
 
 def save_points(path: Path | str, cloud: PointCloud) -> None:

@@ -22,11 +22,11 @@ from voxelfield.files import MARK, atomic_write, is_replaceable
 from voxelfield.grids.sparse_grid import BLOCK_CELLS
 from voxelfield.media.html import page_template
 from voxelfield.models.model import Model
-from voxelfield.rendering.backends.baked_images import BakedImages
+from voxelfield.rendering.backends import BakedImages, fastest_backend
 from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, stored_bytes
-from voxelfield.rendering.cameras import Cameras, check_not_empty, up_direction
+from voxelfield.rendering.cameras import Cameras, check_not_empty
+from voxelfield.rendering.paths import upright_axes
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.rendering.renderer import fastest_backend
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
         "c2w": c2w[:3].T.tolist(),
         "intrinsics": first.intrinsics[0].tolist(),
         "size": [width, height],
-        "up": up_direction(cameras).tolist(),
+        "up": upright_axes(cameras)[2].tolist(),
         "pivot": model.centre.tolist(),
     }
     constants = "\n".join(_constants(model, bricks))

@@ -393,12 +393,7 @@ def new_state(param: Tensor, moments: torch.dtype) -> dict[str, Tensor]:
 
 
 def sum_weights(grid: Tensor, weight: float) -> list[float]:
-    """Returns the weights of :meth:`GridAdam.add_total_variation` that make it a sum over pairs instead of means.
-
-    Args:
-        grid: (X, Y, Z, C).
-        weight: Factor on the sum of the squared differences between neighbouring vertices.
-    """
+    """Returns the weights of :meth:`GridAdam.add_total_variation` by which it is a weighted sum instead of means."""
     x, y, z, channels = grid.shape
     return [weight * channels * pairs for pairs in ((x - 1) * y * z, x * (y - 1) * z, x * y * (z - 1))]
 

@@ -17,17 +17,10 @@ Box = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def parse_box(aabb: Sequence[Sequence[float]] | Tensor, name: str = "aabb") -> Box:
-    """Returns the corners of a box, rounded to float32.
+    """Returns the corners of a box (2, 3), rounded to float32; raises ValueError unless it is one, with finite corners.
 
     Does not read values through torch, so boxes can be given as numbers even where torch computes no values: under
-    ``torch.device("meta")`` and under ``FakeTensorMode``.
-
-    Args:
-        aabb: (2, 3) lower and upper corner, world units, as nested sequences or as a tensor with values.
-        name: Name of the box, for messages.
-
-    Raises:
-        ValueError: It is not a finite box with low < high along every axis.
+    ``torch.device("meta")`` and under ``FakeTensorMode``. ``name`` is that of the box, for messages.
     """
     corners: Any = aabb
     try:

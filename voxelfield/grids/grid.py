@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from voxelfield.foundation.autograd import needs_long_path
+from voxelfield.grids.resampling import refuse_sharded
 from voxelfield.grids.working_copies import WorkingCopies
 
 
@@ -56,21 +58,49 @@ class Grid(nn.Module):
 
     @property
     def sampled_levels(self) -> list[Tensor]:
-        """The tensors from which the active levels are read: working copies, or the levels themselves."""
-        return list(self.levels[: self.active])
+        """The tensors that are sampled: the copies of :meth:`enable_copies`, if any, otherwise the active levels."""
+        levels, copies = self.levels[: self.active], self.working_copies
+        return list(levels) if copies is None or needs_long_path() else list(copies.current(levels))
 
     def resize(
         self,
-        resolution: int,
+        mean_resolution: int,
         optimizer: torch.optim.Optimizer | None = None,
         *,
         aabb: Sequence[Sequence[float]] | Tensor | None = None,
     ) -> None:
-        """Changes the resolution, the cube root of the number of voxels, and crops to a box; here does nothing."""
+        """Changes the mean resolution, the cube root of the number of voxels, and crops to a box; here does nothing."""
 
     def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
-        """Makes copies of the levels in a dtype, which are read in their place, and returns them."""
-        return []
+        """Makes the active levels read copies and accumulate gradients in place; see :class:`WorkingCopies`.
+
+        Inactive levels get no gradient. A change of the resolution, of the box or of the active levels ends this, and
+        so does ``load_state_dict``.
+
+        Args:
+            dtype: Dtype of the copies: float16, bfloat16 or float32.
+            allocate_gradients: Allocate the gradients now, and not in the first backward pass.
+
+        Returns:
+            The copies, one for each active level, for :meth:`voxelfield.grids.adam.GridAdam.set_working`. With another
+            optimizer they are rounded anew after every backward pass.
+
+        Raises:
+            TypeError: A level is not a float32 parameter, or ``dtype`` is not one of the three.
+            ValueError: A level is sharded, or has ``align_corners=False``.
+        """
+        if not self.levels:
+            return []
+        for level in self.levels:
+            refuse_sharded(level, "enable_copies")
+        self.working_copies = self._new_copies(dtype)
+        for index, level in enumerate(self.levels):
+            level.grad = torch.zeros_like(level) if index < self.active and allocate_gradients else None
+        return self.working_copies.copies
+
+    def _new_copies(self, dtype: torch.dtype) -> WorkingCopies:
+        """Returns copies of the active levels, which :meth:`enable_copies` has found whole."""
+        return WorkingCopies(self.levels[: self.active], dtype)
 
     def refresh_copies(self) -> None:
         """Copies the features into the copies of :meth:`enable_copies`, if there are any.

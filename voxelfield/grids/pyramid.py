@@ -10,16 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from voxelfield.foundation.autograd import needs_long_path
 from voxelfield.foundation.checks import check_choice, check_not_negative
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
 from voxelfield.grids.boxes import Box, parse_box
-from voxelfield.grids.combination import Combination
 from voxelfield.grids.grid import Grid
 from voxelfield.grids.resampling import refuse_sharded
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
-from voxelfield.grids.working_copies import WorkingCopies, sample_levels
+from voxelfield.grids.working_copies import Combination, WorkingCopies, sample_levels
 from voxelfield.ops._grids import Padding
 from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
@@ -40,9 +38,9 @@ class VoxelPyramid(Grid):
     be activated from coarse to fine (``active``); inactive levels read as zero.
 
     Args:
-        resolutions: For each level, coarse to fine, the cube root of its number of voxels, which are nearly cubes. At
-            least 2. For a sum, each must be a whole multiple of the previous one and counts cells: there is one more
-            vertex than cells along every axis.
+        resolutions: For each level, coarse to fine, its mean resolution: the cube root of its number of voxels, which
+            are nearly cubes (:func:`cubic_voxels`). At least 2. For a sum, each must be a whole multiple of the
+            previous one and counts cells: there is one more vertex than cells along every axis.
         channels: Features per vertex of each level, unless ``level_channels`` says otherwise. At least 1.
         aabb: Box in world units, as for :class:`VoxelGrid`.
         reduce: ``"concat"`` concatenates the levels' features, ``"sum"`` adds them.
@@ -50,7 +48,7 @@ class VoxelPyramid(Grid):
             levels would have different periods.
         init_range: Features are initialised uniformly in [-init_range, init_range]; one number for all levels, or one
             per level.
-        sparse_resolutions: Resolutions of additional, finer levels that store only some blocks of vertices
+        sparse_resolutions: Mean resolutions of additional, finer levels that store only some blocks of vertices
             (:class:`voxelfield.grids.sparse_grid.SparseGrid`, which documents the requirements on the optimizer). They
             start without blocks and inactive; :meth:`allocate` adds blocks, whose features start at zero. Only for
             ``"concat"`` and ``"border"``.
@@ -112,11 +110,11 @@ class VoxelPyramid(Grid):
         self.resolutions = tuple(resolutions)
         self.sparse_resolutions = tuple(sparse_resolutions)
         self._grids = nn.ModuleList(
-            _Level(bound, vertices, channels if each is None else len(each), box, padding=padding, device=device)
-            for bound, vertices, each in zip(bounds, self._vertices(box), known, strict=True)
+            _Level(bound, resolution, channels if each is None else len(each), box, padding=padding, device=device)
+            for bound, resolution, each in zip(bounds, self._level_resolutions(box), known, strict=True)
         )
         self._sparse_grids = nn.ModuleList(
-            SparseGrid(cubic_voxels(box, resolution), channels, box, device=device) for resolution in sparse_resolutions
+            SparseGrid(cubic_voxels(box, finer), channels, box, device=device) for finer in sparse_resolutions
         )
         self.active = len(resolutions)
 
@@ -214,36 +212,8 @@ class VoxelPyramid(Grid):
             features = F.pad(features, (0, channels - features.shape[-1]))
         return features if points.dim() == 2 else features.reshape(*points.shape[:-1], channels)
 
-    def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
-        """Makes the active levels read copies and accumulate gradients in place; see :class:`WorkingCopies`.
-
-        Inactive levels get no gradient. Activating or deactivating levels ends this, and so does ``load_state_dict``.
-
-        Args:
-            dtype: Dtype of the copies: float16, bfloat16 or float32.
-            allocate_gradients: Allocate the gradients now, and not in the first backward pass.
-
-        Returns:
-            The copies, one for each active level, for :meth:`voxelfield.grids.adam.GridAdam.set_working`. With another
-            optimizer they are rounded anew after every backward pass.
-
-        Raises:
-            TypeError: A level is not a float32 parameter, or ``dtype`` is not one of the three.
-            ValueError: A level is sharded.
-        """
-        for level in self.levels:
-            refuse_sharded(level, "enable_copies")
-        copies = WorkingCopies(self._active_features, dtype, self.combination, self._active_sparse)
-        for index, level in enumerate(self.levels):
-            level.grad = torch.zeros_like(level) if index < self.active and allocate_gradients else None
-        self.working_copies = copies
-        return copies.copies
-
-    @property
-    def sampled_levels(self) -> list[Tensor]:
-        """The tensors that are sampled: the copies of :meth:`enable_copies`, if any, otherwise the active levels."""
-        levels, copies = self._active_features, self.working_copies
-        return list(levels) if copies is None or needs_long_path() else list(copies.current(levels))
+    def _new_copies(self, dtype: torch.dtype) -> WorkingCopies:
+        return WorkingCopies(self._active_features, dtype, self.combination, self._active_sparse)
 
     def active_levels(self, dtype: torch.dtype) -> list[Tensor]:
         """Returns the features of the active levels in a dtype, without gradient. Do not write to them.
@@ -284,36 +254,36 @@ class VoxelPyramid(Grid):
             collapsed[plane] = self.combination.sample(self.sampled_levels, points, "border").view(y, z, -1)
         return collapsed
 
-    def activate(self, resolution: int) -> None:
-        """Activates the dense levels up to a resolution, at least the coarsest, and the sparse levels that have blocks.
+    def activate(self, mean_resolution: int) -> None:
+        """Activates the dense levels up to a fineness, at least the coarsest, and the sparse levels that have blocks.
 
         Args:
-            resolution: The finest level to activate, as in ``resolutions`` or ``sparse_resolutions``.
+            mean_resolution: The finest level to activate, as in ``resolutions`` or ``sparse_resolutions``.
         """
         self.working_copies = None
-        self.active = max(1, sum(level <= resolution for level in self.resolutions))
+        self.active = max(1, sum(level <= mean_resolution for level in self.resolutions))
         if self.active == len(self.resolutions):
             for finer, grid in zip(self.sparse_resolutions, self.sparse_grids, strict=True):
-                if finer > resolution or grid.count == 0:
+                if finer > mean_resolution or grid.count == 0:
                     break
                 self.active += 1
 
     def allocate(
         self,
-        resolution: int,
+        mean_resolution: int,
         cells: Tensor,
         aabb: Tensor,
         optimizer: torch.optim.Optimizer | None = None,
         *,
         max_blocks: int | None = None,
     ) -> dict[int, int]:
-        """Allocates blocks of the sparse levels up to a resolution wherever given cells lie.
+        """Allocates blocks of the sparse levels up to a fineness wherever given cells lie.
 
         Existing blocks that are still needed retain their features; the others are dropped. :meth:`activate` activates
         the levels. Ends the use of copies by :meth:`enable_copies`.
 
         Args:
-            resolution: The finest level to allocate, as in ``sparse_resolutions``.
+            mean_resolution: The finest level to allocate, as in ``sparse_resolutions``.
             cells: (X, Y, Z) bool or integers from 0, on the pyramid's device: how much each cell of ``aabb`` needs
                 blocks; see :meth:`SparseGrid.allocate`.
             aabb: (2, 3) that box, world units.
@@ -332,13 +302,13 @@ class VoxelPyramid(Grid):
         return {
             finer: grid.allocate(cells, aabb, optimizer, max_blocks=limits.get(finer))
             for finer, grid in zip(self.sparse_resolutions, self.sparse_grids, strict=True)
-            if finer <= resolution
+            if finer <= mean_resolution
         }
 
     def block_limits(self, max_blocks: int) -> dict[int, int]:
-        """Returns the largest number of blocks of each sparse level, by resolution.
+        """Returns the largest number of blocks of each sparse level, by its mean resolution.
 
-        The number of blocks along a surface grows with the square of the resolution, so coarser levels need fewer.
+        The number of blocks along a surface grows with the square of that, so coarser levels need fewer.
 
         Args:
             max_blocks: Largest number of blocks of the finest sparse level.
@@ -369,22 +339,22 @@ class VoxelPyramid(Grid):
             raise ArgumentValueError("aabb must stay as it is once sparse levels have blocks")
         self.working_copies = None
         box = parse_box(aabb)
-        for grid, vertices in zip(self.grids, self._vertices(box), strict=True):
-            grid.refit(box, vertices, optimizer)
+        for grid, resolution in zip(self.grids, self._level_resolutions(box), strict=True):
+            grid.refit(box, resolution, optimizer)
         for finer, sparse in zip(self.sparse_resolutions, self.sparse_grids, strict=True):
             sparse.refit(box, cubic_voxels(box, finer))
 
     def resize(
         self,
-        resolution: int,
+        mean_resolution: int,
         optimizer: torch.optim.Optimizer | None = None,
         *,
         aabb: Sequence[Sequence[float]] | Tensor | None = None,
     ) -> None:
-        """Activates the levels up to a resolution, as coarse-to-fine training does.
+        """Activates the levels up to a fineness, as coarse-to-fine training does.
 
         Args:
-            resolution: As for :meth:`activate`.
+            mean_resolution: As for :meth:`activate`.
             optimizer: The optimizer that trains the pyramid, if any.
             aabb: A box to which all levels are moved first (:meth:`refit`), world units.
 
@@ -393,7 +363,7 @@ class VoxelPyramid(Grid):
         """
         if aabb is not None:
             self.refit(aabb, optimizer)
-        self.activate(resolution)
+        self.activate(mean_resolution)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns the settings that ``state_dict`` contains in addition to the levels."""
@@ -425,14 +395,17 @@ class VoxelPyramid(Grid):
         sparse = f"sparse_resolutions={self.sparse_resolutions}, " if self.sparse_resolutions else ""
         return f"resolutions={self.resolutions}, {sparse}reduce={self.reduce!r}, active={self.active}"
 
-    def _vertices(self, aabb: Box) -> list[tuple[int, int, int]]:
-        """Returns the numbers of vertices of each level for a box."""
+    def _level_resolutions(self, aabb: Box) -> list[tuple[int, int, int]]:
+        """Returns the numbers of vertices of each level along x, y and z, for a box."""
         if self.reduce == "concat":
-            return [_aligned(*cubic_voxels(aabb, resolution)) for resolution in self.resolutions]
+            each = (cubic_voxels(aabb, mean_resolution) for mean_resolution in self.resolutions)
+            # Long rows are rounded up, so that tiles of vertices do not straddle cache lines.
+            row = _ROW_VERTICES
+            return [(x, y, z if z < 8 * row else -(-z // row) * row) for x, y, z in each]
         # Nested levels have one more vertex than cells, so rows are not whole cache lines. This matters little if
         # vertices are wide: a tile's eight vertices of 28 channels along z cover seven lines, or touch an eighth.
         x, y, z = cubic_voxels(aabb, self.resolutions[0])
-        factors = [resolution // self.resolutions[0] for resolution in self.resolutions]
+        factors = [finer // self.resolutions[0] for finer in self.resolutions]
         return [(x * factor + 1, y * factor + 1, z * factor + 1) for factor in factors]
 
 
@@ -488,13 +461,8 @@ def check_resolutions(
             f"{prefix}resolutions of levels that are added up must each be a whole multiple of the one before, got "
             f"{list(resolutions)}"
         )
-    if list(sparse) != sorted(set(sparse)) or any(resolution <= resolutions[-1] for resolution in sparse):
+    if list(sparse) != sorted(set(sparse)) or any(finer <= resolutions[-1] for finer in sparse):
         raise ArgumentValueError(
             f"{prefix}sparse_resolutions must rise from above {resolutions[-1]}, the finest of {prefix}resolutions, "
             f"got {list(sparse)}"
         )
-
-
-def _aligned(x: int, y: int, z: int) -> tuple[int, int, int]:
-    """Rounds the length of long rows up, so that tiles of vertices do not straddle cache lines."""
-    return x, y, z if z < 8 * _ROW_VERTICES else -(-z // _ROW_VERTICES) * _ROW_VERTICES

@@ -44,7 +44,7 @@ class SparseGrid(nn.Module):
     elements alike.
 
     Args:
-        resolution: Requested number of cells along x, y and z; rounded to whole blocks of 7 cells. At least 1.
+        cells_along: Requested number of cells along x, y and z, rounded to whole blocks of 7 cells. At least 1.
         channels: Number C of features per vertex. At least 1.
         aabb: (2, 3) box in world units, as for :class:`voxelfield.VoxelGrid`.
         device: Device of features and tables.
@@ -68,18 +68,18 @@ class SparseGrid(nn.Module):
 
     def __init__(
         self,
-        resolution: Sequence[int],
+        cells_along: Sequence[int],
         channels: int,
         aabb: Sequence[Sequence[float]] | Tensor,
         *,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        if len(resolution) != 3 or min(resolution) < 1 or channels < 1:
+        if len(cells_along) != 3 or min(cells_along) < 1 or channels < 1:
             raise ArgumentValueError(
-                f"resolution and channels must be at least 1, got {list(resolution)} and {channels}"
+                f"cells_along and channels must be at least 1, got {list(cells_along)} and {channels}"
             )
-        shape, side = _blocks_along(resolution), BLOCK_VERTICES
+        shape, side = _blocks_along(cells_along), BLOCK_VERTICES
         self.features = nn.Parameter(torch.zeros(side, side, side, channels, device=device))
         self.register_buffer("aabb", box_tensor(parse_box(aabb), self.features.device))
         self.register_buffer("exists", torch.zeros(shape, dtype=torch.bool, device=device))
@@ -118,12 +118,12 @@ class SparseGrid(nn.Module):
         return atlas_coordinates(unit.detach(), self.blocks, self.features.shape[:3])
 
     @torch.no_grad()
-    def refit(self, aabb: Sequence[Sequence[float]] | Tensor, resolution: Sequence[int]) -> None:
+    def refit(self, aabb: Sequence[Sequence[float]] | Tensor, cells_along: Sequence[int]) -> None:
         """Moves the grid, which must have no blocks yet, to another box; the arguments are those of the class."""
         if self._count > 0:
             raise ArgumentValueError(f"aabb must stay as it is once there are blocks, of which there are {self._count}")
         self.aabb.copy_(box_tensor(parse_box(aabb), self.aabb.device))
-        self.exists = torch.zeros(_blocks_along(resolution), dtype=torch.bool, device=self.exists.device)
+        self.exists = torch.zeros(_blocks_along(cells_along), dtype=torch.bool, device=self.exists.device)
         self.blocks = torch.full(self.exists.shape, -1, dtype=torch.int32, device=self.exists.device)
 
     @torch.no_grad()
@@ -352,21 +352,15 @@ class SparseGrid(nn.Module):
         return f"resolution={self.resolution}, channels={self.channels}, blocks={self._count}"
 
 
-def _blocks_along(resolution: Sequence[int]) -> list[int]:
-    return [max(1, round(cells / BLOCK_CELLS)) for cells in resolution]
+def _blocks_along(cells_along: Sequence[int]) -> list[int]:
+    return [max(1, round(cells / BLOCK_CELLS)) for cells in cells_along]
 
 
 def overlapping_sums(cells: Tensor, aabb: Tensor, shape: Sequence[int], box: Tensor) -> Tensor:
     """Sums, for each block of a box, the cells of another box that overlap it.
 
-    Args:
-        cells: (X', Y', Z') bool or integers.
-        aabb: (2, 3) the box of the cells.
-        shape: Number of blocks along x, y and z.
-        box: (2, 3) the box of the blocks.
-
-    Returns:
-        (X, Y, Z) int64, on the device of ``cells``.
+    The cells (X', Y', Z'), bool or integers, divide the box ``aabb``, and blocks of a shape (X, Y, Z) the other
+    ``box``. The sums (X, Y, Z) are int64.
     """
     low, high = (corner.tolist() for corner in aabb.double())
     begin, end = (corner.tolist() for corner in box.double())

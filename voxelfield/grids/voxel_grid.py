@@ -42,15 +42,15 @@ from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box_eagerly
 __all__ = ["VoxelGrid", "cubic_voxels"]
 
 
-def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, resolution: int) -> tuple[int, int, int]:
-    """Returns the number of vertices along each axis that fills a box with ``resolution**3`` cubes.
+def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, mean_resolution: int) -> tuple[int, int, int]:
+    """Returns the resolution, a number along each axis, that fills a box with ``mean_resolution**3`` cubes.
 
     Args:
         aabb: (2, 3) box, world units.
-        resolution: Cube root of the number of voxels.
+        mean_resolution: Cube root of the number of voxels: the geometric mean of the numbers along the axes.
     """
     extent = box_extent(parse_box(aabb))
-    edge = math.prod(extent) ** (1 / 3) / resolution
+    edge = math.prod(extent) ** (1 / 3) / mean_resolution
     x, y, z = (max(2, round(e / edge)) for e in extent)
     return x, y, z
 
@@ -297,36 +297,10 @@ class VoxelGrid(Grid):
         rows = unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
         return self.working_copies.sample([self.features], rows, self.padding).reshape(*unit.shape[:-1], self.channels)
 
-    @property
-    def sampled_levels(self) -> list[Tensor]:
-        """A list of the tensor that is sampled: the copy of :meth:`enable_copies`, if any, otherwise the features."""
-        if self.working_copies is None or needs_long_path():
-            return [self.features]
-        return list(self.working_copies.current([self.features]))
-
-    def enable_copies(self, dtype: torch.dtype, *, allocate_gradients: bool = True) -> list[Tensor]:
-        """Makes the grid read a copy of its features and add gradients in place; see :class:`WorkingCopies`.
-
-        This ends when the grid's resolution or box changes, and with ``load_state_dict``.
-
-        Args:
-            dtype: Type of the copy: float16, bfloat16 or float32.
-            allocate_gradients: Allocate the gradient now, and not in the first backward pass.
-
-        Returns:
-            A list of the copy only, for :meth:`voxelfield.grids.adam.GridAdam.set_working`. With another optimizer it
-            is rounded anew after every backward pass.
-
-        Raises:
-            TypeError: The features are not a float32 parameter, or ``dtype`` is not one of the three.
-            ValueError: The grid is sharded, or has ``align_corners=False``.
-        """
-        refuse_sharded(self.features, "enable_copies")
+    def _new_copies(self, dtype: torch.dtype) -> WorkingCopies:
         if not self.align_corners:
             raise ArgumentValueError("align_corners must be True for enable_copies, got False")
-        self.working_copies = copies = WorkingCopies([self.features], dtype)
-        self.features.grad = torch.zeros_like(self.features) if allocate_gradients else None
-        return copies.copies
+        return super()._new_copies(dtype)
 
     def _promote(self, values: Tensor) -> Tensor:
         # Positions are widened before they are mapped to the unit cube, so a float64 grid gets unrounded ones.
@@ -399,7 +373,7 @@ class VoxelGrid(Grid):
 
     def resize(
         self,
-        resolution: int,
+        mean_resolution: int,
         optimizer: torch.optim.Optimizer | None = None,
         *,
         aabb: Sequence[Sequence[float]] | Tensor | None = None,
@@ -407,18 +381,18 @@ class VoxelGrid(Grid):
         """Resizes the grid to a number of nearly cubic voxels, as coarse-to-fine training does.
 
         Args:
-            resolution: Cube root of the number of voxels (:func:`cubic_voxels`).
+            mean_resolution: Cube root of the number of voxels (:func:`cubic_voxels`).
             optimizer: The optimizer that trains this grid, if any.
             aabb: A box to which the grid is moved (:meth:`refit`), world units; None for the present one.
 
         Raises:
             ValueError: As for :meth:`refit`.
         """
-        vertices = cubic_voxels(self.aabb if aabb is None else aabb, resolution)
+        resolution = cubic_voxels(self.aabb if aabb is None else aabb, mean_resolution)
         if aabb is not None:
-            self.refit(aabb, vertices, optimizer)
-        elif vertices != self.resolution:
-            self.upsample(vertices, optimizer)
+            self.refit(aabb, resolution, optimizer)
+        elif resolution != self.resolution:
+            self.upsample(resolution, optimizer)
 
     @torch.no_grad()
     def _resample(

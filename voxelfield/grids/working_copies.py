@@ -1,9 +1,14 @@
-"""Working copies for training: sampling reads 16-bit copies, and gradients are added in place to float32 tensors."""
+"""Samples of several grids, and working copies of these for training.
+
+Sampling then reads 16-bit copies, and gradients are added in place to float32 tensors.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -12,11 +17,109 @@ from torch.autograd.function import Function, once_differentiable
 
 from voxelfield import ops
 from voxelfield.foundation.autograd import needs_long_path
-from voxelfield.foundation.errors import ArgumentValueError
-from voxelfield.grids.combination import Combination
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.grids.sparse_grid import SparseGrid
-from voxelfield.ops._grids import Padding
+from voxelfield.ops._grids import Padding, known_stencil
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
+from voxelfield.ops.pyramid import Reduction
+
+_ALL = [slice(None)]
+
+
+@dataclass(frozen=True)
+class Combination:
+    """How the features of several levels are combined at a sample.
+
+    Attributes:
+        reduce: ``"concat"`` or ``"sum"``, as for :func:`voxelfield.ops.sample_pyramid`.
+        channels: For each level of a sum, the rising numbers of the features to which it adds, or None if it has all of
+            them, as the first level must. Empty if all levels have all.
+    """
+
+    reduce: Reduction = "concat"
+    channels: tuple[tuple[int, ...] | None, ...] = ()
+
+    def sample(self, levels: Sequence[Tensor], points: Tensor, padding: Padding) -> Tensor:
+        """Samples some of the levels (X_l, Y_l, Z_l, C_l) from the first on, at points (N, 3) in the unit cube.
+
+        Returns (N, sum of C_l), or (N, C) for a sum. Errors are those of :func:`voxelfield.ops.sample_pyramid`, also if
+        levels have different dtypes.
+        """
+        (first, _), *others = self._groups(len(levels))
+        sampled = ops.sample_pyramid(levels[first], points, reduce=self.reduce, padding=padding)
+        for part, columns in others:
+            dtype = levels[part][0].dtype
+            if dtype != sampled.dtype:
+                raise ArgumentTypeError(f"levels must be of one dtype, got {sampled.dtype} and {dtype}")
+            values = ops.sample_pyramid(levels[part], points, reduce="sum", padding=padding)
+            widths = [sampled[:, column].shape[1] for column in columns]
+            for column, more in zip(columns, values.split(widths, dim=1), strict=True):
+                # Not in place: a frozen coarse level, or one that torch.func does not transform, could not be written.
+                total = sampled[:, column] + more
+                sampled = torch.slice_scatter(sampled, total, 1, column.start, column.stop, column.step or 1)
+        return sampled
+
+    def accumulate(
+        self,
+        sums: Sequence[Tensor],
+        values: Tensor,
+        points: Tensor,
+        padding: Padding,
+        slabs: Sequence[tuple[int, int]] | None,
+    ) -> None:
+        """Adds the gradients ``values`` of :meth:`sample` to tensors like the levels, or slabs of these.
+
+        ``values`` may have more columns, which are not read. See
+        :func:`voxelfield.ops._internal.accumulate.accumulate_trilinear_`.
+        """
+        for part, columns in self._groups(len(sums)):
+            some = slabs and slabs[part]
+            taken = _taken(values, columns)
+            accumulate_trilinear_(sums[part], taken, points, reduce=self.reduce, padding=padding, slabs=some)
+
+    def point_gradient(self, levels: Sequence[Tensor], values: Tensor, points: Tensor, padding: Padding) -> Tensor:
+        """Returns the gradient of the points (N, 3), given the gradient of :meth:`sample`."""
+        stencil = known_stencil(padding, True, "linear", self.reduce == "sum", False)
+        gradients = [
+            stencil.point_gradient(_taken(values, columns), levels[part], points, None)
+            for part, columns in self._groups(len(levels))
+        ]
+        return sum(gradients[1:], start=gradients[0])
+
+    def _groups(self, levels: int) -> Iterator[tuple[slice, list[slice]]]:
+        """Yields consecutive levels with the same channels, and the columns of a sample for these channels."""
+        begin = 0
+        for channels, same in groupby(self.channels[:levels] or (None,) * levels):
+            end = begin + len(list(same))
+            yield slice(begin, end), _ALL if channels is None else _progressions(channels)
+            begin = end
+
+
+def _progressions(numbers: Sequence[int]) -> list[slice]:
+    """Returns rising numbers as arithmetic progressions, whose columns can be read without an index tensor.
+
+    An index would have to be copied to the device, which a captured CUDA graph does not allow.
+    """
+    found: list[slice] = []
+    start = 0
+    while start < len(numbers):
+        end, step = start + 1, 1
+        if end < len(numbers):
+            step = numbers[end] - numbers[start]
+        while end < len(numbers) and numbers[end] - numbers[end - 1] == step:
+            end += 1
+        found.append(slice(numbers[start], numbers[end - 1] + 1, step))
+        start = end
+    return found
+
+
+def _taken(values: Tensor, columns: list[slice]) -> Tensor:
+    return values if columns is _ALL else torch.cat([values[:, column] for column in columns], dim=1)
+
+
+def copies_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Returns the dtype of the grids' working copies: float16 on CUDA with a 16-bit ``trainer.precision``."""
+    return torch.float16 if device.type == "cuda" and precision != "float32" else torch.float32
 
 
 class WorkingCopies:
@@ -52,8 +155,8 @@ class WorkingCopies:
         combination: As given.
         sparse: As given.
         copies: One tensor for each grid, of the same shape. Read them by :meth:`current`.
-        division: The :class:`voxelfield.grids.division.DividedGrids` that divides the grids over processes: it keeps
-            the copies up to date and adds up the gradients. None where the grids are whole.
+        division: The :class:`voxelfield.distributed.division.DividedGrids` that divides the grids over processes: it
+            keeps the copies up to date and adds up the gradients. None where the grids are whole.
 
     Raises:
         TypeError: A grid is not a float32 parameter, or ``dtype`` is not one of the three.
@@ -63,7 +166,7 @@ class WorkingCopies:
         self,
         grids: Sequence[nn.Parameter],
         dtype: torch.dtype,
-        combination: Combination = Combination(),  # noqa: B008
+        combination: Combination = Combination(),
         sparse: Sequence[SparseGrid] = (),
     ) -> None:
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):

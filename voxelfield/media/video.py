@@ -18,7 +18,7 @@ from voxelfield.rendering.pixels import to_uint8
 from voxelfield.transfers import AHEAD, OnDevice
 
 LARGEST_SIDE = 16384
-"""Largest width and height of an image of a path, in pixels; encoders of videos accept no larger ones."""
+"""Largest width and height of an image, in pixels; encoders accept no larger ones."""
 
 FPS_RANGE = (0.001, 1000)
 """Numbers of frames per second that the clock of an MP4 file can represent, as imageio sets it."""

@@ -36,7 +36,7 @@ class Batch:
     patches: int = 0
     patch_size: int = 1
     weights: Tensor | None = None
-    look_up: Callable[[str, Tensor], Tensor] = field(default=lambda name, pixels: _missing(name), repr=False)
+    look_up: Callable[[str, Tensor], Tensor] = field(default=lambda *which: _no_data(*which), repr=False)
     images_of: Callable[[Tensor], Tensor] = field(default=torch.zeros_like, repr=False)
 
     @property
@@ -118,13 +118,7 @@ def over(rgb: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
 
 
 def columns_and_rows(pixels: Tensor, width: int, height: int) -> Tensor:
-    """Returns where pixels (P,) lie in their images, (P, 2) int64.
-
-    Args:
-        pixels: int64, indices into the pixels of all images, each padded to the largest image.
-        width: Width of the largest image.
-        height: Its height.
-    """
+    """Returns where pixels (P,) of images, each padded to the size of the largest, lie in theirs, (P, 2) int64."""
     return torch.stack((pixels % width, pixels // width % height), dim=1)
 
 
@@ -135,5 +129,5 @@ def background_for(kind: str, rays: int, device: torch.device) -> Tensor:
     return torch.full((rays, 3), 1.0 if kind == "white" else 0.0, device=device)
 
 
-def _missing(name: str) -> Tensor:
+def _no_data(name: str, pixels: Tensor) -> Tensor:
     raise KeyError(f"the training images carry no {name!r}")

@@ -14,9 +14,8 @@ from voxelfield.fields.decoders import ColorMLPDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
-from voxelfield.models.levels import Degree
 from voxelfield.models.model import Model
-from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.model_config import Degree, ModelConfig
 from voxelfield.models.settings import Sampling
 from voxelfield.rendering.occupancy import OccupancyGrid
 

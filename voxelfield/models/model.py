@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +24,12 @@ from voxelfield.models.component import Component
 from voxelfield.models.losses import rendering_terms
 from voxelfield.models.settings import Sampling, StageConfig, stage_at
 from voxelfield.models.training import EmptyFieldError, MemoryEstimate, TrainingSetup, cells_with_views
-from voxelfield.rendering.backends.backend import ImageBackend
+from voxelfield.rendering.backends import BACKENDS, ImageBackend
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY, Capacity, RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering, render
-from voxelfield.rendering.renderer import BACKENDS, FieldRenderer
+from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.visible_cells import count_visible_samples, pixel_stride, ray_spacing, visible_cells
 from voxelfield.warps.warp import Warp
 
@@ -66,8 +65,6 @@ _DECODED_SAMPLE = 128
 
 _DEFAULT = Sampling()
 
-M = TypeVar("M", bound="Model")
-
 
 class Gridless(Grid):
     """The stand-in for the grid of a field that has none: a box of cubic cells, without features or parameters.
@@ -100,11 +97,14 @@ class Gridless(Grid):
         return extent / torch.tensor(self.resolution, device=self.aabb.device)
 
 
-class Model(Component):
+# Where both bases have a method, such as state_dict, it is the module's.
+class Model(nn.Module, Component):  # type: ignore[misc]
     """One object above the field: the unit that is trained, rendered and saved.
 
     A model is also the first :class:`voxelfield.models.component.Component` of its own training. A subclass may
-    override any method; its :class:`voxelfield.models.ModelConfig` returns it from ``build_model``.
+    override any method; its :class:`voxelfield.models.ModelConfig` returns it from ``build_model``. Further parameters,
+    buffers and modules of a subclass are saved in checkpoints and model files, and trained: parameters outside of the
+    grid and of :meth:`param_groups` with ``optimizer.network_lr``. A copy of a model is not in training.
 
     Args:
         field: The field, on its device.
@@ -112,20 +112,21 @@ class Model(Component):
         sampling: How its rays are sampled.
 
     Attributes:
-        field: As given.
-        occupancy: As given.
+        field: As given, a child module.
+        occupancy: As given, a child module.
         sampling: As given.
         resolution: Cube root of the number of voxels in the present stage of training; it only matters to a field
             without a grid.
-        image_backends: Subclasses of :class:`voxelfield.rendering.backends.backend.ImageBackend` that may render images
+        image_backends: Subclasses of :class:`voxelfield.rendering.backends.ImageBackend` that may render images
             of this model faster than the general path, in the order in which they are tried
-            (:func:`voxelfield.rendering.renderer.fastest_backend`). By default the backends of this package, which do
+            (:func:`voxelfield.rendering.backends.fastest_backend`). By default the backends of this package, which do
             not serve subclasses of its fields and decoders, because these may compute something else.
     """
 
     image_backends: ClassVar[tuple[type[ImageBackend], ...]] = BACKENDS
 
     def __init__(self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling = _DEFAULT) -> None:
+        super().__init__()
         self.field = field
         self.occupancy = occupancy
         self.sampling = sampling
@@ -212,6 +213,10 @@ class Model(Component):
         with self.autocast():
             return render(self.field, rays, self.occupancy, settings, jitter, capacity, distortion, sampler)
 
+    def forward(self, rays: Rays, settings: RenderSettings | None = None) -> Rendering:
+        """Renders rays, as :meth:`render` does, for wrappers such as ``DistributedDataParallel``."""
+        return self.render(rays, settings)
+
     def rays_of(self, batch: Batch) -> Rays:
         """Returns the rays of a batch with the values that the field asks for, such as the index of their image."""
         names = {*self.field.extra_inputs, *self.field.density_inputs}
@@ -250,18 +255,10 @@ class Model(Component):
             backends=[kind for kind in self.image_backends if not (few and kind.bakes)],
         )
 
-    def around(self: M, field: RadianceField | None = None, occupancy: OccupancyGrid | None = None) -> M:
-        """Returns the same kind of model, not in training, around another field or other occupied cells.
-
-        Args:
-            field: The field; None for :attr:`field`.
-            occupancy: The occupied cells; None for :attr:`occupancy`.
-        """
-        model = copy.copy(self)
-        model._setup = None
-        model.field = self.field if field is None else field
-        model.occupancy = self.occupancy if occupancy is None else occupancy
-        return model
+    def __getstate__(self) -> dict[str, Any]:
+        # Otherwise a shallow copy would share the dicts of its children, and a deep copy would contain the optimizer.
+        own = {name: dict(vars(self)[name]) for name in ("_parameters", "_buffers", "_modules")}
+        return {**vars(self), **own, "_setup": None}
 
     def begin_training(self, setup: TrainingSetup) -> None:
         """Called once before training.
@@ -476,13 +473,6 @@ class Model(Component):
         """Returns the weighted terms on rendered rays, see :mod:`voxelfield.models.losses`."""
         return rendering_terms(self.setup.loss, outputs, batch)
 
-    def parameters(self) -> Sequence[nn.Parameter]:
-        """Returns all parameters of the field; those outside of the grid and of :meth:`param_groups` are its network's.
-
-        The session optimises the grid's with ``optimizer.grid_lr`` and the network's with ``optimizer.network_lr``.
-        """
-        return list(self.field.parameters())
-
     def count_features(self, finest: int) -> int:
         """Returns the number of grid elements at the finest resolution of training.
 
@@ -534,15 +524,3 @@ class Model(Component):
             samples=marched + visible * (_PACKED_SAMPLE + width * (2 * channels + _DECODED_SAMPLE)),
         )
         return replace(estimate, sparse=estimate.grids * self.count_sparse_features() // max(values, 1))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the states of the field and of the occupied cells, the entries ``field`` and ``occupancy``.
-
-        A subclass may add entries, which are in checkpoints but not in model files.
-        """
-        return {"field": self.field.state_dict(), "occupancy": self.occupancy.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads a state from the entries of a checkpoint, which include the entries of :meth:`state_dict`."""
-        self.field.load_state_dict(state["field"])
-        self.occupancy.load_state_dict(state["occupancy"])

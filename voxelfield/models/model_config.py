@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from voxelfield.config import Range
 from voxelfield.fields.field import RadianceField
 from voxelfield.models import registry
 from voxelfield.models.model import Model
@@ -16,6 +17,11 @@ from voxelfield.models.settings import Sampling
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.warps.choice import CaptureFacts, WarpConfig, choose_warp
 from voxelfield.warps.warp import Warp
+
+MAX_DEGREE = 3
+"""Largest degree of the compiled ops, repeated here because a configuration is checked before these are loaded."""
+
+Degree: TypeAlias = Annotated[int, Range(0, MAX_DEGREE)]
 
 
 @dataclass

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from voxelfield import processes
 from voxelfield.datasets.scene import Split
+from voxelfield.distributed.shards import DividedRows, rows_between
 from voxelfield.models.batch import Batch, background_for, columns_and_rows
 from voxelfield.ops._internal.pixel_rays import pixel_rays
-from voxelfield.processes import DividedRows
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.rays import Rays
@@ -99,15 +99,10 @@ class PixelSampler:
         return _rows(self._local_slice, self._stored(numbers, self._gathers))
 
     def carry(self, name: str, data: Tensor) -> None:
-        """Lets batches carry further data, which they return as ``batch[name]``.
+        """Lets batches carry further data, which they return as ``batch[name]``; raises ValueError if that is taken.
 
-        Args:
-            name: Name of the data.
-            data: (N, H, W, ...) for each pixel of :attr:`images` or of all images, or (N,) or (N, K) for each camera,
-                on any device.
-
-        Raises:
-            ValueError: ``data`` has another shape, or the name is taken.
+        The data, on any device, are (N, H, W, ...) for each pixel of :attr:`images` or of all images, or (N,) or (N, K)
+        for each camera.
         """
         if name in (*self._of_images, *self._of_pixels):
             raise ValueError(f"name must be a new one, got {name!r}, which batches carry already")
@@ -128,12 +123,8 @@ class PixelSampler:
         """Draws some pixels more often; pixels that a mask excludes are still never drawn.
 
         Each pixel of a batch outside of its patches is one of these with the given probability, and otherwise drawn
-        from all as before.
-
-        Args:
-            which: (N, H, W) bool on the CPU: some pixels of the local images, at least one of all processes not
-                excluded by a mask.
-            probability: From 0 to 1.
+        from all as before. ``which`` (N, H, W) on the CPU marks pixels of the local images; those of all processes must
+        contain one that no mask excludes.
         """
         counted = pixels_that_count(self._split)
         self._favoured = self._numbers(which if counted is None else which & counted), probability
@@ -160,15 +151,9 @@ class PixelSampler:
     ) -> Batch:
         """Draws a batch of ``count`` pixels, or of all pixels of the patches if these are more.
 
-        It uses torch's global generator.
-
-        Args:
-            count: Number of pixels, of all processes.
-            aabb: (2, 3) box that bounds the rays, world units.
-            background: As for :func:`background_for`.
-            cameras: Cameras from which to cast the rays, instead of :attr:`cameras`; the rays are then differentiable
-                with respect to their tensors.
-            shared: Whether the processes divide pixels and patches; each draws all and returns its own.
+        It uses torch's global generator. The box ``aabb`` bounds the rays. From ``cameras``, they are differentiable
+        with respect to these cameras' tensors. If the processes share the pixels and patches, each draws all and
+        returns its own.
         """
         patches = 0 if self._patches is None else self._patches.count
         side = self._patch_size
@@ -291,10 +276,7 @@ class PixelSampler:
     def _unpacked(self, index: Tensor, starts: Tensor, widths: Tensor) -> Tensor:
         """Converts indices of pixels (P,) that skip the room beside smaller images to indices that count it.
 
-        Args:
-            index: The indices, int64.
-            starts: (N,) index of each image's first pixel.
-            widths: (N,) width of each image.
+        Given the index of each image's first pixel (N,), and its width.
         """
         image = torch.searchsorted(starts, index, right=True) - 1
         within, width = index - starts[image], widths[image]
@@ -303,20 +285,10 @@ class PixelSampler:
 
 
 class PatchSampler:
-    """Draws square patches of pixels from all training images, without patches that contain masked pixels.
+    """Draws ``count`` square patches of pixels from all training images, none of which contains masked pixels.
 
-    Args:
-        split: Training images.
-        device: Device of the pixel indices.
-        count: Number of patches.
-        size: Side of the patches in pixels.
-        gathers: Whether to collect the patches of all processes on each, if they divide the images.
-
-    Attributes:
-        count: As given.
-
-    Raises:
-        ValueError: A patch does not fit in the images, or in their unmasked part.
+    Of processes that divide the images, each can collect the patches of all. Raises ValueError if a patch does not fit
+    in the images, or in their unmasked part.
     """
 
     def __init__(self, split: Split, device: torch.device, count: int, size: int, gathers: bool = False) -> None:
@@ -344,11 +316,7 @@ class PatchSampler:
                 )
 
     def draw(self) -> Tensor:
-        """Draws patches, using torch's global generator.
-
-        Returns:
-            (count * size**2,) int64 indices of pixels, patch by patch and row by row.
-        """
+        """Draws patches; returns the int64 indices (count * size**2,) of their pixels, patch by patch, row by row."""
         return (self._draw_corners()[:, None] + self._offsets).flatten()
 
     def _draw_corners(self) -> Tensor:
@@ -408,4 +376,4 @@ def _rows(local_slice: slice | None, local: Tensor) -> Tensor | DividedRows:
 def _gathered(own: Tensor) -> Tensor:
     """Returns the rows of all processes to each of them; a collective call."""
     bounds = [0, *itertools.accumulate(processes.row_counts(own))]
-    return processes.rows_between(own, bounds, 0, bounds[-1])
+    return rows_between(own, bounds, 0, bounds[-1])

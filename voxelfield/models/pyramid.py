@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,22 @@ from voxelfield.config import Count, NotNegative, Positive, Range, Resolution
 from voxelfield.fields.decoders import DeferredMLPDecoder, FusedMLPDecoder, check_deferred_geometry
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
-from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.grids.pyramid import VoxelPyramid, check_resolutions
 from voxelfield.grids.sparse_grid import BLOCK_VERTICES
-from voxelfield.models.levels import MAX_LAYERS, MAX_WIDTH, Degree, FusedWidth, built_levels, check_levels
 from voxelfield.models.model import Model
-from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.model_config import Degree, ModelConfig
 from voxelfield.models.settings import Sampling
+from voxelfield.ops.pyramid import Reduction
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 logger = logging.getLogger(__name__)
+
+# Limits of the compiled ops, repeated here because a configuration is checked before these are loaded.
+MAX_WIDTH = 128
+MAX_LAYERS = 16
+MAX_LEVELS = 16
+
+FusedWidth: TypeAlias = Annotated[int, Range(1, MAX_WIDTH)]
 
 
 @dataclass
@@ -184,3 +191,36 @@ class PyramidModel(Model):
         """Returns the number of elements of the largest number of blocks that the sparse levels may have."""
         blocks = sum(self.grid.block_limits(self.config.max_blocks).values())
         return blocks * BLOCK_VERTICES**3 * self.config.channels
+
+
+def built_levels(resolutions: Sequence[int], stages: Sequence[int]) -> list[int]:
+    """Returns the levels that training's stages reach, at least the first, and logs a warning about those left out.
+
+    Duplicates are allowed: the trainer's finest resolution may coincide with one of the model's levels.
+    """
+    finest = max(stages)
+    used = _used_levels(resolutions, finest)
+    left_out = [level for level in dict.fromkeys(resolutions) if level not in used]
+    if left_out:
+        logger.warning(
+            "levels %s of model.resolutions are finer than all trainer.stages (%d): left out", left_out, finest
+        )
+    return used
+
+
+def check_levels(
+    resolutions: Sequence[int], finest: int, name: str, sparse: Sequence[int] = (), reduce: Reduction = "concat"
+) -> int:
+    """Returns the number of levels up to a resolution, at least the first.
+
+    Raises ValueError, beginning with the model's ``name``, if a :class:`voxelfield.VoxelPyramid` cannot have them.
+    """
+    used = _used_levels(resolutions, finest)
+    check_resolutions(used, sparse, reduce, f"{name}.")
+    if len(used) > MAX_LEVELS:
+        raise ValueError(f"{name}.resolutions must be at most {MAX_LEVELS} levels, got {list(resolutions)}")
+    return len(used) + len(sparse)
+
+
+def _used_levels(resolutions: Sequence[int], finest: int) -> list[int]:
+    return list(dict.fromkeys(level for level in resolutions if level <= finest)) or list(resolutions[:1])

@@ -15,8 +15,8 @@ from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.models.dense import SoftplusDensityConfig
-from voxelfield.models.levels import Degree, built_levels, check_levels
-from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.model_config import Degree, ModelConfig
+from voxelfield.models.pyramid import built_levels, check_levels
 
 
 @dataclass

@@ -78,15 +78,9 @@ def align_cameras(source: Cameras, target: Cameras, *, rotations: bool = True) -
 
 
 def pose_errors(cameras: Cameras, truth: Cameras, *, rotations: bool = False) -> tuple[Tensor, Tensor]:
-    """Measures the errors of camera poses after alignment to the true ones.
+    """Returns the errors of poses after alignment to the true ones: (N,) degrees and (N,) units of ``truth``; float64.
 
-    Args:
-        cameras: N cameras.
-        truth: The true cameras.
-        rotations: As for :func:`align_cameras`; the default follows common practice.
-
-    Returns:
-        The rotation errors (N,), degrees, and the position errors (N,), in units of ``truth``; float64.
+    ``rotations`` is as for :func:`align_cameras`; its default follows common practice.
     """
     aligned = align_cameras(cameras, truth, rotations=rotations).cameras(cameras)
     angles = turning_angles(_axes(aligned), _axes(truth))

@@ -77,9 +77,6 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
         field: A field for which :func:`can_bake` is True.
         occupancy: Its occupied cells, on its device.
         per_voxel: Vertices for each voxel of the finest level, along each axis.
-
-    Returns:
-        The stored field, on the field's device.
     """
     decoder = field.decoder
     assert isinstance(decoder, DeferredMLPDecoder)
@@ -105,7 +102,7 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
     extent = (highest - lowest).clamp(min=1e-6)
     atlas = lattice.features.shape[:3]
     lattice.features.data = lattice.features.new_empty(0)  # only its tables are needed
-    width = _width(decoder)
+    width = _width(field)
     log_density = torch.full(atlas, _LOWEST_LOG_DENSITY, dtype=torch.float16, device=box.device)
     values = torch.zeros(*atlas, width, dtype=torch.uint8, device=box.device)
     for _, rows, density, emission in emitted(torch.arange(lattice.count, device=box.device)):
@@ -124,15 +121,14 @@ def lattice_spacing(field: RadianceField) -> float:
 
 def stored_bytes(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VOXEL) -> int:
     """Returns the bytes of the blocks that :func:`bake` would store, without evaluating the field; synchronises."""
-    decoder = field.decoder
-    assert isinstance(decoder, DeferredMLPDecoder)
     blocks = int(_blocks_with_content(_lattice(field, per_voxel)[0], field, occupancy).sum())
-    return blocks * BLOCK_VERTICES**3 * (2 + _width(decoder))
+    return blocks * BLOCK_VERTICES**3 * (2 + _width(field))
 
 
-def _width(decoder: DeferredMLPDecoder) -> int:
+def _width(field: RadianceField) -> int:
     """Returns the number of values that are stored for each vertex."""
-    return next(width for width in _WIDTHS if width >= decoder.emitted)
+    assert isinstance(field.decoder, DeferredMLPDecoder)
+    return next(width for width in _WIDTHS if width >= field.decoder.emitted)
 
 
 def _lattice(field: RadianceField, per_voxel: int) -> tuple[SparseGrid, Tensor]:

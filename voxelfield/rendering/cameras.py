@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +15,6 @@ from voxelfield.foundation.errors import shown
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays, check_values, intersect_aabb
 from voxelfield.rendering.rigid import compose, exp_se3
-from voxelfield.warps.warp import Warp
 
 _LATTICE = 33  # points along each side of the image
 _ALONG_EDGE = 9  # points along each edge of the image, for rays along its border
@@ -30,9 +28,6 @@ _CUBE = (
     ((1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (0.0, -1.0, 0.0)),
     ((1.0, 0.0, 0.0), (0.0, 0.0, -1.0), (0.0, 1.0, 0.0)),
 )
-
-# Largest angle in degrees between the world's z axis and the cameras' mean up direction at which the z axis is used.
-_WORLD_UP_WITHIN = 15.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -421,15 +416,10 @@ def check_not_empty(cameras: Cameras) -> None:
 
 
 def viewing_poses(c2w: Tensor, lens: Lens | None) -> Tensor:
-    """Returns poses whose optical axes say where cameras look.
+    """Returns poses (M, 4, 4) whose optical axes say where cameras with poses (N, 4, 4) and lenses look.
 
-    Args:
-        c2w: (N, 4, 4) floating point, camera to world, OpenGL axes.
-        lens: Their lenses.
-
-    Returns:
-        (M, 4, 4): the poses. Each equirectangular camera is replaced by six that look at the sides of a cube around it,
-        beginning with its own viewing direction.
+    Each equirectangular camera is replaced by six that look at the sides of a cube around it, beginning with its own
+    viewing direction.
     """
     if lens is None or not lens.spheres:
         return c2w
@@ -448,135 +438,3 @@ def _size_fields(sizes: Tensor) -> dict[str, Any]:
 def scaled_rolling(rolling: Tensor | None, factor: float | Tensor) -> Tensor | None:
     """Returns :attr:`Cameras.rolling` for images with ``factor`` times as many rows, a number or (N, 1)."""
     return None if rolling is None else torch.cat((rolling[:, :6] / factor, rolling[:, 6:] * factor), dim=1)
-
-
-def reference_camera(warp: Warp | None, width: int, height: int) -> Cameras | None:
-    """Returns the reference camera of a warp, with a field of view that shows all that the warp covers.
-
-    Args:
-        warp: The field's warp.
-        width: Image width in pixels.
-        height: Image height in pixels.
-
-    Returns:
-        One camera, on the CPU; None if the warp has no reference camera.
-    """
-    if warp is None or warp.reference is None:
-        return None
-    pose, ((x0, y0), (x1, y1)) = warp.reference
-    focal = min(width / (x1 - x0), height / (y1 - y0))
-    # Rows of pixels go down, y goes up.
-    centre = width / 2 - focal * (x0 + x1) / 2, height / 2 + focal * (y0 + y1) / 2
-    c2w = torch.eye(4)
-    c2w[:3] = torch.tensor(pose)
-    return Cameras(c2w[None], torch.tensor([[focal, focal, *centre]]), width, height)
-
-
-def overview(aabb: Tensor, width: int, height: int) -> Cameras:
-    """Places one camera so that it sees a whole box, from obliquely above one of its corners.
-
-    Args:
-        aabb: (2, 3) float32, low and high corner of the box, world frame with z up.
-        width: Image width in pixels.
-        height: Image height in pixels.
-
-    Returns:
-        One camera on the device of ``aabb``.
-    """
-    azimuth, elevation, half_angle = (math.radians(degrees) for degrees in (-45.0, 25.0, 20.0))
-    axes = _axes_above(*torch.tensor((azimuth, elevation), dtype=torch.float64))
-    box = aabb.double().cpu()
-    centre = box.mean(dim=0)
-    corners = (torch.cartesian_prod(*box.unbind(-1)) - centre) @ axes
-    # The nearest position from which every corner lies within both of the image's angles.
-    focal = min(width, height) / 2 / math.tan(half_angle)
-    half = torch.tensor((width, height), dtype=torch.float64) / 2
-    distance = (corners[:, 2:] + corners[:, :2].abs() * focal / half).max()
-    c2w = torch.eye(4, dtype=torch.float64)
-    c2w[:3, :3], c2w[:3, 3] = axes, centre + distance * axes[:, 2]
-    intrinsics = torch.tensor([[focal, focal, width / 2, height / 2]])
-    return Cameras(c2w[None].float(), intrinsics, width, height).to(aabb.device)
-
-
-def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
-    """Places cameras on a circle around a point, all looking at it.
-
-    The circle's axis is the direction that points up in the cameras' images, or the world's z axis if that is within 15
-    degrees of it. If all cameras are on one side of the point, within half a turn, the path does not go behind the
-    scene: it swings back and forth between the outermost cameras.
-
-    Args:
-        cameras: Cameras that define the circle: their mean distance from ``target`` and mean elevation above it. The
-            new cameras are pinhole cameras with the first camera's image size and intrinsics
-            (:meth:`Cameras.pinholes`).
-        target: (3,) point to look at, world frame.
-        frames: Number of cameras; the last one is one step before the first.
-
-    Returns:
-        ``frames`` cameras on the device of ``cameras``, upright.
-
-    Raises:
-        ValueError: There are no cameras, ``frames`` is below 1, or ``target`` has another shape.
-    """
-    check_not_empty(cameras)
-    check_at_least_one("frames", frames)
-    if target.shape != (3,):
-        raise ValueError(f"target must have shape (3,), got {tuple(target.shape)}")
-    device = cameras.c2w.device
-    centre = target.to(device, torch.float64)
-    upright = _upright_axes(cameras)
-    arm = (cameras.c2w[:, :3, 3].double() - centre) @ upright.mT
-    distance = arm.norm(dim=-1).mean()
-    elevation = torch.atan2(arm[:, 2], arm[:, :2].norm(dim=-1)).mean().expand(frames)
-    azimuth = _azimuths(torch.atan2(arm[:, 1], arm[:, 0]), frames)
-    c2w = torch.eye(4, device=device, dtype=torch.float64).repeat(frames, 1, 1)
-    c2w[:, :3, :3] = upright.mT @ _axes_above(azimuth, elevation)
-    c2w[:, :3, 3] = centre + distance * c2w[:, :3, 2]
-    first = cameras[:1].pinholes()
-    return Cameras(c2w.float(), first.intrinsics.expand(frames, 4).contiguous(), *first.size(0))
-
-
-def _axes_above(azimuth: Tensor, elevation: Tensor) -> Tensor:
-    """Returns the axes (..., 3, 3), in columns, of upright cameras in directions (...) from a point, looking at it.
-
-    Spherical coordinates give the axes in closed form, so looking straight down needs no special case.
-    """
-    right = torch.stack((-azimuth.sin(), azimuth.cos(), torch.zeros_like(azimuth)), dim=-1)
-    level = elevation.cos()
-    backward = torch.stack((level * azimuth.cos(), level * azimuth.sin(), elevation.sin()), dim=-1)
-    return torch.stack((right, torch.linalg.cross(backward, right), backward), dim=-1)
-
-
-def up_direction(cameras: Cameras) -> Tensor:
-    """Returns the direction (3,) that points up in the cameras' images, float64.
-
-    This is the world's z axis if it is within 15 degrees, or if the cameras have no common up direction.
-    """
-    return _upright_axes(cameras)[2]
-
-
-def _upright_axes(cameras: Cameras) -> Tensor:
-    """Returns x, y and z axes (3, 3), one per row, of which z points up in the cameras' images; float64."""
-    up = cameras.c2w[:, :3, 1].double().mean(dim=0)
-    axes = torch.eye(3, dtype=torch.float64, device=up.device)
-    length = float(up.norm())
-    # Cameras that look straight down from all sides have no common up direction.
-    if length < 0.1 or float(up[2]) / length > math.cos(math.radians(_WORLD_UP_WITHIN)):
-        return axes
-    up = up / length
-    across = torch.linalg.cross(axes[up.abs().argmin()], up)
-    across = across / across.norm()
-    return torch.stack((across, torch.linalg.cross(up, across), up))
-
-
-def _azimuths(cameras: Tensor, frames: int) -> Tensor:
-    """Returns the azimuths of a path's frames from the azimuths of the cameras (N,), radians."""
-    turns = torch.arange(frames, device=cameras.device, dtype=torch.float64) / frames
-    ordered = cameras.sort().values
-    gaps = torch.cat((ordered.diff(), ordered[:1] + 2 * math.pi - ordered[-1:]))
-    widest = int(gaps.argmax())
-    arc = 2 * math.pi - float(gaps[widest])
-    if len(cameras) == 1 or arc >= math.pi:
-        return 2 * math.pi * turns
-    first = ordered[(widest + 1) % len(ordered)]
-    return first + arc / 2 * (1 + torch.sin(2 * math.pi * turns))

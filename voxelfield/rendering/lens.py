@@ -196,14 +196,7 @@ class Lens:
 
 
 def join_lenses(lenses: Sequence[Lens | None]) -> Lens | None:
-    """Joins the lenses of several groups of cameras.
-
-    Args:
-        lenses: The lenses of each group, on the CPU; None stands for one pinhole.
-
-    Returns:
-        The lenses of all cameras, or None if all are pinholes.
-    """
+    """Joins lenses of groups of cameras, on the CPU, each None for one pinhole; None if all cameras are pinholes."""
     pinhole = Lens("pinhole", torch.zeros(1, 0))
     each = [pinhole if lens is None else lens for lens in lenses]
     joined = _from_rows(torch.cat([lens.rows for lens in each]), any(lens.spheres for lens in each))

@@ -182,14 +182,13 @@ def visible_samples(
             blocks=density.blocks,
         )
         return packed, None
-    if capacity is None:
-        candidates = march(rays, occupancy, settings.step, jitter, warp=warp)
-        return select(field, candidates, settings, rays=rays), candidates.ray_offsets[-1]
-    candidates = march(rays, occupancy, settings.step, jitter, capacity.candidates, warp)
-    if not field.skips_nan:
+    limits = (None, None) if capacity is None else (capacity.candidates, capacity.visible)
+    has_nan = capacity is not None and not field.skips_nan
+    candidates = march(rays, occupancy, settings.step, jitter, limits[0], warp)
+    if has_nan:
         candidates = _without_nan(candidates, occupancy.aabb)
-    packed = select(field, candidates, settings, capacity.visible, rays=rays)
-    if not field.skips_nan:
+    packed = select(field, candidates, settings, limits[1], rays=rays)
+    if has_nan:
         packed = _without_nan(packed, occupancy.aabb)
     rays_kept = torch.minimum(candidates.rays_kept, packed.rays_kept)
     return packed._replace(rays_kept=rays_kept), candidates.ray_offsets[-1]

@@ -1,4 +1,4 @@
-"""Camera paths through a scene, in addition to :func:`voxelfield.rendering.cameras.orbit`."""
+"""Camera paths through a scene, and single cameras that show all of it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.foundation.checks import check_at_least_one
-from voxelfield.rendering.cameras import Cameras, check_not_empty, orbit, scaled_rolling
+from voxelfield.rendering.cameras import Cameras, check_not_empty, scaled_rolling
 from voxelfield.rendering.render import View
 from voxelfield.rendering.rigid import quaternions, rotations
 from voxelfield.warps.warp import Warp
+
+PATHS = ("orbit", "spiral", "interpolate")
+"""Names of paths that :func:`path_named` returns."""
+
+# Largest angle in degrees between the world's z axis and the cameras' mean up direction at which the z axis is used.
+_WORLD_UP_WITHIN = 15.0
 
 # Length of the mean of unit vectors above which they count as one direction: the length for a uniform cone with a
 # half-angle of 60 degrees.
@@ -27,33 +33,42 @@ _TURNS = 2.0
 _TURN = slice(3, 7)
 
 
-def usual_path(
-    cameras: Cameras, frames: int, centre: Tensor, warp: Warp | None, render: Callable[[Cameras, int], View]
+def path_named(
+    name: str | None,
+    cameras: Cameras,
+    frames: int,
+    centre: Tensor,
+    warp: Warp | None,
+    render: Callable[[Cameras, int], View],
 ) -> Cameras:
-    """Returns a spiral for a field in normalised device coordinates, whose cameras face the same way, or an orbit.
+    """Returns one of the usual paths through a trained scene.
 
     Args:
+        name: One of :data:`PATHS`; None: a spiral for a field in normalised device coordinates, whose cameras face the
+            same way, or else an orbit.
         cameras: The cameras of the training, on the CPU.
         frames: Number of cameras on the path.
         centre: (3,) point of the scene that an orbit surrounds, world frame.
         warp: The warp of the field, if any.
         render: Renders one of the cameras.
+
+    Raises:
+        ValueError: A spiral was asked for, but the middle camera sees nothing solid, or cameras face all directions.
     """
-    if warp is None or not warp.is_forward_facing:
+    if name == "interpolate":
+        return interpolate(cameras, frames)
+    if name == "orbit" or (name is None and (warp is None or not warp.is_forward_facing)):
         return orbit(cameras, centre, frames)
     target = seen_point(cameras, render)
+    if target is None and name is not None:
+        raise ValueError("path must be orbit or interpolate, because the middle camera sees no subject to circle")
     return spiral(cameras, centre if target is None else target, frames)
 
 
 def seen_point(cameras: Cameras, render: Callable[[Cameras, int], View]) -> Tensor | None:
-    """Returns the point (3,) on the most central camera's axis at the mean inverse depth of its image.
+    """Returns the point (3,) on the most central camera's axis at the mean inverse depth of its image, world units.
 
-    Args:
-        cameras: The cameras, on the CPU.
-        render: Renders one of them.
-
-    Returns:
-        World units, on the CPU; None if that camera sees nothing solid.
+    Cameras and point are on the CPU; ``render`` renders one of them. None if that camera sees nothing solid.
     """
     positions = cameras.c2w[:, :3, 3]
     central = int((positions - positions.mean(dim=0)).norm(dim=-1).argmin())
@@ -139,11 +154,9 @@ def through(cameras: Cameras, frames: int) -> Cameras:
     rows = torch.cat((poses[:, :3, 3], quaternions(poses[:, :3, :3]), focal, centre), dim=-1)
     stations = torch.arange(frames, dtype=torch.float64) * (len(poses) - 1) / max(frames - 1, 1)
     curve = _catmull_rom(rows, stations)
-    c2w = torch.eye(4, dtype=torch.float64).repeat(frames, 1, 1)
-    c2w[:, :3, :3] = rotations(F.normalize(curve[:, _TURN], dim=-1))
-    c2w[:, :3, 3] = curve[:, :3]
+    c2w = _poses(rotations(F.normalize(curve[:, _TURN], dim=-1)), curve[:, :3])
     intrinsics = torch.cat((curve[:, 7:9].exp(), curve[:, 9:]), dim=-1)
-    return Cameras(c2w.float(), intrinsics.float(), width, height).to(cameras.c2w.device)
+    return Cameras(c2w, intrinsics.float(), width, height).to(cameras.c2w.device)
 
 
 def _catmull_rom(numbers: Tensor, stations: Tensor) -> Tensor:
@@ -200,13 +213,18 @@ def spiral(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     swing = torch.stack((angle.cos(), -angle.sin(), -(0.5 * angle).sin()), dim=-1)
     positions = centre + (swing * reach) @ axes.mT
     focus = centre - distance * axes[:, 2]
-    c2w = torch.eye(4, device=device, dtype=torch.float64).repeat(frames, 1, 1)
-    c2w[:, :3, :3] = torch.stack([axes_looking(focus - position, axes[:, 1]) for position in positions])
-    c2w[:, :3, 3] = positions
+    c2w = _poses(torch.stack([axes_looking(focus - position, axes[:, 1]) for position in positions]), positions)
     cameras = cameras.pinholes()
     width, height = cameras.size(0)
     intrinsics = at_size(cameras, width, height).intrinsics.mean(dim=0, keepdim=True).expand(frames, 4).contiguous()
-    return Cameras(c2w.float(), intrinsics, width, height)
+    return Cameras(c2w, intrinsics, width, height)
+
+
+def _poses(axes: Tensor, positions: Tensor) -> Tensor:
+    """Returns camera-to-world matrices (N, 4, 4) float32 from axes (N, 3, 3), in columns, and positions (N, 3)."""
+    c2w = torch.eye(4, dtype=axes.dtype, device=axes.device).repeat(len(axes), 1, 1)
+    c2w[:, :3, :3], c2w[:, :3, 3] = axes, positions
+    return c2w.float()
 
 
 def axes_looking(direction: Tensor, up: Tensor) -> Tensor:
@@ -251,3 +269,114 @@ def _short_tour(distances: list[list[float]]) -> list[int]:
                     order[first : last + 1] = order[first : last + 1][::-1]
                     improved = True
     return order
+
+
+def reference_camera(warp: Warp | None, width: int, height: int) -> Cameras | None:
+    """Returns the reference camera of a warp, on the CPU, with a field of view that shows all that the warp covers.
+
+    The image has ``width`` x ``height`` pixels. None if the warp has no reference camera.
+    """
+    if warp is None or warp.reference is None:
+        return None
+    pose, ((x0, y0), (x1, y1)) = warp.reference
+    focal = min(width / (x1 - x0), height / (y1 - y0))
+    # Rows of pixels go down, y goes up.
+    centre = width / 2 - focal * (x0 + x1) / 2, height / 2 + focal * (y0 + y1) / 2
+    c2w = torch.eye(4)
+    c2w[:3] = torch.tensor(pose)
+    return Cameras(c2w[None], torch.tensor([[focal, focal, *centre]]), width, height)
+
+
+def overview(aabb: Tensor, width: int, height: int) -> Cameras:
+    """Places one camera so that it sees a whole box (2, 3), from obliquely above one of its corners, where z is up.
+
+    The image has ``width`` x ``height`` pixels. The camera is on the device of ``aabb``.
+    """
+    azimuth, elevation, half_angle = (math.radians(degrees) for degrees in (-45.0, 25.0, 20.0))
+    axes = _axes_above(*torch.tensor((azimuth, elevation), dtype=torch.float64))
+    box = aabb.double().cpu()
+    centre = box.mean(dim=0)
+    corners = (torch.cartesian_prod(*box.unbind(-1)) - centre) @ axes
+    # The nearest position from which every corner lies within both of the image's angles.
+    focal = min(width, height) / 2 / math.tan(half_angle)
+    half = torch.tensor((width, height), dtype=torch.float64) / 2
+    distance = (corners[:, 2:] + corners[:, :2].abs() * focal / half).max()
+    c2w = _poses(axes[None], centre + distance * axes[:, 2])
+    return Cameras(c2w, torch.tensor([[focal, focal, width / 2, height / 2]]), width, height).to(aabb.device)
+
+
+def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
+    """Places cameras on a circle around a point, all looking at it.
+
+    The circle's axis is the direction that points up in the cameras' images, or the world's z axis if that is within 15
+    degrees of it. If all cameras are on one side of the point, within half a turn, the path does not go behind the
+    scene: it swings back and forth between the outermost cameras.
+
+    Args:
+        cameras: Cameras that define the circle: their mean distance from ``target`` and mean elevation above it. The
+            new cameras are pinhole cameras with the first camera's image size and intrinsics
+            (:meth:`Cameras.pinholes`).
+        target: (3,) point to look at, world frame.
+        frames: Number of cameras; the last one is one step before the first.
+
+    Returns:
+        ``frames`` cameras on the device of ``cameras``, upright.
+
+    Raises:
+        ValueError: There are no cameras, ``frames`` is below 1, or ``target`` has another shape.
+    """
+    check_not_empty(cameras)
+    check_at_least_one("frames", frames)
+    if target.shape != (3,):
+        raise ValueError(f"target must have shape (3,), got {tuple(target.shape)}")
+    centre = target.to(cameras.c2w.device, torch.float64)
+    upright = upright_axes(cameras)
+    arm = (cameras.c2w[:, :3, 3].double() - centre) @ upright.mT
+    distance = arm.norm(dim=-1).mean()
+    elevation = torch.atan2(arm[:, 2], arm[:, :2].norm(dim=-1)).mean().expand(frames)
+    azimuth = _azimuths(torch.atan2(arm[:, 1], arm[:, 0]), frames)
+    axes = upright.mT @ _axes_above(azimuth, elevation)
+    first = cameras[:1].pinholes()
+    c2w = _poses(axes, centre + distance * axes[:, :, 2])
+    return Cameras(c2w, first.intrinsics.expand(frames, 4).contiguous(), *first.size(0))
+
+
+def _axes_above(azimuth: Tensor, elevation: Tensor) -> Tensor:
+    """Returns the axes (..., 3, 3), in columns, of upright cameras in directions (...) from a point, looking at it.
+
+    Spherical coordinates give the axes in closed form, so looking straight down needs no special case.
+    """
+    right = torch.stack((-azimuth.sin(), azimuth.cos(), torch.zeros_like(azimuth)), dim=-1)
+    level = elevation.cos()
+    backward = torch.stack((level * azimuth.cos(), level * azimuth.sin(), elevation.sin()), dim=-1)
+    return torch.stack((right, torch.linalg.cross(backward, right), backward), dim=-1)
+
+
+def upright_axes(cameras: Cameras) -> Tensor:
+    """Returns x, y and z axes (3, 3), one per row, of which z points up in the cameras' images; float64.
+
+    This is the world's z axis if it is within 15 degrees, or if the cameras have no common up direction.
+    """
+    up = cameras.c2w[:, :3, 1].double().mean(dim=0)
+    axes = torch.eye(3, dtype=torch.float64, device=up.device)
+    length = float(up.norm())
+    # Cameras that look straight down from all sides have no common up direction.
+    if length < 0.1 or float(up[2]) / length > math.cos(math.radians(_WORLD_UP_WITHIN)):
+        return axes
+    up = up / length
+    across = torch.linalg.cross(axes[up.abs().argmin()], up)
+    across = across / across.norm()
+    return torch.stack((across, torch.linalg.cross(up, across), up))
+
+
+def _azimuths(cameras: Tensor, frames: int) -> Tensor:
+    """Returns the azimuths of a path's frames from the azimuths of the cameras (N,), radians."""
+    turns = torch.arange(frames, device=cameras.device, dtype=torch.float64) / frames
+    ordered = cameras.sort().values
+    gaps = torch.cat((ordered.diff(), ordered[:1] + 2 * math.pi - ordered[-1:]))
+    widest = int(gaps.argmax())
+    arc = 2 * math.pi - float(gaps[widest])
+    if len(cameras) == 1 or arc >= math.pi:
+        return 2 * math.pi * turns
+    first = ordered[(widest + 1) % len(ordered)]
+    return first + arc / 2 * (1 + torch.sin(2 * math.pi * turns))

@@ -15,13 +15,7 @@ MIN_VISIBLE_OPACITY = 0.5 / 255
 
 
 def to_uint8(rgb: torch.Tensor) -> torch.Tensor:
-    """Quantises colours to 8 bits by rounding; values outside [0, 1] are clamped.
-
-    Args:
-        rgb: Floating-point tensor of any shape, nominally in [0, 1], any device.
-
-    Returns:
-        uint8 tensor of the same shape on the same device.
+    """Quantises floating-point colours of any shape to uint8 by rounding; values outside [0, 1] are clamped.
 
     Raises:
         TypeError: ``rgb`` is not floating point.
@@ -34,11 +28,7 @@ def to_uint8(rgb: torch.Tensor) -> torch.Tensor:
 
 
 def png_bytes(rgb: torch.Tensor) -> bytes:
-    """Encodes an image as a PNG file with 8 bits per channel.
-
-    Args:
-        rgb: (H, W, 3) floating point, nominally in [0, 1], any device.
-    """
+    """Encodes colours (H, W, 3), floating point and nominally in [0, 1], as a PNG file with 8 bits per channel."""
     from PIL import Image  # optional dependency
 
     file = io.BytesIO()
@@ -55,17 +45,10 @@ def jpeg_bytes(image: Image) -> bytes:
 
 
 def composite_background(rgba: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
-    """Composites straight-alpha 8-bit colours over a constant background.
+    """Composites colours (..., 4) uint8 of straight (not premultiplied) alpha over a background (3,) in [0, 1].
 
-    Computes ``alpha * rgb + (1 - alpha) * background`` with all values scaled to [0, 1]. Previews and the evaluation
-    both use this function for their ground truth, so they agree.
-
-    Args:
-        rgba: (..., 4) uint8, straight (not premultiplied) alpha, any device.
-        background: (3,) floating point in [0, 1], any device.
-
-    Returns:
-        (..., 3) float32 in [0, 1] on the device of ``rgba``.
+    Returns ``alpha * rgb + (1 - alpha) * background``, (..., 3) float32 in [0, 1], on the device of ``rgba``. Previews
+    and the evaluation both use this function for their ground truth, so they agree.
     """
     scaled = rgba.to(torch.float32) / 255
     # lerp is exact at both ends: opaque pixels do not change, and transparent ones equal the background exactly.
@@ -73,14 +56,7 @@ def composite_background(rgba: torch.Tensor, background: torch.Tensor) -> torch.
 
 
 def linear_light(colors: torch.Tensor) -> torch.Tensor:
-    """Decodes sRGB colours to linear light (IEC 61966-2-1).
-
-    Args:
-        colors: (...) floating point in [0, 1].
-
-    Returns:
-        (...) in [0, 1], same dtype and device.
-    """
+    """Decodes sRGB colours in [0, 1], of any shape, to linear light (IEC 61966-2-1)."""
     return torch.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)
 
 
@@ -93,16 +69,10 @@ _TURBO = (
 
 
 def turbo(values: torch.Tensor) -> torch.Tensor:
-    """Maps values to colours of the Turbo colour map: dark blue (0), green (0.5), dark red (1).
+    """Maps values, of any shape, to colours (..., 3) of the map Turbo: dark blue (0), green (0.5), dark red (1).
 
     Uses the degree-5 polynomial fit of A. Mikhailov and R. Du to Mikhailov's table ("Turbo, An Improved Rainbow
-    Colormap for Visualization", Google AI Blog, 2019; coefficients Apache-2.0).
-
-    Args:
-        values: (...) floating point; values outside [0, 1] are clamped.
-
-    Returns:
-        (..., 3) RGB in [0, 1], same dtype and device.
+    Colormap for Visualization", Google AI Blog, 2019; coefficients Apache-2.0). Other values are clamped.
     """
     values = values.clamp(0, 1)
     channels = []

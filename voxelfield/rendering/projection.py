@@ -25,8 +25,7 @@ def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
         rays: (..., 3) right, down and forward in the camera's frame, of any length, on the cameras' device.
 
     Returns:
-        (..., 2) int64 column and row, which may be outside the image; negative for rays behind the camera and for rays
-        outside the image of a lens.
+        (..., 2) int64 column and row, which may be outside the image; negative for rays that it cannot show.
     """
     intrinsics = cameras.intrinsics[index]
     if cameras.lens is None:
@@ -48,15 +47,9 @@ def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
 
 
 def views_of_points(cameras: Cameras, points: Tensor, near: float = 0.0) -> Tensor:
-    """Counts the cameras in whose images points lie, disregarding occlusion, and the motion of rolling shutters.
+    """Counts the cameras (M,) int64 in whose images points (M, 3) lie, except those up to a distance ``near``.
 
-    Args:
-        cameras: The cameras.
-        points: (M, 3) world units, on the cameras' device.
-        near: Cameras up to this distance do not count.
-
-    Returns:
-        (M,) int64.
+    Occlusion and the motion of rolling shutters are disregarded.
     """
     count = torch.zeros(len(points), dtype=torch.int64, device=points.device)
     for rays, shown in _seen(cameras, points):
@@ -65,25 +58,16 @@ def views_of_points(cameras: Cameras, points: Tensor, near: float = 0.0) -> Tens
 
 
 def sees_box(cameras: Cameras, aabb: Tensor) -> Tensor:
-    """Returns which cameras (N,) bool have a point of a lattice over a box (2, 3) in their images.
-
-    Args:
-        cameras: N cameras.
-        aabb: Low and high corner, world units, on the cameras' device.
-    """
+    """Returns which cameras (N,) bool have a point of a lattice over a box (2, 3), world units, in their images."""
     along = torch.linspace(0, 1, _LATTICE, device=aabb.device)
     points = aabb[0] + torch.cartesian_prod(along, along, along) * (aabb[1] - aabb[0])
     return torch.stack([shown.any() for _, shown in _seen(cameras, points)])
 
 
 def fraction_through_box(cameras: Cameras, aabb: Tensor) -> float:
-    """Returns the fraction of rays that cross a box, if pixels are drawn as in training, from a lattice over images.
+    """Returns the fraction of rays that cross a box (2, 3), if pixels are drawn as in training, from a lattice.
 
     Pixels of panoramas are weighted by their solid angle.
-
-    Args:
-        cameras: N cameras.
-        aabb: (2, 3) low and high corner, world units, on the cameras' device.
     """
     steps = (torch.arange(_PIXELS, device=aabb.device) + 0.5) / _PIXELS
     sizes = cameras.all_sizes().to(aabb.device)

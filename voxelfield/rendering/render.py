@@ -138,18 +138,9 @@ def render(
         distortion=distortion,
     )
     rgb, sample_rgb = shaded(field, composite, rgb, samples, rays.directions)
-    return Rendering(
-        rgb,
-        composite.opacity,
-        composite.depth_sum,
-        samples,
-        density,
-        composite.weights,
-        sample_rgb,
-        candidates,
-        samples.rays_kept[0],
-        composite.distortion,
-    )
+    pixels = (rgb, composite.opacity, composite.depth_sum)
+    emission = (samples, density, composite.weights, sample_rgb)
+    return Rendering(*pixels, *emission, candidates, samples.rays_kept[0], composite.distortion)
 
 
 def shaded(
@@ -165,8 +156,8 @@ def shaded(
         directions: (R, 3) the rays' directions.
 
     Returns:
-        (R, 3) emitted colours of the rays, without background, and (M, 3) colours of the samples; differentiable.
-        The weighted sum of the latter along a ray is the former. A ray without samples is black.
+        (R, 3) emitted colours of the rays, without background, and (M, 3) colours of the samples, whose weighted sum
+        along a ray is the former; differentiable. A ray without samples is black.
     """
     if field.shade is None:
         return composite.rgb, emitted
@@ -180,7 +171,7 @@ def shaded(
 def positions_on_rays(
     samples: ops.PackedSamples, origins: Tensor, directions: Tensor, warp: Warp | None = None
 ) -> Tensor:
-    """Recomputes the samples' positions from their rays and their distances along them.
+    """Recomputes the positions (M, 3) of samples from their rays and their distances along them, differentiably.
 
     Marching is not differentiable. Distances and the choice of samples are constants here, so the gradient with respect
     to an origin is the sum of the gradients with respect to the positions of its ray's samples, and the gradient with
@@ -188,13 +179,9 @@ def positions_on_rays(
 
     Args:
         samples: M samples of R rays, in warped coordinates.
-        origins: (R, 3) float32 (float64 for float64 ``samples.t``), world frame. Differentiable.
-        directions: (R, 3), in the dtype of ``origins``. Differentiable.
+        origins: (R, 3) float32 (float64 for float64 ``samples.t``), world frame.
+        directions: (R, 3), in the dtype of ``origins``, as the result is. Rows that belong to no ray are NaN in it.
         warp: The field's warp; None for the world frame.
-
-    Returns:
-        (M, 3) in the dtype of ``origins``, equal to ``samples.positions`` up to rounding; rows that belong
-        to no ray are NaN in both.
     """
     rows = samples.positions.shape[0]
     both = spread(torch.cat((origins, directions), dim=1), samples.ray_offsets, rows)
@@ -236,15 +223,10 @@ def render_view(
         part = render(field, rays, occupancy, settings)
         rgb.append(part.over(background))
         opacity.append(part.opacity)
-        depth.append(_world_depth_sum(field, rays, part) / part.opacity.clamp(min=1e-6))
+        sums = part.depth_sum
+        if (warp := warp_of(field)) is not None:
+            distances = warp.world_distances(part.samples, rays.origins, rays.directions)
+            sums = ops.sum_along_rays(distances, part.samples.ray_offsets, part.weights)
+        depth.append(sums / part.opacity.clamp(min=1e-6))
     size = cameras.size(camera)[::-1]
     return View(torch.cat(rgb).view(*size, 3), torch.cat(opacity).view(size), torch.cat(depth).view(size))
-
-
-def _world_depth_sum(field: Field, rays: Rays, rendering: Rendering) -> Tensor:
-    """Returns the sums (R,) of weights times distances in world units."""
-    warp = warp_of(field)
-    if warp is None:
-        return rendering.depth_sum
-    distances = warp.world_distances(rendering.samples, rays.origins, rays.directions)
-    return ops.sum_along_rays(distances, rendering.samples.ray_offsets, rendering.weights)

@@ -13,30 +13,14 @@ from voxelfield.fields.field import Field
 from voxelfield.foundation.checks import check_at_least_one, check_choice, check_float32, check_same_device
 from voxelfield.foundation.errors import shown
 from voxelfield.ops._internal.pixel_colors import PIXEL_AVERAGING, pixel_colors
-from voxelfield.rendering.backends.backend import GenericBackend, ImageBackend, ImageSource
-from voxelfield.rendering.backends.baked_images import BakedImages
-from voxelfield.rendering.backends.grid_images import GridImages
-from voxelfield.rendering.backends.pyramid_images import PyramidImages
+from voxelfield.rendering.backends import BACKENDS, GenericBackend, ImageBackend, ImageSource, fastest_backend
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View
 
-BACKENDS: tuple[type[ImageBackend], ...] = (PyramidImages, GridImages, BakedImages)
-"""Backends that are faster than the general one, in the order in which they are tried."""
-
 MAX_RAYS_ACROSS = 64
 """Largest number of rays along each side of a pixel."""
-
-
-def fastest_backend(field: Field, backends: Sequence[type[ImageBackend]] = BACKENDS) -> type[ImageBackend]:
-    """Returns the backend that renders images of a field; depends only on the field's kind, not on the device.
-
-    Args:
-        field: The field.
-        backends: Backends to try, in this order, before the general one, which renders every field.
-    """
-    return next((backend for backend in backends if backend.serves(field)), GenericBackend)
 
 
 class FieldRenderer:

@@ -41,13 +41,9 @@ def exp_se3(twists: Tensor) -> Tensor:
 
 
 def log_se3(motions: Tensor) -> Tensor:
-    """Computes the logarithm of rigid motions, the inverse of :func:`exp_se3`, with angles of at most pi.
+    """Computes the twists (N, 6) of rigid motions (N, 4, 4), the inverse of :func:`exp_se3`, with angles up to pi.
 
-    Args:
-        motions: (N, 4, 4) floating point.
-
-    Returns:
-        (N, 6) twists in the same dtype, computed in float64. For half a turn, one of its two axes is chosen.
+    Computed in float64, in the dtype of the motions. For half a turn, one of its two axes is chosen.
     """
     exact = motions.double()
     turns = quaternions(exact[:, :3, :3])

@@ -30,15 +30,9 @@ _BEYOND = 10.0
 
 
 def picture(view: View, shown: str, near_far: tuple[float, float]) -> Tensor:
-    """Converts a quantity of a view to an image.
+    """Converts a quantity of a view, one of :data:`PICTURES`, to an image (H, W, 3) float32 in [0, 1] on its device.
 
-    Args:
-        view: The view.
-        shown: One of :data:`PICTURES`. Depth is shown by :func:`depth_colors`.
-        near_far: Depths of the first and the last colour, world units; both positive, in increasing order.
-
-    Returns:
-        (H, W, 3) float32 in [0, 1] on the view's device.
+    Depth is shown by :func:`depth_colors`, between the depths ``near_far``.
     """
     if shown == "rgb":
         return view.rgb
@@ -50,9 +44,7 @@ def picture(view: View, shown: str, near_far: tuple[float, float]) -> Tensor:
 def depth_range(renderer: FieldRenderer, cameras: Cameras) -> tuple[float, float]:
     """Returns a range that contains nearly all depths of a path, so that all frames use the same colour scale.
 
-    Args:
-        renderer: The renderer of the path.
-        cameras: The cameras of the path, a few of which are rendered.
+    A few of the path's cameras are rendered.
     """
     height = min(_LOOK_HEIGHT, cameras.height)
     width = max(1, round(cameras.width * height / cameras.height))
@@ -65,11 +57,7 @@ def depth_range(renderer: FieldRenderer, cameras: Cameras) -> tuple[float, float
 def depth_bounds(aabb: Tensor, warp: Warp | None) -> Tensor:
     """Returns the box (2, 3), in world units on the CPU, whose depths a depth image distinguishes.
 
-    It is the field's box, or ten times its size in normalised device coordinates, which reach to infinity.
-
-    Args:
-        aabb: (2, 3) box of the field.
-        warp: Its warp, if any.
+    It is the field's box ``aabb``, or ten times its size in normalised device coordinates, which reach to infinity.
     """
     if warp is None or not warp.is_forward_facing:
         return aabb.cpu()
@@ -83,13 +71,7 @@ def comparison_panel(view: View, truth: Tensor) -> Tensor:
 
     The error is the absolute difference, averaged over the channels, in Turbo colours from 0 to the fixed
     ``ERROR_MAXIMUM``, so panels of different steps and views are comparable. Depth is shown by :func:`depth_colors`.
-
-    Args:
-        view: The rendered view.
-        truth: (H, W, 3) floating point in [0, 1], same device.
-
-    Returns:
-        (H, 4 * W, 3) float32 in [0, 1] on the device of ``view``.
+    The truth is (H, W, 3) floating point in [0, 1], the panel (H, 4 * W, 3) float32, on the device of both.
     """
     error = (view.rgb - truth).abs().mean(dim=-1) / ERROR_MAXIMUM
     depth = depth_colors(view.depth, view.opacity)
@@ -104,9 +86,6 @@ def depth_colors(depth: Tensor, opacity: Tensor, near_far: tuple[float, float] |
         opacity: (H, W) in [0, 1], same device.
         near_far: Depths of the first and last colour, positive and in increasing order. None uses the 1st and 99th
             percentile over the pixels with opacity above 0.5.
-
-    Returns:
-        (H, W, 3) float32 in [0, 1].
     """
     filled = (opacity > 0.5) & depth.isfinite()
     near, far = _range(depth[filled]) if near_far is None else near_far

@@ -19,17 +19,14 @@ MAX_CELLS_PER_AXIS = 256
 
 
 def ray_spacing(field: Field, aabb: Tensor, cameras: Cameras, *, farthest: bool = False) -> float:
-    """Returns the largest distance between the rays of neighbouring pixels in a box.
+    """Returns the largest distance between the rays of neighbouring pixels in a box; synchronises with the device.
 
     Args:
         field: The field.
-        aabb: (2, 3) the box, in the coordinates of the field's samples.
+        aabb: (2, 3) the box, in the coordinates of the field's samples, as the result is.
         cameras: At least one camera.
         farthest: Where the distance is measured if the field has no warp: in the corner of the box that is farthest
             from a camera, or in the middle of the box.
-
-    Returns:
-        The distance in these coordinates, positive; synchronises with the device.
     """
     # The largest angle between the rays of neighbouring pixels of each camera, radians.
     flat = cameras.lens is None and cameras.rolling is None
@@ -45,16 +42,10 @@ def ray_spacing(field: Field, aabb: Tensor, cameras: Cameras, *, farthest: bool 
 
 
 def pixel_stride(field: Field, occupancy: OccupancyGrid, cameras: Cameras, across: int) -> int:
-    """Returns the largest stride between pixels with which rays of an image still cross each cell side by side.
+    """Returns the largest stride between pixels with which ``across`` rays still cross each cell side by side.
 
-    Args:
-        field: The field.
-        occupancy: The cells.
-        cameras: At least one camera.
-        across: Number of rays along each side of a cell, wherever it is in the box and however it is turned.
-
-    Returns:
-        At least 1, with which pixels may be too far apart for so many rays; synchronises with the device.
+    That holds wherever the cell is in the box and however it is turned. The stride is at least 1, with which pixels may
+    be too far apart for so many rays. Synchronises with the device.
     """
     fits = _rays_across_cells(occupancy, ray_spacing(field, occupancy.aabb, cameras, farthest=True))
     return max(1, int(min(fits) / across))
@@ -129,19 +120,9 @@ def count_visible_samples(
     every: int = 1,
     chunk: int = 1 << 17,
 ) -> Tensor:
-    """Counts the visible samples of the cameras' pixels in each cell.
+    """Counts the visible samples of the cameras' pixels in each of ``shape`` cells of the occupancy's box.
 
-    Args:
-        field: As for :func:`visible_cells`.
-        occupancy: As for :func:`visible_cells`.
-        settings: As for :func:`visible_cells`.
-        cameras: As for :func:`visible_cells`.
-        shape: Number of cells along x, y and z of the occupancy's box.
-        every: Stride between the pixels that are used, along each side of an image.
-        chunk: As for :func:`visible_cells`.
-
-    Returns:
-        (X, Y, Z) int32, on the field's device.
+    The other arguments are as for :func:`visible_cells`; the result is (X, Y, Z) int32, on the field's device.
     """
     aabb, device = occupancy.aabb, occupancy.aabb.device
     cameras = cameras.to(device)

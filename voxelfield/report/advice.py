@@ -24,11 +24,7 @@ EXPOSURE_GAIN = 1.0
 
 
 def advise(record: RunRecord) -> list[Finding]:
-    """Returns the problems of a run, the gravest first.
-
-    Args:
-        record: The run.
-    """
+    """Returns the problems of a run, the gravest first."""
     return [*_of_field(record), *_of_views(record), *_of_steps(record)]
 
 

@@ -20,14 +20,9 @@ _SIZE = (400, 230)  # points
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart.
+    """A chart: an SVG file, the unit of its values, and a summary in words for screen readers.
 
-    Attributes:
-        title: Title.
-        unit: Unit of the values, or an empty string.
-        svg: The drawing, an SVG file.
-        legend: Name and last value, in words, of each curve, in the order of :data:`COLORS`.
-        summary: The chart in words, for screen readers.
+    The legend has the name and the last value of each curve, in words, in the order of :data:`COLORS`.
     """
 
     title: str
@@ -40,17 +35,9 @@ class Chart:
 def line_chart(
     title: str, unit: str, curves: Mapping[str, Curve], *, logarithmic: bool = False, from_zero: bool = False
 ) -> Chart | None:
-    """Draws curves over steps.
+    """Draws curves over steps, as many as there are :data:`COLORS`; returns None if there is nothing to draw.
 
-    Args:
-        title: Title.
-        unit: Unit of their values, or an empty string.
-        curves: Curves by name; as many are drawn as there are :data:`COLORS`.
-        logarithmic: Draw the logarithm of values; values that are not positive are left out.
-        from_zero: Whether the axis of values begins at 0, for amounts.
-
-    Returns:
-        The chart, or None if there is nothing to draw.
+    A logarithmic axis leaves out values that are not positive. ``from_zero`` suits amounts.
     """
     drawable: dict[str, Curve] = {}
     for name, curve in curves.items():

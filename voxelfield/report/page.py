@@ -45,34 +45,15 @@ _MEMORY = {
     "images": "training images",
     "samples": "samples of one step",
 }
-_PEAKS = {
-    "peak_gpu_gib": "peak GPU memory of training",
-    "peak_host_gib": "peak host memory of the process",
-}
+_PEAKS = {"peak_gpu_gib": "peak GPU memory of training", "peak_host_gib": "peak host memory of the process"}
 
 
 def write_report(
-    directory: Path,
-    metrics: Mapping[str, Any],
-    config: RunConfig,
-    thumbnails: Thumbnails,
-    *,
-    path: Path | None = None,
+    directory: Path, metrics: Mapping[str, Any], config: RunConfig, thumbnails: Thumbnails, path: Path | None = None
 ) -> Path:
-    """Writes the report of a run, whole or not at all.
+    """Writes the report of a run, whole or not at all; returns the file, by default ``report.html`` in its directory.
 
-    Args:
-        directory: Run directory, whose records and log are read.
-        metrics: The content of its ``metrics.json``.
-        config: All settings of the run.
-        thumbnails: Thumbnails of the evaluated views.
-        path: File to write; None: ``report.html`` in the directory.
-
-    Returns:
-        The file.
-
-    Raises:
-        OSError: It cannot be written.
+    The directory's records and log are read; ``metrics`` is the content of its ``metrics.json``.
     """
     path = directory / REPORT if path is None else path
     page = make_page(RunRecord.read(directory, metrics, config, thumbnails.pictures()))
@@ -84,10 +65,10 @@ def write_report(
 def make_page(record: RunRecord) -> str:
     """Returns the HTML of a report; it needs no other file, runs no script and asks the network for nothing.
 
-    Args:
-        record: The run. Its texts may be anything: all of them are escaped.
+    The record's texts may be anything: all of them are escaped.
     """
     metrics = record.metrics
+    estimated = _breakdown(metrics.get("estimated_gib", {}), _MEMORY, amount_of_memory)
     peaks = [(label, amount_of_memory(metrics[key])) for key, label in _PEAKS.items() if key in metrics]
     return page_template("voxelfield.report", "report.html").render(
         scene=metrics["scene"],
@@ -103,10 +84,7 @@ def make_page(record: RunRecord) -> str:
         error_maximum=ERROR_MAXIMUM,
         resources=[
             ("Wall-clock time", _breakdown(metrics.get("seconds", {}), _PARTS, duration)),
-            (
-                "Estimated device memory for training",
-                _breakdown(metrics.get("estimated_gib", {}), _MEMORY, amount_of_memory),
-            ),
+            ("Estimated device memory for training", estimated),
             ("Measured memory", peaks),
         ],
         facts=_facts(record),

@@ -15,9 +15,8 @@ import yaml
 
 from voxelfield.files import open_regular, read_regular
 from voxelfield.report.thumbnails import ViewPictures
-from voxelfield.run_directory import METRICS
+from voxelfield.run_directory import EVENTS, METRICS
 from voxelfield.settings import RunConfig
-from voxelfield.training.logs import EVENTS
 
 Curve: TypeAlias = tuple[tuple[int, float], ...]
 """Steps, rising, with a value each."""
@@ -56,14 +55,7 @@ class RunRecord:
     ) -> RunRecord:
         """Returns the record of the run in a directory, whose log, TensorBoard files and overrides are read.
 
-        Args:
-            directory: Run directory.
-            metrics: The content of its ``metrics.json``.
-            config: All settings of the run.
-            pictures: Pictures of the evaluated views, by view name.
-
-        Raises:
-            ValueError: A file of the run is damaged; the message names it.
+        Raises ValueError if one of these is damaged; the message names it.
         """
         path = directory / METRICS
         written = datetime.fromtimestamp(path.stat().st_mtime).astimezone() if path.is_file() else None
@@ -83,16 +75,10 @@ class RunRecord:
 
 
 def read_history(directory: Path) -> dict[str, Curve]:
-    """Reads the scalars that TensorBoard shows of a run.
+    """Reads the scalars that TensorBoard shows of a run, by tag; none if nothing was recorded (``logger=none``).
 
-    Args:
-        directory: Run directory. Records of an interrupted run after the step from which it was resumed are left out.
-
-    Returns:
-        Curves by tag, none if nothing was recorded (``logger=none``).
-
-    Raises:
-        ValueError: One of TensorBoard's files is not a file, but a named pipe, for example.
+    Records of an interrupted run after the step from which it was resumed are left out. Raises ValueError if one of
+    TensorBoard's files is not a file, but a named pipe, for example.
     """
     files = list(directory.glob(EVENTS))
     if not files:

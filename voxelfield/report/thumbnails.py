@@ -61,14 +61,7 @@ class Thumbnails:
 
     @torch.no_grad()
     def add(self, name: str, view: View, truth: Tensor, mask: Tensor | None) -> None:
-        """Adds a view, or replaces the one of that name.
-
-        Args:
-            name: Name of the view.
-            view: As rendered.
-            truth: (H, W, 3) in [0, 1], same device.
-            mask: (H, W) bool, same device: where the error counts; None for everywhere.
-        """
+        """Adds a view, or replaces the one of that name; the error counts in ``mask`` (H, W), or everywhere."""
         rgb = view.rgb.clamp(0, 1)
         error = (rgb - truth).abs().mean(dim=-1, keepdim=True) / ERROR_MAXIMUM
         if mask is not None:
@@ -98,13 +91,9 @@ class Thumbnails:
 
 
 def thumbnail_side(count: int) -> int:
-    """Returns the largest number of pixels of each picture's longer side.
+    """Returns the largest number of pixels of each picture's longer side, from 480 for few views to 64.
 
-    The pictures of all views together take about the same space for 50 views as for 2000; fewer views have pictures of
-    480 pixels, and more have pictures of 64.
-
-    Args:
-        count: Number of views.
+    The pictures of all views together take about the same space for 50 views as for 2000.
     """
     return min(max(round(math.sqrt(_PIXELS / max(count, 1))), _MIN_SIDE), _MAX_SIDE)
 

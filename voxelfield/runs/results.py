@@ -19,23 +19,15 @@ import voxelfield
 from voxelfield import processes
 from voxelfield.components.refinement import write_cameras
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.devices import peak_bytes
 from voxelfield.evaluation.evaluation import Evaluation, picture_name, save_images, write_metrics, write_table
 from voxelfield.installed import MissingPackageError
 from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_video
-from voxelfield.peer_memory import peak_bytes
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.paths import usual_path
+from voxelfield.rendering.paths import path_named
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.run_directory import (
-    CAMERAS_FILE,
-    METRICS,
-    MODEL_FILE,
-    PER_VIEW,
-    REPORT,
-    VIDEO,
-    RunDirectoryLock,
-)
+from voxelfield.run_directory import CAMERAS_FILE, METRICS, MODEL_FILE, PER_VIEW, REPORT, VIDEO, RunDirectoryLock
 from voxelfield.settings import RunConfig
 from voxelfield.trained.model_file import save_model
 from voxelfield.trained.trained_model import TrainedModel
@@ -50,11 +42,7 @@ _PICTURE_ROOM = 1 << 29
 
 
 class Timing:
-    """Measures the successive phases of a run.
-
-    Attributes:
-        seconds: Wall-clock seconds by phase.
-    """
+    """Measures the successive phases of a run: :attr:`seconds`, wall-clock, by phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -138,8 +126,8 @@ def _evaluate_and_write(
     if processes.is_first():
         _write_files(trained, train, metrics, evaluation, results)
     if options.video_frames > 0:
-        warp, frames = trained.model.warp, options.video_frames
-        _write_video(trained, usual_path(train.cameras, frames, trained.model.centre, warp, trained.render), results)
+        scene = (trained.model.centre, trained.model.warp, trained.render)
+        _write_video(trained, path_named(None, train.cameras, options.video_frames, *scene), results)
     for part in (session.model, *session.components):
         with results.writing(part.name):
             part.write_results(directory)

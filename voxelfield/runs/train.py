@@ -28,14 +28,12 @@ from voxelfield.interrupt import Interrupt, Interrupted
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.run_directory import RunDirectoryLock, check_ended, earlier_run
+from voxelfield.run_directory import RunDirectoryLock, check_ended, checkpoint_step, checkpoints, earlier_run
 from voxelfield.runs.results import Timing, evaluated_split, finish
 from voxelfield.settings import LoggerConfig, RunConfig
 from voxelfield.settings.run import AUTO
 from voxelfield.trained.checkpoint_file import (
     check_progress,
-    checkpoint_step,
-    checkpoints,
     contents_of,
     load_newest,
     load_resolved,
@@ -49,7 +47,7 @@ from voxelfield.training.session import Session
 from voxelfield.warps.warp import Warp
 
 if TYPE_CHECKING:
-    from voxelfield.viewer.watch import TrainingViewer
+    from voxelfield.runs.watching import TrainingViewer
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +143,7 @@ def _viewer(settings: LoggerConfig) -> TrainingViewer | None:
         return None
     if processes.count() > 1:
         raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
-    from voxelfield.viewer.watch import TrainingViewer
+    from voxelfield.runs.watching import TrainingViewer
 
     return TrainingViewer(settings)
 

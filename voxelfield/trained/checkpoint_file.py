@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import re
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,17 +19,16 @@ from voxelfield.files import atomic_write, open_regular
 from voxelfield.foundation.errors import is_out_of_memory
 from voxelfield.grids.boxes import check_box
 from voxelfield.messages import clipped
+from voxelfield.run_directory import checkpoints
 from voxelfield.trained.zero_packing import copy_without_zeros, put_back_zeros
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 9
+FORMAT = 10
 """Layout version of the files. Raise it when an older voxelfield could not resume from them."""
 
 ADDED = {"format", "voxelfield"}
 """Entries that a file adds to the saved state."""
-_LAST = "last.pt"
-_NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
 
 
 class CheckpointError(ValueError):
@@ -63,7 +61,7 @@ def resolve_checkpoint(path: Path) -> Path:
     if path.is_dir():
         found = checkpoints(path)
         if not found:
-            raise FileNotFoundError(f"{path} contains no checkpoint: expected checkpoint_<step>.pt or {_LAST}")
+            raise FileNotFoundError(f"{path} contains no checkpoint: expected checkpoint_<step>.pt or last.pt")
         return found[-1]
     if path.exists():
         open_regular(path).close()  # raises an error that says what it is
@@ -188,13 +186,12 @@ def check_progress(state: Mapping[str, Any]) -> None:
         raise TypeError(f"train_seconds must be a number, not negative, got {clipped(repr(seconds))}")
 
 
-def check_state(name: str, module: nn.Module, state: Mapping[str, Any], grids: Collection[Tensor] = ()) -> None:
+def check_state(module: nn.Module, state: Mapping[str, Any], grids: Collection[Tensor] = ()) -> None:
     """Rejects a module's state with tensors of a wrong dtype or content.
 
     Names and shapes are left to ``load_state_dict``, which does not check dtypes where it assigns tensors.
 
     Args:
-        name: Name of the module, for messages.
         module: A module of the same kind, on any device.
         state: The state to adopt.
         grids: Parameters of the module that may have any floating-point dtype of grids.
@@ -210,12 +207,12 @@ def check_state(name: str, module: nn.Module, state: Mapping[str, Any], grids: C
         # Grids are saved in the dtype in which they were read, and converted when they are loaded.
         allowed = (torch.float32, torch.float16, torch.bfloat16) if id(own) in converted else (own.dtype,)
         if saved.dtype not in allowed:
-            raise ValueError(f"{name}.{key} must be {' or '.join(map(str, allowed))}, got {saved.dtype}")
+            raise ValueError(f"{key} must be {' or '.join(map(str, allowed))}, got {saved.dtype}")
         # A file can contain any byte where torch writes 0 or 1, and compiled code relies on these.
         if saved.dtype == torch.bool and saved.numel() > 0 and int(saved.contiguous().view(torch.uint8).max()) > 1:
-            raise ValueError(f"{name}.{key} must contain bools, got other bytes than 0 and 1")
+            raise ValueError(f"{key} must contain bools, got other bytes than 0 and 1")
         if key.rpartition(".")[2] == "aabb":
-            check_box(f"{name}.{key}", saved)
+            check_box(key, saved)
 
 
 def _read(path: Path, device: torch.device | str, without: Collection[str]) -> dict[str, Any]:
@@ -246,18 +243,6 @@ def _read(path: Path, device: torch.device | str, without: Collection[str]) -> d
 
 def _foreign(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(f"{path} is not a voxelfield checkpoint: {reason}")
-
-
-def checkpoints(directory: Path) -> list[Path]:
-    """Lists a directory's checkpoints, the newest last."""
-    files = [file for file in directory.iterdir() if _NUMBERED.fullmatch(file.name) or file.name == _LAST]
-    return sorted((file for file in files if file.is_file()), key=checkpoint_step)
-
-
-def checkpoint_step(path: Path) -> int:
-    """Returns the number of steps in a checkpoint's name, or -1 if there is none, as in ``last.pt``."""
-    match = _NUMBERED.fullmatch(path.name)
-    return int(match[1]) if match else -1
 
 
 def check_whole(path: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from voxelfield.components.refinement import RefinedCameras
 from voxelfield.devices import choose_device
-from voxelfield.run_directory import MODEL_FILE
-from voxelfield.trained.checkpoint_file import checkpoints, contents_of, load_resolved
+from voxelfield.run_directory import MODEL_FILE, checkpoints
+from voxelfield.trained.checkpoint_file import contents_of, load_resolved
 from voxelfield.trained.model_file import load_model
 from voxelfield.trained.trained_model import TrainedModel, restore_trained_model
 
@@ -37,15 +37,12 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
     """
     path = Path(path)
     device = choose_device(str(device))
-    if (path / "regions.json").is_file():
-        raise ValueError(f"RUN must have one field, got one of several regions, which are no longer read: {path}")
     if path.is_dir() and not checkpoints(path) and (path / MODEL_FILE).is_file():
         path = path / MODEL_FILE
     if path.suffix == ".safetensors":
         return load_model(path, device)
     path, checkpoint = load_resolved(path, device, _OF_TRAINING_ONLY)
     with contents_of(path):
-        config, field, occupancy, step = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))
         cameras = RefinedCameras.from_state(checkpoint["cameras"]) if "cameras" in checkpoint else None
-        trained = restore_trained_model(config, field, occupancy, step, device, checkpoint)
+        trained = restore_trained_model(checkpoint["config"], checkpoint["model"], checkpoint["step"], device)
         return replace(trained, cameras=cameras, tones=checkpoint.get("tones"))

@@ -42,7 +42,7 @@ from voxelfield.trained.quantized import (
 )
 from voxelfield.trained.trained_model import TrainedModel, restore_trained_model
 
-FORMAT = 7
+FORMAT = 8
 """Layout version of the files. Raise it when an older voxelfield could not read them."""
 
 Quality = Literal["exact", "standard", "small"]
@@ -120,24 +120,24 @@ def save_model(
             stored, steps = steps_by_importance(stored, importance, rounding[1])
     tensors = {"occupancy.bits": pack(torch.from_numpy(np.packbits(occupied.cpu().numpy())))}
     tensors["occupancy.aabb"] = occupancy.aabb
-    state = {name: value for name, value in field.state_dict().items() if isinstance(value, Tensor)}
-    tensors |= {f"field.{name}": value for name, value in state.items()}
+    state = {name: value for name, value in run.model.state_dict().items() if not name.startswith("occupancy.")}
+    tensors |= {name: value for name, value in state.items() if isinstance(value, Tensor)}
     tensors |= {f"tones.{name}": value for name, value in (run.tones or {}).items()}
-    names = [next(name for name, parameter in field.named_parameters() if parameter is level) for level in grid.levels]
+    names = [next(name for name, own in run.model.named_parameters() if own is level) for level in grid.levels]
     for number, name in enumerate(names):
         if steps is None:
             narrow = stored[number].half()
-            tensors[f"field.{name}"] = narrow if bool(narrow.isfinite().all()) else stored[number]
+            tensors[name] = narrow if bool(narrow.isfinite().all()) else stored[number]
         else:
             codes, tensors[f"step.{name}"] = quantize(stored[number], steps[number])
-            tensors[f"field.{name}"] = pack(codes.t())  # channel after channel
+            tensors[name] = pack(codes.t())  # channel after channel
     description = {
         "format": FORMAT,
         "steps": run.steps,
         "shapes": {name: list(state[name].shape) for name in names},
         "whole": [name for name, whole in zip(names, sparse, strict=True) if whole],
         # Extra states of modules.
-        "settings": {name: value for name, value in field.state_dict().items() if name not in state},
+        "settings": {name: value for name, value in state.items() if not isinstance(value, Tensor)},
         "occupancy": list(occupied.shape),
         "margin": margin,
         "config": asdict(run.config),
@@ -149,14 +149,9 @@ def save_model(
 
 
 def load_model(path: Path, device: torch.device) -> TrainedModel:
-    """Loads a model file; called by :func:`voxelfield.load`.
+    """Loads a file that :func:`save_model` wrote; called by :func:`voxelfield.load`.
 
-    Args:
-        path: A file that :func:`save_model` wrote.
-        device: Device of the tensors.
-
-    Returns:
-        The trained model. Features that were left out are zero, and the reasons why cells are empty are unknown.
+    Features that were left out are zero, and the reasons why cells are empty are unknown.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -183,10 +178,10 @@ def load_model(path: Path, device: torch.device) -> TrainedModel:
     if text != with_checksum(text[_CHECKSUM_DIGITS:], tensors):
         raise ModelFileError(f"{path} is damaged: its checksum does not match")
     with contents_of(path, ModelFileError):
-        field, occupancy = _unpack(description, tensors, device, len(content))
+        state = _unpack(description, tensors, device, len(content))
         tones = {name.removeprefix("tones."): x for name, x in tensors.items() if name.startswith("tones.")}
         config, steps = dict(description["config"]), int(description["steps"])
-        return replace(restore_trained_model(config, field, occupancy, steps, device), tones=tones or None)
+        return replace(restore_trained_model(config, state, steps, device), tones=tones or None)
 
 
 def with_checksum(description: str, tensors: Mapping[str, Tensor]) -> str:
@@ -198,10 +193,8 @@ def with_checksum(description: str, tensors: Mapping[str, Tensor]) -> str:
     return f"{checksum:0{_CHECKSUM_DIGITS}x}{description}"
 
 
-def _unpack(
-    description: dict[str, Any], tensors: dict[str, Tensor], device: torch.device, size: int
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns the states of field and occupancy on a device, from a file of ``size`` bytes."""
+def _unpack(description: dict[str, Any], tensors: dict[str, Tensor], device: torch.device, size: int) -> dict[str, Any]:
+    """Returns the state of the model on a device, from a file of ``size`` bytes."""
     shapes = {name: _sizes(f"the shape of {name}", shape, 4) for name, shape in description["shapes"].items()}
     features = sum(map(math.prod, shapes.values()))
     if features > max(_FEATURES_OF_ANY_FILE, _FEATURES_PER_BYTE * size):
@@ -212,9 +205,10 @@ def _unpack(
     bits = unpack(tensors["occupancy.bits"], -(-math.prod(cells) // 8))
     occupied = torch.from_numpy(np.unpackbits(bits.numpy(), count=math.prod(cells))).to(device).bool().view(cells)
     aabb = tensors["occupancy.aabb"]
-    field: dict[str, Any] = {name.removeprefix("field."): x for name, x in tensors.items() if name.startswith("field.")}
+    others = ("occupancy.", "step.", "tones.")
+    state: dict[str, Any] = {name: values for name, values in tensors.items() if not name.startswith(others)}
     # A field without a grid need not have its box among its buffers.
-    box = field[min(name for name in field if name.endswith("aabb"))] if shapes else aabb
+    box = state[min(name for name in state if name.startswith("field.") and name.endswith("aabb"))] if shapes else aabb
     for name, corners in (("occupancy.aabb", aabb), ("the grid's aabb", box)):
         check_box(name, corners)
     for name, shape in shapes.items():
@@ -222,7 +216,7 @@ def _unpack(
             reached = torch.ones(shape[:3], dtype=torch.bool, device=device)
         else:
             reached = reached_vertices(occupied, aabb, shape[:3], box, float(description["margin"]))
-        values, step, stored = field[name], tensors.get(f"step.{name}"), [int(reached.sum()), shape[3]]
+        values, step, stored = state[name], tensors.get(f"step.{name}"), [int(reached.sum()), shape[3]]
         if step is not None:
             if step.dtype != torch.float32 or step.shape != (shape[3],):
                 raise RuntimeError(f"the steps of {name} must be {shape[3]} float32 numbers")
@@ -230,16 +224,11 @@ def _unpack(
             values = codes.to(device).float() * step.to(device)
         if list(values.shape) != stored:
             raise RuntimeError(f"{name} must have shape {stored}, got {list(values.shape)}")
-        field[name] = torch.zeros(shape, dtype=values.dtype, device=device)
-        field[name][reached] = values.to(device)
-    field |= description["settings"]
-    state = {
-        "occupied": occupied,
-        "allowed": occupied.clone(),
-        "density_ema_max": torch.zeros(cells, device=device),
-        "aabb": aabb,
-    }
-    return field, state
+        state[name] = torch.zeros(shape, dtype=values.dtype, device=device)
+        state[name][reached] = values.to(device)
+    cells_state = {"occupied": occupied, "allowed": occupied.clone(), "aabb": aabb}
+    cells_state["density_ema_max"] = torch.zeros(cells, device=device)
+    return {**state, **description["settings"], **{f"occupancy.{name}": each for name, each in cells_state.items()}}
 
 
 def _sizes(name: str, sizes: Any, count: int) -> list[int]:

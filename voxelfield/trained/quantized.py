@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.grids.combination import Combination
 from voxelfield.grids.pyramid import VoxelPyramid
-from voxelfield.grids.working_copies import sample_levels
+from voxelfield.grids.working_copies import Combination, sample_levels
 from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import visible_samples
@@ -20,7 +19,6 @@ from voxelfield.rendering.render import shaded
 
 LARGEST_CODE = 127
 """Largest magnitude of a code, so that codes fit a signed byte."""
-
 
 # Rays at once, to bound memory.
 _CHUNK = 1 << 17
@@ -37,13 +35,8 @@ def feature_importance(model: Model, cameras: Cameras, rays: int) -> list[Tensor
     of its square is the sum of the channels' squares. They are taken in the features interpolated at a ray's samples,
     squared, and distributed to the surrounding vertices, as if samples were independent.
 
-    Args:
-        model: The field with its occupied cells and its sampling.
-        cameras: Cameras among which the rays are divided evenly; their pixels are random.
-        rays: Number of rays.
-
-    Returns:
-        (X, Y, Z, C) float32 for each level of the grid, on the field's device; zero for inactive levels.
+    Rays are divided evenly among the cameras, and their pixels are random. The result is (X, Y, Z, C) float32 for each
+    level of the grid, on the field's device; zero for inactive levels.
     """
     field, grid, settings, device = model.field, model.field.grid, model.settings, model.device
     cameras = cameras.to(device)
@@ -86,18 +79,10 @@ def feature_importance(model: Model, cameras: Cameras, rays: int) -> list[Tensor
 def reached_vertices(
     occupied: Tensor, occupied_box: Tensor, resolution: Sequence[int], aabb: Tensor, margin: float = 0.0
 ) -> Tensor:
-    """Marks the vertices whose values contribute at some position in an occupied cell, or near one.
+    """Marks the vertices whose values contribute at some position in an occupied cell, or near one, (X, Y, Z) bool.
 
-    Args:
-        occupied: (X', Y', Z') bool, the cells in which rays are sampled.
-        occupied_box: (2, 3) the box of these cells, world units.
-        resolution: Vertices of the grid along x, y and z.
-        aabb: (2, 3) the grid's box, world units.
-        margin: How far from an occupied cell positions may be, along each axis, world units.
-
-    Returns:
-        (X, Y, Z) bool on the device of ``occupied``, the same on every device. Positions that rounding puts a little
-        outside of a cell count as inside.
+    Positions may be as far as ``margin`` from a cell of ``occupied`` (X', Y', Z') along each axis, world units; those
+    that rounding puts a little outside of a cell count as inside. The result is the same on every device.
     """
     reached = occupied
     low, high = (corner.tolist() for corner in occupied_box.double())
@@ -129,15 +114,10 @@ def _any_between(cells: Tensor, axis: int, first: Tensor, stop: Tensor) -> Tenso
 
 
 def steps_by_spread(levels: Sequence[Tensor], fraction: float) -> list[Tensor]:
-    """Chooses steps from the standard deviation of each channel.
+    """Returns the step (C_l,) float32 of each channel of levels (N_l, C_l), a fraction of its standard deviation.
 
-    Args:
-        levels: (N_l, C_l) finite features of each level.
-        fraction: Step of the level with the most vertices, in standard deviations of each channel. In a level of n
-            vertices, it is smaller by the square root of n's ratio to their number, because more samples read each.
-
-    Returns:
-        The step of each level's channels (C_l,) float32, on the device of ``levels``.
+    In the level with the most vertices, it is ``fraction``; in one of n vertices, it is smaller by the square root of
+    n's ratio to their number, because more samples read each.
     """
     largest = max(len(values) for values in levels)
     scales = [fraction * (len(values) / max(largest, 1)) ** 0.5 for values in levels]
@@ -152,15 +132,8 @@ def steps_by_importance(
     """Chooses steps so that rounding changes images by a given error, to which each channel contributes alike.
 
     For small independent errors, that takes the fewest bits. Features whose absence changes images less than the
-    rounding of an average one become zero.
-
-    Args:
-        levels: (N_l, C_l) finite features of each level.
-        importance: (N_l, C_l) of each level, see :func:`feature_importance`.
-        error: Root of the mean squared error that rounding may cause.
-
-    Returns:
-        Features like ``levels``, and the step of each level's channels (C_l,) float32, infinite where nothing matters.
+    rounding of an average one become zero. ``error`` is the root of the mean squared error. Returns the features
+    (N_l, C_l) and the step of each level's channels (C_l,) float32, infinite where nothing matters.
     """
     allowed = error**2 / max(sum(values.numel() for values in levels), 1)
     rounded = [x.where(w * x.float().square() >= allowed, 0) for x, w in zip(levels, importance, strict=True)]
@@ -168,15 +141,9 @@ def steps_by_importance(
 
 
 def quantize(values: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """Rounds features to whole multiples of their channel's step.
+    """Rounds finite features (N, C) to whole multiples of their channel's step; returns codes, int8, and steps.
 
-    Args:
-        values: (N, C) finite features.
-        step: (C,) positive steps wanted. One that is less than a 127th of the channel's largest feature is enlarged to
-            that.
-
-    Returns:
-        codes (N, C) int8 and the steps (C,) float32, on the device of ``values``.
+    A step that is less than a 127th of the channel's largest feature is enlarged to that.
     """
     values = values.float()
     largest = values.abs().amax(dim=0) if len(values) else values.new_zeros(values.shape[1])

@@ -29,22 +29,24 @@ from voxelfield.evaluation.evaluation import (
     save_images,
 )
 from voxelfield.evaluation.lpips import Lpips
+from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import RadianceField
 from voxelfield.foundation.checks import check_at_least_one
 from voxelfield.foundation.errors import is_out_of_memory, shown
+from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
+from voxelfield.grids.working_copies import copies_dtype
 from voxelfield.media.png import PngWriter
 from voxelfield.messages import clipped
 from voxelfield.models.model import Model
 from voxelfield.models.settings import reached_resolution
-from voxelfield.rendering.backends.backend import GenericBackend
-from voxelfield.rendering.cameras import Cameras, overview, reference_camera
+from voxelfield.rendering.backends import GenericBackend
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid, occupied_density
+from voxelfield.rendering.paths import overview, reference_camera
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.settings import RunConfig, TrainerConfig
-from voxelfield.trained.build import untrained_model
 from voxelfield.trained.checkpoint_file import check_state
-from voxelfield.training.optimizer import copies_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -212,8 +214,11 @@ class TrainedModel:
         """Returns views in the poses in which they are evaluated, and the vignetting and response of their cameras."""
         # Cameras are recognised by their intrinsics, which refinement changes.
         tones = None if self.tones is None else CameraTones.restored(self.tones, split.cameras)
-        if self.cameras is not None:
-            split = self._refined(self.cameras.follow_split(split), tones)
+        if self.cameras is None:
+            return split, tones
+        split, steps, rate = self.cameras.follow_split(split), self.config.camera.test_steps, self.config.camera.test_lr
+        if steps > 0:
+            split = refine_views(self.model, self.trainer, split, steps=steps, rate=rate, tones=tones)
         return split, tones
 
     def _compare(
@@ -305,13 +310,6 @@ class TrainedModel:
         background = self.model.background if self.model.environment is None else None
         return lambda cameras, index: shown.photograph(renderer.view(cameras, index), index, background)
 
-    def _refined(self, split: Split, tones: CameraTones | None) -> Split:
-        """Refines the poses of views before they are evaluated, if ``camera.test_steps`` is positive."""
-        camera = self.config.camera
-        if camera.test_steps == 0:
-            return split
-        return refine_views(self.model, self.trainer, split, steps=camera.test_steps, rate=camera.test_lr, tones=tones)
-
     def render(self, cameras: Cameras, index: int = 0) -> View:
         """Renders one camera's image as the run's own evaluation does.
 
@@ -325,7 +323,7 @@ class TrainedModel:
         """Renders the images of successive cameras lazily.
 
         Args:
-            cameras: The cameras of the path, for example from :func:`voxelfield.rendering.cameras.orbit` or
+            cameras: The cameras of the path, for example from :func:`voxelfield.rendering.paths.orbit` or
                 :mod:`voxelfield.rendering.paths`.
             renderer: A renderer from :meth:`renderer`; None for the one of the run's own evaluation.
         """
@@ -364,49 +362,60 @@ class TrainedModel:
         return self.renderer()
 
 
-def restore_trained_model(
-    config: RunConfig | Mapping[str, Any],
-    field_state: Mapping[str, Any],
-    occupancy_state: Mapping[str, Tensor],
-    steps: int,
-    device: torch.device | str,
-    entries: Mapping[str, Any] | None = None,
-) -> TrainedModel:
-    """Reconstructs a trained model from its saved parts.
+def untrained_model(config: RunConfig, device: torch.device | str) -> Model:
+    """Builds a model in its state at the start of training, with all cells occupied, in the recorded box and warp.
 
-    Args:
-        config: All settings of the run.
-        field_state: State dict of its field.
-        occupancy_state: State dict of its occupancy grid.
-        steps: Number of training steps done.
-        device: Device for field and occupancy.
-        entries: The entries of a checkpoint, for a model with further state; None leaves it as it is built.
+    The device may be ``meta``, to find out shapes only.
 
     Raises:
-        ValueError: The configuration is invalid, or a tensor of a state is not one that a run could have saved.
-        RuntimeError: A state does not match the configuration.
+        ValueError: The scene has no box, or it has a warp, which this kind of field does not support.
+    """
+    if config.scene.aabb is None:
+        raise ValueError("scene.aabb must be the box that the field was trained in, got None")
+    warp, trainer = config.recorded_warp, config.trainer
+    box = parse_box(config.scene.aabb) if warp is None else warp.warped_aabb
+    aabb = box_tensor(box, torch.device("cpu"))
+    cells: int | list[int] = trainer.occupancy.resolution
+    if warp is not None:
+        # As many cells per two units of warped coordinates.
+        cells = [max(1, round(trainer.occupancy.resolution * extent / 2)) for extent in box_extent(box)]
+    field = config.model.build(aabb, trainer.resolutions, device)
+    if warp is not None:
+        if not isinstance(field, RadianceField):
+            name, wanted = ("ndc", "false") if warp.is_forward_facing else ("boxes", 1)
+            raise ValueError(f"warp.{name} must be {wanted} for a {type(field).__name__}, which is no RadianceField")
+        field.warp = warp
+    if config.model.environment == "map":
+        field.environment = Environment(device)
+    with torch.device(device):
+        occupancy = OccupancyGrid(cells, aabb)
+    return config.model.build_model(field, occupancy, trainer.sampling)
+
+
+def restore_trained_model(
+    config: RunConfig | Mapping[str, Any], state: Mapping[str, Any], steps: int, device: torch.device | str
+) -> TrainedModel:
+    """Reconstructs a trained model on a device from a run's settings and the state dict of its model after some steps.
+
+    Raises:
+        ValueError: The configuration is invalid, or a tensor of the state is not one that a run could have saved.
+        RuntimeError: The state does not match the configuration.
     """
     device = torch.device(device)
     settings = parse(RunConfig, config)
-    state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}
+    state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in state.items()}
     # Built on the meta device, because the values are about to be replaced: initialising them would take seconds, and
     # memory for any size that the configuration names.
     with torch.device("meta"):
         model = untrained_model(settings, "meta")
-    check_state("field", model.field, state, model.grid.levels)
-    check_state("occupancy", model.occupancy, occupancy_state)
-    model.field.load_state_dict(state, assign=True)
-    extends = type(model).load_state_dict is not Model.load_state_dict
-    own = [item for item in vars(model).values() if isinstance(item, Tensor)]
-    if extends or any(tensor.is_meta for tensor in (*own, *model.field.parameters(), *model.field.buffers())):
-        # A user's model may have further tensors, and a user's decoder buffers that are not saved.
+    check_state(model, state, model.grid.levels)
+    model.load_state_dict(state, assign=True)
+    tensors = (*vars(model).values(), *model.parameters(), *model.buffers())
+    if any(tensor.is_meta for tensor in tensors if isinstance(tensor, Tensor)):
+        # A user's model may have tensors that are not saved, and a user's decoder such buffers.
         model = untrained_model(settings, device)
-        model.field.load_state_dict(state)
-    if extends and entries is not None:
-        model.load_state_dict(entries)
-    model.occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
-    model.field.to(device).requires_grad_(False)
-    model.occupancy.to(device)
+        model.load_state_dict(state)
+    model.to(device).requires_grad_(False)
     model.grid.to(copies_dtype(settings.trainer.precision, device))
     model.resolution = reached_resolution(settings.trainer.stages, steps)
     _ = model.settings  # rejects settings with which an image would take hours

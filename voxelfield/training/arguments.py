@@ -12,9 +12,9 @@ import torch
 from voxelfield import processes
 from voxelfield.components.environment import choose_environment
 from voxelfield.config import parse
+from voxelfield.datasets.measures import check_visible
 from voxelfield.datasets.poses import check_cameras_see, likely_mistake
 from voxelfield.datasets.scene import Scene
-from voxelfield.datasets.transparency import check_visible
 from voxelfield.foundation.errors import shown
 from voxelfield.models.component import Component, Loss
 from voxelfield.models.model_config import ModelConfig

@@ -16,8 +16,9 @@ from voxelfield.components.robust import RobustWeights
 from voxelfield.components.sharpness import SharpnessWeights
 from voxelfield.components.structure import VarianceWeightedError
 from voxelfield.components.tones import CameraTones, distinct
+from voxelfield.datasets.images import CUT_OUT
+from voxelfield.datasets.measures import transparency
 from voxelfield.datasets.scene import Scene
-from voxelfield.datasets.transparency import CUT_OUT, transparency
 from voxelfield.fields.environment import environment_of
 from voxelfield.models.component import Component
 from voxelfield.models.model import Model

@@ -17,11 +17,9 @@ from tqdm import tqdm
 
 from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.pixels import to_uint8
+from voxelfield.run_directory import EVENTS
 
 logger = logging.getLogger(__name__)
-
-EVENTS = "events.out.tfevents.*"
-"""Names of TensorBoard's files, which continue with the second in which a file was begun, the host and the process."""
 
 
 class RunLogger(Protocol):

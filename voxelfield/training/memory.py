@@ -12,11 +12,12 @@ import torch
 from voxelfield import processes
 from voxelfield.datasets.scene import Split
 from voxelfield.foundation.errors import is_out_of_memory
+from voxelfield.grids.working_copies import copies_dtype
 from voxelfield.models.model import Model
 from voxelfield.models.pixel_sampler import Images, pixel_number_type
 from voxelfield.models.training import MemoryEstimate
 from voxelfield.settings import TrainerConfig
-from voxelfield.training.optimizer import copies_dtype, moments_dtype
+from voxelfield.training.optimizer import moments_dtype
 
 logger = logging.getLogger(__name__)
 

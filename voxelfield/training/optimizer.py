@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from voxelfield import processes
 from voxelfield.components.muon import Muon, network_matrices
+from voxelfield.distributed.division import DividedGrids
 from voxelfield.foundation.optimizers import EagerAdamW, EagerMethods, load_moments
 from voxelfield.grids.adam import MAX_BETA, GridAdam, sum_weights
-from voxelfield.grids.division import DividedGrids
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.models.model import Model
@@ -30,11 +30,6 @@ _WORTH_LISTING = 1 << 17
 
 class EagerGridAdam(GridAdam, EagerMethods):
     """A :class:`voxelfield.GridAdam` that does not import torch's compiler."""
-
-
-def copies_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Returns the dtype of the grids' working copies: float16 on CUDA with a 16-bit ``trainer.precision``."""
-    return torch.float16 if device.type == "cuda" and precision != "float32" else torch.float32
 
 
 def moments_dtype(setting: str, copies: torch.dtype, betas: Sequence[float]) -> torch.dtype:
@@ -122,7 +117,7 @@ class Optimizers:
         suited = network_matrices(field) if config.matrices == "muon" else []
         matrices = [matrix for matrix in suited if id(matrix) not in elsewhere]
         elsewhere |= {id(matrix) for matrix in matrices}
-        network = [parameter for parameter in field.parameters() if id(parameter) not in elsewhere]
+        network = [parameter for parameter in model.parameters() if id(parameter) not in elsewhere]
 
         def adamw(parameters: list[torch.nn.Parameter], lr: Tensor, decay: float) -> EagerAdamW:
             return EagerAdamW(

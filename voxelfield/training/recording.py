@@ -12,11 +12,11 @@ from torch import Tensor
 
 from voxelfield import processes
 from voxelfield.datasets.scene import Split
+from voxelfield.devices import peak_bytes
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.evaluation.metrics import mse_to_psnr, psnr
 from voxelfield.models.component import Component
 from voxelfield.models.model import Model
-from voxelfield.peer_memory import peak_bytes
 from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.view_pictures import comparison_panel

@@ -23,9 +23,8 @@ from voxelfield.trained.checkpoint_file import ADDED, check_state
 logger = logging.getLogger(__name__)
 
 # Entries of every checkpoint that are not states of components.
-_OF_MODEL = ("field", "occupancy")
 _OF_SESSION = ("step", "train_seconds", "rays", "untrained_error", "diverged", "optimizer", "average", "data", "config")
-_REQUIRED = (*_OF_SESSION, *_OF_MODEL, "rng", "cuda_rng")
+_REQUIRED = (*_OF_SESSION, "model", "rng", "cuda_rng")
 
 # Settings that a run may change when it is resumed, which is worth a warning.
 _CHANGEABLE = ("optimizer.", "trainer.", "camera.", "seed")
@@ -37,22 +36,14 @@ _SETTINGS_OF_PARTS = {
 }
 
 
-def check_names(model: Model, components: Sequence[Component]) -> None:
-    """Raises ValueError unless the model and each component have different entries in checkpoints."""
-    state = model.state_dict()
-    own = [name for name in state if name not in _OF_MODEL]
-    if len(own) + len(_OF_MODEL) > len(state):
-        raise ValueError(
-            f"{type(model).__name__}.state_dict must include the entries of Model.state_dict, "
-            f"{' and '.join(_OF_MODEL)}, got {', '.join(state) or 'none'}"
-        )
+def check_names(components: Sequence[Component]) -> None:
+    """Raises ValueError unless each component has an entry of its own in checkpoints."""
     names = [component.name for component in components]
     if len(set(names)) < len(names):
         raise ValueError(f"components must have names of their own, got {', '.join(map(repr, names))}")
-    for owner, used, others in ((f"{type(model).__name__}.state_dict", own, ()), ("components", names, state)):
-        taken = [name for name in used if name in {*_REQUIRED, *ADDED, *others}]
-        if taken:
-            raise ValueError(f"{owner} must not have the name of another entry of checkpoints, got {taken[0]!r}")
+    taken = [name for name in names if name in {*_REQUIRED, *ADDED}]
+    if taken:
+        raise ValueError(f"components must not have the name of another entry of checkpoints, got {taken[0]!r}")
 
 
 def check_complete(checkpoint: Mapping[str, Any]) -> None:
@@ -71,7 +62,7 @@ def check_resumable(
         ValueError: As for :meth:`voxelfield.Session.restore`.
     """
     _check_box(saved, present)
-    saved_cells, cells = (list(x.shape) for x in (checkpoint["occupancy"]["occupied"], model.occupancy.occupied))
+    saved_cells, cells = (list(x.shape) for x in (checkpoint["model"]["occupancy.occupied"], model.occupancy.occupied))
     if saved_cells != cells:
         raise ValueError(
             f"trainer.occupancy.resolution must be that of the checkpoint, {saved_cells[0]}, got {cells[0]}"
@@ -86,7 +77,7 @@ def check_resumable(
     update, own_update = saved.optimizer.matrices, present.optimizer.matrices
     if update != own_update and network_matrices(model.field):
         raise ValueError(f"optimizer.matrices must be {update}, as in the checkpoint, got {own_update}")
-    _check_parts(checkpoint, model, components)
+    _check_parts(checkpoint, components)
     steps = checkpoint["step"]
     reached, wanted = (reached_resolution(config.trainer.stages, steps) for config in (saved, present))
     if reached != wanted:
@@ -94,8 +85,8 @@ def check_resumable(
             f"trainer.stages must have reached the resolution of the checkpoint at step {steps}, {reached}, got "
             f"{wanted}"
         )
-    check_state("field", model.field, checkpoint["field"], model.grid.levels)
-    check_state("occupancy", model.occupancy, checkpoint["occupancy"])
+    check_state(model, checkpoint["model"], model.grid.levels)
+    model.check_state(checkpoint["model"])
     changed = changed_settings(asdict(saved), present)
     warned = [f"{key} is {now} instead of {old}" for key, (old, now) in changed.items() if key.startswith(_CHANGEABLE)]
     if warned:
@@ -117,10 +108,10 @@ def _check_box(saved: RunConfig, present: RunConfig) -> None:
         raise ValueError("scene.aabb must be that of the checkpoint, {}, got {}".format(*boxes))
 
 
-def _check_parts(checkpoint: Mapping[str, Any], model: Model, components: Sequence[Component]) -> None:
+def _check_parts(checkpoint: Mapping[str, Any], components: Sequence[Component]) -> None:
     """Rejects a checkpoint with the state of other components than this session has."""
     own = {component.name: component for component in components if component.state_dict()}
-    saved = [name for name in checkpoint if name not in {*_REQUIRED, *ADDED, *model.state_dict()}]
+    saved = [name for name in checkpoint if name not in {*_REQUIRED, *ADDED}]
     for name in {**own, **dict.fromkeys(saved)}:
         if (name in saved) == (name in own):
             continue
@@ -132,7 +123,6 @@ def _check_parts(checkpoint: Mapping[str, Any], model: Model, components: Sequen
         key, chosen, other = _SETTINGS_OF_PARTS[name]
         wanted, got = (chosen, other) if name in saved else (other, chosen)
         raise ValueError(f"{key} must be {wanted}, as in the checkpoint, got {got}")
-    model.check_state(checkpoint)
     for name, component in own.items():
         component.check_state(checkpoint[name])
 

@@ -25,6 +25,7 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.fields.field import RadianceField
+from voxelfield.grids.working_copies import copies_dtype
 from voxelfield.interrupt import Interrupt
 from voxelfield.models.batch import Batch
 from voxelfield.models.component import Component, Loss, LossTerms
@@ -38,9 +39,8 @@ from voxelfield.rendering.projection import fraction_through_box
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.run_directory import RunDirectoryLock
 from voxelfield.settings import CameraConfig, OptimizerConfig, RunConfig, TrainerConfig
-from voxelfield.trained.build import untrained_model
 from voxelfield.trained.checkpoint_file import CheckpointWriter
-from voxelfield.trained.trained_model import TrainedModel
+from voxelfield.trained.trained_model import TrainedModel, untrained_model
 from voxelfield.trained.zero_packing import pack_streams
 from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.build import configured_components
@@ -48,7 +48,7 @@ from voxelfield.training.execution import GraphedCall, synchronized_time
 from voxelfield.training.fingerprint import changes, fingerprint
 from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
-from voxelfield.training.optimizer import Optimizers, copies_dtype
+from voxelfield.training.optimizer import Optimizers
 from voxelfield.training.recording import Recorder, log_preview
 from voxelfield.training.reduction import divided_density
 from voxelfield.training.resume import check_complete, check_names, check_resumable
@@ -196,7 +196,7 @@ class Session:
             images=self._images,
         )
         self.components = [*configured_components(config, self.scene, self.model, pixels), *components]
-        check_names(self.model, self.components)
+        check_names(self.components)
         self._joining = [self.model, *self.components]
         groups = {name: group for component in self._joining for name, group in component.param_groups().items()}
         copies, varies = copies_dtype(trainer.precision, self.device), trainer.loss.tv_features > 0
@@ -459,7 +459,7 @@ class Session:
         self._materialize()
         tones = None if self.tones is None else copy.deepcopy(self.tones.state_dict())
         # Without the training images and the optimizer.
-        return TrainedModel(self.model.around(), copy.deepcopy(self.config), self.step, self.cameras, tones)
+        return TrainedModel(copy.copy(self.model), copy.deepcopy(self.config), self.step, self.cameras, tones)
 
     def _materialize(self) -> None:
         """Makes grids whole that are divided over processes; a collective call."""
@@ -566,7 +566,7 @@ class Session:
                 "train_seconds": self.train_seconds,
                 "rays": self._step.rays,
                 **self._recorder.state_dict(),
-                **self.model.state_dict(),
+                "model": self.model.state_dict(),
                 "optimizer": self.optimizers.state_dict(),
                 "rng": torch.get_rng_state(),
                 "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
@@ -574,9 +574,9 @@ class Session:
                 "average": average,
                 "data": data,
             }
-            for name, parameter in self.model.field.named_parameters():
+            for name, parameter in self.model.named_parameters():
                 if parameter in masters:
-                    state["field"][name] = masters[parameter]
+                    state["model"][name] = masters[parameter]
             return self._writer.save(self.step, state, finite=finite, settled=settled, optional=optional)
 
     def wait(self) -> None:
@@ -615,7 +615,7 @@ class Session:
         self.optimizers.gather()
         if self._writer is not None and path is not None:
             self._writer.follow(path, replaced)
-        self.model.load_state_dict(checkpoint)
+        self.model.load_state_dict(checkpoint["model"])
         self.model.resolution = reached_resolution(self.config.trainer.stages, checkpoint["step"])
         self.optimizers.load_state_dict(checkpoint["optimizer"])
         for component in self.components:

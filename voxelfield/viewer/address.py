@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import ipaddress
 import logging
 import re
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from voxelfield.installed import MissingPackageError
+from voxelfield.installed import import_optional
 
 if TYPE_CHECKING:
     from websockets.datastructures import Headers
@@ -48,10 +47,7 @@ class Address:
             MissingPackageError: viser is not installed.
             ValueError: This is not an address of this machine, or the port is taken.
         """
-        if importlib.util.find_spec("viser") is None:
-            raise MissingPackageError(
-                'viser must be installed to view fields in a browser: pip install "voxelfield[viewer]"'
-            )
+        import_optional("viser", "view fields in a browser", "viewer")
         host_name, port_name = self.names
         if not 1 <= self.port <= 65535:
             raise ValueError(f"{port_name} must be 1 to 65535, got {self.port}")
@@ -103,9 +99,7 @@ class Address:
     def refusal(self, path: str, headers: Headers) -> tuple[HTTPStatus, str] | None:
         """Returns status and text of the response to a request that is refused, or None if it is admitted.
 
-        Args:
-            path: The requested path and query.
-            headers: The headers of the request.
+        ``path`` contains the query.
         """
         hosts = headers.get_all("Host")
         host = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
@@ -127,10 +121,6 @@ class Address:
         The token becomes a cookie, because viser's client opens its socket without the query of the address. The policy
         prevents the page from connecting to other servers, whose messages could run scripts in it, and other pages from
         framing it.
-
-        Args:
-            path: The requested path and query.
-            host: The ``Host`` header of the request.
         """
         sources = f"'self' 'unsafe-inline' 'unsafe-eval' data: blob: ws://{host} wss://{host}"
         headers = {

@@ -79,14 +79,8 @@ def validated(data: bytes | str, control_of: Callable[[str], Any]) -> bytes | No
     """Returns a message in the form in which viser may process it, or None if it is obsolete.
 
     Values beyond the range of a control, and cameras beyond the limits of rendering, are moved to the nearest valid
-    ones.
-
-    Args:
-        data: The received message.
-        control_of: Returns viser's handle of a control of the page by its identifier, or None.
-
-    Raises:
-        RefusedMessageError: viser's client does not send such a message for this page.
+    ones. ``control_of`` returns viser's handle of a control of the page by its identifier, or None. Raises
+    RefusedMessageError for a message that viser's client does not send for this page.
     """
     try:
         message = _DECODER.decode(data.encode() if isinstance(data, str) else data)
@@ -105,14 +99,9 @@ def validated(data: bytes | str, control_of: Callable[[str], Any]) -> bytes | No
 
 
 def control_value(control: Any, value: object) -> Any:
-    """Returns a value for a control, moved into its range.
+    """Returns a value that a client has sent for a control, moved into its range.
 
-    Args:
-        control: viser's handle.
-        value: The value that a client has sent.
-
-    Raises:
-        RefusedMessageError: The value has the wrong type, or is not among the control's options.
+    Raises RefusedMessageError for a value of the wrong type, or one that is not among the control's options.
     """
     present = control.value
     refusal = RefusedMessageError(f"a {type(control).__name__} cannot have such a value, got {value!r:.40}")

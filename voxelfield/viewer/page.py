@@ -22,8 +22,8 @@ from voxelfield.captures.capture import thumbnail
 from voxelfield.components.refinement import RefinedCameras
 from voxelfield.datasets.camera_path import camera_path_file
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.rendering.cameras import Cameras, overview, reference_camera, up_direction
-from voxelfield.rendering.paths import through
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.paths import overview, reference_camera, through, upright_axes
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.viewer.address import Address
@@ -68,13 +68,7 @@ _RATE_CPU, _RATE_CUDA = 6, 60
 
 
 def photographs_of(scene: Scene, splits: Iterable[str], refined: RefinedCameras | None) -> Photographs:
-    """Returns the photographs of a scene.
-
-    Args:
-        scene: The scene.
-        splits: Names of splits, which the scene need not have.
-        refined: Cameras that training has refined, which the splits' cameras are made to follow.
-    """
+    """Returns the photographs of those of the named splits that a scene has, with cameras that follow refined ones."""
     found = {name: scene.splits[name] for name in splits if name in scene.splits}
     if refined is not None:
         found = {name: refined.follow_split(split) for name, split in found.items()}
@@ -93,7 +87,7 @@ def first_view(run: TrainedModel, photographs: Photographs) -> tuple[Viewpoint, 
         cameras = split.cameras
     if cameras is None:
         return viewpoint_of(overview(content_box(run), *size), 0), torch.tensor([0.0, 0.0, 1.0])
-    return viewpoint_of(cameras, index), up_direction(cameras).float().cpu()
+    return viewpoint_of(cameras, index), upright_axes(cameras)[2].float().cpu()
 
 
 class ViewerPage:
@@ -147,15 +141,15 @@ class ViewerPage:
         self._place(camera, self.home)
         camera.near, camera.far = 1e-3 * self.extent, 1e3 * self.extent
         tabs = gui.add_tab_group()
-        with tabs.add_tab("View", icon="eye"):
-            self.view = ViewPanel(self, rate, progress)
-        self.view.register()
-        self.cameras: CamerasPanel | None = None
-        if photographs:
-            with tabs.add_tab("Cameras", icon="camera"):
-                self.cameras = CamerasPanel(self, photographs)
-        with tabs.add_tab("Path", icon="route"):
-            self.path = PathPanel(self, name)
+        with self._lock:  # callbacks wait until the page is complete
+            with tabs.add_tab("View", icon="eye"):
+                self.view = ViewPanel(self, rate, progress)
+            self.cameras: CamerasPanel | None = None
+            if photographs:
+                with tabs.add_tab("Cameras", icon="camera"):
+                    self.cameras = CamerasPanel(self, photographs)
+            with tabs.add_tab("Path", icon="route"):
+                self.path = PathPanel(self, name)
         self.server.on_client_connect(self._connect)
         self.server.on_client_disconnect(self._disconnect)
 
@@ -171,12 +165,9 @@ class ViewerPage:
     ) -> Callable[[Any], None]:
         """Returns a callback for a control, which viser runs in a thread of its pool.
 
-        Callbacks run one at a time, because they share the page.
-
-        Args:
-            work: Called with viser's handle of the client, or None if the value was set here. A ValueError is shown to
-                the client.
-            lock: Held during the call in place of the page's lock, for long work that other controls need not wait for.
+        It calls ``work`` with viser's handle of the client, or None if the value was set here; a ValueError is shown to
+        the client. Callbacks run one at a time, because they share the page, unless long work, for which other controls
+        need not wait, has a lock of its own.
         """
 
         def call(event: Any) -> None:
@@ -259,13 +250,7 @@ class ViewerPage:
 
 
 class ViewPanel:
-    """Displayed quantity, resolution, and the way back.
-
-    Args:
-        page: The page.
-        rate: Desired frames per second while a camera moves.
-        progress: Returns the progress of training, in Markdown.
-    """
+    """Displayed quantity, resolution, and the way back; ``rate`` is the initial number of frames per second."""
 
     def __init__(self, page: ViewerPage, rate: int, progress: Callable[[], str]) -> None:
         self._page = page
@@ -280,10 +265,6 @@ class ViewPanel:
         self.home = gui.add_button("Home", icon="home", hint="Returns to the initial view.")
         with gui.add_folder("Keys", expand_by_default=False, order=1e6):
             gui.add_markdown(_KEYS)
-
-    def register(self) -> None:
-        """Registers the callbacks, which need the page's :attr:`ViewerPage.view`."""
-        page = self._page
         for control in (self.mode, self.rows, self.rate):
             control.on_update(page.callback(lambda _: self._change()))
         self.home.on_click(page.callback(lambda client: page.move(client, page.home)))
@@ -307,12 +288,7 @@ class ViewPanel:
 
 
 class CamerasPanel:
-    """Frusta with photographs, and moving to one.
-
-    Args:
-        page: The page.
-        photographs: At least one photograph.
-    """
+    """Frusta with photographs, of which there is at least one, and moving to one."""
 
     def __init__(self, page: ViewerPage, photographs: Photographs) -> None:
         self._page = page
@@ -325,7 +301,7 @@ class CamerasPanel:
         self.frusta: list[Any] = []
         # Reading all photographs takes long, but must happen only once.
         self.shown.on_update(page.callback(lambda _: self._show(), threading.RLock()))
-        self.view.on_update(page.callback(self._go))
+        self.view.on_update(page.callback(self._move))
 
     def update_visibility(self) -> None:
         """Hides frusta around a browser's camera, which would cover its picture."""
@@ -360,27 +336,17 @@ class CamerasPanel:
             visible=False,
         )
 
-    def _go(self, client: Any) -> None:
-        # Without a client the value was set by a click at a frustum.
-        if client is not None:
-            self._move(client)
-
     def _move(self, client: Any) -> None:
-        split, index = self.photographs[self.view.value]
-        self._page.move(client, viewpoint_of(split.cameras, index, aspect=client.camera.aspect))
+        if client is not None:  # otherwise the value was set by a click at a frustum
+            split, index = self.photographs[self.view.value]
+            self._page.move(client, viewpoint_of(split.cameras, index, aspect=client.camera.aspect))
 
 
 class PathPanel:
-    """Key cameras, and the file of the path through them.
-
-    Args:
-        page: The page.
-        run: The run's path for the command line.
-    """
+    """Key cameras, and the file of the path through them; ``run`` is the run's path for the command line."""
 
     def __init__(self, page: ViewerPage, run: str) -> None:
         self._page = page
-        self.keys: list[Viewpoint] = []
         self._drawn: list[Any] = []
         self._next_file = 0.0
         gui = page.server.gui
@@ -394,10 +360,10 @@ class PathPanel:
         # A text field, because Markdown would interpret the name of the run.
         command = f"voxelfield render {shlex.quote(run)} --path {PATH_FILE}"
         self.command = gui.add_text("Video", command, disabled=True, hint="Renders the video of a saved path.")
-        self.add.on_click(page.callback(self._append))
-        self.edit.on_click(page.callback(lambda _: self._edit()))
+        self.add.on_click(page.callback(lambda client: self.change([*self.keys, viewpoint_of_camera(client.camera)])))
+        self.edit.on_click(page.callback(lambda _: self.change([] if self.edit.value == "Clear" else self.keys[:-1])))
         self.export.on_click(page.callback(self._save))
-        self._draw()
+        self.change([])
 
     def path(self, frames: int) -> Cameras:
         """Returns cameras on a smooth path through the key cameras, of which there is at least one."""
@@ -406,19 +372,11 @@ class PathPanel:
         c2w, intrinsics = torch.cat([key.c2w for key in keys]), torch.cat([key.intrinsics for key in keys])
         return through(Cameras(c2w, intrinsics, width, height), frames)
 
-    def _append(self, client: Any) -> None:
-        if len(self.keys) >= MOST_KEYS:
+    def change(self, keys: list[Viewpoint]) -> None:
+        """Sets the key cameras, and shows the path and their number."""
+        if len(keys) > MOST_KEYS:
             raise ValueError(f"a path has at most {MOST_KEYS} key cameras")
-        self.keys = [*self.keys, viewpoint_of_camera(client.camera)]
-        self._draw()
-
-    def _edit(self) -> None:
-        self.keys = [] if self.edit.value == "Clear" else self.keys[:-1]
-        self._draw()
-
-    def _draw(self) -> None:
-        """Shows the path and the number of its key cameras."""
-        count = len(self.keys)
+        self.keys, count = keys, len(keys)
         self.count.content = f"{count} key camera{'' if count == 1 else 's'}"
         self.export.disabled = count == 0
         for handle in self._drawn:

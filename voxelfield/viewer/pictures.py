@@ -51,13 +51,7 @@ class Viewpoint:
         return torch.tensor(self.c2w, dtype=torch.float32).view(4, 4)
 
     def cameras(self, height: int, width: int, rows: tuple[int, int] | None = None) -> Cameras:
-        """Returns one camera, on the CPU.
-
-        Args:
-            height: Height of the whole image, pixels.
-            width: Width of the whole image, pixels.
-            rows: First row of a band of the image, and the one after its last; None for the whole image.
-        """
+        """Returns one camera of an image, or of the rows of a band of it, from the first to the one after the last."""
         first, end = (0, height) if rows is None else rows
         focal = 0.5 * height / math.tan(0.5 * self.fov)
         intrinsics = torch.tensor([[focal, focal, 0.5 * width, 0.5 * height - first]], dtype=torch.float32)
@@ -65,14 +59,9 @@ class Viewpoint:
 
 
 def viewpoint_of(cameras: Cameras, index: int, aspect: float | None = None) -> Viewpoint:
-    """Returns the viewpoint of a photograph, wide enough for all of it; lens distortion is ignored.
+    """Returns the viewpoint of a photograph, wide enough for all of it in an image of an aspect; without distortion.
 
     The viewpoint of a panorama shows 90 degrees around the optical axis.
-
-    Args:
-        cameras: The cameras.
-        index: Index of the camera.
-        aspect: Width over height of the image in which the photograph must fit; None for the photograph's aspect.
     """
     one = cameras[[index]].pinholes()
     fx, fy, cx, cy = one.intrinsics[0].tolist()
@@ -106,11 +95,7 @@ def wxyz_of(c2w: Tensor) -> np.ndarray:
 
 
 class Painter:
-    """Draws a field that does not change.
-
-    Args:
-        run: The field, and the settings with which its evaluation renders it.
-    """
+    """Draws a field that does not change, with the settings of its evaluation."""
 
     def __init__(self, run: TrainedModel) -> None:
         self._run = run
@@ -128,18 +113,9 @@ class Painter:
         rows: tuple[int, int] | None = None,
         sharp: bool = False,
     ) -> Tensor:
-        """Draws a picture, or a band of one.
+        """Draws a picture of one of :data:`MODES`, or a band of its rows, (rows, width, 3) uint8 on the CPU.
 
-        Args:
-            viewpoint: The camera.
-            mode: The displayed quantity, one of :data:`MODES`.
-            height: Height of the whole picture, pixels.
-            width: Width of the whole picture, pixels.
-            rows: First row of the band, and the one after its last; None for the whole picture.
-            sharp: Use as many rays per pixel as the run's evaluation instead of one.
-
-        Returns:
-            (rows, width, 3) uint8 on the CPU.
+        A sharp one has as many rays per pixel as the run's evaluation instead of one.
         """
         renderer = self._renderer(self._run.trainer.evaluation.supersampling if sharp else 1)
         view = renderer.view(viewpoint.cameras(height, width, rows).to(self._run.model.device), 0)

@@ -45,13 +45,8 @@ _PROBE_SECONDS = 10.0
 def start_server(address: Address, label: str) -> Any:
     """Starts viser's server.
 
-    Args:
-        address: Where to listen, and who is admitted.
-        label: Title of the page's panel.
-
-    Raises:
-        ValueError: The port has just been taken by another program.
-        MissingPackageError: The installed version of viser bypasses the checks.
+    Raises ValueError if another program has just taken the port, and MissingPackageError if the installed version of
+    viser bypasses the checks.
     """
     log = _LogOnce()
     server: Any = None

@@ -44,14 +44,7 @@ _DURATION_TOLERANCE = 1.25
 
 @dataclass(frozen=True)
 class PictureRequest:
-    """A client's request for a picture.
-
-    Attributes:
-        viewpoint: The camera.
-        mode: The displayed quantity.
-        height: Height of the picture at rest, pixels.
-        width: Width of the picture at rest, pixels.
-    """
+    """A client's request for a picture, with the size that it has at rest."""
 
     viewpoint: Viewpoint
     mode: str
@@ -94,8 +87,8 @@ class _Client:
 class RenderWorker:
     """Draws the requests of all clients in its thread.
 
-    While a camera moves, pictures are as large as the desired rate allows. At rest one of full size follows. It is
-    drawn in bands, between which a movement can cancel it.
+    While a camera moves, pictures are as large as the desired rate allows, which may be changed at any time. At rest
+    one of full size follows. It is drawn in bands, between which a movement can cancel it.
 
     Args:
         device: Device of the field.
@@ -104,9 +97,6 @@ class RenderWorker:
         frames_per_second: Desired rate while a camera moves.
         poll: Called by the thread; returns the field if it has changed since the last call, otherwise None. Nobody else
             may change this field.
-
-    Attributes:
-        frames_per_second: The desired rate, which may be changed at any time.
     """
 
     def __init__(

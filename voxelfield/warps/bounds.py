@@ -20,13 +20,9 @@ _MOST_ASTRAY = 0.1
 
 
 def box_of_points(points: Tensor) -> Tensor:
-    """Returns a box around points that structure from motion found; a hundredth may lie outside at each side.
+    """Returns a box (2, 3) float64 around points (M, 3), at least one, that structure from motion found.
 
-    Args:
-        points: (M, 3) world units, M at least 1.
-
-    Returns:
-        (2, 3), with a margin of a twentieth at each side; float64.
+    A hundredth of them may lie outside at each side. There is a margin of a twentieth at each side.
     """
     points = points.double()
     low, high = (torch.quantile(points, q, dim=0) for q in (_OUTLIERS, 1 - _OUTLIERS))
@@ -37,14 +33,10 @@ def box_of_points(points: Tensor) -> Tensor:
 
 
 def stray_cameras(c2w: Tensor) -> Tensor:
-    """Returns which cameras lie so far from all others that their poses are probably wrong.
+    """Returns which cameras (N,) bool, of poses (N, 4, 4), are so far from all others that poses are probably wrong.
 
-    Args:
-        c2w: (N, 4, 4) camera to world.
-
-    Returns:
-        (N,) bool: True for cameras more than six times as far from the median position as three quarters of the cameras
-        are. Where that holds for more than a tenth of the cameras, they are not astray, and all are False.
+    These are more than six times as far from the median position as three quarters of the cameras are. Where that holds
+    for more than a tenth of the cameras, they are not astray, and all are False.
     """
     origins = c2w[:, :3, 3].double()
     if len(origins) == 0:
@@ -58,9 +50,7 @@ def stray_cameras(c2w: Tensor) -> Tensor:
 def viewed_point(origins: Tensor, looks: Tensor) -> Tensor:
     """Returns the point (3,) nearest to rays, in the least squares; of parallel rays, the one nearest to their origins.
 
-    Args:
-        origins: (N, 3) float64, N at least 1.
-        looks: (N, 3) float64 unit directions.
+    Origins and unit directions are (N, 3) float64, at least one.
     """
     across = torch.eye(3, dtype=torch.float64) - looks[:, :, None] * looks[:, None, :]
     mean = origins.mean(dim=0)
@@ -75,16 +65,11 @@ def look_from_many_sides(looks: Tensor) -> bool:
 
 
 def box_of_cameras(c2w: Tensor) -> Tensor:
-    """Returns a cube around the point that cameras look at, whose half edge is the cameras' median distance from it.
+    """Returns a cube (2, 3) float64 around the point that cameras (N, 4, 4) look at, at least one.
 
-    Where cameras look away from that point, as from within a room, the cube lies around the cameras instead, and
-    reaches twice as far from their mean as the farthest does. Cameras astray do not count (:func:`stray_cameras`).
-
-    Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.
-
-    Returns:
-        (2, 3) world units; float64.
+    Its half edge is the cameras' median distance from that point. Where cameras look away from it, as from within a
+    room, the cube lies around the cameras instead, and reaches twice as far from their mean as the farthest does.
+    Cameras astray do not count (:func:`stray_cameras`).
     """
     centre, reach, _ = viewed_cube(c2w[~stray_cameras(c2w)].double())
     return torch.stack((centre - reach, centre + reach))

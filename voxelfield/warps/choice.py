@@ -211,9 +211,7 @@ def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> Nested
     :func:`voxelfield.warps.bounds.box_of_cameras`, around the point that the cameras look at. Cameras astray are
     ignored.
 
-    Args:
-        c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.
-        points: (M, 3) points from structure from motion, or points that fill the visible space, world units.
+    Poses and points are those of :class:`CaptureFacts`, at least one pose.
     """
     c2w = c2w[~stray_cameras(c2w)].double()
     viewed, distance, from_many_sides = viewed_cube(c2w)
@@ -260,11 +258,9 @@ def ndc_box_of_cameras(
     shifts it by one voxel in the view of that camera.
 
     Args:
-        c2w: (N, 4, 4) poses of all photographs, camera to world, OpenGL axes, N at least 1.
-        border: Origins and unit directions, both (N, P, 3), of rays along the borders of the images, all of which the
-            grid must cover.
-        points: (M, 3) points from structure from motion, or points that fill the visible space, world units. None:
-            ``near`` must be given, and the box of interest reaches to ten times this depth.
+        c2w: At least one of the poses of :class:`CaptureFacts`.
+        border: Its rays along the borders of the images, all of which the grid must cover.
+        points: Its points. None: ``near`` must be given, and the box of interest reaches to ten times this depth.
         near: Depth of the near plane, world units; None: three quarters of the depth of the nearest points.
         widest: How many times as wide as one image all of them together may be at the near plane.
 
@@ -275,8 +271,12 @@ def ndc_box_of_cameras(
     """
     if float(c2w[:, :3, 1].double().mean(dim=0).norm()) < _LEAST_UP:
         raise NotForwardError("cameras must agree on the up direction, got directions that cancel")
-    reference = _mean_pose(c2w.double())
-    axes, position = reference[:, :3], reference[:, 3]
+    # The camera (3, 4) at the mean position, with the mean of the directions and up vectors.
+    _, up, backward, position = c2w[:, :3].double().mean(dim=0).unbind(dim=-1)
+    backward = F.normalize(backward, dim=0)
+    right = F.normalize(torch.linalg.cross(up, backward), dim=0)
+    reference = torch.stack((right, torch.linalg.cross(backward, right), backward, position), dim=-1)
+    axes = reference[:, :3]
     cosines = (F.normalize(c2w[:, :3, 2].double(), dim=-1) @ axes[:, 2]).clamp(-1, 1)
     angle = float(cosines.acos().rad2deg().max())
     if not angle <= _LARGEST_ANGLE:
@@ -310,14 +310,6 @@ def ndc_box_of_cameras(
     except ValueError as error:
         raise NotForwardError(str(error)) from error
     return warp
-
-
-def _mean_pose(c2w: Tensor) -> Tensor:
-    """Returns the camera (3, 4) at the mean position of cameras, with the mean of their directions and up vectors."""
-    _, up, backward, position = c2w[:, :3].mean(dim=0).unbind(dim=-1)
-    backward = F.normalize(backward, dim=0)
-    right = F.normalize(torch.linalg.cross(up, backward), dim=0)
-    return torch.stack((right, torch.linalg.cross(backward, right), backward, position), dim=-1)
 
 
 def _depth_of_near_plane(points: Tensor | None, position: Tensor, axes: Tensor) -> float:

@@ -9,7 +9,19 @@ from torch import Tensor
 
 
 @dataclass
-class RaySamples:
+class _Distances:
+    vals: Tensor
+    packed_info: Tensor | None = None
+    ray_indices: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of ``vals``."""
+        return self.vals.device
+
+
+@dataclass
+class RaySamples(_Distances):
     """Distances of samples along rays.
 
     Attributes:
@@ -19,19 +31,11 @@ class RaySamples:
         is_valid: (all_samples,) bool, which entries are samples; None if not packed.
     """
 
-    vals: Tensor
-    packed_info: Tensor | None = None
-    ray_indices: Tensor | None = None
     is_valid: Tensor | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """The device of ``vals``."""
-        return self.vals.device
 
 
 @dataclass
-class RayIntervals:
+class RayIntervals(_Distances):
     """Edges of intervals along rays. Adjacent intervals share an edge.
 
     Attributes:
@@ -42,13 +46,5 @@ class RayIntervals:
         is_right: (all_edges,) bool, which edges end an interval; None if not packed.
     """
 
-    vals: Tensor
-    packed_info: Tensor | None = None
-    ray_indices: Tensor | None = None
     is_left: Tensor | None = None
     is_right: Tensor | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """The device of ``vals``."""
-        return self.vals.device

@@ -252,10 +252,7 @@ def accumulate_along_rays(
 
 
 def accumulate_along_rays_(
-    weights: Tensor,
-    values: Tensor | None = None,
-    ray_indices: Tensor | None = None,
-    outputs: Tensor | None = None,
+    weights: Tensor, values: Tensor | None = None, ray_indices: Tensor | None = None, outputs: Tensor | None = None
 ) -> None:
     """Adds weighted values along each ray to ``outputs`` (n_rays, D), in place; D is 1 without values.
 

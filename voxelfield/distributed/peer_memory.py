@@ -13,14 +13,12 @@ import torch
 from torch import Tensor, distributed
 
 from voxelfield import processes
+from voxelfield.devices import UNCOUNTED_BYTES
 
 logger = logging.getLogger(__name__)
 
 MAX_PROCESSES = 8
 """The largest number of processes that share memory: as many copies as :func:`grid_adam_` updates at most."""
-
-# Bytes that torch's memory statistics do not count: in use now, and the peak.
-_bytes = {"now": 0, "peak": 0}
 
 
 class PeerMemory:
@@ -53,11 +51,11 @@ class PeerMemory:
         ]
         self._stream = torch.cuda.Stream(device)
         self._size = local.nbytes
-        _bytes["now"] += self._size
-        _bytes["peak"] = max(_bytes.values())
+        UNCOUNTED_BYTES["now"] += self._size
+        UNCOUNTED_BYTES["peak"] = max(UNCOUNTED_BYTES.values())
 
     def __del__(self) -> None:
-        _bytes["now"] -= vars(self).get("_size", 0)
+        UNCOUNTED_BYTES["now"] -= vars(self).get("_size", 0)
 
     def run_beside(self, send: Callable[[], None]) -> Callable[[], None]:
         """Runs a function on a second stream; the returned function makes the current stream wait for it."""
@@ -69,11 +67,6 @@ class PeerMemory:
     def barrier(self) -> None:
         """Makes the device wait for the devices of all processes, and see what these have written before."""
         self._handle.barrier()
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Returns this process's peak memory on its GPU: torch's own peak, plus the peak of :class:`PeerMemory`."""
-    return torch.cuda.max_memory_allocated(device) + _bytes["peak"]
 
 
 def is_available(device: torch.device) -> bool:

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import torch
 
+from voxelfield.grids.working_copies import copies_dtype
 from voxelfield.settings import LoggerConfig
 from voxelfield.trained.trained_model import TrainedModel
-from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.session import Session
 from voxelfield.viewer.address import Address
 from voxelfield.viewer.page import ViewerPage, photographs_of
@@ -96,9 +96,7 @@ class TrainingViewer:
 
     @torch.no_grad()
     def _copy(self, session: Session) -> None:
-        field, occupancy = copy.deepcopy((session.field, session.occupancy))
-        model = session.model.around(field, occupancy)
-        self._newest = replace(self._template, steps=session.step, model=model)
+        self._newest = replace(self._template, steps=session.step, model=copy.deepcopy(session.model))
         self._copy_requested = False
 
     @contextlib.contextmanager

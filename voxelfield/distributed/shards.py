@@ -1,8 +1,9 @@
-"""A process's shard of a grid that is divided over the processes that train together."""
+"""Tensors that are divided over the processes that train together: rows that are read by index, and shards of grids."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -132,3 +133,75 @@ def new_table(rows: int, device: torch.device) -> Tensor:
 def tile_vertices() -> int:
     """Returns the number of vertices of a tile."""
     return constants.TILE_X * constants.TILE_Y * constants.TILE_Z
+
+
+def row_slabs(local: Tensor, bounds: Sequence[int]) -> Iterator[tuple[int, int, Tensor]]:
+    """Yields a process, the index of the first of some of its rows, and these rows, until all processes' rows are read.
+
+    A collective call, and so is each step of the iteration. Each process gives its ``local`` rows (R, ...), and the
+    ``bounds``: the first row of each process among the rows of all, followed by their number.
+    """
+    row, longest = local.shape[1:], max(end - begin for begin, end in pairwise(bounds))
+    at_once = max(1, processes.SLAB_ELEMENTS // (processes.count() * max(math.prod(row), 1)))
+    for first in range(0, longest, at_once):
+        some = min(at_once, longest - first)
+        sent = local.new_zeros(some, *row)
+        slab = local[first : first + some]
+        sent[: len(slab)] = slab
+        received = local.new_empty(processes.count() * some, *row)
+        processes.gather_later(received, sent)()
+        for process, (begin, end) in enumerate(pairwise(bounds)):
+            rows = min(some, end - begin - first)
+            if rows > 0:
+                yield process, begin + first, received[process * some : process * some + rows]
+
+
+def collect_rows(local: Tensor, bounds: Sequence[int], out: Tensor, low: int = 0) -> None:
+    """Writes rows of all processes, from row ``low`` on, into a tensor on any device; each process may ask for others.
+
+    A collective call with arguments as for :func:`row_slabs`.
+    """
+    for _, first, rows in row_slabs(local, bounds):
+        begin, end = max(first, low), min(first + len(rows), low + len(out))
+        if begin < end:
+            out[begin - low : end - low] = rows[begin - first : end - first]
+
+
+def rows_between(local: Tensor, bounds: Sequence[int], low: int, high: int) -> Tensor:
+    """Returns the rows from ``low`` to ``high``; a collective call with arguments as for :func:`row_slabs`."""
+    rows = local.new_empty(high - low, *local.shape[1:])
+    collect_rows(local.detach(), bounds, rows, low)
+    return rows
+
+
+class DividedRows:
+    """The rows of all processes, in the order of ranks, of which each process stores some (R, ...); read by index.
+
+    Making it and reading from it are collective calls; reading does not synchronise with the device.
+    """
+
+    def __init__(self, local: Tensor) -> None:
+        counts = processes.row_counts(local)
+        self._first, self._count, self._total = sum(counts[: processes.rank()]), len(local), sum(counts)
+        self._local = local if len(local) > 0 else local.new_zeros(1, *local.shape[1:])
+
+    def __len__(self) -> int:
+        """Number of rows of all processes."""
+        return self._total
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """Returns rows by their indices (P,), which must be the same in all processes."""
+        local = index - self._first
+        elsewhere = (local < 0) | (local >= self._count)
+        rows = self._local[local.masked_fill_(elsewhere, 0)]
+        rows = rows.masked_fill_(elsewhere.view(-1, *[1] * (rows.dim() - 1)), 0)
+        # Bytes, of which each comes from one process: exact for every dtype.
+        return processes.sum_of(rows.view(torch.uint8)).view(rows.dtype)
+
+    def of_each(self, index: Tensor) -> Tensor:
+        """Returns rows by indices (P, ...), of which each process may have different ones, and any number."""
+        local = index.flatten()
+        counts = processes.row_counts(local)
+        first = sum(counts[: processes.rank()])
+        rows = self[processes.gather_rows(local, counts)]
+        return rows[first : first + index.numel()].unflatten(0, index.shape)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from voxelfield import processes
-from voxelfield.grids.shards import Shard, new_table, tile_vertices
+from voxelfield.distributed.peer_memory import PeerMemory
+from voxelfield.distributed.shards import Shard, new_table, tile_vertices
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._internal.tiles import pack_vertices, unpack_vertices
-from voxelfield.peer_memory import PeerMemory
 
 # How many times as many vertices fit into an exchange as any recent step has changed.
 _SPARE = 1.25
@@ -34,8 +34,8 @@ class PackedExchange:
     """Exchanges by collective calls, between any devices and machines: changed vertices are packed into rows.
 
     Args:
-        shards: The shards of grids with the same number of channels, whose ``touched`` are updated
-            before :meth:`publish`.
+        shards: The shards of grids with the same number of channels, whose ``touched`` are updated before
+            :meth:`publish`.
         samples: Largest number of samples of a step, of all processes.
         every: Whether all vertices may change in a step, regardless of the number of samples.
         refresh: Sends all copies anew.
@@ -62,11 +62,7 @@ class PackedExchange:
         yield _gathered(tensors, processes.row_counts(tensors[0]))
 
     def publish(self, update: Callable[[], None]) -> None:
-        """Calls a function that updates the shards, and sends the working copies of touched vertices to all processes.
-
-        Args:
-            update: Updates the vertices in the tables of the shards.
-        """
+        """Calls a function that updates the shards, and sends the copies of touched vertices to all processes."""
         rank, sizes = processes.rank(), [shard.rows() for shard in self._shards]
         table, count = self._changed(sizes)
         torch.maximum(self._most_changed, count, out=self._most_changed)
@@ -77,7 +73,7 @@ class PackedExchange:
         for shard, rows in zip(self._shards, table.split(sizes), strict=True):
             pack_vertices(shard.copy, rows, sent, **shard.tiles_of(rank))
         received = sent.new_empty(processes.count(), *sent.shape)
-        processes.gather_into(received, sent)
+        processes.gather_later(received, sent)()
         arrive()
         for other in range(processes.count()):
             if other == rank:
@@ -188,11 +184,7 @@ class DirectExchange:
         yield received
 
     def publish(self, update: Callable[[], None]) -> None:
-        """Calls a function that updates the shards and what is ``written`` of them, in the memory of all processes.
-
-        Args:
-            update: Updates the shards.
-        """
+        """Calls a function that updates the shards and what is ``written`` of them, in the memory of all processes."""
         self._copies.barrier()
         update()
         self._copies.barrier()

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from voxelfield import peer_memory, processes
+from voxelfield import processes
+from voxelfield.distributed import peer_memory
+from voxelfield.distributed.exchange import DirectExchange, Exchange, PackedExchange, room_for
+from voxelfield.distributed.shards import Shard, collect_rows, row_slabs, rows_between
 from voxelfield.foundation import constants
 from voxelfield.grids.adam import RULE, GridAdam, moments_of, new_state, sum_weights
-from voxelfield.grids.exchange import DirectExchange, Exchange, PackedExchange, room_for
-from voxelfield.grids.shards import Shard
 from voxelfield.grids.sparse_grid import BLOCK_VERTICES, SparseGrid
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._internal.grid_adam import grid_adam_
@@ -92,11 +93,7 @@ class DividedGrids:
         shards = list(self._shards.values())
         for shard in shards:  # once no grid is whole any more
             shard.start_sums()
-        first, *others = whole.param_groups
-        for name in (*RULE, "lr", "bfloat16_moments"):
-            if any(group[name] is not first[name] and group[name] != first[name] for group in others):
-                raise ValueError(f"param_groups must agree on all but channel_rates, got different values of {name}")
-        self._skips = bool(first["skip_untouched"])
+        self._skips = bool(whole.param_groups[0]["skip_untouched"])
         self._channel_rates = {grid: group["channel_rates"] for group in whole.param_groups for grid in group["params"]}
         self._exchanges: list[Exchange] = []
         if self._rounds and peer_memory.is_available(occupied.device):
@@ -139,7 +136,7 @@ class DividedGrids:
         def cut(values: Tensor, first: int, last: int) -> Tensor:
             if old is None:
                 return values[first:last].clone()
-            return processes.rows_between(values, old.bounds, first, last)
+            return rows_between(values, old.bounds, first, last)
 
         before = self._whole.state.pop(grid, {}) if old is None else old.state
         if old is not None:
@@ -173,10 +170,7 @@ class DividedGrids:
     def collected(self, grid: nn.Parameter, local: Tensor, pack: Pack) -> Any:
         """Returns packed values of all planes to process 0, and None to others; a collective call.
 
-        Args:
-            grid: The parameter to which the values belong.
-            local: The values of this process's planes; of a parameter that is not divided, all, which are returned.
-            pack: Packs them.
+        Given are those of this process's planes; the values of a parameter that is not divided are returned as given.
         """
         return _packed(self._shards[grid], local, pack) if grid in self._shards else local
 
@@ -186,9 +180,8 @@ class DividedGrids:
         """Yields the rows of tensors (N, F) of all processes, some at a time; each time rows of the same samples.
 
         Between two of them, the device can work on the first while the second arrives. In a captured graph, all
-        processes must have the same number of samples.
+        processes must have the same number of samples. Any of the exchanges would do.
         """
-        # Samples do not depend on the grids of an exchange, so any of the exchanges would do.
         return self._exchanges[0].receive(tensors)
 
     def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
@@ -198,11 +191,7 @@ class DividedGrids:
         return [shard.reached for shard in shards], slabs
 
     def add_total_variation(self, weight: float) -> None:
-        """Adds the gradient of the squared differences between neighbouring vertices, of all dense grids.
-
-        Args:
-            weight: Factor on the sum of these squares.
-        """
+        """Adds the gradient of the squared differences between neighbouring vertices, of all dense grids, weighted."""
         for shard in self._shards.values():
             if shard.sparse is not None:
                 continue
@@ -300,7 +289,7 @@ class DividedGrids:
     def refresh(self) -> None:
         """Rounds the masters into the working copies of all processes, after a change by something else than a step."""
         for shard in self._shards.values():
-            processes.collect_rows(shard.local.detach().to(shard.copy.dtype), shard.bounds, shard.copy)
+            collect_rows(shard.local.detach().to(shard.copy.dtype), shard.bounds, shard.copy)
         if self.materialized and self._rounds:
             self.materialize()
 
@@ -320,7 +309,7 @@ class DividedGrids:
     def _materialize(self, shard: Shard) -> None:
         shard.drop_sums()
         if self._rounds:
-            shard.grid.data = processes.rows_between(shard.local, shard.bounds, 0, shard.grid.shape[0])
+            shard.grid.data = rows_between(shard.local, shard.bounds, 0, shard.grid.shape[0])
             shard.stored = shard.stored.new_empty(0)
             shard.local.data = shard.grid.data[shard.planes]
 
@@ -366,7 +355,6 @@ class DividedGrids:
             # Unused from now on, but perhaps referenced until the next garbage collection.
             shard.local.data = shard.stored
 
-    @torch.no_grad()
     def free(self) -> None:
         """Frees gradients and copies, before another division takes over what has not been gathered."""
         for shard in self._shards.values():
@@ -379,7 +367,7 @@ class DividedGrids:
         if shard.state:
             planes = shard.grid.shape[0]
             self._whole.state[shard.grid] = {
-                key: value if key == "step" else processes.rows_between(value, shard.bounds, 0, planes)
+                key: value if key == "step" else rows_between(value, shard.bounds, 0, planes)
                 for key, value in shard.state.items()
             }
         shard.state.clear()
@@ -414,7 +402,7 @@ class DividedGrids:
 
 def _packed(shard: Shard, local: Tensor, pack: Pack) -> Any:
     """Returns packed planes of all processes to process 0, and None to others; a collective call."""
-    received = processes.row_slabs(local, shard.bounds)
+    received = row_slabs(local, shard.bounds)
     if processes.is_first():
         return pack(((process, planes) for process, _, planes in received), shard.grid.shape, local.dtype)
     for _ in received:
@@ -432,10 +420,7 @@ def _listed_tiles(shapes: Sequence[Sequence[int]], occupied: Tensor) -> list[Ten
 def _balanced(costs: Tensor, size: int, planes: int) -> list[int]:
     """Returns bounds for each process, at which the sum of costs is nearest to an equal fraction of all.
 
-    Args:
-        costs: (T,) the costs of groups of planes.
-        size: Number of planes of a group; the last one may be smaller.
-        planes: Number of all planes.
+    The costs (T,) are those of groups of ``size`` planes, of which the last may have fewer.
     """
     so_far = [0.0, *costs.double().cumsum(0).tolist()]
     bounds = [0]

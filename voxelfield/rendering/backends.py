@@ -1,0 +1,314 @@
+"""Backends that render whole images: a general one for every field, and kernels for some kinds of field."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from voxelfield.fields.decoders import FusedMLPDecoder, SHDecoder
+from voxelfield.fields.density import DensityActivation, ExponentialDensity
+from voxelfield.fields.field import Field, RadianceField, warp_of
+from voxelfield.foundation import constants
+from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.grids.voxel_grid import VoxelGrid
+from voxelfield.ops._internal.render_baked_image import render_baked_image
+from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
+from voxelfield.ops._internal.render_pyramid_image import pyramid_image_fits, render_pyramid_image
+from voxelfield.rendering.bricks import bake, can_bake
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import lens_rows
+from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.render import View, render_view
+from voxelfield.warps.warp import nested_box_args
+
+_GRID_DTYPES = (torch.float32, torch.float16)
+_MAX_VERTICES = 2**31 - 2
+
+# Pixels that are shaded at once, which limits the memory for large images.
+_PIXELS_AT_ONCE = 1 << 19
+
+Draw = Callable[[Cameras, int], View]
+"""Renders the image of the camera with the given index; the cameras must be on the field's device."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSource:
+    """The inputs from which images are rendered.
+
+    Attributes:
+        field: The field.
+        occupancy: The occupied cells, on the field's device.
+        settings: Sampling settings.
+        background: (3,) float32 colour behind the scene, on the field's device.
+        chunk: Number of rays per chunk, for a backend whose memory grows with the number of rays.
+        precision: Autocast dtype for the decoder.
+    """
+
+    field: Field
+    occupancy: OccupancyGrid
+    settings: RenderSettings
+    background: Tensor
+    chunk: int
+    precision: torch.dtype
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """The dtype in which kernels read fields: float16 on CUDA, as 16-bit training does."""
+        return torch.float16 if self.background.is_cuda else torch.float32
+
+
+class ImageBackend(ABC):
+    """A backend that renders images of some kinds of field.
+
+    Attributes:
+        name: Name of the backend for users: the name of the function that renders.
+        bakes: Whether :meth:`prepare` evaluates the whole field, which takes as long as many images.
+    """
+
+    name: ClassVar[str]
+    bakes: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def serves(cls, field: Field) -> bool:
+        """Returns whether the backend renders fields of this kind; the result is the same on every device."""
+
+    @classmethod
+    def has_room(cls, field: Field, device: torch.device) -> bool:
+        """Returns whether a device has enough shared memory for the backend; only for fields that it serves."""
+        return True
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, source: ImageSource) -> Draw:
+        """Prepares the data that rendering needs besides the field, and returns the rendering function.
+
+        Field and occupancy must not change while the returned function is in use.
+        """
+
+
+class GenericBackend(ImageBackend):
+    """:func:`voxelfield.rendering.render.render_view`, the general path; synchronises with the device."""
+
+    name = "render_view"
+
+    @classmethod
+    def serves(cls, field: Field) -> bool:
+        """See :class:`ImageBackend`. Always True."""
+        return True
+
+    @classmethod
+    def prepare(cls, source: ImageSource) -> Draw:
+        """See :class:`ImageBackend`."""
+        narrow = source.precision != torch.float32
+        device_type, dtype = source.background.device.type, source.precision if narrow else None
+        scene = (source.occupancy, source.settings, source.background, source.chunk)
+
+        def draw(cameras: Cameras, index: int) -> View:
+            with torch.autocast(device_type, dtype, narrow, cache_enabled=False):
+                return render_view(source.field, cameras, index, *scene)
+
+        return draw
+
+
+def _one_kernel(
+    op: Callable[..., tuple[Tensor, ...]], source: ImageSource, **field: Any
+) -> Callable[[Cameras, int], tuple[Tensor, ...]]:
+    """Returns a function that calls an op, which casts the rays itself, for a camera.
+
+    Args:
+        op: The op.
+        source: The source of the arguments that all such ops have in common.
+        field: The others, which describe the field.
+    """
+    cells = {"occupied": source.occupancy.empty_distance, "aabb_occupancy": source.occupancy.aabb}
+    inputs = {**field, **cells, **asdict(source.settings)}
+
+    def draw(cameras: Cameras, index: int) -> tuple[Tensor, ...]:
+        camera = cameras.c2w[index], cameras.intrinsics[index], *cameras.size(index)
+        return op(*camera, lens=lens_rows(cameras.lens, index), **inputs)
+
+    return draw
+
+
+class GridImages(ImageBackend):
+    """A single kernel for a :class:`VoxelGrid`, or a :class:`VoxelPyramid` that is a sum, with an :class:`SHDecoder`.
+
+    A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), which is lossless. Not supported are subclasses of
+    these classes, which may compute something else; grids of more than 2^31 - 2 vertices; padding other than "border";
+    ``align_corners=False``; fields with a warp; and dtypes other than float32 and float16.
+    """
+
+    name = "render_grid_image"
+
+    @classmethod
+    def serves(cls, field: Field) -> bool:
+        """See :class:`ImageBackend`."""
+        if type(field) is not RadianceField or field.warp is not None or type(field.decoder) is not SHDecoder:
+            return False
+        grid = field.grid
+        if not (type(grid) is VoxelGrid or (type(grid) is VoxelPyramid and grid.reduce == "sum")):
+            return False
+        finest = grid.grids[grid.active - 1] if isinstance(grid, VoxelPyramid) else grid
+        return (
+            type(field.decoder.activation) is DensityActivation
+            and finest.padding == "border"
+            and finest.align_corners
+            and finest.features[..., 0].numel() <= _MAX_VERTICES
+            and all(parameter.dtype in _GRID_DTYPES for parameter in field.parameters())
+        )
+
+    @classmethod
+    def prepare(cls, source: ImageSource) -> Draw:
+        """See :class:`ImageBackend`. Coefficients are padded to whole 16-byte reads; densities are stored apart."""
+        assert isinstance(source.field, RadianceField)
+        grid, decoder, dtype = source.field.grid, source.field.decoder, source.stored_dtype
+        assert isinstance(decoder, SHDecoder)
+        assert isinstance(decoder.activation, DensityActivation)
+        features = grid.collapse(dtype) if isinstance(grid, VoxelPyramid) else grid.sampled_levels[0]
+        draw = _one_kernel(
+            render_grid_image,
+            source,
+            background=source.background,
+            field=PackedSHGrid.pack(features, grid.aabb, decoder.degree, dtype),
+            density_scale=decoder.activation.scale,
+            density_shift=decoder.activation.shift,
+        )
+        return lambda cameras, index: View(*draw(cameras, index))
+
+
+class PyramidImages(ImageBackend):
+    """A single CUDA kernel for fields that have :meth:`RadianceField.pyramid_parts`.
+
+    The decoder must have 16 geometry outputs and one to three hidden colour layers, and must not shade deferred.
+    """
+
+    name = "render_pyramid_image"
+
+    @classmethod
+    def serves(cls, field: Field) -> bool:
+        """See :class:`ImageBackend`."""
+        if not isinstance(field, RadianceField) or field.shade is not None or not _warp_has_kernel(field):
+            return False
+        parts = field.pyramid_parts()
+        return (
+            parts is not None
+            and parts[1].density_network[-1].shape[0] == constants.MAX_GEOMETRY
+            and len(parts[1].color_network) <= constants.MAX_FIELD_LAYERS
+        )
+
+    @classmethod
+    def has_room(cls, field: Field, device: torch.device) -> bool:
+        """See :class:`ImageBackend`. The widest hidden layer must fit in the shared memory of a block."""
+        _, decoder, _ = cls._parts(field)
+        networks = (decoder.density_network, decoder.color_network)
+        width = max(weight.shape[0] for network in networks for weight in list(network)[:-1])
+        return pyramid_image_fits(field.aabb, width)
+
+    @classmethod
+    def prepare(cls, source: ImageSource) -> Draw:
+        """See :class:`ImageBackend`. The working copies of training are reused if they have the kernel's dtype."""
+        pyramid, decoder, activation = cls._parts(source.field)
+        dtype = source.stored_dtype
+        levels = pyramid.active_levels(dtype)
+        first, last = decoder.density_network
+        # Inactive levels read zero, so their columns are dropped.
+        weights = [first[:, : constants.LEVEL_CHANNELS * len(levels)], last]
+        draw = _one_kernel(
+            render_pyramid_image,
+            source,
+            background=source.background,
+            levels=levels,
+            aabb=pyramid.aabb,
+            density_weights=[weight.detach().to(dtype).contiguous() for weight in weights],
+            color_weights=[weight.detach().to(dtype) for weight in decoder.color_network],
+            density_initial=activation.initial,
+            view_degree=decoder.view_degree,
+            blocks=pyramid.blocks[: len(levels)],
+            boxes=nested_box_args(warp_of(source.field)),
+        )
+        return lambda cameras, index: View(*draw(cameras, index))
+
+    @staticmethod
+    def _parts(field: Field) -> tuple[VoxelPyramid, FusedMLPDecoder, ExponentialDensity]:
+        parts = field.pyramid_parts() if isinstance(field, RadianceField) else None
+        assert parts is not None, "the backend does not serve the field"
+        return parts
+
+
+class BakedImages(ImageBackend):
+    """One kernel that reads :class:`voxelfield.rendering.bricks.Bricks`, and the network of deferred shading per pixel.
+
+    Densities and values are interpolated between these vertices after the first network instead of before it, and
+    values are rounded to 8 bits, so images differ slightly from images of ``render_view``.
+    """
+
+    name = "render_baked_image"
+    bakes = True
+
+    @classmethod
+    def serves(cls, field: Field) -> bool:
+        """See :class:`ImageBackend`."""
+        return can_bake(field) and _warp_has_kernel(field)
+
+    @classmethod
+    def prepare(cls, source: ImageSource) -> Draw:
+        """See :class:`ImageBackend`. Evaluates the field at all vertices of occupied blocks."""
+        field, background = source.field, source.background
+        assert isinstance(field, RadianceField)
+        bricks, shade = bake(field, source.occupancy), field.shade
+        assert shade is not None
+        render = _one_kernel(
+            render_baked_image,
+            source,
+            log_density=bricks.log_density,
+            values=bricks.values,
+            blocks=bricks.blocks,
+            aabb=bricks.aabb,
+            clip=field.grid.aabb if field.warp is None else None,
+            boxes=nested_box_args(field.warp),
+        )
+
+        def colors(sums: Tensor, opacity: Tensor, directions: Tensor) -> Tensor:
+            if sums.is_cuda:
+                rgb = shade(bricks.means(sums, opacity), directions)
+            else:
+                # Most of the time would go into pixels that show nothing; on CUDA, finding them would synchronise.
+                shown = (opacity != 0).nonzero()[:, 0]
+                rgb = torch.zeros_like(directions)
+                rgb[shown] = shade(bricks.means(sums[shown], opacity[shown]), directions[shown])
+            return opacity[:, None] * rgb + (1 - opacity[:, None]) * background
+
+        def draw(cameras: Cameras, index: int) -> View:
+            sums, opacity, depth, directions = render(cameras, index)
+            pixels = sums.flatten(0, 1), opacity.flatten(), directions.flatten(0, 1)
+            parts = (colors(*part) for part in zip(*(x.split(_PIXELS_AT_ONCE) for x in pixels), strict=True))
+            return View(torch.cat(list(parts)).view(*opacity.shape, 3), opacity, depth)
+
+        return draw
+
+
+def _warp_has_kernel(field: Field) -> bool:
+    """Returns whether kernels that render whole images support the field's warp."""
+    warp = warp_of(field)
+    return warp is None or bool(warp.op_arguments)
+
+
+BACKENDS: tuple[type[ImageBackend], ...] = (PyramidImages, GridImages, BakedImages)
+"""Backends that are faster than the general one, in the order in which they are tried."""
+
+
+def fastest_backend(field: Field, backends: Sequence[type[ImageBackend]] = BACKENDS) -> type[ImageBackend]:
+    """Returns the backend that renders images of a field; depends only on the field's kind, not on the device.
+
+    Args:
+        field: The field.
+        backends: Backends to try, in this order, before the general one, which renders every field.
+    """
+    return next((backend for backend in backends if backend.serves(field)), GenericBackend)

@@ -1,1 +1,0 @@
-"""Backends that render whole images: a general one for every field, and kernels for some kinds of field."""
