@@ -96,7 +96,7 @@ class FusedDepth(Surface):
         occupancy = model.occupancy
         wide = OccupancyGrid(tuple(occupancy.occupied.shape), occupancy.aabb).to(occupancy.aabb.device)
         wide.occupied.copy_(F.max_pool3d(occupancy.occupied[None].float(), 3, stride=1, padding=1)[0] > 0)
-        super().__init__(model.around(occupancy=wide))
+        super().__init__(Model(model.field, wide, model.sampling))
         self._cameras, self._depths, self._truncation = cameras, depths, truncation
 
     def __call__(self, points: Tensor) -> Tensor:
