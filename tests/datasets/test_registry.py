@@ -39,7 +39,8 @@ def pictures(monkeypatch) -> list[LoadOptions]:
         return Scene(folder.name, box, {"train": Split(images, cameras, ("first",))})
 
     added = Format("pictures", "pictures.txt", lambda folder: (folder / "pictures.txt").is_file(), load)
-    monkeypatch.setattr(registry, "FORMATS", (*registry.FORMATS, added))
+    formats = (*registry.formats(), added)
+    monkeypatch.setattr(registry, "formats", lambda: formats)
     return calls
 
 
@@ -91,7 +92,7 @@ def test_an_unknown_folder_is_refused_in_one_line_that_lists_the_formats(tmp_pat
         "folder must be a scene with transforms_train.json, transforms_val.json or transforms_test.json (blender); "
         "or transforms.json (nerfstudio or instant-ngp); or "
     )
-    assert all(f"{known.looks_for} ({known.name})" in message for known in registry.FORMATS)
+    assert all(f"{known.looks_for} ({known.name})" in message for known in registry.formats())
     assert message.endswith(f"; or pictures.txt (pictures) in it, got {folder}, which holds none of these")
     assert "\n" not in message
     with pytest.raises(FileNotFoundError, match="which does not exist"):

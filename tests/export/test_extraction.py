@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.export import lattice, surfaces
-from voxelfield.export.lattice import Lattice
+from voxelfield.export.lattice import Lattice, OccupiedVertices
 from voxelfield.export.surfaces import (
     DensitySurface,
     Surface,
@@ -18,6 +18,7 @@ from voxelfield.export.surfaces import (
     surface_normals,
 )
 from voxelfield.fields.callbacks import CallbackField
+from voxelfield.models.model import Model
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 trimesh = pytest.importorskip("trimesh")
@@ -64,7 +65,7 @@ def surface_of(density, level: float = 1.0, occupied: Tensor | None = None) -> t
     occupancy, field = OccupancyGrid(8, BOX), CountingField(density)
     if occupied is not None:
         occupancy.occupied.copy_(occupied)
-    return DensitySurface(field, occupancy, level), field
+    return DensitySurface(Model(field, occupancy), level), field
 
 
 def mesh_of(vertices: Tensor, faces: Tensor):
@@ -140,7 +141,7 @@ def test_empty_cells_are_neither_evaluated_nor_part_of_the_surface():
     occupied = torch.zeros(8, 8, 8, dtype=torch.bool)
     occupied[2:4, 3:6, 1:7] = True
     surface, field = surface_of(lambda points: torch.ones(len(points)) * 9, occupied=occupied)
-    reached = surface.vertices(LATTICE).layers(0, LATTICE.shape[0])
+    reached = OccupiedVertices(surface.model, LATTICE).layers(0, LATTICE.shape[0])
     vertices, faces = extract_surface(surface, LATTICE)
     low, high = torch.tensor(BOX)
     corners = torch.tensor([[2, 3, 1], [4, 6, 7]]) / 8 * (high - low) + low
@@ -174,7 +175,7 @@ def test_each_point_of_the_lattice_is_evaluated_once(monkeypatch):
     limit_memory(monkeypatch, 3, 100)
     surface, field = surface_of(lambda points: torch.full((len(points),), 0.5))
     extract_surface(surface, LATTICE)
-    assert sum(field.asked) == int(surface.vertices(LATTICE).layers(0, LATTICE.shape[0]).sum())
+    assert sum(field.asked) == int(OccupiedVertices(surface.model, LATTICE).layers(0, LATTICE.shape[0]).sum())
 
 
 class HalfKnown(Surface):
@@ -190,7 +191,7 @@ class HalfKnown(Surface):
 @pytest.mark.parametrize("slab", [3, 1000])
 def test_a_surface_ends_where_nothing_is_known(monkeypatch, slab):
     limit_memory(monkeypatch, slab)
-    vertices, faces = extract_surface(HalfKnown(CountingField(ball), OccupancyGrid(8, BOX)), LATTICE)
+    vertices, faces = extract_surface(HalfKnown(Model(CountingField(ball), OccupancyGrid(8, BOX))), LATTICE)
     assert (vertices - CENTRE).norm(dim=-1).sub(0.6).abs().max() < 0.09 / 200
     assert 0.5 - 0.09 < float(vertices[:, 2].max()) < 0.5
     mesh = mesh_of(vertices, faces)

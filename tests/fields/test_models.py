@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from installed_package import install
 from warm_python import warm_python
 
 from voxelfield.config import parse
@@ -22,15 +23,6 @@ LEARNED = 17.0  # dB
 FILE = re.compile(r"^`([^`\n]+)`\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def install(folder: Path, name: str, entry_points: dict[str, str]) -> None:
-    """Writes the metadata that pip would write of a package."""
-    metadata = folder / f"{name}-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    announced = "".join(f"{key} = {value}\n" for key, value in entry_points.items())
-    (metadata / "entry_points.txt").write_text(f"[voxelfield.models]\n{announced}")
-
-
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's package, as if it were installed."""
@@ -40,7 +32,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = configparser.ConfigParser()
     project.read_string(shown["pyproject.toml"])  # these few lines of TOML are an INI file too
     announced = dict(project['project.entry-points."voxelfield.models"'])
-    install(folder, "sdf_field", {name: value.strip('"') for name, value in announced.items()})
+    install(folder, "sdf_field", {"voxelfield.models": {name: value.strip('"') for name, value in announced.items()}})
     return folder
 
 
@@ -73,14 +65,14 @@ def test_settings_of_a_foreign_recipe_are_checked(package: Path) -> None:
 
 
 def test_a_recipe_that_cannot_be_imported_harms_no_other_run(tmp_path: Path) -> None:
-    install(tmp_path, "broken", {"broken": "there_is_no_such_module:ModelConfig"})
+    install(tmp_path, "broken", {"voxelfield.models": {"broken": "there_is_no_such_module:ModelConfig"}})
     done = run(tmp_path, "train.py", "trainer.steps=-1")
     assert "model=broken is not available" in done.stderr
     assert "trainer.steps must be at least 1, got -1" in done.stderr
 
 
 def test_a_recipe_that_ends_the_program_does_not(tmp_path: Path) -> None:
-    install(tmp_path, "leaving", {"leaving": "leaving:ModelConfig"})
+    install(tmp_path, "leaving", {"voxelfield.models": {"leaving": "leaving:ModelConfig"}})
     (tmp_path / "leaving.py").write_text("raise SystemExit('goodbye')")
     done = run(tmp_path, "train.py", "trainer.steps=-1")
     assert "model=leaving is not available" in done.stderr

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from voxelfield.datasets.loading import load_scene
-from voxelfield.datasets.registry import FORMATS
+from voxelfield.datasets.registry import formats
 from voxelfield.warps.choice import WarpConfig, choose_warp
 from voxelfield.warps.ndc_box import NdcBox
 
 
 def test_every_format_is_fuzzed():
-    assert {known.name for known in FORMATS} == {name for name, _ in SCENES.values()}
+    assert {known.name for known in formats()} == {name for name, _ in SCENES.values()}
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from torch import nn
 from viewer_scene import bricks, session
 
 import voxelfield
-from voxelfield import Model, Session
+from voxelfield import Field, Model, Session
 from voxelfield.models.component import Component
 from voxelfield.models.dense import DenseConfig, DenseModel
 from voxelfield.models.model_config import ModelConfig
@@ -28,7 +28,7 @@ KINDS = {
 }
 
 
-class Cloud(nn.Module):
+class Cloud(Field, nn.Module):
     """A field without a grid: a ball of fog."""
 
     def __init__(self, aabb: torch.Tensor) -> None:

@@ -174,8 +174,8 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         ),
         (
             ("export", "run"),
-            "export must be given at least one of --mesh, --points, --splats, --web, --volume, --environment and "
-            "--cameras, got none",
+            "export must be given at least one of --cameras, --environment, --mesh, --points, --splats, --volume and "
+            "--web, got none",
         ),
         (("export", "run", "--splats", "a.splat"), "--splats must be a file *.ply, *.spz, got a.splat"),
         (("export", "run", "--splats", "a.ply", "--fit-steps", "-1"), "--fit-steps must be at least 0, got -1"),

@@ -36,7 +36,7 @@ ORDER = (
 EXEMPT = ("voxelfield.components.averaging", "voxelfield.components.lost_cameras", "voxelfield.components.refinement")
 
 # Modules that import others by names that are not written where they are imported.
-BY_NAME = {"voxelfield", "voxelfield.installed", "voxelfield.cli.command"}
+BY_NAME = {"voxelfield", "voxelfield.installed", "voxelfield.foundation.extensions", "voxelfield.cli.command"}
 
 # Each takes from a tenth of a second to several seconds to import.
 SLOW = ("torch._dynamo", "torchmetrics", "sympy", "av", "tensorboard", "matplotlib", "pooch", "numpy", "PIL", "viser")

@@ -248,14 +248,14 @@ def test_cells_that_one_image_shows_stay_empty(scene, warp):
 
 
 def test_what_is_exported_is_in_world_units(scene, trained, warp):
-    region = Region.of(trained.field, trained.occupancy)
+    region = Region.of(trained.model)
     assert region.box == warp.aabb
     assert region.voxels[0] == region.voxels[1] == region.voxels[2]
     x, _, _ = trained.field.grid.voxel_size.tolist()
     (x0, _), (x1, _) = warp.window
     assert region.voxel == pytest.approx(-x * (x1 - x0) / 2 * float(torch.tensor(warp.aabb)[:, 2].mean()), rel=0.01)
     with pytest.raises(ValueError, match="box must be 1 to 1"):
-        Region.of(trained.field, trained.occupancy, 2)
+        Region.of(trained.model, 2)
 
 
 def relative_rotation_error(cameras: Cameras, exact: Cameras) -> float:

@@ -9,7 +9,6 @@ from typing import Any
 
 import voxelfield
 from voxelfield.config import Range
-from voxelfield.datasets.loading import find_scene, load_scene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.messages import clipped
 from voxelfield.trained.trained_model import TrainedModel
@@ -56,26 +55,12 @@ def load_run_and_split(options: argparse.Namespace, split: str, **changes: Any) 
 def load_scene_of(
     run: TrainedModel, options: argparse.Namespace, splits: Sequence[str] | None, **changes: Any
 ) -> Scene:
-    """Loads splits of the scene of a run.
+    """Loads splits of the scene of a run, see :meth:`voxelfield.trained.trained_model.TrainedModel.load_scene`.
 
     Args:
         run: The run.
         options: The parsed command line, with the options of :func:`add_run_arguments`.
         splits: Names of the splits; None for all.
-        changes: Options of :func:`voxelfield.load_scene` that replace those of the run, unless they are None. Images
-            are shrunk either by ``downscale`` or to the size that the run was trained at.
-
-    Raises:
-        FileNotFoundError: The scene is not there.
-        ValueError: It is damaged, or there is no such split.
+        changes: Options of :func:`voxelfield.load_scene` that replace those of the run, unless they are None.
     """
-    given = changes | {"missing_images": options.missing_images}
-    replaced = {name: value for name, value in given.items() if value is not None}
-    if "downscale" in replaced:
-        replaced["image_size"] = None
-    return load_scene(scene_folder(run, options), **run.config.load_options(splits=splits, **replaced))
-
-
-def scene_folder(run: TrainedModel, options: argparse.Namespace) -> Path:
-    """Returns the folder that :func:`load_scene_of` loads from."""
-    return find_scene(run.config.scene.name, options.data_root or run.config.data.root)
+    return run.load_scene(splits, root=options.data_root, missing_images=options.missing_images, **changes)

@@ -15,6 +15,7 @@ from typing import Literal
 from voxelfield.datasets.assembly import SPLITS, choose_splits, scene_of_photos
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, check_poses_of, present_photos
+from voxelfield.datasets.registry import Format, contains
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transforms import read_transforms
 
@@ -65,3 +66,12 @@ def _read_photos(folder: Path, name: str, missing_images: Literal["error", "skip
 
 def _split_file(folder: Path, name: str) -> Path:
     return folder / f"transforms_{name}.json"
+
+
+FORMAT = Format(
+    "blender",
+    "transforms_train.json, transforms_val.json or transforms_test.json",
+    contains([f"transforms_{split}.json" for split in SPLITS]),
+    load_blender,
+    order=10,
+)

@@ -24,6 +24,7 @@ from voxelfield.datasets.colmap_files import (
     find_model,
     image_paths,
     is_binary,
+    is_colmap,
     names_in_text,
 )
 from voxelfield.datasets.image_paths import mask_path
@@ -32,15 +33,13 @@ from voxelfield.datasets.lenses import READ_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
 from voxelfield.datasets.poses import FARTHEST, turned_about
+from voxelfield.datasets.registry import Format
 from voxelfield.datasets.scene import Scene
 from voxelfield.foundation.errors import shown
 from voxelfield.installed import import_optional
 from voxelfield.messages import reason_of
 
 logger = logging.getLogger(__name__)
-
-FORMAT = "COLMAP"
-"""Name of the format."""
 
 
 def load_colmap(folder: Path, options: LoadOptions) -> Scene:
@@ -177,3 +176,6 @@ def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any)
     else:
         intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)
     return Photo(path, c2w, scaled(intrinsics, size), lens, mask=mask, pose_name=name)
+
+
+FORMAT = Format("COLMAP", "sparse/0/images.bin", is_colmap, load_colmap, order=30, has_models=True)

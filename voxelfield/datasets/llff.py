@@ -22,6 +22,7 @@ from voxelfield.datasets.image_paths import mask_path
 from voxelfield.datasets.images import image_files, read_array
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled
+from voxelfield.datasets.registry import Format, contains
 from voxelfield.datasets.scene import Scene
 
 FILE = "poses_bounds.npy"
@@ -96,3 +97,6 @@ def _read_rows(file: Path) -> Tensor:
     if len(found) == 0 or not bool(found.isfinite().all()):
         raise ValueError(f"{file}: must have at least one row, and finite numbers, got shape {tuple(found.shape)}")
     return found
+
+
+FORMAT = Format("LLFF", FILE, contains([FILE]), load_llff, order=40)

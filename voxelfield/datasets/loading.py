@@ -13,7 +13,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from voxelfield.datasets import colmap
 from voxelfield.datasets import download as downloads
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.registry import formats_of, is_scene, wanted_files
@@ -71,7 +70,7 @@ def _load_in_a_format(folder: Path, options: LoadOptions) -> Scene:
 
     Captures often have several: nerfstudio leaves the COLMAP model from which it made the ``transforms.json``.
     """
-    known = [each for each in formats_of(folder) if options.model is None or each.name == colmap.FORMAT]
+    known = [each for each in formats_of(folder) if options.model is None or each.has_models]
     if not known:
         raise ValueError(f"model must be None for {folder}, which has no COLMAP models, got {options.model}")
     try:

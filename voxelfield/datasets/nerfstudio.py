@@ -12,6 +12,7 @@ from voxelfield.datasets.assembly import SPLITS, load_capture
 from voxelfield.datasets.image_paths import find_images
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, with_shrunk_images
+from voxelfield.datasets.registry import Format, contains
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transforms import read_transforms
 from voxelfield.foundation.errors import shown
@@ -44,3 +45,6 @@ def _listed_splits(file: Path, meta: dict[str, Any], photos: list[Photo]) -> dic
             raise ValueError(f"{file}: '{key}' must name images of 'frames', got {shown(unknown[0])}")
         splits[name] = set(found.values())
     return splits or None
+
+
+FORMAT = Format("nerfstudio or instant-ngp", FILE, contains([FILE]), load_nerfstudio, order=20)

@@ -24,6 +24,7 @@ from voxelfield.datasets.images import image_files
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, with_shrunk_images
 from voxelfield.datasets.poses import turned_about
+from voxelfield.datasets.registry import Format, contains
 from voxelfield.datasets.scene import Scene
 from voxelfield.files import open_regular
 from voxelfield.messages import reason_of
@@ -145,3 +146,6 @@ def _camera(name: str, projection: npt.NDArray[np.float64]) -> tuple[Tensor, Int
     if not abs(skew) <= _SKEW * fy:
         raise ValueError(f"{name} must be that of a camera without skew, got {skew:g} beside a focal length of {fx:g}")
     return turned_about(c2w), (fx, fy, cx + 0.5, cy + 0.5)
+
+
+FORMAT = Format("IDR or NeuS", f"{' or '.join(FILES)} and image", contains(FILES, ["image"]), load_neus, order=50)

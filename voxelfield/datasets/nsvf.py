@@ -20,6 +20,7 @@ from voxelfield.datasets.images import image_files
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import FARTHEST, turned_about
+from voxelfield.datasets.registry import Format, contains
 from voxelfield.datasets.scene import Scene
 from voxelfield.files import read_regular
 
@@ -94,3 +95,6 @@ def _read_box(file: Path) -> Tensor:
             f"and within {FARTHEST:g} world units of the origin, got {box.tolist()}"
         )
     return box
+
+
+FORMAT = Format("NSVF", f"{FILE} and pose", contains([FILE], ["pose"]), load_nsvf, order=60)

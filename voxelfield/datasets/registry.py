@@ -1,19 +1,23 @@
 """The formats of data sets that :func:`voxelfield.load_scene` reads, and which of them a folder is in.
 
-A format is one file beside this one, with a function that loads a folder, and one entry in ``FORMATS``.
+Formats are the objects of :class:`Format` in the modules of this package, and those that other packages declare as
+entry points::
+
+    [project.entry-points."voxelfield.datasets"]
+    NAME = "package.module:FORMAT"
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from voxelfield.datasets import blender, colmap, colmap_files, llff, nerfstudio, neus, nsvf
-from voxelfield.datasets.assembly import SPLITS
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
+from voxelfield.foundation.extensions import announced_objects, own_objects
 
 
 @dataclass(frozen=True)
@@ -26,15 +30,19 @@ class Format:
         recognises: Returns whether a folder, which need not exist, is in this format; it opens no image.
         load: Loads such a folder as the options say, on the CPU. Raises FileNotFoundError if a file of the scene is
             missing, and ValueError, with a message of one line, if an argument or a file does not match the format.
+        order: Formats are tried in the order of these numbers; those with distinctive files come first.
+        has_models: Whether :attr:`voxelfield.datasets.options.LoadOptions.model` selects among several models.
     """
 
     name: str
     looks_for: str
     recognises: Callable[[Path], bool]
     load: Callable[[Path, LoadOptions], Scene]
+    order: int = 100
+    has_models: bool = False
 
 
-def _contains(*groups: Sequence[str]) -> Callable[[Path], bool]:
+def contains(*groups: Sequence[str]) -> Callable[[Path], bool]:
     """Returns a function that tells whether a folder has one of each group of files, or folders if without suffix."""
 
     def has(path: Path) -> bool:
@@ -43,25 +51,16 @@ def _contains(*groups: Sequence[str]) -> Callable[[Path], bool]:
     return lambda folder: all(any(has(folder / name) for name in names) for names in groups)
 
 
-FORMATS: tuple[Format, ...] = (
-    Format(
-        "blender",
-        "transforms_train.json, transforms_val.json or transforms_test.json",
-        _contains([f"transforms_{split}.json" for split in SPLITS]),
-        blender.load_blender,
-    ),
-    Format("nerfstudio or instant-ngp", nerfstudio.FILE, _contains([nerfstudio.FILE]), nerfstudio.load_nerfstudio),
-    Format(colmap.FORMAT, "sparse/0/images.bin", colmap_files.is_colmap, colmap.load_colmap),
-    Format("LLFF", llff.FILE, _contains([llff.FILE]), llff.load_llff),
-    Format("IDR or NeuS", f"{' or '.join(neus.FILES)} and image", _contains(neus.FILES, ["image"]), neus.load_neus),
-    Format("NSVF", f"{nsvf.FILE} and pose", _contains([nsvf.FILE], ["pose"]), nsvf.load_nsvf),
-)
-"""All formats; the first that recognises a folder and can use its files loads it."""
+@functools.cache
+def formats() -> tuple[Format, ...]:
+    """Returns all formats; the first that recognises a folder and can use its files loads it."""
+    found = own_objects(__package__, Format) + announced_objects("voxelfield.datasets", Format)
+    return tuple(sorted(found, key=lambda known: known.order))
 
 
 def is_scene(folder: Path) -> bool:
     """Returns whether a format recognises a folder."""
-    return any(known.recognises(folder) for known in FORMATS)
+    return any(known.recognises(folder) for known in formats())
 
 
 def formats_of(folder: Path) -> list[Format]:
@@ -70,7 +69,7 @@ def formats_of(folder: Path) -> list[Format]:
     Raises:
         FileNotFoundError: No format does; the message lists the files of each, and names a scene close by.
     """
-    found = [known for known in FORMATS if known.recognises(folder)]
+    found = [known for known in formats() if known.recognises(folder)]
     if not found and folder.is_dir():
         raise FileNotFoundError(
             f"folder must be a scene with {wanted_files()} in it, got {folder}, which holds none of these"
@@ -112,4 +111,4 @@ def _folders_in(folder: Path) -> list[Path]:
 
 def wanted_files() -> str:
     """Returns the files by which each format is recognised, for messages."""
-    return "; or ".join(f"{known.looks_for} ({known.name})" for known in FORMATS)
+    return "; or ".join(f"{known.looks_for} ({known.name})" for known in formats())

@@ -9,6 +9,7 @@ from typing import Any
 from voxelfield.datasets.images import image_size
 from voxelfield.datasets.lenses import share_camera_model, transforms_camera
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.export.registry import ExportFormat, ExportSource
 from voxelfield.files import atomic_write, check_suffix
 
 
@@ -46,3 +47,14 @@ def _frames(split: Split, folder: Path) -> list[dict[str, Any]]:
         name = {"file_path": path.relative_to(folder).as_posix()}
         frames.append(name | transforms_camera(split.cameras, index, image_size(path)))
     return frames
+
+
+def _write(path: Path, source: ExportSource) -> str:
+    scene = source.scene(downscale=1)
+    save_cameras(path, scene, source.folder)
+    return f"{sum(map(len, scene.splits.values()))} cameras"
+
+
+CAMERAS = ExportFormat(
+    name="cameras", help="poses and intrinsics for the scene's image files: json", write=_write, suffixes=(".json",)
+)

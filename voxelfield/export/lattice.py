@@ -10,15 +10,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.fields.field import Field, warp_of
+from voxelfield.config import Count
+from voxelfield.export.registry import Option
+from voxelfield.fields.field import grid_of
 from voxelfield.grids.boxes import Box, box_extent, cell_indices, parse_box
-from voxelfield.rendering.occupancy import OccupancyGrid, occupied_points
+from voxelfield.models.model import Model
+from voxelfield.rendering.occupancy import occupied_points
 
 SLAB = 16
 """Layers of cells that are extracted at once."""
 
 CHUNK = 1 << 20
 """Points that are evaluated at once."""
+
+RESOLUTION = Option("resolution", "cells along the longest edge (default: one per voxel)", Count, "N")
+BOX = Option("box", "contents of the K-th nested box, at its voxel size (default: 1, the smallest)", Count, "K")
 
 
 def in_chunks(function: Callable[..., Tensor], *rows: Tensor, evaluations: int = 1) -> Tensor:
@@ -84,14 +90,14 @@ class Lattice:
         return self.positions(torch.stack((x + first, y, z), dim=-1))
 
 
-def warped_voxels(field: Field, occupancy: OccupancyGrid) -> list[float]:
-    """Returns the edges of a field's voxels along x, y and z, in warped coordinates.
+def warped_voxels(model: Model) -> list[float]:
+    """Returns the edges of the voxels of a model's field along x, y and z, in warped coordinates.
 
     The voxels of a field without a grid are the cells of its occupancy grid.
     """
-    grid = getattr(field, "grid", None)
+    grid, occupancy = grid_of(model.field), model.occupancy
     if grid is None:
-        cells = torch.tensor(occupancy.occupied.shape, device=occupancy.aabb.device)
+        cells = torch.tensor(occupancy.occupied.shape, device=model.device)
         return (occupancy.aabb.diff(dim=0)[0] / cells).tolist()
     edges: list[float] = grid.voxel_size.tolist()
     return edges
@@ -105,19 +111,19 @@ class Region:
     voxels: Sequence[float]
 
     @classmethod
-    def of(cls, field: Field, occupancy: OccupancyGrid, number: int = 1) -> Region:
-        """Returns a nested box of a field, 1 being the smallest, with the voxels of its finest level.
+    def of(cls, model: Model, number: int = 1) -> Region:
+        """Returns a nested box of a model's field, 1 being the smallest, with the voxels of its finest level.
 
         Raises:
             ValueError: There is no such box; fields without nested boxes have one.
         """
-        warp = warp_of(field)
+        warp = model.warp
         count = 1 if warp is None else warp.count
         if not 1 <= number <= count:
             raise ValueError(f"box must be 1 to {count}, as many as the field has, got {number}")
-        voxels = warped_voxels(field, occupancy)
+        voxels = warped_voxels(model)
         if warp is None:
-            return cls(parse_box(field.aabb), voxels)
+            return cls(parse_box(model.field.aabb), voxels)
         return cls(warp.world_box(number), warp.voxels_in_world(voxels, number))
 
     @property
@@ -135,15 +141,15 @@ class OccupiedVertices:
     """Tells which points of a lattice lie in occupied cells.
 
     Args:
-        field: The field, in whose warp the cells are.
-        occupancy: The cells.
+        model: The field, and the cells in its warp.
         lattice: The points.
     """
 
-    def __init__(self, field: Field, occupancy: OccupancyGrid, lattice: Lattice) -> None:
-        self._field, self._occupancy, self._lattice = field, occupancy, lattice
-        if warp_of(field) is not None:
+    def __init__(self, model: Model, lattice: Lattice) -> None:
+        self._model, self._lattice = model, lattice
+        if model.warp is not None:
             return
+        occupancy = model.occupancy
         # Without a warp, the cell of a point is found for each axis separately. Points outside read an empty cell.
         self._padded = F.pad(occupancy.occupied, (0, 1) * 3)
         device, self._cells = occupancy.aabb.device, []
@@ -156,12 +162,12 @@ class OccupiedVertices:
 
     def layers(self, first: int, stop: int) -> Tensor:
         """Returns which points (stop - first, Y, Z) of the layers first to stop - 1 along x lie in occupied cells."""
-        if warp_of(self._field) is None:
+        if self._model.warp is None:
             x, y, z = self._cells
             return self._padded[x[first:stop]][:, y][:, :, z]
 
         def occupied(flat: Tensor) -> Tensor:
-            return occupied_points(self._field, self._occupancy, self._lattice.layer_positions(flat, first))
+            return occupied_points(self._model.field, self._model.occupancy, self._lattice.layer_positions(flat, first))
 
         shape = (stop - first, *self._lattice.shape[1:])
-        return in_chunks(occupied, torch.arange(math.prod(shape), device=self._occupancy.aabb.device)).view(shape)
+        return in_chunks(occupied, torch.arange(math.prod(shape), device=self._model.device)).view(shape)

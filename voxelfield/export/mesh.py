@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from voxelfield.config import Count, Positive
 from voxelfield.export.appearance import rendered_colors, surface_colors, textured
-from voxelfield.export.lattice import Region
-from voxelfield.export.mesh_file import Mesh, PointCloud, mesh_package
+from voxelfield.export.lattice import BOX, RESOLUTION, Region
+from voxelfield.export.mesh_file import MESH_SUFFIXES, Mesh, PointCloud, mesh_package, save_mesh, save_points
+from voxelfield.export.registry import ExportFormat, ExportSource, Option
 from voxelfield.export.surfaces import (
     DensitySurface,
     FusedDepth,
@@ -76,10 +80,10 @@ class FieldSurface:
         for package in ("skimage.measure", "trimesh", "scipy.spatial"):
             mesh_package(package)
         self._model, self._field = model, model.field
-        region = Region.of(model.field, model.occupancy, box)
+        region = Region.of(model, box)
         self._voxel = region.voxel
         wanted = half_absorbing_density(self._voxel) if level is None else level
-        self._surface: Surface = DensitySurface(model.field, model.occupancy, wanted)
+        self._surface: Surface = DensitySurface(model, wanted)
         if kind == "tsdf":
             self._surface = self._fused(cameras)
         # With one more point on each side, the surface is closed at the field's box.
@@ -169,7 +173,7 @@ class FieldSurface:
             raise ValueError("cameras must be at least one for surface tsdf, got none")
         model, pinholes = self._model, cameras.pinholes(all_round=True).to(self._model.device)
         maps = torch.stack([depth_map(model, pinholes, index).cpu() for index in range(len(pinholes))])
-        return FusedDepth(model.field, model.occupancy, pinholes, maps.to(model.device), TRUNCATION * self._voxel)
+        return FusedDepth(model, pinholes, maps.to(model.device), TRUNCATION * self._voxel)
 
     def _appearance(self, points: Tensor, outwards: Tensor) -> tuple[Tensor, Tensor]:
         """Returns normals and sRGB colours of points of triangles that face ``outwards``; all of them are (M, 3)."""
@@ -211,3 +215,66 @@ def decimate(vertices: Tensor, faces: Tensor, max_faces: int) -> tuple[Tensor, T
     simplify = mesh_package("fast_simplification").simplify
     points, triangles = simplify(vertices.numpy(), faces.int().numpy(), target_count=max_faces)
     return torch.from_numpy(points).float(), torch.from_numpy(triangles).long()
+
+
+def _check(path: Path, given: Mapping[str, Any]) -> None:
+    if given.get("surface") == "tsdf" and "level" in given:
+        raise ValueError(f"--level must be left out for --surface tsdf, which has none, got {given['level']:g}")
+
+
+def _check_mesh(path: Path, given: Mapping[str, Any]) -> None:
+    _check(path, given)
+    if "texture" in given and path.suffix.lower() == ".ply":
+        raise ValueError(f"--texture must be written to an obj or glb, got --mesh {path}")
+
+
+def _surface(source: ExportSource, surface: SurfaceKind = "density", **options: Any) -> FieldSurface:
+    cameras = source.scene(("train",)).train.cameras if surface == "tsdf" else None
+    return FieldSurface(source.model, kind=surface, cameras=cameras, **options)
+
+
+def _write_mesh(path: Path, source: ExportSource, **options: Any) -> str:
+    of_surface = {option.name: options.pop(option.name) for option in _SURFACE if option.name in options}
+    mesh = source.once(_surface, **of_surface).mesh(**options)
+    save_mesh(path, mesh)
+    return f"{len(mesh.faces)} triangles of {len(mesh.vertices)} vertices"
+
+
+def _write_points(path: Path, source: ExportSource, count: int = 1_000_000, **options: Any) -> str:
+    save_points(path, source.once(_surface, **options).points(count))
+    return f"{count} points"
+
+
+_SURFACE = (
+    Option(
+        "surface",
+        "density: where the density crosses a level; tsdf: fused from depth maps of the training cameras, smoother but "
+        "without parts thinner than a voxel; needs the scene (default: density)",
+        SurfaceKind,
+    ),
+    Option("level", "density at the surface, per unit (default: a voxel absorbs half of the light)", Positive),
+    RESOLUTION,
+    BOX,
+)
+MESH = ExportFormat(
+    name="mesh",
+    help="triangles with normals and colours: ply, obj or glb",
+    write=_write_mesh,
+    suffixes=MESH_SUFFIXES,
+    options=(
+        *_SURFACE,
+        Option("largest_component", "leave out all but the largest connected part"),
+        Option("fill_holes", "close holes with fans of triangles"),
+        Option("max_faces", "merge triangles until at most N are left", Count, "N"),
+        Option("texture", "paint a texture with sides of about PIXELS (obj, glb; see --max-faces)", Count, "PIXELS"),
+    ),
+    check=_check_mesh,
+)
+POINTS = ExportFormat(
+    name="points",
+    help="points of the surface with normals and colours: ply",
+    write=_write_points,
+    suffixes=(".ply",),
+    options=(*_SURFACE, Option("count", "number of points (default: 1000000)", Count, "N")),
+    check=_check,
+)

@@ -6,13 +6,16 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from voxelfield.config import Count, Natural
 from voxelfield.export.lattice import in_chunks, warped_voxels
-from voxelfield.export.splat_file import Splats
+from voxelfield.export.registry import ExportFormat, ExportSource, Option
+from voxelfield.export.splat_file import SPLAT_SUFFIXES, Splats, save_splats
 from voxelfield.export.splat_rendering import MAX_ALPHA, MIN_ALPHA, render_splats
 from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.foundation.checks import check_at_least_one
@@ -110,7 +113,7 @@ class _Cells:
         if isinstance(model.grid, VoxelPyramid):
             self._edges = model.grid.finest_voxels()[0].float()
         else:
-            self._edges = self._low.new_tensor(warped_voxels(model.field, model.occupancy))
+            self._edges = self._low.new_tensor(warped_voxels(model))
         self._random = torch.Generator(self._low.device).manual_seed(0)  # on a CPU, the same run gives the same file
         self.enlarge(1.0)
 
@@ -308,3 +311,32 @@ def _random_window(cameras: Cameras, random: torch.Generator) -> Cameras:
     left, top = draw(width - inner[0] + 1), draw(height - inner[1] + 1)
     corner = camera.intrinsics.new_tensor([0, 0, left, top])
     return Cameras(camera.c2w, camera.intrinsics - corner, *inner)
+
+
+def _check(source: ExportSource) -> None:
+    if source.model.environment is not None and "environment" not in source.files:
+        raise ValueError("--splats must come with --environment for this run, whose environment Gaussians do not show")
+
+
+def _write(path: Path, source: ExportSource, **options: int) -> str:
+    splats = splats_of(source.model, source.training_cameras(), **options)
+    save_splats(path, splats)
+    return f"{len(splats)} Gaussians"
+
+
+SPLATS = ExportFormat(
+    name="splats",
+    help="3D Gaussians of everything that training cameras see: ply or spz; needs the scene",
+    write=_write,
+    suffixes=SPLAT_SUFFIXES,
+    options=(
+        Option("count", "largest number of Gaussians (default: 1000000)", Count, "N"),
+        Option(
+            "fit_steps",
+            "steps in which they are fitted to images of the field; 0: none (default: in proportion to their number)",
+            Natural,
+            "N",
+        ),
+    ),
+    check_source=_check,
+)

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from voxelfield.export.lattice import CHUNK, SLAB, Lattice, OccupiedVertices, in_chunks
 from voxelfield.export.mesh_file import mesh_package
-from voxelfield.fields.field import Field
 from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
@@ -36,8 +35,7 @@ class Surface:
     """The zero set of a function of position.
 
     Args:
-        field: The field.
-        occupancy: The cells, on the field's device, in which the function is evaluated.
+        model: The field, and the cells in which the function is evaluated.
 
     Attributes:
         elsewhere: The function's value in other cells: below 0 where space is empty, NaN where the function is unknown.
@@ -46,21 +44,12 @@ class Surface:
 
     elsewhere: float
 
-    def __init__(self, field: Field, occupancy: OccupancyGrid) -> None:
-        self._field, self._occupancy = field, occupancy
+    def __init__(self, model: Model) -> None:
+        self.model = model
 
     def __call__(self, points: Tensor) -> Tensor:
         """Maps world positions (M, 3) to values (M,), above 0 inside and below 0 outside; NaN where unknown."""
         raise NotImplementedError
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the field."""
-        return self._field.aabb.device
-
-    def vertices(self, lattice: Lattice) -> OccupiedVertices:
-        """Returns which points of a lattice need to be evaluated."""
-        return OccupiedVertices(self._field, self._occupancy, lattice)
 
 
 class DensitySurface(Surface):
@@ -69,20 +58,19 @@ class DensitySurface(Surface):
     Values are logarithms of the density's ratio to the level, because a density may grow a thousandfold within a voxel.
 
     Args:
-        field: The field.
-        occupancy: The occupied cells, on the field's device; elsewhere space is empty.
+        model: The field with its occupied cells; elsewhere space is empty.
         level: Density at the surface, per world unit.
     """
 
     elsewhere = -_REACH
 
-    def __init__(self, field: Field, occupancy: OccupancyGrid, level: float) -> None:
-        super().__init__(field, occupancy)
+    def __init__(self, model: Model, level: float) -> None:
+        super().__init__(model)
         self._level = level
 
     def __call__(self, points: Tensor) -> Tensor:
         """See :class:`Surface`."""
-        ratio = occupied_density(self._field, self._occupancy, points) / self._level
+        ratio = occupied_density(self.model.field, self.model.occupancy, points) / self._level
         return ratio.log().clamp(-_REACH, _REACH)
 
 
@@ -96,21 +84,19 @@ class FusedDepth(Surface):
     The distance is a function of position, computed from the depth maps; no grid of distances is stored.
 
     Args:
-        field: The field that the maps show.
-        occupancy: The occupied cells, on the field's device; only they and their neighbours are fused.
-        cameras: N pinhole cameras, on that device.
+        model: The field that the maps show; only its occupied cells and their neighbours are fused.
+        cameras: N pinhole cameras, on its device.
         depths: (N, H, W) their depth maps (:func:`depth_map`).
         truncation: Distance, world units.
     """
 
     elsewhere = float("nan")
 
-    def __init__(
-        self, field: Field, occupancy: OccupancyGrid, cameras: Cameras, depths: Tensor, truncation: float
-    ) -> None:
+    def __init__(self, model: Model, cameras: Cameras, depths: Tensor, truncation: float) -> None:
+        occupancy = model.occupancy
         wide = OccupancyGrid(tuple(occupancy.occupied.shape), occupancy.aabb).to(occupancy.aabb.device)
         wide.occupied.copy_(F.max_pool3d(occupancy.occupied[None].float(), 3, stride=1, padding=1)[0] > 0)
-        super().__init__(field, wide)
+        super().__init__(Model(model.field, wide, model.sampling))
         self._cameras, self._depths, self._truncation = cameras, depths, truncation
 
     def __call__(self, points: Tensor) -> Tensor:
@@ -229,7 +215,7 @@ def extract_surface(surface: Surface, lattice: Lattice) -> tuple[Tensor, Tensor]
     Raises:
         MissingPackageError: scikit-image is not installed.
     """
-    reached = surface.vertices(lattice)
+    reached = OccupiedVertices(surface.model, lattice)
     bounds = [0, *range(SLAB + 1, lattice.shape[0], SLAB), lattice.shape[0]]
     edges, triangles, vertices = [], [], []
     last, count = torch.zeros(0, *lattice.shape[1:]), 0
@@ -302,7 +288,7 @@ def _refined(surface: Surface, lattice: Lattice, first: int, steps: Tensor, posi
     layer, and ``positive`` says whether the function is above 0 at the lower ends of their edges (V,). Vertices within
     a cube, of which there are few, stay in place.
     """
-    device = surface.device
+    device = surface.model.device
     shift = torch.tensor([first, 0, 0], device=device)
 
     def refine(part: Tensor, inside: Tensor) -> Tensor:

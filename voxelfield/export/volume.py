@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.export.lattice import OccupiedVertices, Region, check_finite_values, in_chunks
+from voxelfield.export.lattice import BOX, RESOLUTION, OccupiedVertices, Region, check_finite_values, in_chunks
+from voxelfield.export.registry import ExportFormat, ExportSource
 from voxelfield.fields.field import colors_at
 from voxelfield.files import atomic_path, check_suffix
 from voxelfield.foundation.checks import check_at_least_one
@@ -44,11 +45,10 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
     check_suffix("path", path, (".npz",))
     if resolution is not None:
         check_at_least_one("resolution", resolution)
-    field, occupancy = model.field, model.occupancy
-    region = Region.of(field, occupancy, box)
+    field, region = model.field, Region.of(model, box)
     lattice = region.lattice(resolution)
-    reached = OccupiedVertices(field, occupancy, lattice)
-    views = torch.eye(3, device=field.aabb.device)
+    reached = OccupiedVertices(model, lattice)
+    views = torch.eye(3, device=model.device)
     views = torch.cat((views, -views))
 
     shows_something = False
@@ -86,3 +86,17 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
         logger.warning(
             "%s contains no visible density: its box is empty at this resolution, or the whole field is", path
         )
+
+
+def _write(path: Path, source: ExportSource, **options: int) -> str:
+    save_volume(path, source.model, **options)
+    return "density and colour"
+
+
+VOLUME = ExportFormat(
+    name="volume",
+    help="density and colour on a lattice: npz",
+    write=_write,
+    suffixes=(".npz",),
+    options=(RESOLUTION, BOX),
+)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.export.lattice import check_finite_values
+from voxelfield.export.registry import ExportFormat, ExportSource
 from voxelfield.fields.decoders import DeferredMLPDecoder
-from voxelfield.fields.environment import environment_of
 from voxelfield.fields.field import RadianceField
 from voxelfield.files import MARK, atomic_write, is_replaceable
 from voxelfield.grids.sparse_grid import BLOCK_CELLS
@@ -25,7 +25,6 @@ from voxelfield.models.model import Model
 from voxelfield.rendering.backends import BakedImages, fastest_backend
 from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras, check_not_empty
-from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.paths import upright_axes
 from voxelfield.rendering.pixels import to_uint8
 
@@ -69,13 +68,12 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
         OSError: A file cannot be written.
     """
     check_not_empty(cameras)
-    field, occupancy = model.field, model.occupancy
-    check_drawable(field)
+    check_drawable(model.field)
     page = Path(folder) / "index.html"
     if not is_replaceable(page):
         raise FileExistsError(f"{page} was not written by voxelfield: choose another folder, or remove it")
-    bricks = bake(field, occupancy, _vertices_per_voxel(field, occupancy))
-    textures = _textures(field, occupancy, bricks)
+    bricks = bake(model.field, model.occupancy, _vertices_per_voxel(model))
+    textures = _textures(model, bricks)
     _check_size(textures, int((bricks.blocks >= 0).sum()))
     stored = {texture.name: zlib.compress(texture.texels.cpu().numpy().tobytes()) for texture in textures}
     files: dict[str, str] = {}
@@ -130,9 +128,9 @@ def check_drawable(field: RadianceField) -> None:
     )
 
 
-def _vertices_per_voxel(field: RadianceField, occupancy: OccupancyGrid) -> int:
+def _vertices_per_voxel(model: Model) -> int:
     """Returns as many vertices for each voxel as a page has room for; fewer are reported."""
-    size = stored_bytes(field, occupancy)
+    size = stored_bytes(model.field, model.occupancy)
     if size <= _MAX_MEMORY:
         return PER_VOXEL
     logger.warning(
@@ -154,22 +152,21 @@ def _check_size(textures: list[_Texture], blocks: int) -> None:
         )
 
 
-def _textures(field: RadianceField, occupancy: OccupancyGrid, bricks: Bricks) -> list[_Texture]:
+def _textures(model: Model, bricks: Bricks) -> list[_Texture]:
     """Returns all that the shader reads, in its names and formats."""
     textures = [
-        _Texture("cells", "R8UI", occupancy.empty_distance),
+        _Texture("cells", "R8UI", model.occupancy.empty_distance),
         _Texture("blocks", "R32I", bricks.blocks),
         _Texture("log_density", "R16F", bricks.log_density),
         *(
             _Texture(f"values{number}", "RGBA8", four.contiguous())
             for number, four in enumerate(bricks.values.split(4, dim=-1))
         ),
-        _Texture("weights", "RGBA32F", _packed_weights(field, bricks)),
+        _Texture("weights", "RGBA32F", _packed_weights(model.field, bricks)),
     ]
-    environment = environment_of(field)
-    if environment is not None:
+    if model.environment is not None:
         # A column of the other side at each edge, between which and the next a browser interpolates.
-        colors = environment.panorama()
+        colors = model.environment.panorama()
         colors = torch.cat((colors[:, -1:], colors, colors[:, :1]), dim=1)
         textures.append(_Texture("environment", "RGBA8", to_uint8(F.pad(colors, (0, 1), value=1.0))[None]))
     for texture in textures:
@@ -201,7 +198,7 @@ def _constants(model: Model, bricks: Bricks) -> Iterator[str]:
     assert isinstance(decoder, DeferredMLPDecoder)
     textures, width = bricks.values.shape[-1] // 4, -(-decoder.color_network[0].shape[0] // 4)
     yield f"#define TEXTURES {textures}"
-    if environment_of(field) is not None:
+    if model.environment is not None:
         yield "#define ENVIRONMENT"
     counts = {
         "BLOCK_CELLS": BLOCK_CELLS,
@@ -242,3 +239,16 @@ def _encoded(data: bytes) -> Iterator[str]:
     """Yields consecutive parts in base64."""
     for first in range(0, len(data), _PART):
         yield base64.b64encode(data[first : first + _PART]).decode()
+
+
+def _write(folder: Path, source: ExportSource) -> str:
+    save_web_page(folder, source.model, source.training_cameras(), source.run.config.scene.name)
+    return "index.html"
+
+
+WEB = ExportFormat(
+    name="web",
+    help="a web page that draws the field, for fields with deferred shading; needs the scene",
+    write=_write,
+    check_source=lambda source: check_drawable(source.run.field),
+)

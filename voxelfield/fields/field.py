@@ -344,7 +344,13 @@ def grid_of(field: Field) -> Any:
 
 
 def colors_at(field: Field, points: Tensor, directions: Tensor) -> Tensor:
-    """Returns the colours (M, 3) at world positions (M, 3), seen along unit directions (M, 3)."""
+    """Returns the colours (M, 3) at world positions (M, 3), seen along unit directions (M, 3).
+
+    Raises:
+        ValueError: Colours depend on values of rays besides.
+    """
+    if needed := [name for name in field.extra_inputs if name not in field.optional_inputs]:
+        raise ValueError(f"field must depend on position and direction alone, got one that needs {', '.join(needed)}")
     if isinstance(field, RadianceField):
         return field(points, directions)[1]
     rgb = field.sample(single_samples(points), directions)[1]

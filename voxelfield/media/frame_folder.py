@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from voxelfield.files import atomic_write, is_replaceable, read_json_object
-from voxelfield.media.exr import import_openexr, write_exr
+from voxelfield.files import MARK, atomic_path, atomic_write, is_replaceable, read_json_object
+from voxelfield.installed import import_optional
 from voxelfield.media.png import PngWriter, write_png
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.pixels import linear_light
 from voxelfield.rendering.render import View
 
 DESCRIPTION = "frames.json"
@@ -69,7 +70,7 @@ class FrameFolder:
         overwrite: bool = False,
     ) -> None:
         if kind == "exr":
-            import_openexr()
+            _openexr()
         self.depth_unit = far / _DEPTHS
         self._folder, self._kind, self._depth = folder, kind, depth
         self._writer = PngWriter()
@@ -130,7 +131,7 @@ class FrameFolder:
         """
         image, *depth = self._paths(index)
         if self._kind == "exr":
-            self._writer.submit(write_exr, image, view)
+            self._writer.submit(_write_exr, image, view)
             return
         self._writer.save(image, view.rgb)
         for path in depth:
@@ -167,3 +168,40 @@ def _write_depth(path: Path, view: View, unit: float) -> None:
     # If less than half of the light is absorbed, the mean depth is not meaningful.
     known = torch.where(view.opacity > 0.5, steps, 0).to(torch.int32).cpu().numpy().astype(np.uint16)
     write_png(path, Image.fromarray(known))
+
+
+def _openexr() -> Any:
+    return import_optional("OpenEXR", "write EXR", "exr")
+
+
+def _write_exr(path: Path, view: View) -> None:
+    """Writes a view in linear light, with its opacity as A and its depth as Z, float32, completely or not at all.
+
+    Args:
+        path: File to write; its parent directory is created if needed.
+        view: The rendered view.
+
+    Raises:
+        MissingPackageError: OpenEXR is not installed.
+        OSError: The file cannot be written.
+    """
+    exr = _openexr()
+    light = linear_light(view.rgb.clamp(0, 1)).cpu().numpy()
+    channels = {
+        **{name: np.ascontiguousarray(light[..., index]) for index, name in enumerate("RGB")},
+        "A": view.opacity.cpu().numpy(),
+        "Z": view.depth.cpu().numpy(),
+    }
+    header = {"compression": exr.ZIP_COMPRESSION, "type": exr.scanlineimage, "software": MARK}
+    with atomic_path(path, sync=False) as temporary:
+        try:
+            exr.File(header, channels).write(str(temporary))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split()).rpartition(str(temporary))[2].strip('". ')
+            raise OSError(f"{path} could not be written: {reason}") from error
+        # OpenEXR does not report errors at the end of the file, where the last rows are.
+        last = light.shape[0] - 1
+        try:
+            exr.InputFile(str(temporary)).channel("R", scanLine1=last, scanLine2=last)
+        except OSError as error:
+            raise OSError(f"{path} could not be written: OpenEXR left it incomplete, as on a full disk") from error

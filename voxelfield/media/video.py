@@ -13,7 +13,7 @@ from torch import Tensor
 
 from voxelfield.files import atomic_write
 from voxelfield.installed import import_optional
-from voxelfield.media.background import BackgroundWriter
+from voxelfield.media.png import BackgroundWriter
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.transfers import AHEAD, OnDevice
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import EntryPoint, entry_points
 
-from voxelfield.messages import clipped
+from voxelfield.foundation.extensions import load_entry
 
 ENTRY_POINTS = "voxelfield.models"
 """The entry point group in which other packages declare models."""
@@ -37,13 +37,10 @@ def load_model_config(name: str) -> object:
     if name in _OWN:
         module, attribute = _OWN[name]
         return getattr(importlib.import_module(module), attribute)
-    entry = _announced()[name]
     try:
-        return entry.load()
-    # Code of other packages may raise anything; SystemExit would end the program without a word.
-    except (Exception, SystemExit) as error:
-        reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
-        raise ValueError(f"model.kind={name} must name a model that can be imported, got {reason}") from error
+        return load_entry(_announced()[name])
+    except ValueError as error:
+        raise ValueError(f"model.kind={name} must name a model that can be imported, got {error}") from error
 
 
 def _announced() -> dict[str, EntryPoint]:

@@ -18,7 +18,8 @@ from voxelfield import processes
 from voxelfield.components.refinement import RefinedCameras, refine_views
 from voxelfield.components.tones import CameraTones
 from voxelfield.config import parse
-from voxelfield.datasets.scene import Split
+from voxelfield.datasets.loading import find_scene, load_scene
+from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import (
     Evaluation,
     OnView,
@@ -331,6 +332,30 @@ class TrainedModel:
         cameras = cameras.to(renderer.device)
         for index in range(len(cameras)):
             yield renderer.view(cameras, index)
+
+    def scene_folder(self, root: Path | str | None = None) -> Path:
+        """Finds the folder of the run's scene; the folder of scenes ``root`` replaces that of the run."""
+        return find_scene(self.config.scene.name, root or self.config.data.root)
+
+    def load_scene(
+        self, splits: Sequence[str] | None = None, *, root: Path | str | None = None, **changes: Any
+    ) -> Scene:
+        """Loads splits of the run's scene.
+
+        Args:
+            splits: Names of the splits; None for all.
+            root: Folder of scenes; None for that of the run.
+            changes: Options of :func:`voxelfield.load_scene` that replace those of the run, unless they are None.
+                Images are shrunk either by ``downscale`` or to the size that the run was trained at.
+
+        Raises:
+            FileNotFoundError: The scene is not there.
+            ValueError: It is damaged, or there is no such split.
+        """
+        replaced = {name: value for name, value in changes.items() if value is not None}
+        if "downscale" in replaced:
+            replaced["image_size"] = None
+        return load_scene(self.scene_folder(root), **self.config.load_options(splits=splits, **replaced))
 
     @cached_property
     def _default_renderer(self) -> FieldRenderer:

@@ -1,0 +1,212 @@
+"""An export format, a dataset format and a decoder that wants the time of each ray, in one file of a package each."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from installed_package import install
+from warm_python import warm_python
+
+import voxelfield
+from voxelfield.datasets import registry as datasets
+from voxelfield.export import registry as exports
+
+LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
+
+DEPTH_MAPS = """
+import numpy as np
+
+from voxelfield.config import Count
+from voxelfield.export.registry import ExportFormat, Option
+
+
+def write(path, source, views=2):
+    cameras = source.training_cameras()
+    np.save(path, [source.run.render(cameras, index).depth.cpu().numpy() for index in range(views)])
+    return f"{views} depth maps"
+
+
+FORMAT = ExportFormat(
+    name="depths",
+    help="depth maps of the training cameras: npy",
+    write=write,
+    suffixes=(".npy",),
+    options=(Option("views", "number of depth maps (default: 2)", Count, "N"),),
+)
+"""
+
+MOMENTS = """
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.registry import Format, contains
+
+
+def load(folder, options):
+    scene = load_blender(Path((folder / "moments.txt").read_text()), options)
+    splits = {
+        name: replace(split, extras={"time": torch.linspace(0, 1, len(split))}) for name, split in scene.splits.items()
+    }
+    return replace(scene, name=folder.name, splits=splits)
+
+
+FORMAT = Format("moments", "moments.txt", contains(["moments.txt"]), load)
+"""
+
+TIMED = """
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from voxelfield import Decoder, RadianceField, VoxelGrid
+from voxelfield.grids.voxel_grid import cubic_voxels
+from voxelfield.models import ModelConfig
+
+
+class TimedDecoder(Decoder):
+    channels = 7
+    density_is_monotonic = True
+    extra_inputs = ("time",)
+
+    def density(self, features):
+        return 100 * torch.nn.functional.softplus(features[:, 0].float() - 5)
+
+    def forward(self, features, directions, ray_index, *, time):
+        first, change = features[:, 1:4].float(), features[:, 4:].float()
+        return self.density(features), torch.sigmoid(first + time[ray_index, None] * change)
+
+
+@dataclass
+class TimedConfig(ModelConfig):
+    kind: Literal["timed"] = "timed"
+
+    def build(self, aabb, resolutions, device):
+        grid = VoxelGrid(cubic_voxels(aabb, resolutions[0]), TimedDecoder.channels, aabb, device=device)
+        return RadianceField(grid, TimedDecoder()).to(device)
+"""
+
+QUICK = (
+    "trainer=smoke",
+    "trainer.steps=30",
+    "trainer.image_size=25",
+    "trainer.stages=[{step: 0, resolution: 12}]",
+    "trainer.occupancy.resolution=12",
+    "trainer.preview_every=0",
+    "trainer.evaluation.views=1",
+    "trainer.evaluation.video_frames=0",
+    "trainer.evaluation.report=false",
+)
+GONE = "there_is_no_such_module:FORMAT"
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One package with the three files, and another whose entry points cannot be imported."""
+    folder = tmp_path_factory.mktemp("installed")
+    groups = {
+        "voxelfield.exports": {"depths": "depth_maps:FORMAT"},
+        "voxelfield.datasets": {"moments": "moments:FORMAT"},
+        "voxelfield.models": {"timed": "timed_field:TimedConfig"},
+    }
+    install(folder, "extras", groups, {"depth_maps": DEPTH_MAPS, "moments": MOMENTS, "timed_field": TIMED})
+    install(folder, "broken", {group: {"gone": GONE} for group in groups})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scenes") / "moving"
+    folder.mkdir()
+    (folder / "moments.txt").write_text(str(LEGO))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(package: Path, scene: Path) -> Path:
+    """A run on the command line of the package's scene and model."""
+    folder = scene.parent / "run"
+    done = command(package, "train", f"scene={scene}", "model=timed", *QUICK, "device=cpu", f"hydra.run.dir={folder}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert left_out(done, "voxelfield.datasets")
+    assert "model=gone is not available, because its model cannot be used" in done.stderr
+    return folder
+
+
+def command(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return warm_python.run("-m", "voxelfield", *arguments, env={**os.environ, "PYTHONPATH": str(package)})
+
+
+def left_out(done: subprocess.CompletedProcess[str], group: str) -> bool:
+    """Whether one line says which entry point of a group cannot be imported."""
+    reason = "cannot be imported: ModuleNotFoundError: No module named 'there_is_no_such_module'"
+    line = f"the entry point gone = {GONE} of {group} is left out, because it {reason}"
+    return sum(line in printed for printed in done.stderr.splitlines()) == 1
+
+
+@pytest.fixture
+def importable(package: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package in this process."""
+    monkeypatch.syspath_prepend(package)
+    for registry in (datasets, exports):
+        registry.formats.cache_clear()
+    yield
+    for registry in (datasets, exports):
+        registry.formats.cache_clear()
+    for name in ("depth_maps", "moments", "timed_field"):
+        sys.modules.pop(name, None)
+
+
+def test_a_foreign_export_format_is_an_option_of_the_command(package: Path, trained: Path, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "depths.npy"
+    file.parent.mkdir()
+    done = command(package, "export", str(trained), "--depths", str(file), "--views", "3")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"wrote 3 depth maps to {file}" in done.stderr
+    assert left_out(done, "voxelfield.exports")
+    assert np.load(file).shape == (3, 25, 25)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--depths", "a.npz"), "--depths must be a file *.npy, got a.npz"),
+        (("--depths", "a.npy", "--views", "0"), "--views must be at least 1, got 0"),
+        (("--mesh", "a.ply", "--views", "2"), "--views must come with --depths, got 2 without it"),
+    ],
+)
+def test_wrong_options_of_a_foreign_format_are_refused(package: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = command(package, "export", "nowhere", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == message
+
+
+@pytest.mark.usefixtures("importable")
+def test_foreign_formats_and_decoders_work_in_python(scene: Path, tmp_path: Path) -> None:
+    loaded = voxelfield.load_scene(scene, image_size=25)
+    assert (loaded.name, loaded.format) == ("moving", "moments")
+    model = importlib.import_module("timed_field").TimedConfig()
+    session = voxelfield.Session(loaded, model, trainer="smoke", device="cpu")
+    assert session.field.extra_inputs == ("time",)
+    run = session.result()
+    camera = loaded.train.cameras[[0]]
+    with torch.no_grad():
+        run.field.grid.features.fill_(5.0)
+        run.occupancy.occupied.fill_(True)
+    dark, light = (run.render(camera.with_values(time=time)).rgb for time in (-3.0, 3.0))
+    assert light.mean() > dark.mean() + 0.3
+    exports.export(run, {"depths": tmp_path / "d.npy"}, root=scene.parent, views=1)
+    assert np.load(tmp_path / "d.npy").shape[0] == 1
+    with pytest.raises(ValueError, match=r"files must be of .*, web, depths, got 'depth'"):
+        exports.export(run, {"depth": tmp_path / "d.npy"})

@@ -1,0 +1,53 @@
+"""What registries find: objects in the modules of a package, and entry points that other packages declare."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import pkgutil
+from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
+
+from voxelfield.messages import clipped
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def own_objects(package: str, kind: type[T]) -> list[T]:
+    """Imports all modules of a package; returns the objects of a kind that they define, in the order of modules."""
+    names = sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__))
+    modules = [importlib.import_module(f"{package}.{name}") for name in names]
+    values = (value for module in modules for value in vars(module).values())
+    return list({id(value): value for value in values if isinstance(value, kind)}.values())
+
+
+def announced_objects(group: str, kind: type[T]) -> list[T]:
+    """Returns the objects of a kind that other packages declare as entry points, in the order of their names.
+
+    An entry point that cannot be imported, or is something else, is left out with a warning of one line.
+    """
+    found = []
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        name = f"the entry point {entry.name} = {entry.value} of {group}"
+        try:
+            value = load_entry(entry)
+        except ValueError as error:
+            logger.warning("%s is left out, because it cannot be imported: %s", name, error)
+            continue
+        if isinstance(value, kind):
+            found.append(value)
+        else:
+            logger.warning("%s is left out, because it is no %s: %s", name, kind.__name__, clipped(repr(value)))
+    return found
+
+
+def load_entry(entry: EntryPoint) -> object:
+    """Imports what an entry point names; raises ValueError, whose text is the reason, if that fails."""
+    try:
+        return entry.load()
+    # Code of other packages may raise anything; SystemExit would end the program without a word.
+    except (Exception, SystemExit) as error:
+        reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        raise ValueError(reason) from error
