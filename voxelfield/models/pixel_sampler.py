@@ -41,7 +41,7 @@ class PixelSampler:
     Args:
         split: Training images and cameras.
         device: Device of the batches.
-        supersampling: Number of rays along each side of a pixel, spread evenly over it; 1 casts one through its centre.
+        supersampling: Number of rays along each side of a pixel, spread evenly over it.
         patches: Number of square patches at the beginning of each batch. Patches lie inside an image, so pixels within
             half a patch of its edge are drawn with a different probability than others.
         patch_size: Side of the patches in pixels.

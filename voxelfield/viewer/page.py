@@ -103,7 +103,6 @@ class ViewerPage:
 
     Attributes:
         box: (2, 3) the part of space that matters, world units, on the CPU.
-        extent: Diagonal of the box, world units.
         background: Colour behind the scene, three numbers from 0 to 255.
         home: The initial viewpoint.
 
