@@ -177,16 +177,16 @@ def test_what_is_disabled_or_gone_is_not_heard(page, client):
 
 def test_callbacks_run_one_after_another(page, client, monkeypatch):
     inside, most = [], []
-    original = page.path._draw
+    original = page.path.change
 
-    def slow():
+    def slow(keys):
         inside.append(None)
         most.append(len(inside))
         time.sleep(0.05)
-        original()
+        original(keys)
         inside.pop()
 
-    monkeypatch.setattr(page.path, "_draw", slow)
+    monkeypatch.setattr(page.path, "change", slow)
     for _ in range(4):
         client.set(page.path.add, True)
     eventually(lambda: len(most) == 4 and not inside)
@@ -197,16 +197,15 @@ def test_callbacks_run_one_after_another(page, client, monkeypatch):
 
 
 def test_a_callback_that_fails_is_one_line(page, client, monkeypatch, capfd, caplog):
-    def fail():
+    def fail(keys):
         raise RuntimeError("no such path")
 
-    monkeypatch.setattr(page.path, "_draw", fail)
+    monkeypatch.setattr(page.path, "change", fail)
     client.set(page.path.add, True)
     line = "viewer: a browser's request failed: RuntimeError: no such path"
     eventually(lambda: caplog.messages == [line])
     captured = capfd.readouterr()
     assert "Traceback" not in captured.out + captured.err + caplog.text
-    page.path.keys = []
 
 
 def test_a_path_has_a_largest_number_of_frames(page, client, monkeypatch):

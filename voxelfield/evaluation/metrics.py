@@ -26,15 +26,9 @@ def mse_to_psnr(mse: torch.Tensor) -> torch.Tensor:
 
 
 def psnr(prediction: torch.Tensor, truth: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Computes the peak signal-to-noise ratio over all elements.
+    """Computes the peak signal-to-noise ratio in dB of values in [0, 1], which are not clamped; infinite if equal.
 
-    Args:
-        prediction: Floating-point tensor of any shape, values in [0, 1]. Not clamped here.
-        truth: Same shape and device, floating point.
-        mask: Bool, of that shape less the last dimension, same device: the elements that count; None for all.
-
-    Returns:
-        Scalar in dB on the same device; infinite when the two are equal. Half precision is evaluated in float32.
+    The mask, of their shape less the last dimension, marks those that count. Half precision is evaluated in float32.
 
     Raises:
         TypeError: An argument is not floating point.
@@ -54,14 +48,8 @@ def ssim(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     """Computes the structural similarity of two images (Wang et al., 2004, Eq. 13).
 
     Uses the settings of NeRF papers: Gaussian window of 11x11 pixels with sigma 1.5, K1 = 0.01, K2 = 0.03, data range
-    1, mean over channels and over the windows that lie fully inside the image.
-
-    Args:
-        prediction: (H, W, 3) floating point in [0, 1], both sides at least 11 pixels. Not clamped here.
-        truth: (H, W, 3) floating point on the same device.
-
-    Returns:
-        Scalar in [-1, 1], float32, on the same device.
+    1, mean over channels and over the windows that lie fully inside the image. Images are (H, W, 3) with values in
+    [0, 1], which are not clamped.
 
     Raises:
         TypeError: An argument is not floating point.

@@ -41,7 +41,7 @@ class PixelSampler:
     Args:
         split: Training images and cameras.
         device: Device of the batches.
-        supersampling: Number of rays along each side of a pixel, spread evenly over it; 1 casts one through its centre.
+        supersampling: Number of rays along each side of a pixel, spread evenly over it.
         patches: Number of square patches at the beginning of each batch. Patches lie inside an image, so pixels within
             half a patch of its edge are drawn with a different probability than others.
         patch_size: Side of the patches in pixels.
@@ -266,22 +266,19 @@ class PixelSampler:
         index = torch.randint(self._count, (count,), device=self._images.device)
         if self._drawable is not None:
             return self._drawable[index].long()
-        return index if self._packing is None else self._unpacked(index, *self._packing)
+        if self._packing is None:
+            return index
+        # These indices skip the room beside smaller images, which those of pixels count.
+        starts, widths = self._packing
+        image = torch.searchsorted(starts, index, right=True) - 1
+        within, width = index - starts[image], widths[image]
+        row = within // width
+        return (image * self.cameras.height + row) * self.cameras.width + within - row * width
 
     def _is_rejected(self, index: Tensor) -> Tensor:
         """Returns which pixels (P,) are rejected at random, so that others are left in proportion to solid angles."""
         angles = self.cameras.relative_solid_angles(self.images_of(index), self._corners(index)[:, 1] + 0.5)
         return torch.rand(len(index), device=index.device) >= angles
-
-    def _unpacked(self, index: Tensor, starts: Tensor, widths: Tensor) -> Tensor:
-        """Converts indices of pixels (P,) that skip the room beside smaller images to indices that count it.
-
-        Given the index of each image's first pixel (N,), and its width.
-        """
-        image = torch.searchsorted(starts, index, right=True) - 1
-        within, width = index - starts[image], widths[image]
-        row = within // width
-        return (image * self.cameras.height + row) * self.cameras.width + within - row * width
 
 
 class PatchSampler:
@@ -317,22 +314,21 @@ class PatchSampler:
 
     def draw(self) -> Tensor:
         """Draws patches; returns the int64 indices (count * size**2,) of their pixels, patch by patch, row by row."""
-        return (self._draw_corners()[:, None] + self._offsets).flatten()
 
-    def _draw_corners(self) -> Tensor:
-        if self._corners is not None:
-            return self._corners[self._random(0, len(self._corners))].long()
-        images, height, width = self._shape
+        def random(low: int, high: int) -> Tensor:
+            return torch.randint(low, high, (self.count,), device=self._device)
 
         def along(side: int) -> Tensor:
             # Positions beyond the edge are clamped to it: otherwise the outermost pixels would hardly ever be drawn.
             last, reach = side - self._size, self._size // 2
-            return self._random(-reach, last + reach + 1).clamp(0, last)
+            return random(-reach, last + reach + 1).clamp(0, last)
 
-        return (self._random(0, images) * height + along(height)) * width + along(width)
-
-    def _random(self, low: int, high: int) -> Tensor:
-        return torch.randint(low, high, (self.count,), device=self._device)
+        if self._corners is None:
+            images, height, width = self._shape
+            corners = (random(0, images) * height + along(height)) * width + along(width)
+        else:
+            corners = self._corners[random(0, len(self._corners))].long()
+        return (corners[:, None] + self._offsets).flatten()
 
 
 def opaque_where_masked(split: Split) -> Tensor:

@@ -137,14 +137,7 @@ class PyramidConfig(ModelConfig):
 
 
 class PyramidModel(Model):
-    """A model of a pyramid, whose sparse levels get blocks during training.
-
-    Args:
-        field: As for :class:`Model`.
-        occupancy: As for :class:`Model`.
-        sampling: As for :class:`Model`.
-        config: The settings that built the field.
-    """
+    """A model of a pyramid, whose sparse levels get blocks during training; ``config`` has built the field."""
 
     def __init__(
         self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling, config: PyramidConfig

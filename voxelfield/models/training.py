@@ -130,20 +130,11 @@ class MemoryEstimate:
 
 
 def cells_with_views(warp: Warp, cameras: Cameras, aabb: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Marks the cells in which the images can determine matter.
+    """Marks the cells (X, Y, Z) of a box in warped coordinates in which the images can determine matter.
 
     A single image cannot determine the distance of what it shows, so cells must be in several views. Cells next to a
     camera are excluded: the camera's own rays begin behind them, so only other cameras would see matter there, which
     training would use to imitate what lies behind it.
-
-    Args:
-        warp: The warp of the cells.
-        cameras: The training cameras, on the device.
-        aabb: (2, 3) box of the cells, in warped coordinates.
-        shape: Number of cells along each axis.
-
-    Returns:
-        (X, Y, Z) bool.
     """
     coarse = [max(1, cells // 2) for cells in shape]
     axes = [

@@ -29,16 +29,10 @@ _LOGGED = re.compile(r"^\[[^]]*\]\[[^]]*\]\[(?:WARNING|ERROR|CRITICAL)\] - (.*)$
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """A finished run, as its report shows it.
+    """A finished run, as its report shows it: its ``metrics.json``, its settings and what else its directory has.
 
-    Attributes:
-        metrics: The content of ``metrics.json``.
-        config: All settings of the run.
-        pictures: Pictures of the evaluated views, by view name; some views may have none.
-        history: Curves recorded during training, by tag.
-        commands: Purposes with the shell commands that serve them.
-        logged: Warnings in the run's log.
-        finished: When it finished, in words; empty if that is not known.
+    Pictures are by the names of views, of which some may have none. Commands are purposes with the shell commands that
+    serve them, ``logged`` are the warnings in the run's log, and ``finished`` says when it finished, if that is known.
     """
 
     metrics: Mapping[str, Any]
@@ -99,7 +93,6 @@ def read_history(directory: Path) -> dict[str, Curve]:
 
 
 def _commands(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yields purposes with the shell commands that serve them."""
     whole, here = directory.resolve(), Path.cwd()
     run = shlex.quote(str(whole.relative_to(here) if whole.is_relative_to(here) else directory))
     overrides = directory / ".hydra" / "overrides.yaml"

@@ -24,16 +24,10 @@ _PIXELS = 200 * 240**2
 
 @dataclass(frozen=True)
 class ViewPictures:
-    """Pictures of one view in the report.
+    """Pictures of one view in the report, JPEG files of one size: the view and the photograph over the background.
 
-    Attributes:
-        render: JPEG file, as are all four.
-        truth: The photograph, over the background of the evaluation.
-        error: Absolute difference, averaged over the channels, in Turbo colours from 0 to ``ERROR_MAXIMUM``,
-            computed before the reduction.
-        depth: Depth in Turbo colours from near (blue) to far (red), white in empty space.
-        width: Width of each picture, in pixels.
-        height: Height of each picture, in pixels.
+    The error is the absolute difference, averaged over the channels, in Turbo colours from 0 to ``ERROR_MAXIMUM``,
+    computed before the reduction; the depth is in Turbo colours from near (blue) to far (red), white in empty space.
     """
 
     render: bytes
@@ -48,10 +42,7 @@ class Thumbnails:
     """Collects reduced views during an evaluation, and makes pictures of them afterwards.
 
     Adding a view launches a few kernels without synchronising. Reduced views stay on the device and take about 130 MB
-    at most; with more than 50 views, each is smaller.
-
-    Args:
-        count: Number of views to expect, on which the size of the pictures depends.
+    at most; their size depends on the number of views to expect.
     """
 
     def __init__(self, count: int) -> None:

@@ -276,8 +276,7 @@ class TrainedModel:
         """
         if self.backend_for(split.cameras) not in (kind.name for kind in self.model.image_backends if kind.bakes):
             return None
-        total = len(evaluation.names)
-        names = [evaluation.names[index] for index in evenly_spaced(min(views, total), total)]
+        names = [evaluation.names[index] for index in evenly_spaced(views, len(evaluation.names))]
         split, tones = self._as_photographed(split)
         chosen = [split.names.index(name) for name in names]
         try:

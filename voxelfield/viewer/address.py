@@ -41,12 +41,7 @@ class Address:
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16))
 
     def check(self) -> None:
-        """Raises unless the page can be served here.
-
-        Raises:
-            MissingPackageError: viser is not installed.
-            ValueError: This is not an address of this machine, or the port is taken.
-        """
+        """Raises MissingPackageError without viser, and ValueError unless the page can be served here."""
         import_optional("viser", "view fields in a browser", "viewer")
         host_name, port_name = self.names
         if not 1 <= self.port <= 65535:

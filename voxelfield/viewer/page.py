@@ -103,7 +103,7 @@ class ViewerPage:
 
     Attributes:
         box: (2, 3) the part of space that matters, world units, on the CPU.
-        extent: Diagonal of the box, world units.
+        extent: Its diagonal, world units.
         background: Colour behind the scene, three numbers from 0 to 255.
         home: The initial viewpoint.
 

@@ -163,12 +163,9 @@ def quiet() -> Iterator[None]:
 
 
 class _LogOnce:
-    """Logs each kind of warning once, in one line, so that no client can fill the log.
+    """Logs each kind of warning once, in one line, so that no client can fill the log; nothing until it is enabled.
 
     It has no lock, because all warnings come from the thread of viser's event loop.
-
-    Attributes:
-        enabled: Whether anything is logged yet.
     """
 
     def __init__(self) -> None:
