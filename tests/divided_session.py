@@ -32,10 +32,10 @@ from voxelfield.components.structure import VarianceWeightedError
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
+from voxelfield.foundation.zero_packing import put_back_zeros
 from voxelfield.grids import exchange
 from voxelfield.models.pixel_sampler import Images, PixelSampler
 from voxelfield.trained.checkpoint_file import load_checkpoint
-from voxelfield.trained.zero_packing import pack_streams, put_back_zeros
 from voxelfield.training import optimizer
 from voxelfield.training import session as session_module
 from voxelfield.training.fingerprint import fingerprint
@@ -332,7 +332,7 @@ def check_copies(session: Session) -> None:
     grid = session.field.grid
     assert not grid.working_copies._sources, "whole masters are still in memory"
     for level, copy in zip(grid.levels, grid.working_copies.copies, strict=False):
-        master = put_back_zeros(division.collected(level, division.local_shard(level).detach(), pack_streams))
+        master = put_back_zeros(division.collected(level, division.local_shard(level).detach()))
         copies = [torch.empty_like(copy) for _ in range(dist.get_world_size())]
         dist.all_gather(copies, copy.contiguous())
         if master is not None:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from voxelfield.files import atomic_write, open_regular
 from voxelfield.foundation.errors import is_out_of_memory
+from voxelfield.foundation.zero_packing import copy_without_zeros, put_back_zeros
 from voxelfield.grids.boxes import check_box
 from voxelfield.messages import clipped
-from voxelfield.trained.zero_packing import copy_without_zeros, put_back_zeros
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def resolve_checkpoint(path: Path) -> Path:
 def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
     """Copies a state to the CPU, with the keys ``format`` and ``voxelfield`` (the writer's version).
 
-    Large tensors are stored without runs of zeros (:mod:`voxelfield.trained.zero_packing`).
+    Large tensors are stored without runs of zeros (:mod:`voxelfield.foundation.zero_packing`).
 
     Args:
         state: Nested dicts, lists and tuples of tensors (any device) and plain Python values.

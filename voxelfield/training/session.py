@@ -41,7 +41,6 @@ from voxelfield.settings import CameraConfig, OptimizerConfig, RunConfig, Traine
 from voxelfield.trained.build import untrained_model
 from voxelfield.trained.checkpoint_file import CheckpointWriter
 from voxelfield.trained.trained_model import TrainedModel
-from voxelfield.trained.zero_packing import pack_streams
 from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.build import configured_components
 from voxelfield.training.execution import GraphedCall, synchronized_time
@@ -557,7 +556,7 @@ class Session:
         data = {} if self._fingerprint is None else self._whole_fingerprint()
         division = self.optimizers.division
         with contextlib.ExitStack() as stack:
-            masters = {} if division is None else stack.enter_context(division.packed(pack_streams))
+            masters = {} if division is None else stack.enter_context(division.packed())
             if self._writer is None:
                 return None
             state: dict[str, Any] = {name: own for name, own in components.items() if own}
