@@ -38,7 +38,7 @@ from voxelfield.models.pixel_sampler import Images, PixelSampler
 from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training import optimizer
 from voxelfield.training import session as session_module
-from voxelfield.training.fingerprint import fingerprint
+from voxelfield.training.checkpoints import fingerprint
 from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Session
 
@@ -312,7 +312,7 @@ def with_points(split: Split) -> Split:
 
 def poison(session: Session, at: bool) -> None:
     """Makes the loss of the next step not finite, or finite again."""
-    pixels = session._step._pixels
+    pixels = session._state.training_step._pixels
     vars(pixels).pop("_read", None)
     if at:
         read = pixels._read
@@ -345,7 +345,7 @@ def weights_of(session: Session) -> dict[str, torch.Tensor]:
         own |= {f"{part.name}.{index}": value.detach().clone() for index, value in enumerate(part.parameters())}
         if isinstance(part, RobustWeights):
             assert 0 < part.moves.sum() < part.moves.numel()
-            own |= {"moves": part.moves.float(), "weights": session._step.batch.weights.unique()}
+            own |= {"moves": part.moves.float(), "weights": session._state.training_step.batch.weights.unique()}
     return own
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
+from voxelfield import processes
+
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """The signals that stop a run. Windows has no SIGHUP, which is sent when a terminal is closed."""
 
@@ -53,6 +55,15 @@ class Interrupt:
             yield
         finally:
             self._at_once = False
+
+    def requested_by_any(self, step: int, every: int) -> bool:
+        """Returns whether any process of a group has been asked to stop, so that all of them stop after the same step.
+
+        Args:
+            step: Number of steps done.
+            every: Number of steps between two questions, each of which makes the processes wait for each other.
+        """
+        return (processes.count() == 1 or step % every == 0) and processes.any_of(self.requested)
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is not threading.main_thread():

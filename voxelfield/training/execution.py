@@ -21,6 +21,38 @@ def synchronized_time(device: torch.device) -> float:
     return time.perf_counter()
 
 
+class Clock:
+    """Counts the seconds of work on a device, without pauses.
+
+    Attributes:
+        seconds: The seconds when the clock was last read.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds = self._lap = 0.0
+
+    def start(self) -> None:
+        """Counts on from here."""
+        self._began = synchronized_time(self._device) - self.seconds
+
+    def read(self) -> None:
+        """Waits until the device has finished all pending work, and updates ``seconds``."""
+        self.seconds = synchronized_time(self._device) - self._began
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the clock during a block."""
+        self.read()
+        yield
+        self.start()
+
+    def lap(self) -> float:
+        """Returns the seconds between the last two laps, of which this call is one."""
+        since, self._lap = self.seconds - self._lap, self.seconds
+        return since
+
+
 @contextmanager
 def reproducible(wanted: bool) -> Iterator[None]:
     """Makes torch and voxelfield choose deterministic algorithms.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,27 +21,10 @@ from voxelfield.training.optimizer import Optimizers
 from voxelfield.training.reduction import SharedSampler, sum_gradients_later
 
 
-class _ScaledGradients(torch.autograd.Function):
-    """Stands in for the sum of several losses; its gradient with respect to each of them is the given factor."""
-
-    @staticmethod
-    def forward(ctx: Any, factor: Tensor, *losses: Tensor) -> Tensor:
-        ctx.save_for_backward(factor)
-        ctx.count = len(losses)
-        return losses[0].view_as(losses[0])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (factor,) = ctx.saved_tensors
-        return None, *[factor] * ctx.count
-
-
 def backpropagate(losses: Sequence[Tensor], factor: Tensor) -> None:
-    """Accumulates the gradients of the losses' sum, multiplied by a factor () on their device.
-
-    Equivalent to ``torch.autograd.backward`` with ``grad_tensors``, which would import sympy and take seconds.
-    """
-    _ScaledGradients.apply(factor, *losses).backward()
+    """Accumulates the gradients of the losses' sum, multiplied by a factor () on their device."""
+    # torch.autograd.backward with grad_tensors would import sympy, which takes seconds.
+    (torch.stack(list(losses)).sum() * factor).backward()
 
 
 class StepTotals:
@@ -257,6 +239,11 @@ class TrainingStep:
             self._optimizers.division.discard(~finite)
         self.totals.add({"skipped": (~finite).to(torch.int64) * self._one})
         return {name: torch.where(finite, term, 0.0) for name, term in terms.items()}
+
+    @property
+    def counted_rays(self) -> int:
+        """The number of rays of the next step; 0 on CUDA, where only the device knows how many of them fit."""
+        return self.rays if self.capacity is None else 0
 
     def psnr(self) -> float:
         """Returns the PSNR of the last step's pixels, dB; synchronises with the device."""
