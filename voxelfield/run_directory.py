@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.files import read_json_object, remove_temporaries
 from voxelfield.trained.checkpoint_file import checkpoints
-from voxelfield.training.logs import EVENTS
 
 try:
     import fcntl
@@ -30,6 +29,9 @@ VIDEO = "orbit.mp4"
 REPORT = "report.html"
 PER_VIEW = "per_view.csv"
 CAMERAS_FILE = "cameras.json"
+
+EVENTS = "events.out.tfevents.*"
+"""Names of TensorBoard's files, which continue with the second in which a file was begun, the host and the process."""
 
 HYDRA_RECORDS = (".hydra", "train.log")
 """Names that Hydra creates in a run directory before the program reads its settings."""

@@ -69,7 +69,7 @@ def scene() -> Scene:
 def make_session(scene: Scene, tmp_path: Path) -> Callable[..., Session]:
     def make(*overrides: str, **options: Any) -> Session:
         settings = preset(*TINY, *overrides, device="cpu", name="train_cpu")
-        return Session(scene, settings, output=tmp_path / "run", **options)
+        return Session(scene, settings, **{"output": tmp_path / "run", **options})
 
     return make
 
@@ -244,8 +244,7 @@ def test_a_full_disk_under_tensorboard_does_not_end_training(make_session, tmp_p
     log = TensorBoardLogger(tmp_path / "events")
     log._writer.flush()
     (events,) = (tmp_path / "events").iterdir()
-    session = make_session("trainer.checkpoint_every=0", logger=log)
-    session._checkpoints._directory = None  # only TensorBoard's file is to grow
+    session = make_session(logger=log, output=None)  # so that only TensorBoard's file grows
     with files_at_most(events.stat().st_size + 100):
         log.scalars(0, {f"many/{number}": 0.0 for number in range(5)})
         with contextlib.suppress(OSError):

@@ -15,9 +15,8 @@ import yaml
 
 from voxelfield.files import open_regular, read_regular
 from voxelfield.report.thumbnails import ViewPictures
-from voxelfield.run_directory import METRICS
+from voxelfield.run_directory import EVENTS, METRICS
 from voxelfield.settings import RunConfig
-from voxelfield.training.logs import EVENTS
 
 Curve: TypeAlias = tuple[tuple[int, float], ...]
 """Steps, rising, with a value each."""

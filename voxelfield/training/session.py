@@ -271,7 +271,7 @@ class Session:
             self._checkpoints.locked_output(wait),
             explain_shortage(self.estimate_memory, self.device),
             Interrupt() as interrupt,
-            Progress(config.steps, self.step, silent=not processes.is_first()) as progress,
+            contextlib.closing(Progress(config.steps, self.step, silent=not processes.is_first())) as progress,
         ):
             with contextlib.suppress(GeneratorExit):
                 while self.step < config.steps and not interrupt.requested_by_any(self.step, every):
