@@ -235,7 +235,8 @@ def test_a_logger_that_fails_is_told_of_once_and_training_goes_on(make_session, 
 
 
 def test_a_failsafe_logger_closes_what_is_behind_it(caplog):
-    FailsafeLogger(Failing(0)).close()
+    failing = Failing(0)
+    FailsafeLogger(lambda: failing).close()
     assert "Failing failed (closed)" in caplog.text
 
 
@@ -251,7 +252,7 @@ def test_a_full_disk_under_tensorboard_does_not_end_training(make_session, tmp_p
             log._writer.flush()
         assert session.fit()
     assert [line.partition(" (")[0] for line in errors(caplog)] == ["TensorBoardLogger failed"]
-    FailsafeLogger(log).close()
+    FailsafeLogger(lambda: log).close()
 
 
 def test_a_tensorboard_that_cannot_begin_does_not_end_training(tmp_path, caplog):

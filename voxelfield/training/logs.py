@@ -58,15 +58,16 @@ def _forwarded(name: str) -> Any:
     """Returns the method of a :class:`FailsafeLogger` that calls the one of that name of the underlying logger."""
 
     def call(self: FailsafeLogger, *values: Any) -> None:
-        if self._failed and name != "close":
+        behind = self._behind()
+        if behind is self._failed and name != "close":
             return
         try:
-            getattr(self._behind, name, NullLogger().close)(*values)
+            getattr(behind, name, NullLogger().close)(*values)
         except Exception as error:  # third-party loggers may raise anything
-            if not self._failed:
-                kind = type(self._behind).__name__
+            if behind is not self._failed:
+                kind = type(behind).__name__
                 logger.error("%s failed (%s): nothing more is recorded, and training continues", kind, error)
-            self._failed = True
+            self._failed = behind
 
     return call
 
@@ -77,12 +78,12 @@ class FailsafeLogger:
     It closes the underlying logger even if that has failed, and flushes it if it has a method ``flush``.
 
     Args:
-        behind: The underlying logger.
+        behind: Returns the underlying logger, which may be exchanged.
     """
 
-    def __init__(self, behind: RunLogger) -> None:
+    def __init__(self, behind: Callable[[], RunLogger]) -> None:
         self._behind = behind
-        self._failed = False
+        self._failed: RunLogger | None = None
 
     scalars, images, text = _forwarded("scalars"), _forwarded("images"), _forwarded("text")
     hyperparameters, flush, close = _forwarded("hyperparameters"), _forwarded("flush"), _forwarded("close")

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import evenly_spaced
@@ -15,7 +14,6 @@ from voxelfield.evaluation.metrics import mse_to_psnr, psnr
 from voxelfield.models.model import Model
 from voxelfield.peer_memory import peak_bytes
 from voxelfield.rendering.pixels import composite_background
-from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.view_pictures import comparison_panel
 from voxelfield.settings import TrainerConfig
 from voxelfield.training.logs import RunLogger
@@ -113,19 +111,17 @@ def log_stage(model: Model, log: RunLogger, step: int) -> None:
     log.scalars(step, {"stage/resolution": model.resolution, "stage/vertices": vertices})
 
 
-def log_preview(
-    renderer: FieldRenderer, split: Split, background: Tensor, log: RunLogger, step: int, views: int
-) -> None:
+def log_preview(model: Model, split: Split, log: RunLogger, step: int, views: int) -> None:
     """Logs render | truth | error | depth at fixed views, and their mean PSNR as ``test/psnr``.
 
     Args:
-        renderer: A renderer of the field's current state.
+        model: The model in its current state.
         split: The split whose views are rendered.
-        background: (3,) colour over which views are rendered, on the renderer's device.
         log: The logger.
         step: Number of steps done.
         views: Number of views, spread evenly over the split.
     """
+    renderer, background = model.renderer(few=True), model.background
     scores = []
     for index in evenly_spaced(views, len(split)):
         view = renderer.view(split.cameras, index)

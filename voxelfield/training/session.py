@@ -32,6 +32,7 @@ from voxelfield.trained.build import untrained_model
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.checkpoints import Checkpoints
+from voxelfield.training.execution import Clock
 from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
 from voxelfield.training.recording import collect_metrics, log_preview, log_stage
@@ -93,6 +94,8 @@ class Session:
         components: Camera refinement, exposure corrections and others as configured, then the given components.
         optimizers: The optimizers of the field.
         output: The output folder, as given.
+        log: The logger for scalars and images.
+        records: Writes to ``log``. If that fails, nothing more is recorded there, and training continues.
 
     Raises:
         TypeError: An argument has the wrong type, or is given although the settings of a whole run contain it.
@@ -140,13 +143,13 @@ class Session:
             share = fraction_through_box(cameras, torch.tensor(config.scene.aabb, device=cameras.c2w.device))
             self._trainer = config.trainer.with_rays_that_miss(share)
         self.device = choose_device(config.device)
-        self.log = NullLogger() if logger is None or not processes.is_first() else logger
+        self.log: RunLogger = NullLogger() if logger is None or not processes.is_first() else logger
+        self.records = FailsafeLogger(lambda: self.log)
         self.output = None if output is None else Path(output)
         self._on_step, self._on_stage, self._on_preview = (hook or _ignore for hook in (on_step, on_stage, on_preview))
-        # A run that is resumed does not log earlier steps again.
-        self._checkpoints = Checkpoints(
-            self.output, scene.train, config.trainer.keep_checkpoints, before=lambda: self.records.flush()
-        )
+        # Flushed before each checkpoint, because a run that is resumed does not log earlier steps again.
+        keep, flush = config.trainer.keep_checkpoints, self.records.flush
+        self._checkpoints = Checkpoints(self.output, scene.train, keep, before=flush)
         _library.ensure_loaded(self.device.type)
         divided = scene.train.local_slice is not None
         self._images: Images = place_of_images(self.estimate_memory, config.trainer.images, self.device, divided)
@@ -256,10 +259,9 @@ class Session:
         started = time.perf_counter()
         batch = self._advance()
         state.clock.seconds += time.perf_counter() - started
-        if self._record_is_due():
-            self._record()
+        self._record_if_due()
         if self.step >= config.steps:
-            state.average.apply()
+            state.finish()
         return batch
 
     def _train(self, wait: bool) -> Iterator[Batch]:
@@ -278,9 +280,7 @@ class Session:
                     rays = state.training_step.counted_rays
                     batch = self._advance()
                     progress.update(self.step, psnr=state.training_step.psnr, rays=rays)
-                    if self._record_is_due():
-                        state.clock.read()
-                        self._record()
+                    self._record_if_due(state.clock)
                     if _due(self.step, config.preview_every):
                         with state.clock.paused(), progress.paused():
                             self.preview()
@@ -290,7 +290,7 @@ class Session:
                             self._checkpoints.save(state, optional=config.checkpoint_errors == "continue")
                     yield batch
             if self.step >= config.steps:
-                state.average.apply()
+                state.finish()
             state.clock.read()
             # No CUDA graph is captured from here on, so another thread may use the device.
             state.materialize()
@@ -306,15 +306,6 @@ class Session:
         batch = self._state.take_step()
         self._on_step(self)
         return batch
-
-    @property
-    def log(self) -> RunLogger:
-        """The logger for scalars and images. If it fails, the session stops recording and continues training."""
-        return self._log
-
-    @log.setter
-    def log(self, log: RunLogger) -> None:
-        self._log, self.records = log, FailsafeLogger(log)
 
     @property
     def checkpoint(self) -> Path | None:
@@ -346,9 +337,8 @@ class Session:
         """Logs render | truth | error | depth for fixed test views, and their PSNR; no-op without a test split."""
         split = self.scene.splits.get("test")
         if split is not None and processes.is_first():
-            views, cameras = self.config.trainer.preview_views, self.cameras
-            split = split if cameras is None else cameras.follow_split(split)
-            log_preview(self.model.renderer(few=True), split, self.model.background, self.records, self.step, views)
+            split = split if self.cameras is None else self.cameras.follow_split(split)
+            log_preview(self.model, split, self.records, self.step, self.config.trainer.preview_views)
 
     def evaluate(
         self, split: str = "test", *, views: int | None = None, images: Path | str | None = None, progress: bool = True
@@ -416,13 +406,14 @@ class Session:
         """
         self._checkpoints.restore(self._state, checkpoint, path, replaced)
 
-    def _record_is_due(self) -> bool:
-        return self.step % self.config.trainer.log_every == 0 or self.step == self.config.trainer.steps
-
-    def _record(self) -> None:
-        """Records the metrics of the steps since the last record."""
-        with self._checkpoints.saved_unless_finite(self._state):
-            self.records.scalars(self.step, collect_metrics(self._state, self.config.trainer))
+    def _record_if_due(self, clock: Clock | None = None) -> None:
+        """Records the metrics of the steps since the last record, after reading a clock, if one is given."""
+        config = self.config.trainer
+        if self.step % config.log_every == 0 or self.step == config.steps:
+            if clock is not None:
+                clock.read()
+            with self._checkpoints.saved_unless_finite(self._state):
+                self.records.scalars(self.step, collect_metrics(self._state, config))
 
 
 def _ignore(_: Session) -> None:

@@ -55,7 +55,6 @@ class TrainingState:
         components: The configured components, then the given ones.
         optimizers: The optimizers of the field and of the components' parameters.
         training_step: Computes one step.
-        average: The average of the field's weights.
         steps: Number of steps done.
         clock: Counts the training time, building included.
         untrained_error: Photometric loss of the untrained field, () on the device; infinite before the first step.
@@ -107,7 +106,7 @@ class TrainingState:
             hidden_step=None if refines else trainer.occupancy.hidden_step(trainer.steps, trainer.stages),
         )
         self.model.begin_training(setup)
-        self.average = WeightAverage(self.model, self.optimizers, trainer.steps, trainer.average_steps)
+        self._average = WeightAverage(self.model, self.optimizers, trainer.steps, trainer.average_steps)
         self.steps = 0
         self.untrained_error = torch.full_like(self.training_step.error, math.inf)
         self.diverged = False
@@ -121,7 +120,7 @@ class TrainingState:
         # The graph captures these as numbers, because computing them inside the capture would read from the device.
         settings, captures = self.model.settings, self.config.trainer.cuda_graph
         self._graphed = GraphedCall(lambda: self.training_step.run(settings), self.device, captures)
-        self.average.restart()
+        self._average.restart()
         self._layout = self.optimizers.layout
 
     def prepare_step(self) -> bool:
@@ -150,8 +149,12 @@ class TrainingState:
         if self.steps == 0:  # whose pixels were rendered before it changed the field
             self.untrained_error.copy_(processes.sum_of(self.training_step.share_of_error))
         self.steps += 1
-        self.average.update(self.steps)
+        self._average.update(self.steps)
         return self.training_step.batch
+
+    def finish(self) -> None:
+        """Replaces the field's weights by their average, after the last step."""
+        self._average.apply()
 
     def materialize(self) -> None:
         """Makes grids whole that are divided over processes, until the next step."""
@@ -169,7 +172,7 @@ class TrainingState:
     @contextlib.contextmanager
     def entries(self) -> Iterator[dict[str, Any]]:
         """For a block, gives process 0 the :data:`ENTRIES` of a checkpoint, except ``data``, and nothing to others."""
-        average = self.average.state_dict()
+        average = self._average.state_dict()
         states = {component.name: component.state_dict() for component in self.components}
         division = self.optimizers.division
         with contextlib.ExitStack() as stack:
@@ -212,7 +215,7 @@ class TrainingState:
         self.diverged = checkpoint["diverged"]
         self.optimizers.attach()
         self._renew()
-        self.average.load_state_dict(checkpoint["average"], self.steps)
+        self._average.load_state_dict(checkpoint["average"], self.steps)
         torch.set_rng_state(checkpoint["rng"].cpu())
         if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
