@@ -87,9 +87,7 @@ class TrainingState:
             self.model, config.optimizer, trainer.rates, groups, copies, varies, trainer.visible_samples
         )
         joining = [*self._joining, LossTerms(losses)]
-        self.training_step = TrainingStep(
-            self.model, pixels, self.optimizers, trainer, components=joining, sampler=sampler, shared=True
-        )
+        self.training_step = TrainingStep(self.model, pixels, self.optimizers, trainer, joining, sampler)
         refines, coarse = config.camera.refines, bool(config.camera.stages)
         setup = TrainingSetup(
             trainer.stages,
