@@ -234,6 +234,18 @@ def test_a_logger_that_fails_is_told_of_once_and_training_goes_on(make_session, 
     assert errors(caplog) == ["Failing failed (nobody listens): nothing more is recorded, and training continues"]
 
 
+def test_a_logger_that_replaces_one_that_has_failed_is_used(make_session, caplog):
+    session = make_session(logger=Failing(0))
+    session.records.scalars(0, {})
+    session.records.scalars(0, {})
+    assert session.log.calls == [0]
+    session.log = Failing(1)
+    session.records.scalars(0, {})
+    session.records.scalars(1, {})
+    assert session.log.calls == [0, 1]
+    assert len(errors(caplog)) == 2, "once for each of them"
+
+
 def test_a_failsafe_logger_closes_what_is_behind_it(caplog):
     failing = Failing(0)
     FailsafeLogger(lambda: failing).close()

@@ -40,9 +40,6 @@ from voxelfield.training.state import TrainingState
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
-# Hosts of GPUs are many steps ahead of them, and need not wait for each other in every step.
-_STEPS_BETWEEN_AGREEMENTS = 32
-
 C = TypeVar("C", bound=Correction)
 Hook = Callable[["Session"], None]
 """A function that a session calls with itself as the argument."""
@@ -146,7 +143,8 @@ class Session:
         self.log: RunLogger = NullLogger() if logger is None or not processes.is_first() else logger
         self.records = FailsafeLogger(lambda: self.log)
         self.output = None if output is None else Path(output)
-        self._on_step, self._on_stage, self._on_preview = (hook or _ignore for hook in (on_step, on_stage, on_preview))
+        hooks = (hook or (lambda session: None) for hook in (on_step, on_stage, on_preview))
+        self._on_step, self._on_stage, self._on_preview = hooks
         # Flushed before each checkpoint, because a run that is resumed does not log earlier steps again.
         keep, flush = config.trainer.keep_checkpoints, self.records.flush
         self._checkpoints = Checkpoints(self.output, scene.train, keep, before=flush)
@@ -267,7 +265,6 @@ class Session:
     def _train(self, wait: bool) -> Iterator[Batch]:
         """Takes the remaining steps with records, previews and checkpoints; yields the batch of each step."""
         config, state = self.config.trainer, self._state
-        every = _STEPS_BETWEEN_AGREEMENTS if self.device.type == "cuda" else 1
         state.clock.start()
         with (
             self._checkpoints.locked_output(wait),
@@ -276,7 +273,7 @@ class Session:
             contextlib.closing(Progress(config.steps, self.step, silent=not processes.is_first())) as progress,
         ):
             with contextlib.suppress(GeneratorExit):
-                while self.step < config.steps and not interrupt.requested_by_any(self.step, every):
+                while self.step < config.steps and not interrupt.requested_by_any(self.step, self.device):
                     rays = state.training_step.counted_rays
                     batch = self._advance()
                     progress.update(self.step, psnr=state.training_step.psnr, rays=rays)
@@ -414,10 +411,6 @@ class Session:
                 clock.read()
             with self._checkpoints.saved_unless_finite(self._state):
                 self.records.scalars(self.step, collect_metrics(self._state, config))
-
-
-def _ignore(_: Session) -> None:
-    """The hook that is called where none is given."""
 
 
 def _due(step: int, every: int) -> bool:
