@@ -88,14 +88,16 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def locked_output(self, wait: bool) -> Iterator[None]:
-        """Locks the output folder for a block and, unless the block waits for its files, until :meth:`wait`."""
+        """Locks the output folder for a block that saves, and until :meth:`wait`, which ``wait`` calls at its end."""
         if not self._writes:
             yield
             return
         assert self._directory is not None
         with RunDirectoryLock.acquire(self._directory, "output"):
             yield
-            if not wait:
+            if wait:
+                self.wait()
+            else:
                 self._writing.enter_context(RunDirectoryLock.acquire(self._directory, "output"))
 
     def save(

@@ -267,9 +267,9 @@ class Session:
         config, state = self.config.trainer, self._state
         state.clock.start()
         with (
-            self._checkpoints.locked_output(wait),
-            explain_shortage(self.estimate_memory, self.device),
             Interrupt() as interrupt,
+            explain_shortage(self.estimate_memory, self.device),
+            self._checkpoints.locked_output(wait),
             contextlib.closing(Progress(config.steps, self.step, silent=not processes.is_first())) as progress,
         ):
             with contextlib.suppress(GeneratorExit):
@@ -292,8 +292,6 @@ class Session:
             # No CUDA graph is captured from here on, so another thread may use the device.
             state.materialize()
             self._checkpoints.save(state, settled=True)
-            if wait:
-                self.wait()
 
     def _advance(self) -> Batch:
         """Takes one step."""
@@ -374,10 +372,7 @@ class Session:
             DirectoryInUseError: Another process is writing to the output folder.
         """
         with self._checkpoints.locked_output(wait):
-            path = self._checkpoints.save(self._state)
-            if wait:
-                self.wait()
-        return path
+            return self._checkpoints.save(self._state)
 
     def wait(self) -> None:
         """Waits until the last checkpoint is on disk.
