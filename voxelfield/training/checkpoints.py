@@ -82,9 +82,7 @@ class Checkpoints:
         self._fingerprint: Future[dict[str, Tensor]] | None = None
         if self._writes or (directory is not None and split.local_slice is not None):
             # Computed in the background, so that the first checkpoint need not wait for it.
-            with_images = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fingerprint")
-            self._fingerprint = with_images.submit(fingerprint, split)
-            with_images.shutdown(wait=False)
+            self._fingerprint = self._thread.submit(fingerprint, split)
 
     @contextlib.contextmanager
     def locked_output(self, wait: bool) -> Iterator[None]:
