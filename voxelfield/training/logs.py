@@ -110,7 +110,7 @@ class TensorBoardLogger:
             ) from error
         # The records of the step from which training resumes were made before its checkpoint, and stay visible.
         earlier = set(directory.glob(EVENTS))
-        self._writer = SummaryWriter(str(directory), purge_step=first_step + 1 if first_step else first_step)
+        self._writer: Any = SummaryWriter(str(directory), purge_step=first_step + 1 if first_step else first_step)
         _put_before(earlier, set(directory.glob(EVENTS)) - earlier)
         # TensorBoard compresses an image in the thread that adds it, which takes longer than rendering it.
         self._pictures = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensorboard")
