@@ -24,6 +24,8 @@ def synchronized_time(device: torch.device) -> float:
 class Clock:
     """Counts the seconds of work on a device, without pauses.
 
+    Its methods wait until the device has finished all pending work, unless ``wait`` is False.
+
     Attributes:
         seconds: The seconds when the clock was last read.
     """
@@ -32,13 +34,16 @@ class Clock:
         self._device = device
         self.seconds = self._lap = 0.0
 
-    def start(self) -> None:
+    def start(self, *, wait: bool = True) -> None:
         """Counts on from here."""
-        self._began = synchronized_time(self._device) - self.seconds
+        self._began = self._now(wait) - self.seconds
 
-    def read(self) -> None:
-        """Waits until the device has finished all pending work, and updates ``seconds``."""
-        self.seconds = synchronized_time(self._device) - self._began
+    def read(self, *, wait: bool = True) -> None:
+        """Updates ``seconds``."""
+        self.seconds = self._now(wait) - self._began
+
+    def _now(self, wait: bool) -> float:
+        return synchronized_time(self._device) if wait else time.perf_counter()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

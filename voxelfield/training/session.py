@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +31,6 @@ from voxelfield.trained.build import untrained_model
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.checkpoints import Checkpoints
-from voxelfield.training.execution import Clock
 from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
 from voxelfield.training.recording import collect_metrics, log_preview, log_stage
@@ -254,10 +252,10 @@ class Session:
         config, state = self.config.trainer, self._state
         if self.step >= config.steps:
             raise ValueError(f"session.step must be below trainer.steps, {config.steps}, got {self.step}")
-        started = time.perf_counter()
+        state.clock.start(wait=False)
         batch = self._advance()
-        state.clock.seconds += time.perf_counter() - started
         self._record_if_due()
+        state.clock.read(wait=False)
         if self.step >= config.steps:
             state.finish()
         return batch
@@ -277,7 +275,7 @@ class Session:
                     rays = state.training_step.counted_rays
                     batch = self._advance()
                     progress.update(self.step, psnr=state.training_step.psnr, rays=rays)
-                    self._record_if_due(state.clock)
+                    self._record_if_due()
                     if _due(self.step, config.preview_every):
                         with state.clock.paused(), progress.paused():
                             self.preview()
@@ -398,12 +396,11 @@ class Session:
         """
         self._checkpoints.restore(self._state, checkpoint, path, replaced)
 
-    def _record_if_due(self, clock: Clock | None = None) -> None:
-        """Records the metrics of the steps since the last record, after reading a clock, if one is given."""
+    def _record_if_due(self) -> None:
+        """Records the metrics of the steps since the last record."""
         config = self.config.trainer
         if self.step % config.log_every == 0 or self.step == config.steps:
-            if clock is not None:
-                clock.read()
+            self._state.clock.read()
             with self._checkpoints.saved_unless_finite(self._state):
                 self.records.scalars(self.step, collect_metrics(self._state, config))
 
