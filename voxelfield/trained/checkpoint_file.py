@@ -7,13 +7,13 @@ import logging
 import re
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from voxelfield import __version__
 from voxelfield.files import atomic_write, open_regular
 from voxelfield.foundation.errors import is_out_of_memory
 from voxelfield.foundation.zero_packing import copy_without_zeros, put_back_zeros
@@ -82,7 +82,7 @@ def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
     Raises:
         TypeError: A value has a type that a safe load would reject, for example a Path or a NumPy scalar.
     """
-    return {"format": FORMAT, "voxelfield": __version__, **copy_without_zeros(state)}
+    return {"format": FORMAT, "voxelfield": _version(), **copy_without_zeros(state)}
 
 
 def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ def _read(path: Path, device: torch.device | str, without: Collection[str]) -> d
     if state["format"] != FORMAT:
         raise CheckpointVersionError(
             f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
-            f"({__version__}) reads format {FORMAT}: "
+            f"({_version()}) reads format {FORMAT}: "
             + ("upgrade voxelfield" if state["format"] > FORMAT else "train again, or continue with that version")
         )
     try:
@@ -274,3 +274,10 @@ def check_whole(path: Path) -> None:
         raise CheckpointError(
             f"{path} is truncated or damaged ({size} bytes); resume=auto continues from the newest intact checkpoint"
         )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("voxelfield")
+    except metadata.PackageNotFoundError:  # used from a source tree that is not installed
+        return "unknown"
