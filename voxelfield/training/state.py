@@ -36,7 +36,7 @@ ENTRIES = (*_OF_SESSION, *_OF_MODEL, "rng", "cuda_rng")
 
 
 class TrainingState:
-    """A model with all that trains it: a collective of pieces that takes steps, and can be saved and restored.
+    """A model with everything that trains it; it takes steps, and can be saved and restored.
 
     In processes that train together, all methods are collective calls.
 
