@@ -32,12 +32,12 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
 from voxelfield.distributed import exchange, peer_memory
+from voxelfield.foundation.zero_packing import put_back_zeros
 from voxelfield.models.pixel_sampler import Images, PixelSampler
 from voxelfield.trained.checkpoint_file import load_checkpoint
-from voxelfield.trained.zero_packing import pack_streams, put_back_zeros
 from voxelfield.training import optimizer
 from voxelfield.training import session as session_module
-from voxelfield.training.fingerprint import fingerprint
+from voxelfield.training.checkpoints import fingerprint
 from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Session
 
@@ -311,7 +311,7 @@ def with_points(split: Split) -> Split:
 
 def poison(session: Session, at: bool) -> None:
     """Makes the loss of the next step not finite, or finite again."""
-    pixels = session._step._pixels
+    pixels = session._state.training_step._pixels
     vars(pixels).pop("_read", None)
     if at:
         read = pixels._read
@@ -331,7 +331,7 @@ def check_copies(session: Session) -> None:
     grid = session.field.grid
     assert not grid.working_copies._sources, "whole masters are still in memory"
     for level, copy in zip(grid.levels, grid.working_copies.copies, strict=False):
-        master = put_back_zeros(division.collected(level, division.local_shard(level).detach(), pack_streams))
+        master = put_back_zeros(division.collected(level, division.local_shard(level).detach()))
         copies = [torch.empty_like(copy) for _ in range(dist.get_world_size())]
         dist.all_gather(copies, copy.contiguous())
         if master is not None:
@@ -344,7 +344,7 @@ def weights_of(session: Session) -> dict[str, torch.Tensor]:
         own |= {f"{part.name}.{index}": value.detach().clone() for index, value in enumerate(part.parameters())}
         if isinstance(part, RobustWeights):
             assert 0 < part.moves.sum() < part.moves.numel()
-            own |= {"moves": part.moves.float(), "weights": session._step.batch.weights.unique()}
+            own |= {"moves": part.moves.float(), "weights": session._state.training_step.batch.weights.unique()}
     return own
 
 

@@ -9,8 +9,15 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
+import torch
+
+from voxelfield import processes
+
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """The signals that stop a run. Windows has no SIGHUP, which is sent when a terminal is closed."""
+
+
+_STEPS_BETWEEN_AGREEMENTS = 32
 
 
 class Interrupted(KeyboardInterrupt):
@@ -53,6 +60,17 @@ class Interrupt:
             yield
         finally:
             self._at_once = False
+
+    def requested_by_any(self, step: int, device: torch.device) -> bool:
+        """Returns whether any process of a group has been asked to stop, so that all of them stop after the same step.
+
+        Args:
+            step: Number of steps done.
+            device: Device of the steps.
+        """
+        # Hosts of GPUs are many steps ahead of them, and need not wait for each other in every step.
+        every = _STEPS_BETWEEN_AGREEMENTS if device.type == "cuda" and processes.count() > 1 else 1
+        return step % every == 0 and processes.any_of(self.requested)
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is not threading.main_thread():

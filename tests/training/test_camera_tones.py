@@ -228,7 +228,7 @@ def test_tones_join_exposures_an_environment_and_refined_cameras(bricks):
     with torch.no_grad():
         session.tones.log_slopes[0] += 1.0
     session.fit()
-    batch = session._step.batch
+    batch = session._state.training_step.batch
     plain = session.model.environment(batch.rays.directions)
     assert not torch.allclose(batch.background, plain, atol=0.01)
     assert session.tones.falloff.all()

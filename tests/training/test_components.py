@@ -156,10 +156,10 @@ def test_a_loss_is_added_and_one_of_the_same_name_replaces(scene):
         scene, "dense", trainer=settings(), losses={"mine": mine, "photometric": photometric}, device="cpu"
     )
     session.train_step()
-    totals = session._step.totals.read()
+    totals = session._state.training_step.totals.read()
     assert seen["rays"] > 0
     assert 0 < totals["loss/mine"] <= 0.1
-    assert totals["loss/photometric"] == pytest.approx(float(session._step.error))
+    assert totals["loss/photometric"] == pytest.approx(float(session._state.training_step.error))
 
 
 def test_a_sampler_places_the_samples(scene):

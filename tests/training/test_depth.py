@@ -174,7 +174,7 @@ def test_depths_belong_to_the_axes_of_refined_cameras(one_thread):
     refinement, *_, part = session.components
     with torch.no_grad():
         refinement.twists[:, :3] = 0.3
-    batch, model = session._step.batch, session.model
+    batch, model = session._state.training_step.batch, session.model
     rendering = model.render(batch.rays, model.settings)
     outputs = Outputs(rendering, rendering.rgb, rendering.rgb, batch.truth)
     refined, given = (depth_error(outputs, batch, each) for each in (refinement.refined(), scene.train.cameras))

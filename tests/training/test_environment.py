@@ -217,9 +217,9 @@ def test_exposures_apply_to_what_the_cameras_captured(scene):
     with torch.no_grad():
         session.exposure.offset[0] = 1.0
     session.train_step()
-    directions = session._step.batch.rays.directions
+    directions = session._state.training_step.batch.rays.directions
     plain = session.model.environment(directions)
-    assert not torch.allclose(session._step.batch.background, plain, atol=0.01)
+    assert not torch.allclose(session._state.training_step.batch.background, plain, atol=0.01)
 
 
 # ---------------------------------------------------------------------------------------------------- files, refusals

@@ -30,8 +30,8 @@ from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.runs import results
 from voxelfield.runs.train import build_logger, train_as_configured
 from voxelfield.settings import LoggerConfig
-from voxelfield.trained import checkpoint_file as checkpoint_module
 from voxelfield.trained.checkpoint_file import load_checkpoint
+from voxelfield.training import checkpoints as checkpoint_module
 from voxelfield.training.logs import FailsafeLogger, NullLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage
 from voxelfield.training.session import Session
@@ -69,7 +69,7 @@ def scene() -> Scene:
 def make_session(scene: Scene, tmp_path: Path) -> Callable[..., Session]:
     def make(*overrides: str, **options: Any) -> Session:
         settings = preset(*TINY, *overrides, device="cpu", name="train_cpu")
-        return Session(scene, settings, output=tmp_path / "run", **options)
+        return Session(scene, settings, **{"output": tmp_path / "run", **options})
 
     return make
 
@@ -127,7 +127,7 @@ def test_the_last_checkpoint_is_not_optional(make_session, monkeypatch):
 def test_a_file_that_does_not_fit_leaves_nothing_but_the_one_before(make_session):
     session = make_session()
     path = session.save()
-    session.step = 1
+    session._state.steps = 1
     refused = pytest.raises(OSError, match=r"checkpoint_0000001.pt could not be written: File too large")
     with files_at_most(path.stat().st_size // 2), refused:
         session.save()
@@ -234,8 +234,21 @@ def test_a_logger_that_fails_is_told_of_once_and_training_goes_on(make_session, 
     assert errors(caplog) == ["Failing failed (nobody listens): nothing more is recorded, and training continues"]
 
 
+def test_a_logger_that_replaces_one_that_has_failed_is_used(make_session, caplog):
+    session = make_session(logger=Failing(0))
+    session.records.scalars(0, {})
+    session.records.scalars(0, {})
+    assert session.log.calls == [0]
+    session.log = Failing(1)
+    session.records.scalars(0, {})
+    session.records.scalars(1, {})
+    assert session.log.calls == [0, 1]
+    assert len(errors(caplog)) == 2, "once for each of them"
+
+
 def test_a_failsafe_logger_closes_what_is_behind_it(caplog):
-    FailsafeLogger(Failing(0)).close()
+    failing = Failing(0)
+    FailsafeLogger(lambda: failing).close()
     assert "Failing failed (closed)" in caplog.text
 
 
@@ -244,15 +257,14 @@ def test_a_full_disk_under_tensorboard_does_not_end_training(make_session, tmp_p
     log = TensorBoardLogger(tmp_path / "events")
     log._writer.flush()
     (events,) = (tmp_path / "events").iterdir()
-    session = make_session("trainer.checkpoint_every=0", logger=log)
-    session._writer = None  # only TensorBoard's file is to grow
+    session = make_session(logger=log, output=None)  # so that only TensorBoard's file grows
     with files_at_most(events.stat().st_size + 100):
         log.scalars(0, {f"many/{number}": 0.0 for number in range(5)})
         with contextlib.suppress(OSError):
             log._writer.flush()
         assert session.fit()
     assert [line.partition(" (")[0] for line in errors(caplog)] == ["TensorBoardLogger failed"]
-    FailsafeLogger(log).close()
+    FailsafeLogger(lambda: log).close()
 
 
 def test_a_tensorboard_that_cannot_begin_does_not_end_training(tmp_path, caplog):
@@ -267,13 +279,13 @@ def test_a_tensorboard_that_cannot_begin_does_not_end_training(tmp_path, caplog)
 
 def poison(session: Session, steps: set[int]) -> None:
     """Makes the loss of some steps, counted from 0, not finite."""
-    read = session._step._pixels._read
+    read = session._state.training_step._pixels._read
 
     def read_some(*arguments: Any) -> Any:
         rays, rgba = read(*arguments)
         return rays, torch.full_like(rgba, math.nan) if session.step in steps else rgba
 
-    session._step._pixels._read = read_some
+    session._state.training_step._pixels._read = read_some
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_state_written_out(make_session):
@@ -392,11 +404,11 @@ def test_a_session_explains_want_of_memory(make_session, monkeypatch, where):
 
     def run() -> None:
         session = make_session()
-        session._step.run = fail
+        session._state.training_step.run = fail
         session.fit()
 
     if where == "building":
-        monkeypatch.setattr("voxelfield.training.session.Optimizers", fail)
+        monkeypatch.setattr("voxelfield.training.state.Optimizers", fail)
     with pytest.raises(torch.OutOfMemoryError, match=r"^not enough memory on cpu: .*\(parameters 0\.00, .*; lower "):
         run()
 

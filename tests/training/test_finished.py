@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from quick_presets import preset
 
+from voxelfield.runs.finished import finished_metrics
 from voxelfield.settings import RunConfig
-from voxelfield.training.resume import changed_settings, finished_metrics, recorded_settings
+from voxelfield.training.checkpoints import changed_settings, recorded_settings
 
 RESULTS = ("per_view.csv", "model.safetensors", "orbit.mp4", "report.html", "test/r_0.png", "test/far/r_1.png")
 

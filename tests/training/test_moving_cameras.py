@@ -21,7 +21,7 @@ from voxelfield.models.pixel_sampler import PixelSampler
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.projection import fraction_through_box
-from voxelfield.training.fingerprint import fingerprint
+from voxelfield.training.checkpoints import fingerprint
 from voxelfield.training.session import Session
 
 pytestmark = pytest.mark.usefixtures("one_thread")

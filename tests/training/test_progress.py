@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import sys
@@ -36,7 +37,7 @@ def clock(monkeypatch):
 
 def test_progress_logs_lines_without_a_terminal(caplog, capsys, clock):
     caplog.set_level(logging.INFO, logger="voxelfield")
-    with Progress(1000, initial=200) as progress:
+    with contextlib.closing(Progress(1000, initial=200)) as progress:
         for step in range(201, 401):
             clock.now += 0.1
             due = step in (300, 400)
@@ -67,8 +68,10 @@ def test_progress_does_not_count_pauses(caplog, clock):
         clock.now += 1000
     progress.update(50, psnr=_unread, rays=1_000_000)
     clock.now += 5
-    progress.update(100, rays=2_000_000)
-    assert [record.getMessage() for record in caplog.records] == ["step 100/200 (50 %), 300k rays/s, ETA 00:10"]
+    progress.update(100, psnr=lambda: 29.0, rays=2_000_000)
+    assert [record.getMessage() for record in caplog.records] == [
+        "step 100/200 (50 %), PSNR 29.00 dB, 300k rays/s, ETA 00:10"
+    ]
 
 
 def test_progress_draws_a_bar_on_a_terminal(caplog, clock, monkeypatch):
@@ -84,7 +87,7 @@ def test_progress_draws_a_bar_on_a_terminal(caplog, clock, monkeypatch):
     assert "40/100, PSNR 31.00 dB, 3.00M rays/s, ETA 00:02" in stream.getvalue()
     with progress.paused():
         pass
-    progress.update(55)
+    progress.update(55, psnr=_unread)
     progress.close()
     assert "55/100" in stream.getvalue()
     assert caplog.records == []

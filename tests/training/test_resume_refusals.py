@@ -24,7 +24,7 @@ from voxelfield.trained.checkpoint_file import (
     pack_checkpoint,
     write_checkpoint,
 )
-from voxelfield.training.fingerprint import changes, fingerprint
+from voxelfield.training.checkpoints import changed_data, fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -208,21 +208,21 @@ def scene() -> Scene:
 
 def test_other_data_than_before_is_told_by_name(scene):
     before, split = fingerprint(scene.train), scene.train
-    assert changes(before, fingerprint(split), split.names) == ""
+    assert changed_data(before, fingerprint(split), split.names) == ""
     split.images[1, 2, 3, 0] ^= 1
-    assert changes(before, fingerprint(split), split.names) == (
+    assert changed_data(before, fingerprint(split), split.names) == (
         "has different training images from the checkpoint (1 of 3, the first is b)"
     )
     split.images[1, 2, 3, 0] ^= 1
     split.cameras.c2w[2, 0, 3] += 1e-6
-    assert changes(before, fingerprint(split), split.names) == (
+    assert changed_data(before, fingerprint(split), split.names) == (
         "has different training cameras from the checkpoint (1 of 3, the first is c)"
     )
     fewer = Split(split.images[:2], split.cameras[:2], ("a", "b"))
     expected = "has 2 training images, but the checkpoint was trained on 3"
-    assert changes(before, fingerprint(fewer), fewer.names) == expected
+    assert changed_data(before, fingerprint(fewer), fewer.names) == expected
     masked = Split(split.images, split.cameras, split.names, torch.ones(3, 4, 5, dtype=torch.bool))
-    assert "training images" in changes(before, fingerprint(masked), masked.names)
+    assert "training images" in changed_data(before, fingerprint(masked), masked.names)
 
 
 def test_a_run_that_goes_on_with_other_images_warns(tmp_path, saved, caplog):

@@ -66,7 +66,7 @@ def test_passers_by_are_found_and_leave_no_ghosts(clean, device):
     found = ~torch.stack([robust.mask(index) for index in range(len(people))])
     assert float((found & people).sum() / people.sum()) > 0.7
     assert float((found & people).sum() / (found | people).sum()) > 0.6
-    batch = session._step.batch
+    batch = session._state.training_step.batch
     ignored = batch.weights == 0
     assert torch.equal(ignored, found.view(-1).to(device)[batch.pixels])
     assert float(batch.weights.mean()) == pytest.approx(1, abs=0.05)

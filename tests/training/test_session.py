@@ -24,8 +24,8 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.render import render_view
 from voxelfield.settings import OptimizerConfig, TrainerConfig
-from voxelfield.trained import checkpoint_file as checkpoint_module
 from voxelfield.trained.checkpoint_file import load_checkpoint, resolve_checkpoint
+from voxelfield.training import checkpoints as checkpoint_module
 from voxelfield.training import execution
 from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Hook, Session
@@ -781,10 +781,10 @@ def test_a_finished_run_is_not_trained_further(make_session):
     assert torch.equal(again.field.grid.features, session.field.grid.features)
 
 
-def test_previews_and_checkpoints_are_not_charged_to_training(make_session):
+def test_previews_and_checkpoints_are_not_charged_to_training(make_session, monkeypatch):
     now = {"seconds": 0.0}
 
-    def clock() -> float:
+    def clock(_: torch.device) -> float:
         now["seconds"] += 1.0
         return now["seconds"]
 
@@ -792,7 +792,7 @@ def test_previews_and_checkpoints_are_not_charged_to_training(make_session):
         now["seconds"] += 1000.0
 
     session = make_session("trainer.steps=3", "trainer.preview_every=1", on_preview=preview)
-    session._now = clock
+    monkeypatch.setattr("voxelfield.training.execution.synchronized_time", clock)
     session.fit()
     assert 0 < session.train_seconds < 100
 
@@ -912,7 +912,7 @@ def test_views_are_those_of_the_field_as_training_reads_it(make_session, scene, 
 def test_a_field_that_is_not_finite_replaces_no_checkpoint(make_session):
     session = make_session()
     sound = session.save()
-    session.step = 1
+    session._state.steps = 1
     with torch.no_grad():
         session.field.grid.features[0, 0, 0, 0] = math.nan
     broken = session.save()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from voxelfield.trained.zero_packing import copy_without_zeros, pack_streams, put_back_zeros
+from voxelfield.foundation.zero_packing import copy_without_zeros, pack_streams, put_back_zeros
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import logging
 import re
 from collections import deque
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 import voxelfield
@@ -29,7 +30,6 @@ from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, FieldRenderer
 from voxelfield.rendering.view_pictures import PICTURES, depth_bounds, depth_range, picture
 from voxelfield.run_directory import VIDEO
 from voxelfield.trained.trained_model import TrainedModel
-from voxelfield.training.fingerprint import fingerprint_of_weights
 from voxelfield.transfers import AHEAD
 
 logger = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ def _write_frames(
         raise ValueError(f"--range must end at or below {len(cameras)}, the number of frames, got {first}:{end}")
     kind: Literal["png", "exr"] = options.format or "png"
     source = {"run": options.run.resolve().name, "steps": trained.steps}
-    source |= {"weights": fingerprint_of_weights(trained.field, trained.occupancy)}
+    source |= {"weights": _digest(trained.field, trained.occupancy)}
     usual = trained.model.background.tolist() if trained.model.environment is None else "environment"
     source |= {"background": options.background or usual}
     source |= {"supersampling": options.supersampling or trained.trainer.evaluation.supersampling}
@@ -203,6 +203,20 @@ def _write_frames(
     )
     if options.depth:
         logger.info("one step of a depth PNG is %.6g world units; 0 means that nothing was hit", folder.depth_unit)
+
+
+def _digest(*modules: nn.Module) -> str:
+    """Returns a digest (BLAKE2b) of the parameters and buffers of modules on any device.
+
+    Floating-point values are rounded to float16, as which a GPU reads the grids that a CPU reads as float32.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, value in (entry for module in modules for entry in module.state_dict().items()):
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {tuple(value.shape)};".encode())
+            rounded = value.half() if value.is_floating_point() else value
+            digest.update(rounded.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _checked(views: Iterator[View], total: int, *, delay: int = 0) -> Iterator[View]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from voxelfield.models.model import Model
-from voxelfield.trained.zero_packing import pack_streams
 from voxelfield.training.optimizer import Optimizers
 
 # Number of steps between updates of the average: weights of consecutive steps hardly differ, and an update moves as
@@ -78,10 +77,7 @@ class WeightAverage:
         division, named = self._optimizers.division, list(self._model.field.named_parameters())
         means: list[Any] = self._mean
         if division is not None:
-            means = [
-                division.collected(weight, mean, pack_streams)
-                for (_, weight), mean in zip(named, self._mean, strict=True)
-            ]
+            means = [division.collected(weight, mean) for (_, weight), mean in zip(named, self._mean, strict=True)]
         return {"mean": {name: mean for (name, _), mean in zip(named, means, strict=True)}}
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:

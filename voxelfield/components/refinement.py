@@ -23,15 +23,17 @@ from voxelfield.datasets.scene import Split
 from voxelfield.fields.environment import environment_of
 from voxelfield.files import atomic_write
 from voxelfield.foundation.optimizers import EagerAdamW, exponential_decay, load_moments
-from voxelfield.models.component import Component, LossTerms
+from voxelfield.models.batch import Outputs
+from voxelfield.models.component import Component
 from voxelfield.models.losses import photometric
 from voxelfield.models.model import Model
 from voxelfield.models.pixel_sampler import PixelSampler
+from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.rendering.alignment import Similarity, align_cameras, pose_errors
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.march import Capacity
 from voxelfield.rendering.rigid import compose, exp_se3, log_se3
 from voxelfield.settings import TrainerConfig
-from voxelfield.training.step import TrainingStep
 
 FINAL_FACTOR = 0.02
 """Factor on the learning rate at the last step of fitting poses to a fixed field (:func:`fit_poses`)."""
@@ -384,27 +386,18 @@ def refine_views(
 
 
 def fit_poses(
-    refinement: CameraRefinement,
-    model: Model,
-    trainer: TrainerConfig,
-    split: Split,
-    steps: int,
-    tones: CameraTones | None = None,
+    refinement: CameraRefinement, model: Model, trainer: Any, split: Split, steps: int, tones: CameraTones | None = None
 ) -> None:
     """Optimises cameras in place so that renderings of a fixed field match their images; see :func:`refine_views`."""
-    device = model.device
-    # Only pixels are compared; the number of rays does not follow the samples, of which rays have few.
-    config = replace(trainer, loss=replace(trainer.loss, distortion=0.0), not_finite="stop")
-    rays = None if device.type == "cuda" else min(trainer.max_rays, max(1, trainer.visible_samples // 16))
-    pixels = PixelSampler(split, device, trainer.supersampling)
-    environment = environment_of(model.field)
-    components: list[Component] = [LossTerms({"photometric": photometric}), refinement]
-    if environment is not None:
-        components.append(EnvironmentBackground(environment))
+    device, settings, capacity = model.device, model.settings, None
+    # The number of rays does not follow the samples, of which rays have few.
+    rays = min(trainer.max_rays, max(1, trainer.visible_samples // 16))
+    if device.type == "cuda":
+        capacity, rays = Capacity(trainer.candidate_samples, trainer.visible_samples), trainer.max_rays
+    pixels, environment = PixelSampler(split, device, trainer.supersampling), environment_of(model.field)
+    components: list[Component] = [] if environment is None else [EnvironmentBackground(environment)]
     if tones is not None:
         components.append(ColorCorrection(copy.deepcopy(tones).to(device), environment=environment is not None))
-    step = TrainingStep(model, pixels, None, config, components=components, rays=rays)
-    settings = model.settings
     trained = [parameter for parameter in model.field.parameters() if parameter.requires_grad]
     with torch.enable_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         # ``torch.manual_seed`` would seed the generators of all GPUs.
@@ -415,8 +408,26 @@ def fit_poses(
         try:
             for parameter in trained:
                 parameter.requires_grad_(False)
-            for _ in range(steps):
-                step.run(settings)
+            for number in torch.arange(steps, device=device):
+                batch = pixels.batch(
+                    max(1, rays // trainer.supersampling**2), model.field.aabb, trainer.background, refinement.cameras()
+                )
+                batch.rays = model.rays_of(batch)
+                for component in components:
+                    component.prepare(batch)
+                rendering = model.render(batch.rays, settings, jitter=True, capacity=capacity)
+                outputs = Outputs(rendering, rendering.rgb, rendering.rgb, batch.truth)
+                for component in components:
+                    component.adjust(outputs, batch)
+                outputs.pixels = pixel_colors(
+                    outputs.rgb,
+                    rendering.opacity,
+                    batch.background,
+                    batch.rays_per_pixel,
+                    pixel_averaging=trainer.pixel_averaging,
+                )
+                (trainer.loss_scale * photometric(outputs, batch)).backward()
+                refinement.after_step(number)
         finally:
             for parameter in trained:
                 parameter.requires_grad_(True)

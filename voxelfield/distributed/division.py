@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,7 @@ from voxelfield.distributed import peer_memory
 from voxelfield.distributed.exchange import DirectExchange, Exchange, PackedExchange, room_for
 from voxelfield.distributed.shards import Shard, collect_rows, row_slabs, rows_between
 from voxelfield.foundation import constants
+from voxelfield.foundation.zero_packing import pack_streams
 from voxelfield.grids.adam import RULE, GridAdam, moments_of, new_state, sum_weights
 from voxelfield.grids.sparse_grid import BLOCK_VERTICES, SparseGrid
 from voxelfield.grids.working_copies import WorkingCopies
@@ -24,9 +25,6 @@ from voxelfield.ops._internal.grid_adam import grid_adam_
 from voxelfield.ops._internal.sparse_grid import share_copies_
 from voxelfield.ops._internal.tiles import active_tiles, tiles_along, touched_vertices
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
-
-Pack = Callable[[Iterable[tuple[int, Tensor]], Sequence[int], torch.dtype], Any]
-"""Packs a tensor for a file: see :func:`voxelfield.trained.zero_packing.pack_streams`."""
 
 # A list of tiles shrinks once it is this many times too long. Its unused entries cost little.
 _LONGEST = 3.0
@@ -167,12 +165,12 @@ class DividedGrids:
         """Returns this process's planes of values that belong to a whole grid, or all values of another parameter."""
         return values[self._shards[grid].planes].clone() if grid in self._shards else values
 
-    def collected(self, grid: nn.Parameter, local: Tensor, pack: Pack) -> Any:
-        """Returns packed values of all planes to process 0, and None to others; a collective call.
+    def collected(self, grid: nn.Parameter, local: Tensor) -> Any:
+        """Returns values of all planes to process 0, packed for a checkpoint, and None to others; a collective call.
 
         Given are those of this process's planes; the values of a parameter that is not divided are returned as given.
         """
-        return _packed(self._shards[grid], local, pack) if grid in self._shards else local
+        return _packed(self._shards[grid], local) if grid in self._shards else local
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -374,11 +372,10 @@ class DividedGrids:
 
     @contextlib.contextmanager
     @torch.no_grad()
-    def packed(self, pack: Pack) -> Iterator[dict[nn.Parameter, Any]]:
+    def packed(self) -> Iterator[dict[nn.Parameter, Any]]:
         """For a block, gives the optimizer of the whole grids in process 0 their packed moments, as if undivided.
 
-        Args:
-            pack: Packs values, which need never be in one memory.
+        They need never be whole in one memory (:func:`voxelfield.foundation.zero_packing.pack_streams`).
 
         Returns:
             The packed masters of grids that are not whole, in process 0.
@@ -387,8 +384,8 @@ class DividedGrids:
             self.refresh()  # what did not fit into an exchange
         masters = {}
         for grid, shard in self._shards.items():
-            state = {key: value if key == "step" else _packed(shard, value, pack) for key, value in shard.state.items()}
-            master = _packed(shard, shard.local.detach(), pack) if self._rounds and not self.materialized else None
+            state = {key: value if key == "step" else _packed(shard, value) for key, value in shard.state.items()}
+            master = _packed(shard, shard.local.detach()) if self._rounds and not self.materialized else None
             if processes.is_first() and state:
                 self._whole.state[grid] = state
             if master is not None:
@@ -400,11 +397,11 @@ class DividedGrids:
                 self._whole.state.pop(grid, None)
 
 
-def _packed(shard: Shard, local: Tensor, pack: Pack) -> Any:
+def _packed(shard: Shard, local: Tensor) -> Any:
     """Returns packed planes of all processes to process 0, and None to others; a collective call."""
     received = row_slabs(local, shard.bounds)
     if processes.is_first():
-        return pack(((process, planes) for process, _, planes in received), shard.grid.shape, local.dtype)
+        return pack_streams(((process, planes) for process, _, planes in received), shard.grid.shape, local.dtype)
     for _ in received:
         pass
     return None

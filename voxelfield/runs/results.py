@@ -31,7 +31,7 @@ from voxelfield.run_directory import CAMERAS_FILE, METRICS, MODEL_FILE, PER_VIEW
 from voxelfield.settings import RunConfig
 from voxelfield.trained.model_file import save_model
 from voxelfield.trained.trained_model import TrainedModel
-from voxelfield.training.resume import recorded_settings
+from voxelfield.training.checkpoints import recorded_settings
 from voxelfield.training.session import Session
 
 logger = logging.getLogger(__name__)
@@ -142,9 +142,9 @@ def _evaluate_and_write(
     timing.end("write")
     logger.info("took %s", ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in timing.seconds.items()))
     reported = ("psnr", "ssim", "psnr_fitted", "ssim_fitted", "train_seconds")
-    session.log.hyperparameters(asdict(session.config), {key: metrics[key] for key in reported if key in metrics})
+    session.records.hyperparameters(asdict(session.config), {key: metrics[key] for key in reported if key in metrics})
     # The report reads the records, so they must be complete; nothing is recorded after this point.
-    session.log.close()
+    session.records.close()
     if options.report and processes.is_first():
         # Imported here, because it is not needed before and takes a while.
         from voxelfield.report.page import write_report

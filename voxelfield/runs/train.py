@@ -29,20 +29,20 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.run_directory import RunDirectoryLock, check_ended, checkpoint_step, checkpoints, earlier_run
+from voxelfield.runs.finished import finished_metrics
 from voxelfield.runs.results import Timing, evaluated_split, finish
 from voxelfield.settings import LoggerConfig, RunConfig
 from voxelfield.settings.run import AUTO
 from voxelfield.trained.checkpoint_file import (
-    check_progress,
     contents_of,
     load_newest,
     load_resolved,
     resolve_checkpoint,
 )
+from voxelfield.training.checkpoints import recorded_settings
 from voxelfield.training.execution import reproducible
-from voxelfield.training.logs import FailsafeLogger, NullLogger, RunLogger, TensorBoardLogger
+from voxelfield.training.logs import NullLogger, RunLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage
-from voxelfield.training.resume import finished_metrics, recorded_settings
 from voxelfield.training.session import Session
 from voxelfield.warps.warp import Warp
 
@@ -131,7 +131,7 @@ def _train(
         raise
     finally:
         if session is not None:
-            session.log.close()
+            session.records.close()
             if viewer is not None:
                 viewer.end()
     return metrics
@@ -212,10 +212,10 @@ def _begin(
     first_step = 0
     if resumed is not None:
         path, checkpoint, _ = resumed
-        first_step = checkpoint["step"]
-        # Checkpoints of later steps are damaged, or the user chose to go back: training now takes another course.
-        older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= first_step]
         with contents_of(path):
+            first_step = checkpoint["step"]
+            # Checkpoints of later steps are damaged, or the user chose to go back: training now takes another course.
+            older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= first_step]
             session.restore(checkpoint, path=path, replaced=older if in_place else ())
         logger.info("resumed at step %d from %s", session.step, path)
     if not processes.is_first():
@@ -223,8 +223,8 @@ def _begin(
     # Not earlier, so that a run that is rejected creates neither a file nor its directory.
     with RunDirectoryLock.acquire(run_directory) as lock:
         lock.created = False
-    session.log = FailsafeLogger(build_logger(settings.logger, run_directory, first_step))
-    session.log.text("config", f"```yaml\n{yaml.safe_dump(recorded_settings(settings), sort_keys=False)}```")
+    session.log = build_logger(settings.logger, run_directory, first_step)
+    session.records.text("config", f"```yaml\n{yaml.safe_dump(recorded_settings(settings), sort_keys=False)}```")
     if session.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(session.device)
     if viewer is not None:
@@ -284,8 +284,6 @@ def load_to_resume(
             f"seed must be that of the checkpoint, {saved.seed}, because its random numbers continue, got "
             f"{settings.seed}"
         )
-    with contents_of(path):
-        check_progress(state)
     return path, state, settings
 
 

@@ -1,13 +1,11 @@
-"""Checkpoints: files written atomically, in the background of training; loaded without executing code, and checked."""
+"""The files of checkpoints: written atomically, loaded without executing code, and checked."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,10 @@ from torch import Tensor, nn
 
 from voxelfield.files import atomic_write, open_regular
 from voxelfield.foundation.errors import is_out_of_memory
+from voxelfield.foundation.zero_packing import copy_without_zeros, put_back_zeros
 from voxelfield.grids.boxes import check_box
 from voxelfield.messages import clipped
 from voxelfield.run_directory import checkpoints
-from voxelfield.trained.zero_packing import copy_without_zeros, put_back_zeros
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +72,7 @@ def resolve_checkpoint(path: Path) -> Path:
 def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
     """Copies a state to the CPU, with the keys ``format`` and ``voxelfield`` (the writer's version).
 
-    Large tensors are stored without runs of zeros (:mod:`voxelfield.trained.zero_packing`).
+    Large tensors are stored without runs of zeros (:mod:`voxelfield.foundation.zero_packing`).
 
     Args:
         state: Nested dicts, lists and tuples of tensors (any device) and plain Python values.
@@ -177,15 +175,6 @@ def contents_of(path: Path, error_type: type[ValueError] = CheckpointError) -> I
         raise error_type(f"{path}: {error}") from error
 
 
-def check_progress(state: Mapping[str, Any]) -> None:
-    """Raises TypeError if a state's step or training time is not a valid number, and KeyError if it is missing."""
-    step, seconds = state["step"], state["train_seconds"]
-    if type(step) is not int or step < 0:
-        raise TypeError(f"step must be a whole number, not negative, got {clipped(repr(step))}")
-    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
-        raise TypeError(f"train_seconds must be a number, not negative, got {clipped(repr(seconds))}")
-
-
 def check_state(module: nn.Module, state: Mapping[str, Any], grids: Collection[Tensor] = ()) -> None:
     """Rejects a module's state with tensors of a wrong dtype or content.
 
@@ -277,101 +266,3 @@ def _version() -> str:
         return metadata.version("voxelfield")
     except metadata.PackageNotFoundError:  # used from a source tree that is not installed
         return "unknown"
-
-
-class CheckpointWriter:
-    """Writes a run's checkpoints one after another in a thread, each replacing the previous ones.
-
-    At most two checkpoints wait to be written, because each takes memory.
-
-    Args:
-        directory: Folder for the files; created if needed.
-        keep: Keep all checkpoints.
-        before: Called in the thread before each file is written.
-
-    Attributes:
-        directory: As given.
-        newest: The last checkpoint on disk, or None.
-    """
-
-    def __init__(self, directory: Path, keep: bool, before: Callable[[], None]) -> None:
-        self.directory = directory
-        self.newest: Path | None = None
-        self._before = before
-        self._keep = keep
-        self._replaceable: list[Path] = []
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._writing: list[tuple[Future[None], bool]] = []
-
-    def follow(self, newest: Path, older: Sequence[Path]) -> None:
-        """Registers the checkpoint from which a run resumes, and the files that the next one replaces."""
-        self.newest = newest
-        self._replaceable = list(older)
-
-    def save(
-        self, step: int, state: dict[str, Any], *, finite: bool = True, settled: bool = False, optional: bool = False
-    ) -> Path:
-        """Copies the state and schedules its writing after the earlier checkpoints.
-
-        Args:
-            step: Number of steps done.
-            state: As for :func:`pack_checkpoint`.
-            finite: Whether training can resume from the checkpoint. If not, the file gets a name that
-                ``resume=DIRECTORY`` ignores, and replaces no other checkpoint.
-            settled: Whether the state does not change until :meth:`wait` returns, so that it can be copied in the
-                thread.
-            optional: Whether an error is only logged instead of being raised by the next call.
-
-        Returns:
-            The file, which exists once :meth:`wait` has returned.
-
-        Raises:
-            OSError: An earlier checkpoint could not be written.
-        """
-        if not settled:
-            state = pack_checkpoint(state)
-        while len(self._writing) > 1 or (self._writing and self._writing[0][0].done()):
-            self._finish_first()
-        path = checkpoint_path(self.directory, step)
-        if not finite:
-            path = path.with_name(path.name.replace("checkpoint", "not_finite"))
-        self._writing.append((self._thread.submit(self._write, path, state, not settled, finite), optional))
-        return path
-
-    def wait(self) -> None:
-        """Waits until all checkpoints are on disk; raises OSError if one could not be written."""
-        while self._writing:
-            self._finish_first()
-
-    def _finish_first(self) -> None:
-        writing, optional = self._writing[0]
-        # Fetched before the entry is removed, because waiting may be interrupted.
-        error = writing.exception()
-        self._writing.pop(0)
-        if error is None:
-            return
-        if not (optional and isinstance(error, OSError)):
-            raise error
-        last = "there is no checkpoint yet" if self.newest is None else f"the last checkpoint is {self.newest}"
-        logger.error("%s; training continues, and %s", error, last)
-
-    def _write(self, path: Path, state: dict[str, Any], packed: bool, finite: bool) -> None:
-        self._before()
-        try:
-            write_checkpoint(path, state if packed else pack_checkpoint(state))
-        except OSError as error:
-            # The original error names the temporary file, or none.
-            raise OSError(f"{path} could not be written: {error.strerror or error}") from error
-        if not finite:
-            return
-        older = [] if self._keep else [file for file in self._replaceable if file != path]
-        try:
-            if older:
-                check_whole(path)
-            for file in older:
-                file.unlink(missing_ok=True)
-        except (CheckpointError, OSError) as error:
-            logger.error("%s; earlier checkpoints are not removed", error)
-            self._replaceable.append(path)
-        else:
-            self.newest, self._replaceable = path, [path]

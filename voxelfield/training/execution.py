@@ -21,6 +21,43 @@ def synchronized_time(device: torch.device) -> float:
     return time.perf_counter()
 
 
+class Clock:
+    """Counts the seconds of work on a device, without pauses.
+
+    Its methods wait until the device has finished all pending work, unless ``wait`` is False.
+
+    Attributes:
+        seconds: The seconds when the clock was last read.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds = self._lap = 0.0
+
+    def start(self, *, wait: bool = True) -> None:
+        """Counts on from here."""
+        self._began = self._now(wait) - self.seconds
+
+    def read(self, *, wait: bool = True) -> None:
+        """Updates ``seconds``."""
+        self.seconds = self._now(wait) - self._began
+
+    def _now(self, wait: bool) -> float:
+        return synchronized_time(self._device) if wait else time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the clock during a block."""
+        self.read()
+        yield
+        self.start()
+
+    def lap(self) -> float:
+        """Returns the seconds between the last two laps, of which this call is one."""
+        since, self._lap = self.seconds - self._lap, self.seconds
+        return since
+
+
 @contextmanager
 def reproducible(wanted: bool) -> Iterator[None]:
     """Makes torch and voxelfield choose deterministic algorithms.

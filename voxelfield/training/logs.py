@@ -54,52 +54,39 @@ class NullLogger:
     images = text = hyperparameters = close = scalars
 
 
+def _forwarded(name: str) -> Any:
+    """Returns the method of a :class:`FailsafeLogger` that calls the one of that name of the underlying logger."""
+
+    def call(self: FailsafeLogger, *values: Any) -> None:
+        behind = self._behind()
+        if behind is self._failed and name != "close":
+            return
+        try:
+            getattr(behind, name, NullLogger().close)(*values)
+        except Exception as error:  # third-party loggers may raise anything
+            if behind is not self._failed:
+                kind = type(behind).__name__
+                logger.error("%s failed (%s): nothing more is recorded, and training continues", kind, error)
+            self._failed = behind
+
+    return call
+
+
 class FailsafeLogger:
     """Forwards records until the underlying logger fails; reports that once, and drops all later records.
 
+    It closes the underlying logger even if that has failed, and flushes it if it has a method ``flush``.
+
     Args:
-        behind: The underlying logger.
+        behind: Returns the underlying logger, which may be exchanged.
     """
 
-    def __init__(self, behind: RunLogger) -> None:
+    def __init__(self, behind: Callable[[], RunLogger]) -> None:
         self._behind = behind
-        self._failed = False
+        self._failed: RunLogger | None = None
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Records numbers by tag."""
-        self._try(lambda: self._behind.scalars(step, values))
-
-    def images(self, step: int, tag: str, image: torch.Tensor) -> None:
-        """Records an image."""
-        self._try(lambda: self._behind.images(step, tag, image))
-
-    def text(self, tag: str, text: str) -> None:
-        """Records a text."""
-        self._try(lambda: self._behind.text(tag, text))
-
-    def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Records the configuration with the final metrics."""
-        self._try(lambda: self._behind.hyperparameters(config, metrics))
-
-    def flush(self) -> None:
-        """Flushes the underlying logger, if it has a ``flush`` method."""
-        self._try(getattr(self._behind, "flush", lambda: None))
-
-    def close(self) -> None:
-        """Closes the underlying logger, even if it has failed."""
-        failed, self._failed = self._failed, False
-        self._try(self._behind.close, quietly=failed)
-
-    def _try(self, record: Callable[[], None], quietly: bool = False) -> None:
-        if self._failed:
-            return
-        try:
-            record()
-        except Exception as error:  # third-party loggers may raise anything
-            self._failed = True
-            if not quietly:
-                name = type(self._behind).__name__
-                logger.error("%s failed (%s): nothing more is recorded, and training continues", name, error)
+    scalars, images, text = _forwarded("scalars"), _forwarded("images"), _forwarded("text")
+    hyperparameters, flush, close = _forwarded("hyperparameters"), _forwarded("flush"), _forwarded("close")
 
 
 class TensorBoardLogger:
@@ -123,7 +110,7 @@ class TensorBoardLogger:
             ) from error
         # The records of the step from which training resumes were made before its checkpoint, and stay visible.
         earlier = set(directory.glob(EVENTS))
-        self._writer = SummaryWriter(str(directory), purge_step=first_step + 1 if first_step else first_step)
+        self._writer: Any = SummaryWriter(str(directory), purge_step=first_step + 1 if first_step else first_step)
         _put_before(earlier, set(directory.glob(EVENTS)) - earlier)
         # TensorBoard compresses an image in the thread that adds it, which takes longer than rendering it.
         self._pictures = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensorboard")
@@ -174,7 +161,7 @@ class TensorBoardLogger:
         finals = {f"final/{name}": value for name, value in metrics.items()}
         # Not SummaryWriter.add_hparams, which opens a second event file in a subfolder, so that the run appears twice.
         for summary in hparams(_flattened(config), finals):
-            self._writer._get_file_writer().add_summary(summary)
+            self._writer.file_writer.add_summary(summary)
         self.scalars(self._step, finals)
 
     def flush(self) -> None:
@@ -211,16 +198,15 @@ def _put_before(earlier: Collection[Path], new: Collection[Path]) -> None:
     """
     if not earlier or not new or max(earlier) < min(new):
         return
-    second = int(min(new).name.removeprefix(EVENTS[:-1]).partition(".")[0])
-    taken = {path.name for path in earlier}
+    prefix = EVENTS[:-1]
+    second = int(min(new).name.removeprefix(prefix).partition(".")[0])
     for path in sorted(earlier, reverse=True):
-        rest = path.name.removeprefix(EVENTS[:-1]).partition(".")[2]
-        while True:
+        rest = path.name.removeprefix(prefix).partition(".")[2]
+        renamed = path
+        while renamed in earlier:
             second -= 1
-            name = f"{EVENTS[:-1]}{second:010d}.{rest}"
-            if name not in taken:
-                break
-        path.rename(path.with_name(name))
+            renamed = path.with_name(f"{prefix}{second:010d}.{rest}")
+        path.rename(renamed)
 
 
 def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | str]:
@@ -254,26 +240,17 @@ class Progress:
 
     def __init__(self, total: int, initial: int = 0, *, silent: bool = False) -> None:
         terminal = sys.stderr.isatty() and not silent
-        self._silent = silent
-        self._total = total
-        # Seconds between two displays.
+        # The interval between displays is limited here, so that PSNR is read from the device only when it is displayed.
         self._interval = 0.5 if terminal else 10.0
+        self._silent, self._total = silent, total
         self._first = self._step = initial
         self._started = self._shown = time.monotonic()
         self._rays = 0
-        # The interval is limited here, so that PSNR is read from the device only when it is displayed.
-        self._bar: tqdm[NoReturn] = tqdm(
-            total=total,
-            initial=initial,
-            desc="train",
-            dynamic_ncols=True,
-            mininterval=0,
-            miniters=1,
-            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
-            disable=not terminal,
-        )
+        form = "{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}"
+        options: dict[str, Any] = {"dynamic_ncols": True, "mininterval": 0, "miniters": 1, "bar_format": form}
+        self._bar: tqdm[NoReturn] = tqdm(total=total, initial=initial, desc="train", disable=not terminal, **options)
 
-    def update(self, step: int, *, psnr: Callable[[], float] | None = None, rays: int = 0) -> None:
+    def update(self, step: int, *, psnr: Callable[[], float], rays: int = 0) -> None:
         """Reports that a step is done; displays it if a display is due or it is the last step.
 
         Args:
@@ -287,15 +264,13 @@ class Progress:
         elapsed = now - self._shown
         if self._silent or (elapsed < self._interval and step < self._total):
             return
-        fields = [] if psnr is None else [f"PSNR {psnr():.2f} dB"]
+        fields = [f"PSNR {psnr():.2f} dB"]
         if self._rays and elapsed > 0:
             fields.append(f"{tqdm.format_sizeof(self._rays / elapsed)} rays/s")
-        done = step - self._first
-        if done > 0:
-            fields.append(f"ETA {tqdm.format_interval((now - self._started) / done * (self._total - step))}")
+        seconds_per_step = (now - self._started) / (step - self._first)
+        fields.append(f"ETA {tqdm.format_interval(seconds_per_step * (self._total - step))}")
         if self._bar.disable:
-            share = 100 * step / self._total if self._total else 100.0
-            logger.info("%s", ", ".join([f"step {step}/{self._total} ({share:.0f} %)", *fields]))
+            logger.info("step %d/%d (%.0f %%), %s", step, self._total, 100 * step / self._total, ", ".join(fields))
         else:
             self._bar.set_postfix_str(", ".join(fields), refresh=False)
             self._bar.update(step - self._bar.n)
@@ -308,21 +283,13 @@ class Progress:
         """Stops the clock and hides the bar during a block, such as an evaluation between steps."""
         began = time.monotonic()
         self._bar.clear()
-        try:
-            yield
-        finally:
-            pause = time.monotonic() - began
-            self._started += pause
-            self._shown += pause
-            self._bar.refresh()
+        yield
+        pause = time.monotonic() - began
+        self._started += pause
+        self._shown += pause
+        self._bar.refresh()
 
     def close(self) -> None:
         """Finishes the bar, leaving its last state on the screen."""
         self._bar.update(self._step - self._bar.n)
         self._bar.close()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()

@@ -4,131 +4,74 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
-from voxelfield import processes
 from voxelfield.datasets.scene import Split
 from voxelfield.devices import peak_bytes
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.evaluation.metrics import mse_to_psnr, psnr
-from voxelfield.models.component import Component
 from voxelfield.models.model import Model
 from voxelfield.rendering.pixels import composite_background
-from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.view_pictures import comparison_panel
 from voxelfield.settings import TrainerConfig
 from voxelfield.training.logs import RunLogger
-from voxelfield.training.optimizer import Optimizers
-from voxelfield.training.step import TrainingStep
+from voxelfield.training.state import TrainingState
 
 logger = logging.getLogger(__name__)
 
 
-class Recorder:
-    """Collects metrics, and compares the loss with the loss of the untrained field.
+def collect_metrics(training: TrainingState, config: TrainerConfig) -> dict[str, float]:
+    """Returns the metrics of the steps since the last call, by tag; synchronises with the device.
 
-    Attributes:
-        diverged: Whether, at the last record, training pixels were rendered clearly worse than by the untrained field.
+    Args:
+        training: The training, whose attribute ``diverged`` is updated.
+        config: Its settings.
+
+    Raises:
+        FloatingPointError: The loss or the field is not finite.
+        EmptyFieldError: No cell is occupied.
     """
-
-    def __init__(
-        self,
-        model: Model,
-        components: Sequence[Component],
-        step: TrainingStep,
-        optimizers: Optimizers,
-        config: TrainerConfig,
-    ) -> None:
-        self._model, self._components, self._step, self._optimizers, self._config = (
-            model,
-            components,
-            step,
-            optimizers,
-            config,
+    step, model, device, since_last = training.steps, training.model, training.device, training.clock.lap()
+    totals = training.training_step.totals.read()
+    taken = totals["steps"] - totals.get("skipped", 0)
+    losses = {name: total / taken if taken else math.nan for name, total in totals.items() if name.startswith("loss/")}
+    # Where the field is NaN, no sample is visible, so the loss of the remaining samples may be finite.
+    if not training.is_finite() or not all(math.isfinite(value) for value in losses.values()):
+        raise FloatingPointError(
+            f"step {step}: the loss or the field was not finite since the last record, now {losses}; lower "
+            "optimizer.grid_lr or optimizer.network_lr, or trainer.loss_scale where gradients are float16, or set "
+            "trainer.not_finite=skip"
         )
-        # Infinite until the first step has been taken, so that training does not count as diverged before.
-        self._untrained_error = torch.full_like(step.error, math.inf)
-        self.diverged = False
+    _note_divergence(training, losses["loss/photometric"])
+    values = losses | {"train/psnr": float(mse_to_psnr(torch.tensor(losses["loss/photometric"])))}
+    values |= rates_of_steps(totals, config, since_last)
+    values["train/occupancy"] = model.occupied_fraction(step)
+    values["train/seconds"] = training.clock.seconds
+    for component in (model, *training.components):
+        values |= component.scalars()
+    values |= {f"lr/{name}": rate for name, rate in training.optimizers.rates().items()}
+    if device.type == "cuda":
+        values["gpu/allocated_GiB"] = torch.cuda.memory_allocated(device) / 2**30
+        values["gpu/peak_GiB"] = peak_bytes(device) / 2**30
+    return values
 
-    def note_untrained_error(self) -> None:
-        """Stores the loss of the first step, whose pixels were rendered before it changed the field."""
-        self._untrained_error.copy_(processes.sum_of(self._step.share_of_error))
 
-    def is_due(self, step: int) -> bool:
-        """Returns whether a record is due after a number of steps."""
-        return step % self._config.log_every == 0 or step == self._config.steps
+def _note_divergence(training: TrainingState, loss: float) -> None:
+    """Compares the mean squared error of pixels since the last record with the error of the first step.
 
-    def is_finite(self) -> bool:
-        """Returns whether all parameters of the field are finite; synchronises with the device, a collective call."""
-        local = self._optimizers.local_shards(self._model.field.parameters())
-        return not processes.any_of(not all(bool(parameter.detach().sum().isfinite()) for parameter in local))
-
-    def collect_metrics(self, step: int, seconds: float, since_last: float) -> dict[str, float]:
-        """Returns the metrics of the steps since the last call, by tag; synchronises with the device.
-
-        Args:
-            step: Number of steps done.
-            seconds: Training time.
-            since_last: Training time since the last call, seconds.
-
-        Raises:
-            FloatingPointError: The loss or the field is not finite.
-            EmptyFieldError: No cell is occupied.
-        """
-        totals = self._step.totals.read()
-        taken = totals["steps"] - totals.get("skipped", 0)
-        losses = {
-            name: total / taken if taken else math.nan for name, total in totals.items() if name.startswith("loss/")
-        }
-        # Where the field is NaN, no sample is visible, so the loss of the remaining samples may be finite.
-        if not self.is_finite() or not all(math.isfinite(value) for value in losses.values()):
-            raise FloatingPointError(
-                f"step {step}: the loss or the field was not finite since the last record, now {losses}; lower "
-                "optimizer.grid_lr or optimizer.network_lr, or trainer.loss_scale where gradients are float16, or set "
-                "trainer.not_finite=skip"
-            )
-        self._note_divergence(step, losses["loss/photometric"])
-        values = losses | {"train/psnr": float(mse_to_psnr(torch.tensor(losses["loss/photometric"])))}
-        values |= rates_of_steps(totals, self._config, since_last)
-        values["train/occupancy"] = self._model.occupied_fraction(step)
-        values["train/seconds"] = seconds
-        for component in (self._model, *self._components):
-            values |= component.scalars()
-        values |= {f"lr/{name}": rate for name, rate in self._optimizers.rates().items()}
-        device = self._model.device
-        if device.type == "cuda":
-            values["gpu/allocated_GiB"] = torch.cuda.memory_allocated(device) / 2**30
-            values["gpu/peak_GiB"] = peak_bytes(device) / 2**30
-        return values
-
-    def _note_divergence(self, step: int, loss: float) -> None:
-        """Compares the mean squared error of pixels since the last record with the error of the first step.
-
-        A field may become worse in its very first steps. After that, a field that learns at all is better, and batches
-        of pixels differ by less than 1.8 dB; a field with far too high learning rates is worse by 3 dB and more, and
-        stays so.
-        """
-        before, untrained = self.diverged, float(self._untrained_error)
-        self.diverged = step >= 20 and loss > 1.5 * untrained
-        if self.diverged and not before:
-            logger.warning(
-                "step %d: training diverges, with training pixels at %.1f dB after %.1f dB before the first step; "
-                "lower trainer.rates.grid and trainer.rates.network",
-                *(step, -10 * math.log10(loss), -10 * math.log10(max(untrained, 1e-10))),
-            )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the entries of a checkpoint."""
-        return {"untrained_error": self._untrained_error, "diverged": self.diverged}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the entries of a checkpoint."""
-        self.diverged = state["diverged"]
-        self._untrained_error.copy_(state["untrained_error"])
+    A field may become worse in its very first steps. After that, a field that learns at all is better, and batches of
+    pixels differ by less than 1.8 dB; a field with far too high learning rates is worse by 3 dB and more, and stays so.
+    """
+    before, untrained = training.diverged, float(training.untrained_error)
+    training.diverged = training.steps >= 20 and loss > 1.5 * untrained
+    if training.diverged and not before:
+        logger.warning(
+            "step %d: training diverges, with training pixels at %.1f dB after %.1f dB before the first step; "
+            "lower trainer.rates.grid and trainer.rates.network",
+            *(training.steps, -10 * math.log10(loss), -10 * math.log10(max(untrained, 1e-10))),
+        )
 
 
 def rates_of_steps(totals: Mapping[str, float], config: TrainerConfig, seconds: float) -> dict[str, float]:
@@ -160,19 +103,25 @@ def rates_of_steps(totals: Mapping[str, float], config: TrainerConfig, seconds: 
     return values
 
 
-def log_preview(
-    renderer: FieldRenderer, split: Split, background: Tensor, log: RunLogger, step: int, views: int
-) -> None:
+def log_stage(model: Model, log: RunLogger, step: int) -> None:
+    """Logs the grid's new box and resolution, after ``step`` steps."""
+    grid = model.grid
+    logger.info("step %d: grid %d x %d x %d over %s", step, *grid.resolution, grid.aabb.tolist())
+    vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
+    log.scalars(step, {"stage/resolution": model.resolution, "stage/vertices": vertices})
+
+
+def log_preview(model: Model, split: Split, log: RunLogger, step: int, views: int) -> None:
     """Logs render | truth | error | depth at fixed views, and their mean PSNR as ``test/psnr``.
 
     Args:
-        renderer: A renderer of the field's current state.
+        model: The model in its current state.
         split: The split whose views are rendered.
-        background: (3,) colour over which views are rendered, on the renderer's device.
         log: The logger.
         step: Number of steps done.
         views: Number of views, spread evenly over the split.
     """
+    renderer, background = model.renderer(few=True), model.background
     scores = []
     for index in evenly_spaced(views, len(split)):
         view = renderer.view(split.cameras, index)

@@ -4,61 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from voxelfield import _library, processes
-from voxelfield.components.averaging import WeightAverage
 from voxelfield.components.exposure import AffineExposure, ColorCorrection, Correction
 from voxelfield.components.refinement import CameraRefinement, RefinedCameras
 from voxelfield.components.tones import CameraTones
-from voxelfield.config import parse
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
-from voxelfield.distributed.reduction import divided_density
 from voxelfield.evaluation.evaluation import Evaluation
-from voxelfield.fields.field import RadianceField
-from voxelfield.grids.working_copies import copies_dtype
 from voxelfield.interrupt import Interrupt
 from voxelfield.models.batch import Batch
-from voxelfield.models.component import Component, Loss, LossTerms
+from voxelfield.models.component import Component, Loss
 from voxelfield.models.model_config import ModelConfig
-from voxelfield.models.pixel_sampler import Images, PixelSampler
-from voxelfield.models.settings import reached_resolution
-from voxelfield.models.training import MemoryEstimate, TrainingSetup
+from voxelfield.models.pixel_sampler import Images
+from voxelfield.models.training import MemoryEstimate
 from voxelfield.rendering.march import Sampler, visible_samples
-from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.projection import fraction_through_box
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.run_directory import RunDirectoryLock
 from voxelfield.settings import CameraConfig, OptimizerConfig, RunConfig, TrainerConfig
-from voxelfield.trained.checkpoint_file import CheckpointWriter
 from voxelfield.trained.trained_model import TrainedModel, untrained_model
-from voxelfield.trained.zero_packing import pack_streams
 from voxelfield.training.arguments import check_types, run_settings
-from voxelfield.training.build import configured_components
-from voxelfield.training.execution import GraphedCall, synchronized_time
-from voxelfield.training.fingerprint import changes, fingerprint
+from voxelfield.training.checkpoints import Checkpoints
 from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
-from voxelfield.training.optimizer import Optimizers
-from voxelfield.training.recording import Recorder, log_preview
-from voxelfield.training.resume import check_complete, check_names, check_resumable
-from voxelfield.training.step import TrainingStep
+from voxelfield.training.recording import collect_metrics, log_preview, log_stage
+from voxelfield.training.state import TrainingState
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
-
-_log = logging.getLogger(__name__)
-
-_STEPS_BETWEEN_AGREEMENTS = 32
 
 C = TypeVar("C", bound=Correction)
 Hook = Callable[["Session"], None]
@@ -106,12 +83,13 @@ class Session:
         config: All settings, after validation.
         device: Device on which training runs.
         model: The model.
+        field: The field of the model.
+        occupancy: The occupied cells of the model.
         components: Camera refinement, exposure corrections and others as configured, then the given components.
         optimizers: The optimizers of the field.
         output: The output folder, as given.
-        step: Number of steps done.
-        train_seconds: Wall-clock seconds spent on building the field and on these steps, without previews and
-            checkpoints.
+        log: The logger for scalars and images.
+        records: Writes to ``log``. If that fails, nothing more is recorded there, and training continues.
 
     Raises:
         TypeError: An argument has the wrong type, or is given although the settings of a whole run contain it.
@@ -159,104 +137,40 @@ class Session:
             share = fraction_through_box(cameras, torch.tensor(config.scene.aabb, device=cameras.c2w.device))
             self._trainer = config.trainer.with_rays_that_miss(share)
         self.device = choose_device(config.device)
-        self.log = NullLogger() if logger is None or not processes.is_first() else logger
+        self.log: RunLogger = NullLogger() if logger is None or not processes.is_first() else logger
+        self.records = FailsafeLogger(lambda: self.log)
         self.output = None if output is None else Path(output)
-        if len(set(processes.gather_objects(output is None))) > 1:
-            raise ValueError("output must be given in all processes of a group or in none, got one in some of them")
-        self._on_step, self._on_stage, self._on_preview = on_step, on_stage, on_preview
-        divided = scene.train.local_slice is not None
-        self._writer: CheckpointWriter | None = None
-        self._writing = contextlib.ExitStack()
-        if self.output is not None and processes.is_first():
-            self._writer = CheckpointWriter(self.output, config.trainer.keep_checkpoints, self._before_writing)
-        self._fingerprint: Future[dict[str, Tensor]] | None = None
-        if self._writer is not None or (self.output is not None and divided):
-            # Checkpoints need the fingerprint; it is computed in the background, so that they need not wait.
-            with_images = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fingerprint")
-            self._fingerprint = with_images.submit(fingerprint, scene.train)
-            with_images.shutdown(wait=False)
+        hooks = (hook or (lambda session: None) for hook in (on_step, on_stage, on_preview))
+        self._on_step, self._on_stage, self._on_preview = hooks
+        # Flushed before each checkpoint, because a run that is resumed does not log earlier steps again.
+        keep, flush = config.trainer.keep_checkpoints, self.records.flush
+        self._checkpoints = Checkpoints(self.output, scene.train, keep, before=flush)
         _library.ensure_loaded(self.device.type)
+        divided = scene.train.local_slice is not None
         self._images: Images = place_of_images(self.estimate_memory, config.trainer.images, self.device, divided)
         if self.device.type == "cuda":
             check_memory(self.estimate_memory(), self.device)
         with explain_shortage(self.estimate_memory, self.device):
-            self._build(components, losses, sampler)
-
-    def _build(self, components: Sequence[Component], losses: Mapping[str, Loss], sampler: Sampler) -> None:
-        config, trainer = self.config, self.config.trainer
-        torch.manual_seed(config.seed)
-        started = self._now()
-        self.model = untrained_model(config, self.device)
-        pixels = PixelSampler(
-            self.scene.train,
-            self.device,
-            trainer.supersampling,
-            trainer.patches,
-            trainer.patch_size,
-            images=self._images,
-        )
-        self.components = [*configured_components(config, self.scene, self.model, pixels), *components]
-        check_names(self.components)
-        self._joining = [self.model, *self.components]
-        groups = {name: group for component in self._joining for name, group in component.param_groups().items()}
-        copies, varies = copies_dtype(trainer.precision, self.device), trainer.loss.tv_features > 0
-        self.optimizers = Optimizers(
-            self.model, config.optimizer, trainer.rates, groups, copies, varies, trainer.visible_samples
-        )
-        self._step = TrainingStep(
-            self.model,
-            pixels,
-            self.optimizers,
-            self._trainer,
-            components=[*self._joining, LossTerms(losses)],
-            sampler=sampler,
-            shared=True,
-        )
-        refines, coarse = config.camera.refines, bool(config.camera.stages)
-        setup = TrainingSetup(
-            trainer.stages,
-            trainer.occupancy,
-            trainer.loss,
-            trainer.loss_scale,
-            self.optimizers,
-            pixels.cameras,
-            # Wrong poses would make images carve away matter. Those that need no coarse stages are wrong by a few
-            # pixels only, so that the space beside the cameras is known.
-            visual_hull=None if refines else pixels.visual_hull,
-            reliable_poses=not (refines and coarse),
-            divide=divided_density,
-            hidden_step=None if refines else trainer.occupancy.hidden_step(trainer.steps, trainer.stages),
-        )
-        self.model.begin_training(setup)
-        self._average = WeightAverage(self.model, self.optimizers, trainer.steps, trainer.average_steps)
-        self.step = 0
-        self._recorder = Recorder(self.model, self.components, self._step, self.optimizers, trainer)
-        self.optimizers.attach()
-        self._renew()
-        self.train_seconds = self._recorded_seconds = self._now() - started
-
-    def _renew(self) -> None:
-        """Recreates everything that depends on the grids' shapes, apart from the optimizers' part of it."""
-        # The graph captures these as numbers, because computing them inside the capture would read from the device.
-        settings = self.model.settings
-        self._graphed = GraphedCall(lambda: self._step.run(settings), self.device, self.config.trainer.cuda_graph)
-        self._average.restart()
-        self._layout = self.optimizers.layout
-
-    @property
-    def field(self) -> RadianceField:
-        """The field of the model."""
-        return self.model.field
-
-    @property
-    def occupancy(self) -> OccupancyGrid:
-        """The occupied cells of the model."""
-        return self.model.occupancy
+            self._state = state = TrainingState(
+                config, self._trainer, scene, self.device, self._images, components, losses, sampler
+            )
+        self.model, self.components, self.optimizers = state.model, state.components, state.optimizers
+        self.field, self.occupancy = state.model.field, state.model.occupancy
 
     @property
     def diverged(self) -> bool:
         """Whether, at the last record, training pixels were rendered clearly worse than by the untrained field."""
-        return self._recorder.diverged
+        return self._state.diverged
+
+    @property
+    def step(self) -> int:
+        """Number of steps done."""
+        return self._state.steps
+
+    @property
+    def train_seconds(self) -> float:
+        """Wall-clock seconds spent on building the field and on these steps, without previews and checkpoints."""
+        return self._state.clock.seconds
 
     @property
     def refinement(self) -> CameraRefinement | None:
@@ -334,118 +248,61 @@ class Session:
             FloatingPointError: As for :meth:`fit`.
             EmptyFieldError: As for :meth:`fit`.
         """
-        config = self.config.trainer
+        config, state = self.config.trainer, self._state
         if self.step >= config.steps:
             raise ValueError(f"session.step must be below trainer.steps, {config.steps}, got {self.step}")
-        started = time.perf_counter()
+        state.clock.start(wait=False)
         batch = self._advance()
-        self.train_seconds += time.perf_counter() - started
-        if self._recorder.is_due(self.step):
-            self._record(self.train_seconds)
+        self._record_if_due()
+        state.clock.read(wait=False)
         if self.step >= config.steps:
-            self._average.apply()
+            state.finish()
         return batch
-
-    def _advance(self) -> Batch:
-        """Takes one step."""
-        if self.optimizers.division is not None and self.optimizers.division.materialized:
-            self.optimizers.division.release()
-        if any(stage.step == self.step for stage in self.config.trainer.stages):
-            self._graphed.discard()  # its memory is needed for the change of the grids
-        attached = self.optimizers.attached
-        for component in self._joining:
-            component.before_step(self.step)
-        if self.optimizers.attached != attached:
-            self._begin_stage()
-        elif self.optimizers.layout != self._layout:
-            self._graphed.discard()
-            self._layout = self.optimizers.layout
-        if self.optimizers.division is not None:
-            self.optimizers.division.start_moments()
-        self._graphed()
-        if self.step == 0:
-            self._recorder.note_untrained_error()
-        self.step += 1
-        self._average.update(self.step)
-        self._call(self._on_step)
-        return self._step.batch
-
-    def _begin_stage(self) -> None:
-        """Logs the grid's new box and resolution, and calls the hook."""
-        grid = self.model.grid
-        _log.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
-        vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
-        values = {"stage/resolution": self.model.resolution, "stage/vertices": vertices}
-        self._records.scalars(self.step, values)
-        self._renew()
-        self._call(self._on_stage)
 
     def _train(self, wait: bool) -> Iterator[Batch]:
         """Takes the remaining steps with records, previews and checkpoints; yields the batch of each step."""
-        config = self.config.trainer
-        self._started, self._recorded_seconds = self._now() - self.train_seconds, self.train_seconds
+        config, state = self.config.trainer, self._state
+        state.clock.start()
         with (
-            self._locked_output(wait),
-            explain_shortage(self.estimate_memory, self.device),
             Interrupt() as interrupt,
-            Progress(config.steps, self.step, silent=not processes.is_first()) as progress,
+            explain_shortage(self.estimate_memory, self.device),
+            self._checkpoints.locked_output(wait),
+            contextlib.closing(Progress(config.steps, self.step, silent=not processes.is_first())) as progress,
         ):
             with contextlib.suppress(GeneratorExit):
-                while self.step < config.steps and not self._stops(interrupt):
-                    # On CUDA the number of rays that fit is known only to the device.
-                    rays = self._step.rays if self._step.capacity is None else 0
+                while self.step < config.steps and not interrupt.requested_by_any(self.step, self.device):
+                    rays = state.training_step.counted_rays
                     batch = self._advance()
-                    progress.update(self.step, psnr=self._step.psnr, rays=rays)
-                    if self._recorder.is_due(self.step):
-                        self._record(self._now() - self._started)
+                    progress.update(self.step, psnr=state.training_step.psnr, rays=rays)
+                    self._record_if_due()
                     if _due(self.step, config.preview_every):
-                        with self._pause(progress):
+                        with state.clock.paused(), progress.paused():
                             self.preview()
-                            self._call(self._on_preview)
+                            self._on_preview(self)
                     if _due(self.step, config.checkpoint_every) and self.step < config.steps:
-                        with self._pause(progress):
-                            self._save(optional=config.checkpoint_errors == "continue")
+                        with state.clock.paused(), progress.paused():
+                            self._checkpoints.save(state, optional=config.checkpoint_errors == "continue")
                     yield batch
             if self.step >= config.steps:
-                self._average.apply()
-            self.train_seconds = self._now() - self._started
+                state.finish()
+            state.clock.read()
             # No CUDA graph is captured from here on, so another thread may use the device.
-            self._materialize()
-            self._save(settled=True)
-            if wait:
-                self.wait()
+            state.materialize()
+            self._checkpoints.save(state, settled=True)
 
-    @contextlib.contextmanager
-    def _pause(self, progress: Progress) -> Iterator[None]:
-        """Stops the clock during a block, such as a preview, which does not count as training time."""
-        began = self._now()
-        self.train_seconds = began - self._started
-        with progress.paused():
-            yield
-        self._started += self._now() - began
-
-    def _stops(self, interrupt: Interrupt) -> bool:
-        """Returns whether any process has been asked to stop; all of them stop after the same step."""
-        # Hosts of GPUs are many steps ahead of them, and need not wait for each other in every step.
-        every = _STEPS_BETWEEN_AGREEMENTS if self.device.type == "cuda" else 1
-        if processes.count() > 1 and self.step % every > 0:
-            return False
-        return processes.any_of(interrupt.requested)
-
-    @property
-    def log(self) -> RunLogger:
-        """The logger for scalars and images. If it fails, the session stops recording and continues training."""
-        return self._log
-
-    @log.setter
-    def log(self, log: RunLogger) -> None:
-        self._log = log
-        self._records = FailsafeLogger(log)
+    def _advance(self) -> Batch:
+        """Takes one step."""
+        if self._state.prepare_step():
+            log_stage(self.model, self.records, self.step)
+            self._on_stage(self)
+        batch = self._state.take_step()
+        self._on_step(self)
+        return batch
 
     @property
     def checkpoint(self) -> Path | None:
         """The last valid checkpoint on disk, or the one from which training was resumed; None if there is neither."""
-        return None if self._writer is None else self._writer.newest
+        return self._checkpoints.newest
 
     def renderer(self) -> FieldRenderer:
         """Returns a renderer of the field's current state; after further steps, request a new one."""
@@ -456,18 +313,10 @@ class Session:
 
         Further steps change its field. A collective call.
         """
-        self._materialize()
+        self._state.materialize()
         tones = None if self.tones is None else copy.deepcopy(self.tones.state_dict())
         # Without the training images and the optimizer.
         return TrainedModel(copy.copy(self.model), copy.deepcopy(self.config), self.step, self.cameras, tones)
-
-    def _materialize(self) -> None:
-        """Makes grids whole that are divided over processes; a collective call."""
-        division = self.optimizers.division
-        if division is not None and not division.materialized:
-            division.materialize()
-            # A process group cannot end while a captured graph refers to it.
-            self._graphed.discard()
 
     @property
     def cameras(self) -> RefinedCameras | None:
@@ -480,9 +329,8 @@ class Session:
         """Logs render | truth | error | depth for fixed test views, and their PSNR; no-op without a test split."""
         split = self.scene.splits.get("test")
         if split is not None and processes.is_first():
-            views, cameras = self.config.trainer.preview_views, self.cameras
-            split = split if cameras is None else cameras.follow_split(split)
-            log_preview(self.model.renderer(few=True), split, self.model.background, self._records, self.step, views)
+            split = split if self.cameras is None else self.cameras.follow_split(split)
+            log_preview(self.model, split, self.records, self.step, self.config.trainer.preview_views)
 
     def evaluate(
         self, split: str = "test", *, views: int | None = None, images: Path | str | None = None, progress: bool = True
@@ -520,64 +368,8 @@ class Session:
             OSError: The checkpoint, or the previous one, could not be written.
             DirectoryInUseError: Another process is writing to the output folder.
         """
-        with self._locked_output(wait):
-            path = self._save()
-            if wait:
-                self.wait()
-        return path
-
-    @contextlib.contextmanager
-    def _locked_output(self, wait: bool) -> Iterator[None]:
-        """Locks the output folder for a block and, unless the block waits for its files, until :meth:`wait`."""
-        if self._writer is None:
-            yield
-            return
-        with RunDirectoryLock.acquire(self._writer.directory, "output"):
-            yield
-            if not wait:
-                self._writing.enter_context(RunDirectoryLock.acquire(self._writer.directory, "output"))
-
-    def _before_writing(self) -> None:
-        """Called by the thread that writes checkpoints, before each of them."""
-        assert self.output is not None
-        RunDirectoryLock.renew(self.output)
-        # A run that is resumed does not log earlier steps again.
-        self._records.flush()
-
-    def _save(self, *, finite: bool | None = None, settled: bool = False, optional: bool = False) -> Path | None:
-        """Like :meth:`save`, but does not wait; a collective call.
-
-        The arguments are as for :meth:`CheckpointWriter.save`; ``finite=None`` looks at the field.
-        """
-        if self.output is None:
-            return None
-        finite = self._recorder.is_finite() if finite is None else finite
-        average = self._average.state_dict()
-        components = {component.name: component.state_dict() for component in self.components}
-        data = {} if self._fingerprint is None else self._whole_fingerprint()
-        division = self.optimizers.division
-        with contextlib.ExitStack() as stack:
-            masters = {} if division is None else stack.enter_context(division.packed(pack_streams))
-            if self._writer is None:
-                return None
-            state: dict[str, Any] = {name: own for name, own in components.items() if own}
-            state |= {
-                "step": self.step,
-                "train_seconds": self.train_seconds,
-                "rays": self._step.rays,
-                **self._recorder.state_dict(),
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizers.state_dict(),
-                "rng": torch.get_rng_state(),
-                "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-                "config": asdict(self.config),
-                "average": average,
-                "data": data,
-            }
-            for name, parameter in self.model.named_parameters():
-                if parameter in masters:
-                    state["model"][name] = masters[parameter]
-            return self._writer.save(self.step, state, finite=finite, settled=settled, optional=optional)
+        with self._checkpoints.locked_output(wait):
+            return self._checkpoints.save(self._state)
 
     def wait(self) -> None:
         """Waits until the last checkpoint is on disk.
@@ -585,9 +377,7 @@ class Session:
         Raises:
             OSError: It could not be written.
         """
-        if self._writer is not None:
-            with self._writing:
-                self._writer.wait()
+        self._checkpoints.wait()
 
     def restore(self, checkpoint: dict[str, Any], *, path: Path | None = None, replaced: Sequence[Path] = ()) -> None:
         """Resumes from the content of a checkpoint; the grid adopts the saved resolution and box.
@@ -600,78 +390,18 @@ class Session:
         Raises:
             TypeError: The checkpoint is incomplete.
             ValueError: A tensor is not one that a session saves, or the checkpoint differs from this session in the box
-                or the warp of the scene, in the resolution that ``trainer.stages`` has reached, in
-                ``trainer.occupancy.resolution``, in whether cameras are refined, in ``optimizer.matrices``,
-                ``trainer.exposure``, ``trainer.vignetting`` or ``trainer.response``, in the number of training images
-                with exposures, or in the cameras with vignetting or a response.
+                or the warp of the scene, in the resolution that ``trainer.stages`` has reached, or in a setting on
+                which the saved state depends; the message names it.
         """
-        check_complete(checkpoint)
-        # The model of a script is not found by its name, and a saved setting of the model has no effect here.
-        config = {**checkpoint["config"], "model": self.config.model}
-        saved = parse(RunConfig, config, "config of the checkpoint")
-        check_resumable(checkpoint, saved, self.config, self.model, self.components)
-        if processes.is_first() or self.scene.train.local_slice is not None:
-            self._compare_data(checkpoint["data"])
-        self.optimizers.gather()
-        if self._writer is not None and path is not None:
-            self._writer.follow(path, replaced)
-        self.model.load_state_dict(checkpoint["model"])
-        self.model.resolution = reached_resolution(self.config.trainer.stages, checkpoint["step"])
-        self.optimizers.load_state_dict(checkpoint["optimizer"])
-        for component in self.components:
-            if component.name in checkpoint:
-                component.load_state_dict(checkpoint[component.name])
-        self.step = checkpoint["step"]
-        self.train_seconds = self._recorded_seconds = checkpoint["train_seconds"]
-        self._step.resume(self.step, checkpoint["rays"])
-        self._recorder.load_state_dict(checkpoint)
-        self.optimizers.attach()
-        self._renew()
-        self._average.load_state_dict(checkpoint["average"], self.step)
-        torch.set_rng_state(checkpoint["rng"].cpu())
-        if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
-            torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
+        self._checkpoints.restore(self._state, checkpoint, path, replaced)
 
-    def _compare_data(self, saved: dict[str, Tensor]) -> None:
-        """Logs a warning if the training images differ from those of the checkpoint."""
-        changed = changes(saved, self._whole_fingerprint(), self.scene.train.names)
-        if changed:
-            _log.warning("scene %s: training continues with the present data", changed)
-
-    def _whole_fingerprint(self) -> dict[str, Tensor]:
-        """Returns the fingerprint of all training data; a collective call if processes divide the images."""
-        train = self.scene.train
-        own = fingerprint(train) if self._fingerprint is None else self._fingerprint.result()
-        return own | {"images": torch.tensor(train.all_gather(own["images"].tolist()))}
-
-    def _record(self, seconds: float) -> None:
-        """Records the metrics of the last steps; if they are not finite, saves the state for inspection and stops.
-
-        Args:
-            seconds: Training time.
-        """
-        since_last, self._recorded_seconds = seconds - self._recorded_seconds, seconds
-        try:
-            self._records.scalars(self.step, self._recorder.collect_metrics(self.step, seconds, since_last))
-        except FloatingPointError as error:
-            hints = ""
-            try:
-                path = self._save(finite=False)
-                if self._writer is not None:
-                    self._writer.wait()
-                    hints = f"; the state is in {path}"
-            except OSError as failure:
-                hints = f"; {failure}"
-            if self.checkpoint is not None:
-                hints += f", and the last valid checkpoint is {self.checkpoint}"
-            raise FloatingPointError(f"{error}{hints}") from None
-
-    def _call(self, hook: Hook | None) -> None:
-        if hook is not None:
-            hook(self)
-
-    def _now(self) -> float:
-        return synchronized_time(self.device)
+    def _record_if_due(self) -> None:
+        """Records the metrics of the steps since the last record."""
+        config = self.config.trainer
+        if self.step % config.log_every == 0 or self.step == config.steps:
+            self._state.clock.read()
+            with self._checkpoints.saved_unless_finite(self._state):
+                self.records.scalars(self.step, collect_metrics(self._state, config))
 
 
 def _due(step: int, every: int) -> bool:

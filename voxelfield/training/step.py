@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,39 +16,22 @@ from voxelfield.models.component import Component
 from voxelfield.models.model import Model
 from voxelfield.models.pixel_sampler import PixelSampler
 from voxelfield.ops._internal.pixel_colors import pixel_colors
-from voxelfield.rendering.march import Capacity, RenderSettings, Sampler, visible_samples
+from voxelfield.rendering.march import Capacity, RenderSettings, Sampler
 from voxelfield.settings import TrainerConfig
 from voxelfield.training.optimizer import Optimizers
 
 
-class _ScaledGradients(torch.autograd.Function):
-    """Stands in for the sum of several losses; its gradient with respect to each of them is the given factor."""
-
-    @staticmethod
-    def forward(ctx: Any, factor: Tensor, *losses: Tensor) -> Tensor:
-        ctx.save_for_backward(factor)
-        ctx.count = len(losses)
-        return losses[0].view_as(losses[0])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (factor,) = ctx.saved_tensors
-        return None, *[factor] * ctx.count
-
-
 def backpropagate(losses: Sequence[Tensor], factor: Tensor) -> None:
-    """Accumulates the gradients of the losses' sum, multiplied by a factor () on their device.
-
-    Equivalent to ``torch.autograd.backward`` with ``grad_tensors``, which would import sympy and take seconds.
-    """
-    _ScaledGradients.apply(factor, *losses).backward()
+    """Accumulates the gradients of the losses' sum, multiplied by a factor () on their device."""
+    # torch.autograd.backward with grad_tensors would import sympy, which takes seconds.
+    (torch.stack(list(losses)).sum() * factor).backward()
 
 
 class StepTotals:
-    """Sums over steps that stay on the device until they are read; with ``shared``, also over the processes."""
+    """Sums over steps and over the processes, which stay on the device until they are read."""
 
-    def __init__(self, device: torch.device, shared: bool = False) -> None:
-        self._device, self._shared = device, shared
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._sums: dict[tuple[str, ...], Tensor] = {}
 
     def add(self, values: Mapping[str, Tensor]) -> None:
@@ -60,10 +42,10 @@ class StepTotals:
         self._sums[names] += torch.stack(list(values.values()))
 
     def read(self) -> dict[str, float]:
-        """Returns all totals and sets them to zero; synchronises with the device; collective if shared."""
+        """Returns all totals and sets them to zero; synchronises with the device; a collective call."""
         totals: dict[str, float] = {}
         for names, sums in self._sums.items():
-            for name, total in zip(names, (processes.sum_of(sums) if self._shared else sums).tolist(), strict=True):
+            for name, total in zip(names, processes.sum_of(sums).tolist(), strict=True):
                 totals[name] = totals.get(name, 0.0) + total
             sums.zero_()
         return totals
@@ -73,7 +55,7 @@ class TrainingStep:
     """Runs one step after another. On CUDA, a step neither synchronises with the device nor depends on the host.
 
     A step draws a batch, renders it, sums the loss terms of all components, differentiates them, reduces the gradients,
-    and updates all parameters.
+    and updates all parameters. Processes that train together take steps together, each with a part of the batch.
 
     On CUDA a fixed number of rays is drawn in each step, and as many of them are used as fit in
     ``config.visible_samples`` visible samples; on the CPU the number of rays is adapted to the samples instead.
@@ -81,13 +63,10 @@ class TrainingStep:
     Args:
         model: Renders the batches.
         pixels: The training images.
-        optimizers: The optimizers of the field and of the components' parameter groups; None where only components
-            learn.
+        optimizers: The optimizers of the field and of the components' parameter groups.
         config: Settings of the training loop.
-        components: All that joins the steps, in this order; to train the model, the first is the model itself.
+        components: All that joins the steps, in this order, the model included.
         sampler: Places samples on rays, as :func:`voxelfield.rendering.render.render` takes it.
-        rays: Number of rays drawn in every step; None for the number that ``config`` suggests.
-        shared: Whether all processes take the steps together, each with a part of the batch.
 
     Attributes:
         batch: The batch of the last step, from the first one on. On CUDA, the next step overwrites it.
@@ -106,29 +85,24 @@ class TrainingStep:
         self,
         model: Model,
         pixels: PixelSampler,
-        optimizers: Optimizers | None,
+        optimizers: Optimizers,
         config: TrainerConfig,
-        *,
         components: Sequence[Component],
-        sampler: Sampler = visible_samples,
-        rays: int | None = None,
-        shared: bool = False,
+        sampler: Sampler,
     ) -> None:
         self.device = model.device
         self.number = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._shared = shared and processes.count() > 1
-        self.totals = StepTotals(self.device, self._shared)
-        self._shared_by = shared_by = processes.count() if self._shared else 1
-        self.capacity = None
+        self._shared_by = shared_by = processes.count()
+        self._shared = shared_by > 1
+        self.totals = StepTotals(self.device)
         if config.patches % shared_by > 0:
             raise ValueError(f"trainer.patches must be a multiple of {shared_by} devices, got {config.patches}")
+        self.capacity = None
+        self.rays = min(config.max_rays, max(1, config.visible_samples // 64))
         if self.device.type == "cuda":
             # Kernels of one size in all processes, which exchange samples and draw random numbers in a captured graph.
             self.capacity = Capacity(config.candidate_samples // shared_by, config.visible_samples // shared_by)
-        self._adapts = self.capacity is None and rays is None
-        if rays is None:
-            rays = config.max_rays if self.capacity else min(config.max_rays, max(1, config.visible_samples // 64))
-        self.rays = rays
+            self.rays = config.max_rays
         self._model = model
         self._pixels = pixels
         self._optimizers = optimizers
@@ -143,15 +117,13 @@ class TrainingStep:
         self._loss_scale = torch.tensor(config.loss_scale, device=self.device)
         self.error, self.share_of_error = torch.zeros(2, device=self.device).unbind()
         # Steps are counted by one process alone.
-        counted = not self._shared or processes.is_first()
-        self._one = torch.full((), int(counted), dtype=torch.int64, device=self.device)
+        self._one = torch.full((), int(processes.is_first()), dtype=torch.int64, device=self.device)
 
     def run(self, settings: RenderSettings) -> None:
         """Takes one step."""
         config = self._config
-        if self._optimizers is not None:
-            rates = config.rates
-            self._optimizers.scale(exponential_decay(self.number, config.steps, rates.final_factor, rates.cooldown))
+        rates = config.rates
+        self._optimizers.scale(exponential_decay(self.number, config.steps, rates.final_factor, rates.cooldown))
         batch = self.batch = self._draw()
         outputs = self._render(batch, settings)
         terms: dict[str, Tensor] = {}
@@ -167,23 +139,19 @@ class TrainingStep:
         batch.background = batch.background.detach()
         terms = {name: term.detach() if share is None else term.detach() * share for name, term in terms.items()}
         parameters = [parameter for component in self._components for parameter in component.parameters()]
+        shards = self._optimizers.local_shards(parameters)
         arrive: Callable[[], None] | None = None
-        if self._optimizers is not None:
-            divided = self._optimizers.local_shards(parameters)
-            if self._shared:
-                whole = [own for own, given in zip(divided, parameters, strict=True) if own is given]
-                arrive = sum_gradients_later(whole)
-            parameters = divided
-        # Unless something reads the sums before the optimizers do, they arrive while the divided grids are updated.
-        if arrive is not None and (config.not_finite == "skip" or self._reads_gradients):
-            arrive()
-            arrive = None
+        if self._shared:
+            arrive = sum_gradients_later([own for own, given in zip(shards, parameters, strict=True) if own is given])
+            # Unless something reads the sums before the optimizers do, they arrive while the divided grids are updated.
+            if config.not_finite == "skip" or self._reads_gradients:
+                arrive()
+                arrive = None
         if config.not_finite == "skip":
-            terms = self._drop_unless_finite(terms, parameters)
+            terms = self._drop_unless_finite(terms, shards)
         for component in self._components:
             component.after_backward(self.number)
-        if self._optimizers is not None:
-            self._optimizers.step(arrive)
+        self._optimizers.step(arrive)
         for component in self._components:
             component.after_step(self.number)
         self.number += 1
@@ -195,7 +163,7 @@ class TrainingStep:
         if rendering.candidates is not None:
             counts["candidates"] = rendering.candidates
         self.totals.add(counts)
-        if self._adapts:
+        if self.capacity is None:
             # As space empties, rays have fewer samples, so more rays fit in the same number of samples.
             samples = len(rendering.samples.positions)
             samples = sum(processes.gather_counts(samples)) if self._shared else samples
@@ -253,10 +221,15 @@ class TrainingStep:
             finite = processes.sum_of((~finite).to(torch.int32)) == 0
         for gradient in gradients:
             gradient.masked_fill_(~finite, 0)
-        if self._optimizers is not None and self._optimizers.division is not None:
+        if self._optimizers.division is not None:
             self._optimizers.division.discard(~finite)
         self.totals.add({"skipped": (~finite).to(torch.int64) * self._one})
         return {name: torch.where(finite, term, 0.0) for name, term in terms.items()}
+
+    @property
+    def counted_rays(self) -> int:
+        """The number of rays of the next step; 0 on CUDA, where only the device knows how many of them fit."""
+        return self.rays if self.capacity is None else 0
 
     def psnr(self) -> float:
         """Returns the PSNR of the last step's pixels, dB; synchronises with the device."""
@@ -265,5 +238,5 @@ class TrainingStep:
     def resume(self, number: int, rays: int) -> None:
         """Resumes after ``number`` steps; on the CPU, where the number of rays varies, with ``rays`` rays."""
         self.number.fill_(number)
-        if self._adapts:
+        if self.capacity is None:
             self.rays = min(rays, self._config.max_rays)

@@ -1,0 +1,228 @@
+"""Everything that training changes: how it is built, how it takes a step, and how it is saved and restored."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from voxelfield import processes
+from voxelfield.components.averaging import WeightAverage
+from voxelfield.datasets.scene import Scene
+from voxelfield.distributed.reduction import divided_density
+from voxelfield.grids.working_copies import copies_dtype
+from voxelfield.models.batch import Batch
+from voxelfield.models.component import Component, Loss, LossTerms
+from voxelfield.models.pixel_sampler import Images, PixelSampler
+from voxelfield.models.settings import reached_resolution
+from voxelfield.models.training import TrainingSetup
+from voxelfield.rendering.march import Sampler
+from voxelfield.settings import RunConfig, TrainerConfig
+from voxelfield.trained.checkpoint_file import ADDED
+from voxelfield.trained.trained_model import untrained_model
+from voxelfield.training.build import configured_components
+from voxelfield.training.execution import Clock, GraphedCall
+from voxelfield.training.optimizer import Optimizers
+from voxelfield.training.step import TrainingStep
+
+_OF_SESSION = ("step", "train_seconds", "rays", "untrained_error", "diverged", "optimizer", "average", "data", "config")
+ENTRIES = (*_OF_SESSION, "model", "rng", "cuda_rng")
+"""Entries of every checkpoint. Others are states of components."""
+
+
+class TrainingState:
+    """A model with everything that trains it; it takes steps, and can be saved and restored.
+
+    In processes that train together, all methods are collective calls.
+
+    Args:
+        config: All settings of the run.
+        trainer: The settings that the steps follow.
+        scene: Images and cameras.
+        device: Device of the training.
+        images: Where the training images are.
+        components: Components that follow the configured ones.
+        losses: Loss terms that are added to the model's, by name.
+        sampler: Places samples on the rays of training.
+
+    Attributes:
+        model: The model.
+        components: The configured components, then the given ones.
+        optimizers: The optimizers of the field and of the components' parameters.
+        training_step: Computes one step.
+        steps: Number of steps done.
+        clock: Counts the training time, building included.
+        untrained_error: Photometric loss of the untrained field, () on the device; infinite before the first step.
+        diverged: Whether, at the last record, training pixels were rendered clearly worse than by the untrained field.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        trainer: TrainerConfig,
+        scene: Scene,
+        device: torch.device,
+        images: Images,
+        components: Sequence[Component],
+        losses: Mapping[str, Loss],
+        sampler: Sampler,
+    ) -> None:
+        torch.manual_seed(config.seed)
+        self.config, self.device, self.clock = config, device, Clock(device)
+        self.clock.start()
+        self.model = untrained_model(config, device)
+        size, patches = trainer.patch_size, trainer.patches
+        pixels = PixelSampler(scene.train, device, trainer.supersampling, patches, size, images=images)
+        self.components = [*configured_components(config, scene, self.model, pixels), *components]
+        _check_names(self.components)
+        self._joining = [self.model, *self.components]
+        groups = {name: group for component in self._joining for name, group in component.param_groups().items()}
+        copies, varies = copies_dtype(trainer.precision, device), trainer.loss.tv_features > 0
+        self.optimizers = Optimizers(
+            self.model, config.optimizer, trainer.rates, groups, copies, varies, trainer.visible_samples
+        )
+        joining = [*self._joining, LossTerms(losses)]
+        self.training_step = TrainingStep(self.model, pixels, self.optimizers, trainer, joining, sampler)
+        refines, coarse = config.camera.refines, bool(config.camera.stages)
+        setup = TrainingSetup(
+            trainer.stages,
+            trainer.occupancy,
+            trainer.loss,
+            trainer.loss_scale,
+            self.optimizers,
+            pixels.cameras,
+            # Wrong poses would make images carve away matter. Those that need no coarse stages are wrong by a few
+            # pixels only, so that the space beside the cameras is known.
+            visual_hull=None if refines else pixels.visual_hull,
+            reliable_poses=not (refines and coarse),
+            divide=divided_density,
+            hidden_step=None if refines else trainer.occupancy.hidden_step(trainer.steps, trainer.stages),
+        )
+        self.model.begin_training(setup)
+        self._average = WeightAverage(self.model, self.optimizers, trainer.steps, trainer.average_steps)
+        self.steps = 0
+        self.untrained_error = torch.full_like(self.training_step.error, math.inf)
+        self.diverged = False
+        self.optimizers.attach()
+        self._renew()
+        self.clock.read()
+        self.clock.lap()
+
+    def _renew(self) -> None:
+        """Recreates everything that depends on the grids' shapes, apart from the optimizers' part of it."""
+        # The graph captures these as numbers, because computing them inside the capture would read from the device.
+        settings, captures = self.model.settings, self.config.trainer.cuda_graph
+        self._graphed = GraphedCall(lambda: self.training_step.run(settings), self.device, captures)
+        self._average.restart()
+        self._layout = self.optimizers.layout
+
+    def prepare_step(self) -> bool:
+        """Does what precedes a step; returns whether the grid has changed its box or resolution."""
+        division = self.optimizers.division
+        if division is not None and division.materialized:
+            division.release()
+        if any(stage.step == self.steps for stage in self.config.trainer.stages):
+            self._graphed.discard()  # its memory is needed for the change of the grids
+        attached = self.optimizers.attached
+        for component in self._joining:
+            component.before_step(self.steps)
+        if self.optimizers.attached != attached:
+            self._renew()
+            return True
+        if self.optimizers.layout != self._layout:
+            self._graphed.discard()
+            self._layout = self.optimizers.layout
+        return False
+
+    def take_step(self) -> Batch:
+        """Takes the step that :meth:`prepare_step` has prepared, and returns its batch."""
+        if self.optimizers.division is not None:
+            self.optimizers.division.start_moments()
+        self._graphed()
+        if self.steps == 0:  # whose pixels were rendered before it changed the field
+            self.untrained_error.copy_(processes.sum_of(self.training_step.share_of_error))
+        self.steps += 1
+        self._average.update(self.steps)
+        return self.training_step.batch
+
+    def finish(self) -> None:
+        """Replaces the field's weights by their average, after the last step."""
+        self._average.apply()
+
+    def materialize(self) -> None:
+        """Makes grids whole that are divided over processes, until the next step."""
+        division = self.optimizers.division
+        if division is not None and not division.materialized:
+            division.materialize()
+            # A process group cannot end while a captured graph refers to it.
+            self._graphed.discard()
+
+    def is_finite(self) -> bool:
+        """Returns whether all parameters of the field are finite; synchronises with the device."""
+        local = self.optimizers.local_shards(self.model.field.parameters())
+        return not processes.any_of(not all(bool(parameter.detach().sum().isfinite()) for parameter in local))
+
+    @contextlib.contextmanager
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """For a block, gives process 0 the :data:`ENTRIES` of a checkpoint, except ``data``, and nothing to others."""
+        average = self._average.state_dict()
+        states = {component.name: component.state_dict() for component in self.components}
+        division = self.optimizers.division
+        with contextlib.ExitStack() as stack:
+            masters = {} if division is None else stack.enter_context(division.packed())
+            if not processes.is_first():
+                yield {}
+                return
+            entries: dict[str, Any] = {
+                **{name: state for name, state in states.items() if state},
+                "step": self.steps,
+                "train_seconds": self.clock.seconds,
+                "rays": self.training_step.rays,
+                "untrained_error": self.untrained_error,
+                "diverged": self.diverged,
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizers.state_dict(),
+                "rng": torch.get_rng_state(),
+                "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+                "config": asdict(self.config),
+                "average": average,
+            }
+            for name, parameter in self.model.named_parameters():
+                if parameter in masters:
+                    entries["model"][name] = masters[parameter]
+            yield entries
+
+    def load(self, checkpoint: Mapping[str, Any]) -> None:
+        """Loads the entries of a checkpoint that fits; the grid adopts the saved resolution and box."""
+        self.optimizers.gather()
+        self.model.load_state_dict(checkpoint["model"])
+        self.steps, self.clock.seconds = checkpoint["step"], checkpoint["train_seconds"]
+        self.clock.lap()
+        self.model.resolution = reached_resolution(self.config.trainer.stages, self.steps)
+        self.optimizers.load_state_dict(checkpoint["optimizer"])
+        for component in self.components:
+            if component.name in checkpoint:
+                component.load_state_dict(checkpoint[component.name])
+        self.training_step.resume(self.steps, checkpoint["rays"])
+        self.untrained_error.copy_(checkpoint["untrained_error"])
+        self.diverged = checkpoint["diverged"]
+        self.optimizers.attach()
+        self._renew()
+        self._average.load_state_dict(checkpoint["average"], self.steps)
+        torch.set_rng_state(checkpoint["rng"].cpu())
+        if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
+
+
+def _check_names(components: Sequence[Component]) -> None:
+    """Raises ValueError unless each component has an entry of its own in checkpoints."""
+    names = [component.name for component in components]
+    if len(set(names)) < len(names):
+        raise ValueError(f"components must have names of their own, got {', '.join(map(repr, names))}")
+    taken = [name for name in names if name in {*ENTRIES, *ADDED}]
+    if taken:
+        raise ValueError(f"components must not have the name of another entry of checkpoints, got {taken[0]!r}")
