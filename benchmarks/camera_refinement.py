@@ -80,7 +80,7 @@ def train(name: str, scene: Scene, noisy: Cameras, settings: RunConfig, options:
     """Trains and evaluates as specified by one row of the table."""
     truth = scene.train.cameras
     given = noisy if name.startswith("perturbed") else truth
-    config = replace(settings, camera=replace(settings.camera, name="refine" if "refined" in name else "none"))
+    config = with_values(settings, {"camera.name": "refine" if "refined" in name else "none"})
     splits = {"train": replace(scene.train, cameras=given)}
     session = Session(replace(scene, splits=splits), config)
     at_first = pose_errors(given, truth)

@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from voxelfield.components.muon import network_matrices
+from voxelfield.components.registry import active, keys_with, registered
 from voxelfield.evaluation.evaluation import picture_name
 from voxelfield.messages import clipped
 from voxelfield.models.component import Component
 from voxelfield.models.model import Model
 from voxelfield.models.settings import reached_resolution
-from voxelfield.run_directory import CAMERAS_FILE, MODEL_FILE, PER_VIEW, REPORT, VIDEO, read_metrics
+from voxelfield.run_directory import MODEL_FILE, PER_VIEW, REPORT, VIDEO, read_metrics
 from voxelfield.settings import RunConfig
 from voxelfield.trained.checkpoint_file import ADDED, check_state
 
@@ -24,17 +24,11 @@ logger = logging.getLogger(__name__)
 
 # Entries of every checkpoint that are not states of components.
 _OF_MODEL = ("field", "occupancy")
-_OF_SESSION = ("step", "train_seconds", "rays", "untrained_error", "diverged", "optimizer", "average", "data", "config")
+_OF_SESSION = ("step", "train_seconds", "rays", "untrained_error", "diverged", "optimizer", "data", "config")
 _REQUIRED = (*_OF_SESSION, *_OF_MODEL, "rng", "cuda_rng")
 
 # Settings that a run may change when it is resumed, which is worth a warning.
 _CHANGEABLE = ("optimizer.", "trainer.", "camera.", "seed")
-
-# The settings that choose components with a state, and their values if they do and if they do not.
-_SETTINGS_OF_PARTS = {
-    "cameras": ("camera.name", "refine", "none"),
-    "robust": ("trainer.loss.robust", "positive", "0"),
-}
 
 
 def check_names(model: Model, components: Sequence[Component]) -> None:
@@ -47,8 +41,9 @@ def check_names(model: Model, components: Sequence[Component]) -> None:
             f"{' and '.join(_OF_MODEL)}, got {', '.join(state) or 'none'}"
         )
     names = [component.name for component in components]
-    if len(set(names)) < len(names):
-        raise ValueError(f"components must have names of their own, got {', '.join(map(repr, names))}")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"components must have names of their own, got {', '.join(map(repr, twice))}")
     for owner, used, others in ((f"{type(model).__name__}.state_dict", own, ()), ("components", names, state)):
         taken = [name for name in used if name in {*_REQUIRED, *ADDED, *others}]
         if taken:
@@ -76,16 +71,8 @@ def check_resumable(
         raise ValueError(
             f"trainer.occupancy.resolution must be that of the checkpoint, {saved_cells[0]}, got {cells[0]}"
         )
-    behind = checkpoint["config"]["model"]["environment"]
-    if behind != present.model.environment:
-        raise ValueError(f"model.environment must be {behind}, as in the checkpoint, got {present.model.environment}")
-    for name in ("exposure", "vignetting", "response"):
-        before, now = (str(getattr(config.trainer, name)).lower() for config in (saved, present))
-        if before != now:
-            raise ValueError(f"trainer.{name} must be {before}, as in the checkpoint, got {now}")
-    update, own_update = saved.optimizer.matrices, present.optimizer.matrices
-    if update != own_update and network_matrices(model.field):
-        raise ValueError(f"optimizer.matrices must be {update}, as in the checkpoint, got {own_update}")
+    for kind in registered():
+        kind.of(present).check_resumed(kind.of(saved), model)
     _check_parts(checkpoint, model, components)
     steps = checkpoint["step"]
     reached, wanted = (reached_resolution(config.trainer.stages, steps) for config in (saved, present))
@@ -124,13 +111,13 @@ def _check_parts(checkpoint: Mapping[str, Any], model: Model, components: Sequen
     for name in {**own, **dict.fromkeys(saved)}:
         if (name in saved) == (name in own):
             continue
-        if name not in _SETTINGS_OF_PARTS:
+        kind = next((kind for kind in registered() if kind.name == name and kind.switches()), None)
+        if kind is None:
             raise ValueError(
                 f"components must be those of the checkpoint, {', '.join(saved) or 'none'}, got "
                 f"{', '.join(own) or 'none'}"
             )
-        key, chosen, other = _SETTINGS_OF_PARTS[name]
-        wanted, got = (chosen, other) if name in saved else (other, chosen)
+        (key, wanted), (_, got) = kind.in_words(name in saved), kind.in_words(name in own)
         raise ValueError(f"{key} must be {wanted}, as in the checkpoint, got {got}")
     model.check_state(checkpoint)
     for name, component in own.items():
@@ -146,10 +133,7 @@ _WITHOUT_EFFECT = (
 )
 
 # Settings of the evaluation and of the files written after training.
-_AFTER_TRAINING = (
-    *("trainer.evaluation", "trainer.evaluation_background", "trainer.model_file"),
-    *("camera.test_steps", "camera.test_lr"),
-)
+_AFTER_TRAINING = ("trainer.evaluation", "trainer.evaluation_background", "trainer.model_file")
 
 
 def recorded_settings(settings: RunConfig) -> dict[str, Any]:
@@ -168,7 +152,7 @@ def changed_settings(saved: Mapping[str, Any], settings: RunConfig) -> dict[str,
         TypeError: The saved settings are not plain values.
     """
     changes = _changes(json.loads(json.dumps(saved)), recorded_settings(settings))
-    return {key: values for key, values in changes if not _is_among(key, _AFTER_TRAINING)}
+    return {k: values for k, values in changes if not _is_among(k, (*_AFTER_TRAINING, *keys_with("after_training")))}
 
 
 def finished_metrics(directory: Path, settings: RunConfig) -> dict[str, Any] | None:
@@ -198,8 +182,7 @@ def _results(metrics: Mapping[str, Any], settings: RunConfig) -> Iterator[str]:
     """Yields the names of the files that a finished run has written."""
     config = settings.trainer
     yield PER_VIEW
-    if settings.camera.refines:
-        yield CAMERAS_FILE
+    yield from (name for each in active(settings) for name in each.results)
     if config.model_file != "none":
         yield MODEL_FILE
     if config.evaluation.video_frames > 0:

@@ -8,17 +8,16 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from voxelfield import _library, processes
-from voxelfield.components.averaging import WeightAverage
-from voxelfield.components.exposure import AffineExposure, ColorCorrection, Correction
 from voxelfield.components.refinement import CameraRefinement, RefinedCameras
+from voxelfield.components.registry import Training, build_components
 from voxelfield.components.tones import CameraTones
 from voxelfield.config import parse
 from voxelfield.datasets.scene import Scene
@@ -27,7 +26,8 @@ from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.fields.field import RadianceField
 from voxelfield.interrupt import Interrupt
 from voxelfield.models.batch import Batch
-from voxelfield.models.component import Component, Loss, LossTerms
+from voxelfield.models.component import Component, Kind, Loss, LossTerms, find_component
+from voxelfield.models.losses import rendering_terms
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pixel_sampler import Images, PixelSampler
 from voxelfield.models.settings import reached_resolution
@@ -43,7 +43,6 @@ from voxelfield.trained.checkpoint_file import CheckpointWriter
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.trained.zero_packing import pack_streams
 from voxelfield.training.arguments import check_types, run_settings
-from voxelfield.training.build import configured_components
 from voxelfield.training.execution import GraphedCall, synchronized_time
 from voxelfield.training.fingerprint import changes, fingerprint
 from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger
@@ -60,7 +59,6 @@ _log = logging.getLogger(__name__)
 
 _STEPS_BETWEEN_AGREEMENTS = 32
 
-C = TypeVar("C", bound=Correction)
 Hook = Callable[["Session"], None]
 """A function that a session calls with itself as the argument."""
 
@@ -195,13 +193,13 @@ class Session:
             trainer.patch_size,
             images=self._images,
         )
-        self.components = [*configured_components(config, self.scene, self.model, pixels), *components]
+        self.components = [*build_components(Training(config, self.scene, self.model, pixels)), *components]
         check_names(self.model, self.components)
-        self._joining = [self.model, *self.components]
-        groups = {name: group for component in self._joining for name, group in component.param_groups().items()}
-        copies, varies = copies_dtype(trainer.precision, self.device), trainer.loss.tv_features > 0
+        first = [component for component in self.components if component.before_model]
+        self._joining = [*first, self.model, *(each for each in self.components if each not in first)]
+        copies = copies_dtype(trainer.precision, self.device)
         self.optimizers = Optimizers(
-            self.model, config.optimizer, trainer.rates, groups, copies, varies, trainer.visible_samples
+            self.model, config.optimizer, trainer.rates, self._joining, copies, trainer.visible_samples
         )
         self._step = TrainingStep(
             self.model,
@@ -212,23 +210,19 @@ class Session:
             sampler=sampler,
             shared=True,
         )
-        refines, coarse = config.camera.refines, bool(config.camera.stages)
+        errors = {component.pose_errors for component in self.components}
         setup = TrainingSetup(
             trainer.stages,
             trainer.occupancy,
-            trainer.loss,
-            trainer.loss_scale,
+            rendering_terms(trainer.loss),
             self.optimizers,
             pixels.cameras,
-            # Wrong poses would make images carve away matter. Those that need no coarse stages are wrong by a few
-            # pixels only, so that the space beside the cameras is known.
-            visual_hull=None if refines else pixels.visual_hull,
-            reliable_poses=not (refines and coarse),
+            # Wrong poses would make images carve away matter.
+            visual_hull=pixels.visual_hull if errors <= {"none"} else None,
+            reliable_poses="large" not in errors,
             divide=divided_density,
-            hidden_step=None if refines else trainer.occupancy.hidden_step(trainer.steps, trainer.stages),
         )
         self.model.begin_training(setup)
-        self._average = WeightAverage(self.model, self.optimizers, trainer.steps, trainer.average_steps)
         self.step = 0
         self._recorder = Recorder(self.model, self.components, self._step, self.optimizers, trainer)
         self.optimizers.attach()
@@ -240,7 +234,6 @@ class Session:
         # The graph captures these as numbers, because computing them inside the capture would read from the device.
         settings = self.model.settings
         self._graphed = GraphedCall(lambda: self._step.run(settings), self.device, self.config.trainer.cuda_graph)
-        self._average.restart()
         self._layout = self.optimizers.layout
 
     @property
@@ -258,24 +251,14 @@ class Session:
         """Whether, at the last record, training pixels were rendered clearly worse than by the untrained field."""
         return self._recorder.diverged
 
-    @property
-    def refinement(self) -> CameraRefinement | None:
-        """The refinement of the training cameras; None if they are not refined."""
-        return next((component for component in self.components if isinstance(component, CameraRefinement)), None)
+    def component(self, kind: type[Kind]) -> Kind | None:
+        """Returns the component of a class, or what a component learns of that class, or None.
 
-    @property
-    def exposure(self) -> AffineExposure | None:
-        """Learned exposure corrections of the training images; None with ``trainer.exposure=none``."""
-        return self._correction(AffineExposure)
-
-    @property
-    def tones(self) -> CameraTones | None:
-        """Learned vignetting and response of the training cameras; None if neither is learned."""
-        return self._correction(CameraTones)
-
-    def _correction(self, kind: type[C]) -> C | None:
-        corrections = (component.correction for component in self.components if isinstance(component, ColorCorrection))
-        return next((correction for correction in corrections if isinstance(correction, kind)), None)
+        Args:
+            kind: Such as :class:`voxelfield.components.refinement.CameraRefinement`, or
+                :class:`voxelfield.components.exposure.AffineExposure`.
+        """
+        return find_component(self.components, kind)
 
     def estimate_memory(self, images: Images | None = None) -> MemoryEstimate:
         """Estimates the memory that training needs at its final resolution.
@@ -286,11 +269,10 @@ class Session:
         """
         return estimate_memory(
             untrained_model(self.config, "meta"),
-            self._trainer,
+            replace(self.config, trainer=self._trainer),
             self.scene.train,
             self.device.type,
-            images=self._images if images is None else images,
-            moments=self.config.optimizer.moments,
+            self._images if images is None else images,
         )
 
     def fit(self, *, wait: bool = True) -> bool:
@@ -343,8 +325,12 @@ class Session:
         if self._recorder.is_due(self.step):
             self._record(self.train_seconds)
         if self.step >= config.steps:
-            self._average.apply()
+            self._finish()
         return batch
+
+    def _finish(self) -> None:
+        for component in self.components:
+            component.finish()
 
     def _advance(self) -> Batch:
         """Takes one step."""
@@ -366,7 +352,8 @@ class Session:
         if self.step == 0:
             self._recorder.note_untrained_error()
         self.step += 1
-        self._average.update(self.step)
+        for component in self.components:
+            component.step_done(self.step)
         self._call(self._on_step)
         return self._step.batch
 
@@ -378,6 +365,8 @@ class Session:
         values = {"stage/resolution": self.model.resolution, "stage/vertices": vertices}
         self._records.scalars(self.step, values)
         self._renew()
+        for component in self.components:
+            component.stage_begun()
         self._call(self._on_stage)
 
     def _train(self, wait: bool) -> Iterator[Batch]:
@@ -407,7 +396,7 @@ class Session:
                             self._save(optional=config.checkpoint_errors == "continue")
                     yield batch
             if self.step >= config.steps:
-                self._average.apply()
+                self._finish()
             self.train_seconds = self._now() - self._started
             # No CUDA graph is captured from here on, so another thread may use the device.
             self._materialize()
@@ -457,7 +446,8 @@ class Session:
         Further steps change its field. A collective call.
         """
         self._materialize()
-        tones = None if self.tones is None else copy.deepcopy(self.tones.state_dict())
+        learned = self.component(CameraTones)
+        tones = None if learned is None else copy.deepcopy(learned.state_dict())
         # Without the training images and the optimizer.
         return TrainedModel(self.model.around(), copy.deepcopy(self.config), self.step, self.cameras, tones)
 
@@ -472,9 +462,10 @@ class Session:
     @property
     def cameras(self) -> RefinedCameras | None:
         """The given and the refined training cameras, on the CPU; None if they are not refined."""
-        if self.refinement is None:
+        refinement = self.component(CameraRefinement)
+        if refinement is None:
             return None
-        return RefinedCameras(self.refinement.given.to("cpu"), self.refinement.refined().to("cpu"))
+        return RefinedCameras(refinement.given.to("cpu"), refinement.refined().to("cpu"))
 
     def preview(self) -> None:
         """Logs render | truth | error | depth for fixed test views, and their PSNR; no-op without a test split."""
@@ -552,7 +543,6 @@ class Session:
         if self.output is None:
             return None
         finite = self._recorder.is_finite() if finite is None else finite
-        average = self._average.state_dict()
         components = {component.name: component.state_dict() for component in self.components}
         data = {} if self._fingerprint is None else self._whole_fingerprint()
         division = self.optimizers.division
@@ -571,7 +561,6 @@ class Session:
                 "rng": torch.get_rng_state(),
                 "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
                 "config": asdict(self.config),
-                "average": average,
                 "data": data,
             }
             for name, parameter in self.model.field.named_parameters():
@@ -606,8 +595,9 @@ class Session:
                 with exposures, or in the cameras with vignetting or a response.
         """
         check_complete(checkpoint)
-        # The model of a script is not found by its name, and a saved setting of the model has no effect here.
-        config = {**checkpoint["config"], "model": self.config.model}
+        # The model of a script is not found by its name, and most saved settings of the model have no effect here.
+        behind = checkpoint["config"]["model"]["environment"]
+        config = {**checkpoint["config"], "model": replace(self.config.model, environment=behind)}
         saved = parse(RunConfig, config, "config of the checkpoint")
         check_resumable(checkpoint, saved, self.config, self.model, self.components)
         if processes.is_first() or self.scene.train.local_slice is not None:
@@ -618,16 +608,15 @@ class Session:
         self.model.load_state_dict(checkpoint)
         self.model.resolution = reached_resolution(self.config.trainer.stages, checkpoint["step"])
         self.optimizers.load_state_dict(checkpoint["optimizer"])
-        for component in self.components:
-            if component.name in checkpoint:
-                component.load_state_dict(checkpoint[component.name])
         self.step = checkpoint["step"]
         self.train_seconds = self._recorded_seconds = checkpoint["train_seconds"]
         self._step.resume(self.step, checkpoint["rays"])
         self._recorder.load_state_dict(checkpoint)
         self.optimizers.attach()
         self._renew()
-        self._average.load_state_dict(checkpoint["average"], self.step)
+        for component in self.components:
+            if component.name in checkpoint:
+                component.load_state_dict(checkpoint[component.name])
         torch.set_rng_state(checkpoint["rng"].cpu())
         if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
