@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.components.refinement import refine_views
+from voxelfield.components.registry import with_values
 from voxelfield.datasets.scene import Scene
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.alignment import align_cameras, pose_errors

@@ -41,7 +41,7 @@ class DepthSettings(ComponentSettings):
     name = "depth"
     after = ("cameras",)
     scene_options: ClassVar[Mapping[str, Any]] = {"depth": True}
-    depth: NotNegative = key("trainer.loss.depth", 0.0, switch=True)
+    depth: NotNegative = key("trainer.loss.depth", 0.0, off=0)
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""

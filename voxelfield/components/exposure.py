@@ -35,7 +35,7 @@ class ExposureSettings(ComponentSettings):
     name = "exposure"
     # Corrections apply to an environment too. Terms are added up in the order of components.
     after = ("environment", "depth", "structure")
-    exposure: Literal["none", "affine"] = key("trainer.exposure", "none", switch=True, fixed=True)
+    exposure: Literal["none", "affine"] = key("trainer.exposure", "none", off="none", fixed=True)
     penalty: NotNegative = key("trainer.loss.exposure", 1e-3, idle=True)
     exposure_lr: Positive = key("optimizer.exposure_lr", 0.01)
 

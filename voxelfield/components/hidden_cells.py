@@ -37,7 +37,7 @@ class HiddenCellSettings(ComponentSettings):
     """
 
     name = "hidden_cells"
-    hidden_at: BelowOne = key("trainer.occupancy.hidden_at", 0.5, switch=True)
+    hidden_at: BelowOne = key("trainer.occupancy.hidden_at", 0.5, off=0)
 
     def step(self, steps: int, start: int, stages: Sequence[StageConfig]) -> int:
         """Returns the step, in a training of a number of steps whose cells are updated from ``start`` on."""

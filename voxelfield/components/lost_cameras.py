@@ -55,7 +55,7 @@ class LostCameraSettings(ComponentSettings):
     after = ("cameras", "exposure")
     requires = ("cameras",)
     excludes: ClassVar[Mapping[str, str]] = {"tones": "which cannot be undone in photographs"}
-    search_poses: Natural = key("camera.search_poses", 128, switch=True)
+    search_poses: Natural = key("camera.search_poses", 128, off=0)
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""

@@ -41,7 +41,7 @@ class MatrixSettings(ComponentSettings):
     """
 
     name = "matrices"
-    matrices: Literal["muon", "adamw"] = key("optimizer.matrices", "muon", fixed=True)
+    matrices: Literal["muon", "adamw"] = key("optimizer.matrices", "muon", off="adamw", fixed=True)
 
     def check_resumed(self, saved: Any, model: Model) -> None:
         """Raises ValueError if another optimizer has a state of the matrices, if there are any."""
@@ -50,7 +50,7 @@ class MatrixSettings(ComponentSettings):
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""
-        return [OrthogonalMatrices(training.model)] if self.matrices == "muon" else []
+        return [OrthogonalMatrices(training.model)]
 
 
 class OrthogonalMatrices(Component):

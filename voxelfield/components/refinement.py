@@ -110,7 +110,7 @@ class RefinementSettings(ComponentSettings):
 
     name = "cameras"
     results = (CAMERAS_FILE,)
-    mode: Literal["none", "refine"] = key("camera.name", "none", switch=True)
+    mode: Literal["none", "refine"] = key("camera.name", "none", off="none")
     pose_lr: Positive = key("camera.pose_lr", 5e-3)
     final_factor: Share = key("camera.final_factor", 0.01)
     warm_up: BelowOne = key("camera.warm_up", 0.02)

@@ -45,7 +45,7 @@ class Key:
 
     path: str
     mounted: bool
-    switch: bool
+    off: Any
     idle: bool
     steps: bool
     fixed: bool
@@ -57,7 +57,7 @@ def key(
     default: Any = MISSING,
     *,
     factory: Any = MISSING,
-    switch: bool = False,
+    off: Any = MISSING,
     idle: bool = False,
     steps: bool = False,
     fixed: bool = False,
@@ -70,14 +70,14 @@ def key(
             ``trainer.skylight.weight``, are created.
         default: The default. Without one, the key is declared elsewhere, and only read here.
         factory: Returns the default, if that is mutable.
-        switch: The component is on if this, or another such setting, is neither 0, false, null nor ``none``.
+        off: The component is on if this setting, or another one with such a value, has another value.
         idle: Another value than the default is refused while the component is off, because it would be ignored.
         steps: A number of steps, which ``trainer.scaling=steps`` reduces; must be below ``trainer``.
         fixed: A run that is resumed must have the value of the checkpoint.
         after_training: Training does not depend on it.
     """
     mounted = not (default is MISSING and factory is MISSING)
-    stated = {"key": Key(path, mounted, switch, idle, steps, fixed, after_training)}
+    stated = {"key": Key(path, mounted, off, idle, steps, fixed, after_training)}
     if factory is not MISSING:
         return field(default_factory=factory, metadata=stated)
     return field(default=default if mounted else None, metadata=stated)
@@ -137,13 +137,13 @@ class ComponentSettings:
     @classmethod
     def switches(cls) -> dict[str, Key]:
         """Returns the fields that turn the component on."""
-        return {name: stated for name, stated in keys_of(cls).items() if stated.switch}
+        return {name: stated for name, stated in keys_of(cls).items() if stated.off is not MISSING}
 
     @property
     def is_on(self) -> bool:
         """Whether the settings ask for the component; those without a switch are always on."""
         switches = self.switches()
-        return not switches or any(getattr(self, name) not in _OFF for name in switches)
+        return not switches or any(getattr(self, name) != stated.off for name, stated in switches.items())
 
     def check(self, config: Any, prefix: str = "") -> None:
         """Raises ValueError for settings that would be ignored, or contradict those of the run.
@@ -196,14 +196,12 @@ class ComponentSettings:
     def in_words(cls, on: bool) -> tuple[str, str]:
         """Returns the key of the first switch, and the values with which it is on or off."""
         name, stated = next(iter(cls.switches().items()))
-        hint, off = get_type_hints(cls)[name], "false" if isinstance(getattr(cls, name), bool) else "0"
+        hint = get_type_hints(cls)[name]
+        if not on:
+            return stated.path, _shown(stated.off)
         if get_origin(hint) is Literal:
-            others = [value for value in get_args(hint) if value != "none"]
-            return stated.path, " or ".join(others) if on else "none"
-        return stated.path, {"false": "true", "0": "positive"}[off] if on else off
-
-
-_OFF = (None, False, 0, "none")
+            return stated.path, " or ".join(value for value in get_args(hint) if value != stated.off)
+        return stated.path, "true" if hint is bool else "positive"
 
 
 def keys_of(settings: type[ComponentSettings]) -> dict[str, Key]:
@@ -371,19 +369,19 @@ def check_settings(config: Any, prefix: str = "") -> None:
     for each in present.values():
         for name, reason in each.excludes.items():
             if name in present:
-                (path, _, value), (_, off) = _switch(each), type(each).in_words(False)
-                other, _, its_value = _switch(present[name])
+                (path, value), (other, its_value) = _switch(each), _switch(present[name])
                 raise ValueError(
-                    f"{prefix}{path} must be {off} with {prefix}{other}={its_value}, {reason}, got {value}"
+                    f"{prefix}{path} must be {type(each).in_words(False)[1]} with {prefix}{other}={its_value}, "
+                    f"{reason}, got {value}"
                 )
 
 
-def _switch(settings: ComponentSettings) -> tuple[str, str, str]:
-    """Returns the key, the name and the value of the switch by which a component is on."""
+def _switch(settings: ComponentSettings) -> tuple[str, str]:
+    """Returns the key and the value by which a component is on."""
     for name, stated in settings.switches().items():
-        if getattr(settings, name) not in _OFF:
-            return stated.path, name, _shown(getattr(settings, name))
-    return settings.name, settings.name, "on"
+        if getattr(settings, name) != stated.off:
+            return stated.path, _shown(getattr(settings, name))
+    return settings.name, "on"
 
 
 def build_components(training: Training) -> list[Component]:

@@ -56,7 +56,7 @@ class RobustSettings(ComponentSettings):
     """
 
     name = "robust"
-    robust: NotNegative = key("trainer.loss.robust", 0.0, switch=True)
+    robust: NotNegative = key("trainer.loss.robust", 0.0, off=0)
     robust_from: BelowOne = key("trainer.loss.robust_from", 0.1, idle=True)
     robust_every: Count = key("trainer.loss.robust_every", 50, idle=True, steps=True)
     robust_cells: Count = key("trainer.loss.robust_cells", 48, idle=True)

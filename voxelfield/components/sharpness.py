@@ -29,7 +29,7 @@ class SharpnessSettings(ComponentSettings):
     """
 
     name = "sharpness"
-    sharpness: NotNegative = key("trainer.loss.sharpness", 0.0, switch=True)
+    sharpness: NotNegative = key("trainer.loss.sharpness", 0.0, off=0)
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""

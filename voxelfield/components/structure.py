@@ -31,7 +31,7 @@ class StructureSettings(ComponentSettings):
     """
 
     name = "structure"
-    structure: NotNegative = key("trainer.loss.structure", 0.0, switch=True)
+    structure: NotNegative = key("trainer.loss.structure", 0.0, off=0)
 
     def image_bytes(self, split: Split) -> int:
         """Returns one for each pixel."""

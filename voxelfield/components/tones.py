@@ -40,8 +40,8 @@ class ToneSettings(ComponentSettings):
 
     name = "tones"
     after = ("exposure",)  # as light passes them
-    vignetting: bool = key("trainer.vignetting", False, switch=True, fixed=True)
-    response: bool = key("trainer.response", False, switch=True, fixed=True)
+    vignetting: bool = key("trainer.vignetting", False, off=False, fixed=True)
+    response: bool = key("trainer.response", False, off=False, fixed=True)
     penalty: NotNegative = key("trainer.loss.tones", 1e-3, idle=True)
     exposure_lr: float = key("optimizer.exposure_lr")
 

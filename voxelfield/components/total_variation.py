@@ -24,7 +24,7 @@ class TotalVariationSettings(ComponentSettings):
     """
 
     name = "total_variation"
-    tv_features: NotNegative = key("trainer.loss.tv_features", 0.0, switch=True)
+    tv_features: NotNegative = key("trainer.loss.tv_features", 0.0, off=0)
     tv_every: Count = key("trainer.loss.tv_every", 10, steps=True)
     tv_until: Natural = key("trainer.loss.tv_until", 0, steps=True)
 

@@ -151,10 +151,11 @@ class LossTerms(Component):
 
     Args:
         terms: The terms, by name.
+        name: Name of the component, if others have terms too.
     """
 
-    def __init__(self, terms: Mapping[str, Loss]) -> None:
-        self._terms = terms
+    def __init__(self, terms: Mapping[str, Loss], name: str = "") -> None:
+        self._terms, self.name = terms, name
 
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the terms."""
