@@ -269,7 +269,11 @@ def test_a_component_of_ours_computes_the_same_outside(tmp_path: Path) -> None:
     (tree / "voxelfield" / "components").mkdir(parents=True)
     # The folder of a program is that of the file itself, not of a link to it.
     shutil.copy(ROOT / "train.py", tree)
-    for folder, kept in ((ROOT, {"voxelfield", "train.py"}), (inside, {"components"}), (inside / "components", {"sharpness.py"})):
+    for folder, kept in (
+        (ROOT, {"voxelfield", "train.py"}),
+        (inside, {"components"}),
+        (inside / "components", {"sharpness.py"}),
+    ):
         for path in folder.iterdir():
             if path.name not in {*kept, "__pycache__", ".git", "runs"}:
                 (tree / path.relative_to(ROOT)).symlink_to(path)

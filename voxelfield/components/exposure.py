@@ -222,14 +222,6 @@ class ColorCorrection(Component):
         """Returns the correction's values for the log."""
         return self.learned.scalars()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the correction."""
-        return self.learned.state_dict()
-
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError if a state belongs to other photographs or cameras."""
         self.learned.check_state(state)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the state of the correction."""
-        self.learned.load_state_dict(state)

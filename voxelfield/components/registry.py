@@ -41,43 +41,39 @@ Settings = TypeVar("Settings", bound="ComponentSettings")
 
 @dataclass(frozen=True)
 class Key:
-    """What there is to know about a setting, beside its type and its default; see :func:`key`."""
+    """What there is to know about a setting of a component, beside its type and its default.
 
-    path: str
-    mounted: bool
-    off: Any
-    idle: bool
-    steps: bool
-    fixed: bool
-    after_training: bool
-
-
-def key(
-    path: str,
-    default: Any = MISSING,
-    *,
-    factory: Any = MISSING,
-    off: Any = MISSING,
-    idle: bool = False,
-    steps: bool = False,
-    fixed: bool = False,
-    after_training: bool = False,
-) -> Any:
-    """Declares a field of :class:`ComponentSettings`.
-
-    Args:
+    Attributes:
         path: The key in the settings of a run, such as ``trainer.loss.robust``. Mappings that do not exist yet, as in
             ``trainer.skylight.weight``, are created.
-        default: The default. Without one, the key is declared elsewhere, and only read here.
-        factory: Returns the default, if that is mutable.
+        mounted: Whether it is declared here, and not only read.
         off: The component is on if this setting, or another one with such a value, has another value.
         idle: Another value than the default is refused while the component is off, because it would be ignored.
         steps: A number of steps, which ``trainer.scaling=steps`` reduces; must be below ``trainer``.
         fixed: A run that is resumed must have the value of the checkpoint.
         after_training: Training does not depend on it.
     """
+
+    path: str
+    mounted: bool
+    off: Any = ...
+    idle: bool = False
+    steps: bool = False
+    fixed: bool = False
+    after_training: bool = False
+
+
+def key(path: str, default: Any = MISSING, *, factory: Any = MISSING, **flags: Any) -> Any:
+    """Declares a field of :class:`ComponentSettings`.
+
+    Args:
+        path: The key in the settings of a run.
+        default: The default. Without one, the key is declared elsewhere, and only read here.
+        factory: Returns the default, if that is mutable.
+        flags: Attributes of :class:`Key`.
+    """
     mounted = not (default is MISSING and factory is MISSING)
-    stated = {"key": Key(path, mounted, off, idle, steps, fixed, after_training)}
+    stated = {"key": Key(path, mounted, **flags)}
     if factory is not MISSING:
         return field(default_factory=factory, metadata=stated)
     return field(default=default if mounted else None, metadata=stated)
@@ -137,7 +133,7 @@ class ComponentSettings:
     @classmethod
     def switches(cls) -> dict[str, Key]:
         """Returns the fields that turn the component on."""
-        return {name: stated for name, stated in keys_of(cls).items() if stated.off is not MISSING}
+        return {name: stated for name, stated in keys_of(cls).items() if stated.off is not ...}
 
     @property
     def is_on(self) -> bool:

@@ -34,7 +34,7 @@ class Component:
             not exclude space, or ``large``, so that not even what no camera sees is known; ``none`` for exact ones.
         smooths_grids: Whether it calls ``add_total_variation`` of the model's optimizer, for which processes that
             divide grids also exchange the borders of their shards.
-        learned: What the component learns, if that is a module; found by :func:`find_component` as well.
+        learned: What the component learns, if that is a module: its state is that of the component.
     """
 
     name = ""
@@ -133,17 +133,19 @@ class Component:
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint; an empty one is not saved.
+        """Returns the state for a checkpoint, by default that of :attr:`learned`; an empty one is not saved.
 
         A collective call: all processes that train together make it, and the state of the first is saved.
         """
-        return {}
+        return {} if self.learned is None else self.learned.state_dict()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError if a state does not belong to this component; called before any state is loaded."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads a state that :meth:`state_dict` returned, from any device."""
+        if self.learned is not None:
+            self.learned.load_state_dict(state)
 
 
 class LossTerms(Component):
