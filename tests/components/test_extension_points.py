@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -191,61 +190,70 @@ def differences(one: object, other: object, path: str = "") -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(PACKAGES))
-def test_a_component_of_another_package_trains_and_is_resumed(name: str, package: Path, tmp_path: Path) -> None:
-    options = PACKAGES[name][1]
-    done = run("train.py", *QUICK, *options, f"hydra.run.dir={tmp_path / 'whole'}", package=package)
+def test_components_of_other_packages_train_and_are_resumed(package: Path, tmp_path: Path) -> None:
+    options = [option for _, chosen in PACKAGES.values() for option in chosen]
+    folders = {name: f"hydra.run.dir={tmp_path / name}" for name in ("whole", "again", "without")}
+    done = run("train.py", *QUICK, *options, "trainer.keep_checkpoints=true", folders["whole"], package=package)
     assert done.returncode == 0, done.stderr[-3000:]
-    half = ("trainer.keep_checkpoints=true", f"hydra.run.dir={tmp_path / 'half'}")
-    assert run("train.py", *QUICK, *options, *half, package=package).returncode == 0
-    half_way = tmp_path / "half" / "checkpoint_0000010.pt"
-    again = (f"resume={half_way}", f"hydra.run.dir={tmp_path / 'again'}")
-    done = run("train.py", *QUICK, *options, *again, package=package)
+    half_way = f"resume={tmp_path / 'whole' / 'checkpoint_0000010.pt'}"
+    done = run("train.py", *QUICK, *options, half_way, folders["again"], package=package)
     assert done.returncode == 0, done.stderr[-3000:]
     whole, resumed = (load_checkpoint(tmp_path / each) for each in ("whole", "again"))
     assert differences(whole, resumed) == []
-    # The same in Python.
-    program = (
-        "import sys, torch, voxelfield\n"
-        "from voxelfield.components.registry import keys_of, registered, value_at\n"
-        "from voxelfield.settings import preset\n"
-        "settings = preset(*sys.argv[2:], device='cpu')\n"
-        "from voxelfield.runs.train import load_configured_scene\n"
-        "from pathlib import Path\n"
-        "session = voxelfield.Session(load_configured_scene(settings, Path.cwd()), settings)\n"
-        f"assert {name!r} in [component.name for component in session.components]\n"
-        "session.fit()\n"
-        "torch.save(session.field.state_dict(), sys.argv[1])\n"
-    )
+    assert whole["gain"]["logs"].all()
+    assert (whole["skylight"]["color"] != 0.5).all()
+    assert all(state["mean"].any() for state in whole["optimizer"]["lion"]["state"].values())
+    # The same in Python, and without one of them at a time.
+    program = """
+import sys
+from pathlib import Path
+import torch, voxelfield
+from voxelfield.runs.train import load_configured_scene
+from voxelfield.settings import preset
+for name in ("all", "bright", "gain", "skylight", "lion"):
+    off = {"bright": "trainer.loss.bright=0", "gain": "trainer.gain=false", "skylight": "trainer.skylight.weight=0",
+           "lion": "optimizer.lion=false"}.get(name)
+    given = [each for each in sys.argv[2:] if name != "gain" or "gain_lr" not in each]
+    settings = preset(*given, *([] if off is None else [off]), device="cpu")
+    session = voxelfield.Session(load_configured_scene(settings, Path.cwd()), settings)
+    assert name not in [component.name for component in session.components]
+    session.fit()
+    torch.save(session.field.state_dict(), f"{sys.argv[1]}/{name}.pt")
+"""
     given = [option for option in QUICK if not option.startswith("device")]
-    done = run("-c", program, str(tmp_path / "field.pt"), *given, *options, package=package)
+    done = run("-c", program, str(tmp_path), *given, *options, package=package)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert differences(torch.load(tmp_path / "field.pt"), whole["field"]) == []
-    plain = run("train.py", *QUICK, f"hydra.run.dir={tmp_path / 'plain'}", package=package)
-    assert plain.returncode == 0, plain.stderr[-3000:]
-    assert differences(load_checkpoint(tmp_path / "plain")["field"], whole["field"]) != []
-    assert json.loads((tmp_path / "whole" / "metrics.json").read_text())["steps"] == 20
-    if name != "bright":
-        other = (f"resume={half_way}", f"hydra.run.dir={tmp_path / 'without'}")
-        refused = run("train.py", *QUICK, *other, package=package).stderr
-        assert "as in the checkpoint, got" in refused
+    assert differences(torch.load(tmp_path / "all.pt"), whole["field"]) == []
+    for name in PACKAGES:
+        assert differences(torch.load(tmp_path / f"{name}.pt"), whole["field"]) != []
+    refused = run("train.py", *QUICK, half_way, folders["without"], package=package).stderr
+    assert "trainer.gain must be true, as in the checkpoint, got false" in refused
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("trainer.gain=true", "trainer.exposure=affine"), "trainer.gain must be false with trainer.exposure=affine"),
-        (("optimizer.lion=true",), "optimizer.lion must be false with optimizer.matrices=muon"),
-        (("optimizer.gain_lr=0.5",), "optimizer.gain_lr must be left at 0.01 where trainer.gain is false, got 0.5"),
-        (("trainer.skylight.weight=-1",), "trainer.skylight.weight must be at least 0, got -1.0"),
-        (("trainer.skylight.wieght=1",), "did you mean trainer.skylight.weight?"),
-    ],
-)
-def test_wrong_settings_are_refused_by_name(options: tuple[str, ...], message: str, package: Path) -> None:
-    done = run("train.py", *QUICK, *options, package=package)
+def test_wrong_settings_are_refused_by_name(package: Path) -> None:
+    expected = {
+        ("trainer.gain=true", "trainer.exposure=affine"): "trainer.gain must be false with trainer.exposure=affine",
+        ("optimizer.lion=true",): "optimizer.lion must be false with optimizer.matrices=muon",
+        ("optimizer.gain_lr=0.5",): "optimizer.gain_lr must be left at 0.01 where trainer.gain is false, got 0.5",
+        ("trainer.skylight.weight=-1",): "trainer.skylight.weight must be at least 0, got -1.0",
+    }
+    program = """
+import sys
+from voxelfield.settings import preset
+for given in sys.argv[1:]:
+    try:
+        preset(*given.split())
+    except ValueError as error:
+        print(error)
+"""
+    done = run("-c", program, *map(" ".join, expected), package=package)
+    found = done.stdout.splitlines()
+    assert len(found) == len(expected), done.stderr
+    assert all(line.startswith(message) for line, message in zip(found, expected.values(), strict=True)), found
+    done = run("train.py", *QUICK, "trainer.skylight.wieght=1", package=package)
     assert done.returncode == 2
-    assert message in done.stderr
+    assert "did you mean trainer.skylight.weight?" in done.stderr
 
 
 @pytest.mark.slow
