@@ -302,7 +302,7 @@ def test_refined_cameras_are_written_as_transforms(refined, tmp_path):
 @pytest.fixture
 def astray(refined):
     """A trained session, a camera of which is turned by 90 degrees for one test."""
-    twists = refined.refinement.twists
+    twists = refined.component(CameraRefinement).twists
     saved = twists.detach().clone()
     with torch.no_grad():
         twists[5, :3] += torch.tensor([0.0, 0.0, math.pi / 2])
@@ -323,20 +323,24 @@ def search(session: Session, split, starts: int = 48, exposure=None):
 @pytest.mark.parametrize("side", [pytest.param(64, marks=pytest.mark.slow), 13])
 def test_a_lost_camera_is_found_again(astray, scene, monkeypatch, side):
     monkeypatch.setattr(lost_cameras, "_SIDE", side)
-    before = astray.refinement.refined().c2w
+    before = astray.component(CameraRefinement).refined().c2w
     state = torch.get_rng_state()
     (found,) = search(astray, scene.train)
-    astray.refinement.set_pose(found.index, found.twist)
+    astray.component(CameraRefinement).set_pose(found.index, found.twist)
     assert torch.equal(torch.get_rng_state(), state)
     assert found.name == scene.train.names[5]
     assert found.after < 0.25 * found.before
     assert math.degrees(found.turned) == pytest.approx(90, abs=10)
-    after = astray.refinement.refined().c2w
+    after = astray.component(CameraRefinement).refined().c2w
     others = [index for index in range(len(after)) if index != 5]
     assert torch.equal(after[others], before[others])
     angles, _ = pose_errors(astray.cameras.refined, scene.train.cameras)
     assert float(angles[5]) < 8
-    moments = [m for m in astray.refinement._optimizer.state[astray.refinement.twists].values() if m.dim() == 2]
+    moments = [
+        m
+        for m in astray.component(CameraRefinement)._optimizer.state[astray.component(CameraRefinement).twists].values()
+        if m.dim() == 2
+    ]
     assert len(moments) == 2
     assert all(not m[5].any() and m[others].any() for m in moments)
     assert search(astray, scene.train) == []

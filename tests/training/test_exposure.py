@@ -232,7 +232,7 @@ def test_the_first_step_is_that_of_a_run_without_to_the_bit(scene, side, backgro
         sessions[-1].fit()
     for one, two in zip(*(session.field.parameters() for session in sessions), strict=True):
         assert torch.equal(one, two)
-    assert sessions[1].exposure.log_gain.abs().min() > 0, "and yet it has learned"
+    assert sessions[1].component(AffineExposure).log_gain.abs().min() > 0, "and yet it has learned"
 
 
 @pytest.mark.parametrize("side", [1, 2])

@@ -23,7 +23,7 @@ from dataclasses import MISSING, dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from voxelfield.datasets.scene import Scene, Split
+from voxelfield.datasets.scene import Scene
 from voxelfield.messages import clipped
 from voxelfield.models.component import Component, find_component
 from voxelfield.models.model import Model
@@ -115,6 +115,7 @@ class ComponentSettings:
         scene_options: Options of :func:`voxelfield.load_scene` with which a run loads its training images.
         results: Names of files that the component leaves in the folder of a finished run.
         feature_bytes: Bytes of device memory for each feature of the grids, while the component is on.
+        pixel_bytes: Bytes for each pixel of the training images, where these are.
     """
 
     name: ClassVar[str]
@@ -124,6 +125,7 @@ class ComponentSettings:
     scene_options: ClassVar[Mapping[str, Any]] = {}
     results: ClassVar[Sequence[str]] = ()
     feature_bytes: ClassVar[int] = 0
+    pixel_bytes: ClassVar[int] = 0
 
     @classmethod
     def of(cls: type[Settings], config: Any) -> Settings:
@@ -175,10 +177,6 @@ class ComponentSettings:
     def adapt(self, trainer: Config) -> Config:
         """Returns the settings of the training loop, changed as the component needs them."""
         return trainer
-
-    def image_bytes(self, split: Split) -> int:
-        """Returns the bytes that the component keeps beside the local training images, where they are."""
-        return 0
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the components, of which there may be several or none.

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from voxelfield.components.registry import ComponentSettings, Training, key
 from voxelfield.config import NotNegative
-from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.metrics import C2, WINDOW, window_means
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Component
@@ -31,11 +30,8 @@ class StructureSettings(ComponentSettings):
     """
 
     name = "structure"
+    pixel_bytes = 1
     structure: NotNegative = key("trainer.loss.structure", 0.0, off=0)
-
-    def image_bytes(self, split: Split) -> int:
-        """Returns one for each pixel."""
-        return split.images[..., 0].numel()
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""

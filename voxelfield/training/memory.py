@@ -69,7 +69,7 @@ def estimate_memory(
     if images == "host":
         return estimate
     numbers = 0 if split.masks is None else int(split.masks.sum()) * pixel_number_type(split).itemsize
-    weights = sum(settings.image_bytes(split) for settings in components)
+    weights = split.images[..., 0].numel() * sum(settings.pixel_bytes for settings in components)
     carried = sum(values.numel() * values.itemsize for values in split.extras.values() if values.dim() >= 3)
     local = split.images.numel() + numbers + weights + carried
     # Where all are wanted, there is a moment in which the local ones are there twice.
