@@ -280,7 +280,7 @@ def mounts(prefix: str) -> Callable[[type[Config]], type[Config]]:
     """
 
     def mount(cls: type[Config]) -> type[Config]:
-        own = {name for each in cls.__mro__ for name in vars(each).get("__annotations__", {})}
+        own = {name for each in cls.__mro__ for name in inspect.get_annotations(each)}
         added: dict[str, Any] = {}
         described: dict[str, str] = {}
         for kind in registered():
@@ -308,7 +308,7 @@ def mounts(prefix: str) -> Callable[[type[Config]], type[Config]]:
                 setattr(cls, title, inner)
                 added[head], described[head] = inner, f"Settings of {kind.name}."
                 setattr(cls, head, field(default_factory=inner))
-        cls.__annotations__ = {**vars(cls).get("__annotations__", {}), **added}
+        cls.__annotations__ = {**inspect.get_annotations(cls), **added}
         text = inspect.cleandoc(cls.__doc__ or "")
         text += "" if "\nAttributes:\n" in text or not described else "\n\nAttributes:"
         cls.__doc__ = "\n".join((text, *(f"    {name}: {words}" for name, words in described.items()))) + "\n"
