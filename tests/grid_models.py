@@ -7,10 +7,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import VoxelGrid, VoxelPyramid
+from voxelfield.components.muon import OrthogonalMatrices
 from voxelfield.grids.adam import GridAdam
+from voxelfield.models.component import Component
 from voxelfield.models.dense import DenseConfig
 from voxelfield.models.settings import Sampling
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.training.optimizer import Optimizers
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 KINDS = ("grid", "pyramid", "grid with copies", "pyramid with copies")
@@ -53,6 +56,22 @@ def by_torch(model: VoxelGrid | VoxelPyramid, points: Tensor) -> Tensor:
 def somewhere(count: int, device: torch.device | str = "cpu") -> Tensor:
     """Returns random points (count, 3), some of them outside of ``BOX``."""
     return 2.2 * torch.rand(count, 3, device=device) - 1.1
+
+
+class Group(Component):
+    """Parameters with a learning rate of their own."""
+
+    def __init__(self, **groups) -> None:
+        self._groups = groups
+
+    def param_groups(self):
+        return self._groups
+
+
+def optimizers_of(model, config, rates, copies=torch.float32, **groups) -> Optimizers:
+    """The optimizers of a session with these settings, and of groups of parameters with their rates."""
+    matrices = [OrthogonalMatrices(model)] if config.matrices == "muon" else []
+    return Optimizers(model, config, rates, [*matrices, Group(**groups)], copies)
 
 
 def model_of(field, model=None, occupancy=None):

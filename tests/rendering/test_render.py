@@ -486,8 +486,8 @@ def test_losses_of_the_rays_that_were_taken(device, make):
     rays_kept = int(part.rays_kept)
     assert 0 < rays_kept < 60
     alone = render(field, rays[:rays_kept], everywhere(device), settings)
-    terms = rendering_terms(config, *rendered(part, part.over(background), truth))
-    expected = rendering_terms(config, *rendered(alone, alone.over(background[:rays_kept]), truth[:rays_kept]))
+    terms = rendering_terms(config).losses(*rendered(part, part.over(background), truth))
+    expected = rendering_terms(config).losses(*rendered(alone, alone.over(background[:rays_kept]), truth[:rays_kept]))
     for name, term in expected.items():
         torch.testing.assert_close(terms[name], term, rtol=1e-4, atol=1e-6, msg=name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +27,8 @@ def field(device):
 
 def average_of(field: RadianceField, **settings: int) -> WeightAverage:
     model = model_of(field)
-    return WeightAverage(model, Optimizers(model, OptimizerConfig(), RatesConfig()), **settings)
+    model.begin_training(SimpleNamespace(optimizer=Optimizers(model, OptimizerConfig(), RatesConfig())))
+    return WeightAverage(model, **settings)
 
 
 def fill(field: RadianceField, value: float) -> None:
@@ -39,11 +41,11 @@ def test_it_is_the_exponential_average_of_every_tenth_step_near_the_end(field):
     average = average_of(field, steps=400, time_constant=20)
     for step in range(1, 401):
         fill(field, float(step))
-        average.update(step)
+        average.step_done(step)
     expected = 300.0  # five time constants before the end it begins
     for step in range(310, 401, 10):
         expected += (1 - math.exp(-10 / 20)) * (step - expected)
-    average.apply()
+    average.finish()
     for weight in field.parameters():
         torch.testing.assert_close(weight, torch.full_like(weight, expected))
 
@@ -52,8 +54,8 @@ def test_without_a_time_constant_weights_stay_as_they_are(field):
     average = average_of(field, steps=20, time_constant=0)
     for step in range(1, 21):
         fill(field, float(step))
-        average.update(step)
-    average.apply()
+        average.step_done(step)
+    average.finish()
     assert all((weight == 20).all() for weight in field.parameters())
 
 
@@ -62,8 +64,8 @@ def test_copies_that_are_read_follow(field):
     copies = field.grid.enable_copies(torch.float16)
     for step in (10, 20):
         fill(field, float(step))
-        average.update(step)
-    average.apply()
+        average.step_done(step)
+    average.finish()
     for copy, weight in zip(copies, field.grid.levels, strict=True):
         assert 10 < float(weight.detach().max()) < 20
         torch.testing.assert_close(copy, weight.half())
@@ -72,12 +74,12 @@ def test_copies_that_are_read_follow(field):
 def test_it_begins_anew_where_grids_change_their_shape(field):
     average = average_of(field, steps=40, time_constant=100)
     fill(field, 1.0)
-    average.update(10)
+    average.step_done(10)
     field.grid.refit(((0, 0, 0), (1, 1, 0.5)))
-    average.restart()
+    average.stage_begun()
     fill(field, 3.0)
-    average.update(20)
-    average.apply()
+    average.step_done(20)
+    average.finish()
     for weight in field.parameters():
         torch.testing.assert_close(weight, torch.full_like(weight, 3.0))
 
@@ -85,11 +87,11 @@ def test_it_begins_anew_where_grids_change_their_shape(field):
 def test_a_saved_average_goes_on(field):
     first, second = (average_of(field, steps=40, time_constant=100) for _ in range(2))
     fill(field, 1.0)
-    first.update(10)
-    second.load_state_dict(first.state_dict(), step=10)
+    first.step_done(10)
+    second.load_state_dict(first.state_dict())
     fill(field, 2.0)
-    second.update(20)
-    second.apply()
+    second.step_done(20)
+    second.finish()
     expected = 1 + (1 - math.exp(-10 / 100))
     for weight in field.parameters():
         torch.testing.assert_close(weight, torch.full_like(weight, expected))
@@ -99,18 +101,19 @@ def test_a_saved_average_goes_on(field):
 def test_an_average_that_this_run_would_not_have_begun_is_left_alone(field, settings):
     saved = average_of(field, steps=40, time_constant=100)
     fill(field, 1.0)
-    saved.update(10)
+    saved.step_done(10)
     resumed = average_of(field, **settings)
-    resumed.load_state_dict(saved.state_dict(), step=10)
+    resumed.load_state_dict(saved.state_dict())
     fill(field, 2.0)
-    resumed.apply()
+    resumed.step_done(11)
+    resumed.finish()
     assert all((weight == 2).all() for weight in field.parameters())
 
 
 def test_the_last_step_counts_whatever_its_number(field):
     average = average_of(field, steps=13, time_constant=1)
     fill(field, 5.0)
-    average.update(13)
+    average.step_done(13)
     fill(field, 6.0)
-    average.apply()
+    average.finish()
     assert all((weight == 5).all() for weight in field.parameters())

@@ -19,7 +19,13 @@ import voxelfield
 from voxelfield.components import lost_cameras
 from voxelfield.components.exposure import AffineExposure
 from voxelfield.components.lost_cameras import LostCameras, shrunk
-from voxelfield.components.refinement import CameraRefinement, RefinedCameras, refine_views, write_cameras
+from voxelfield.components.refinement import (
+    CameraRefinement,
+    RefinedCameras,
+    RefinementSettings,
+    refine_views,
+    write_cameras,
+)
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
@@ -32,7 +38,6 @@ from voxelfield.rendering.rigid import compose as product
 from voxelfield.rendering.rigid import exp_se3
 from voxelfield.run_directory import CAMERAS_FILE
 from voxelfield.runs.train import train_as_configured
-from voxelfield.settings import CameraConfig
 from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training.session import Session
 from voxelfield.warps.ndc_box import NdcBox
@@ -164,10 +169,10 @@ def test_cameras_are_kept_before_the_rates_rise(device):
 
 
 def test_cameras_that_face_one_way_are_kept_while_there_is_fog():
-    assert CameraConfig().kept_steps(1000, forward=True) == 300
-    assert CameraConfig().kept_steps(1000, forward=False) == 0
-    assert CameraConfig(pose_from=0.0).kept_steps(1000, forward=True) == 0
-    assert CameraConfig(pose_from=0.25).kept_steps(1000, forward=False) == 250
+    assert RefinementSettings().kept_steps(1000, forward=True) == 300
+    assert RefinementSettings().kept_steps(1000, forward=False) == 0
+    assert RefinementSettings(pose_from=0.0).kept_steps(1000, forward=True) == 0
+    assert RefinementSettings(pose_from=0.25).kept_steps(1000, forward=False) == 250
 
 
 def test_the_focal_length_of_a_lens_is_refused():
@@ -297,7 +302,7 @@ def test_refined_cameras_are_written_as_transforms(refined, tmp_path):
 @pytest.fixture
 def astray(refined):
     """A trained session, a camera of which is turned by 90 degrees for one test."""
-    twists = refined.refinement.twists
+    twists = refined.component(CameraRefinement).twists
     saved = twists.detach().clone()
     with torch.no_grad():
         twists[5, :3] += torch.tensor([0.0, 0.0, math.pi / 2])
@@ -307,29 +312,35 @@ def astray(refined):
 
 
 def search(session: Session, split, starts: int = 48, exposure=None):
-    twists = session.refinement.twists.detach().clone()
-    found = LostCameras(session.refinement, session.model, split, session.config.trainer, starts, exposure).find()
-    assert torch.equal(session.refinement.twists, twists)
+    twists = session.component(CameraRefinement).twists.detach().clone()
+    found = LostCameras(
+        session.component(CameraRefinement), session.model, split, session.config.trainer, starts, exposure
+    ).find()
+    assert torch.equal(session.component(CameraRefinement).twists, twists)
     return found
 
 
 @pytest.mark.parametrize("side", [pytest.param(64, marks=pytest.mark.slow), 13])
 def test_a_lost_camera_is_found_again(astray, scene, monkeypatch, side):
     monkeypatch.setattr(lost_cameras, "_SIDE", side)
-    before = astray.refinement.refined().c2w
+    before = astray.component(CameraRefinement).refined().c2w
     state = torch.get_rng_state()
     (found,) = search(astray, scene.train)
-    astray.refinement.set_pose(found.index, found.twist)
+    astray.component(CameraRefinement).set_pose(found.index, found.twist)
     assert torch.equal(torch.get_rng_state(), state)
     assert found.name == scene.train.names[5]
     assert found.after < 0.25 * found.before
     assert math.degrees(found.turned) == pytest.approx(90, abs=10)
-    after = astray.refinement.refined().c2w
+    after = astray.component(CameraRefinement).refined().c2w
     others = [index for index in range(len(after)) if index != 5]
     assert torch.equal(after[others], before[others])
     angles, _ = pose_errors(astray.cameras.refined, scene.train.cameras)
     assert float(angles[5]) < 8
-    moments = [m for m in astray.refinement._optimizer.state[astray.refinement.twists].values() if m.dim() == 2]
+    moments = [
+        m
+        for m in astray.component(CameraRefinement)._optimizer.state[astray.component(CameraRefinement).twists].values()
+        if m.dim() == 2
+    ]
     assert len(moments) == 2
     assert all(not m[5].any() and m[others].any() for m in moments)
     assert search(astray, scene.train) == []
@@ -485,7 +496,7 @@ def test_small_adjustments_begin_once_the_field_has_formed(scene, caplog):
     grown: list[int] = []
 
     def look(session: Session) -> None:
-        kept[session.step] = not session.refinement.twists.any()
+        kept[session.step] = not session.component(CameraRefinement).twists.any()
 
     with caplog.at_level("INFO", logger="voxelfield"):
         session_of(scene, None, *settings, on_step=look, on_stage=lambda session: grown.append(session.step)).fit()
@@ -525,7 +536,7 @@ def test_checkpoints_with_and_without_refinement_are_told_apart(scene, tmp_path)
     overrides = ("trainer.steps=1",)
     session = session_of(scene, tmp_path / "refined", *overrides)
     plain = session_of(scene, tmp_path / "plain", *overrides, "camera=none")
-    assert plain.refinement is None
+    assert plain.component(CameraRefinement) is None
     assert plain.cameras is None
     for one in (session, plain):
         one.fit()
@@ -589,31 +600,31 @@ def test_a_run_from_the_command_line_leaves_its_cameras_behind(tmp_path):
 
 def test_stages_are_shares_of_the_steps():
     settings = preset("camera=refine", "trainer.steps=1000", device="cpu", name="train")
-    scheduled = settings.camera.schedule(settings.trainer)
+    scheduled = RefinementSettings.of(settings).adapt(settings.trainer)
     assert [stage.step for stage in scheduled.stages] == [0, 100, 200, 300, 400, 500]
     assert scheduled.resolutions == [16, 32, 64, 128, 256, 400]
     assert [stage.crop for stage in scheduled.stages] == [False, False, False, True, False, False]
     assert scheduled.occupancy.start == 100
-    assert settings.camera.schedule(scheduled) == scheduled
+    assert RefinementSettings.of(settings).adapt(scheduled) == scheduled
     assert settings.trainer.resolutions == [64, 128, 256, 400]
 
 
 def test_small_adjustments_keep_the_stages_of_the_trainer():
     settings = preset("camera=adjust", "camera.occupancy_from=0.5", "trainer.steps=1000", device="cpu", name="train")
-    scheduled = settings.camera.schedule(settings.trainer)
+    scheduled = RefinementSettings.of(settings).adapt(settings.trainer)
     assert settings.camera.refines
     assert scheduled.stages == settings.trainer.stages
     assert scheduled.occupancy.start == 500
-    assert settings.camera.kept_steps(1000, forward=False) == 300
+    assert RefinementSettings.of(settings).kept_steps(1000, forward=False) == 300
 
 
 def test_stages_as_fine_as_the_last_are_left_out():
     settings = preset("camera=refine", "trainer=smoke", "trainer.steps=10", device="cpu", name="train")
-    assert settings.camera.schedule(settings.trainer).resolutions == [16, 32, 48]
+    assert RefinementSettings.of(settings).adapt(settings.trainer).resolutions == [16, 32, 48]
     settings = preset("camera=refine", "trainer.finest_resolution=12", "trainer=smoke", device="cpu")
     settings.trainer.stages = settings.trainer.stages[:1]
     settings.trainer.stages[0].resolution = 12
-    stages = settings.camera.schedule(settings.trainer).stages
+    stages = RefinementSettings.of(settings).adapt(settings.trainer).stages
     assert [(stage.step, stage.resolution) for stage in stages] == [(0, 12)]
 
 

@@ -12,6 +12,7 @@ from toned_scene import EXPONENTS, turned, two_cameras, vignetted
 from torch import Tensor
 
 import voxelfield
+from voxelfield.components.exposure import AffineExposure
 from voxelfield.components.tones import CameraTones, distinct
 from voxelfield.datasets.scene import Scene
 from voxelfield.models.batch import Batch
@@ -184,12 +185,12 @@ def test_views_held_out_gain_from_the_tones_of_their_cameras(scene, trained):
     found, before = trained.evaluate(progress=False), plain.evaluate(progress=False)
     assert found.psnr > before.psnr + 1.5  # dB
     assert found.means()["psnr_fitted"] > found.psnr - 1
-    assert plain.tones is None
+    assert plain.component(CameraTones) is None
     assert "psnr_fitted" not in before.means()
 
 
 def test_the_response_of_a_camera_is_found(trained):
-    tones = trained.tones
+    tones = trained.component(CameraTones)
     second = int(tones.camera[1])
     slopes = (tones.log_slopes[second] - tones.log_slopes[1 - second]).exp().cpu()
     found = slopes.cumsum(dim=1) / 8  # the curve from one camera's values to the other's
@@ -208,8 +209,8 @@ def test_tones_are_resumed_loaded_and_exported(scene, trained, tmp_path):
     assert exported.evaluate(scene.test, views=2, progress=False).psnr == pytest.approx(wanted, abs=0.1)
     again = session_of(scene, *BOTH)
     again.restore(load_checkpoint(trained.output))
-    assert torch.equal(again.tones.falloff, trained.tones.falloff)
-    assert torch.equal(again.tones.log_slopes, trained.tones.log_slopes)
+    assert torch.equal(again.component(CameraTones).falloff, trained.component(CameraTones).falloff)
+    assert torch.equal(again.component(CameraTones).log_slopes, trained.component(CameraTones).log_slopes)
 
 
 def test_views_of_other_cameras_are_named(scene, trained, caplog):
@@ -226,13 +227,13 @@ def test_tones_join_exposures_an_environment_and_refined_cameras(bricks):
     options = ("trainer.steps=4", "model.environment=map", "trainer.exposure=affine", "camera=refine")
     session = session_of(scene, *BOTH, *options, "camera.search_poses=0", "camera.focal=true", "camera.test_steps=2")
     with torch.no_grad():
-        session.tones.log_slopes[0] += 1.0
+        session.component(CameraTones).log_slopes[0] += 1.0
     session.fit()
     batch = session._state.training_step.batch
     plain = session.model.environment(batch.rays.directions)
     assert not torch.allclose(batch.background, plain, atol=0.01)
-    assert session.tones.falloff.all()
-    assert session.exposure.log_gain.any()
+    assert session.component(CameraTones).falloff.all()
+    assert session.component(AffineExposure).log_gain.any()
     assert session.evaluate(progress=False).psnr > 5
 
 

@@ -248,7 +248,7 @@ def test_a_model_of_ones_own_owns_its_training(scene, device, tmp_path):
     assert int(session.model.steps) == STEPS
     assert {"loss/mine", "loss/photometric", "lr/first", "lr/network"} <= {name for each in rates for name in each}
     first = next(session.field.decoder.parameters())
-    for own in filter(None, (session.optimizers.matrices, session.optimizers.network)):
+    for own in session.optimizers.networks.values():
         assert all(parameter is not first for parameter in own.param_groups[0]["params"])
     again = Session(scene, CountingConfig(), trainer=settings(), device=str(device))
     again.restore(load_checkpoint(tmp_path))
@@ -269,7 +269,7 @@ def test_a_part_without_a_state_is_resumed(scene, tmp_path):
     train(scene, torch.device("cpu"), Stateless()).restore(load_checkpoint(tmp_path / "plain"))
 
 
-@pytest.mark.parametrize("name", ["model", "step", "optimizer", "average"])
+@pytest.mark.parametrize("name", ["model", "step", "optimizer", "rng"])
 def test_a_part_with_the_name_of_another_entry_is_refused(scene, name):
     component = Tint()
     component.name = name

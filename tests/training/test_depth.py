@@ -14,7 +14,8 @@ from room_corner import ROOM, corner_cameras, photograph
 from warp_fields import field_over
 
 import voxelfield
-from voxelfield.components.depth import depth_error
+from voxelfield.components.depth import DepthSupervision, depth_error
+from voxelfield.components.refinement import CameraRefinement
 from voxelfield.datasets.scene import Scene
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.pixel_sampler import PixelSampler
@@ -171,7 +172,7 @@ def test_few_depths_tell_a_field_where_walls_are(one_thread):
 def test_depths_belong_to_the_axes_of_refined_cameras(one_thread):
     scene = corner(3)
     session = trained(scene, 0.1, "camera=refine", "trainer.steps=2")
-    refinement, *_, part = session.components
+    refinement, part = session.component(CameraRefinement), session.component(DepthSupervision)
     with torch.no_grad():
         refinement.twists[:, :3] = 0.3
     batch, model = session._state.training_step.batch, session.model
@@ -189,7 +190,7 @@ def test_poses_in_a_warp_stay_finite_where_some_pixels_have_no_depth(one_thread)
     depth[:, ::2] = 0
     session = trained(with_depth(scene, depth=depth), 0.1, "camera=refine", "trainer.steps=3", warp_boxes=3)
     assert isinstance(session.model.warp, NestedBoxes)
-    twists = session.components[0].twists
+    twists = session.component(CameraRefinement).twists
     assert twists.isfinite().all()
     assert twists.any()
 

@@ -18,6 +18,7 @@ import voxelfield
 from voxelfield import FieldRenderer, RadianceField, VoxelGrid
 from voxelfield.cli.command import main
 from voxelfield.components.environment import choose_environment
+from voxelfield.components.exposure import AffineExposure
 from voxelfield.components.refinement import refine_views
 from voxelfield.export import save_model
 from voxelfield.fields.decoders import SHDecoder
@@ -215,7 +216,7 @@ def test_poses_of_views_are_refined_before_the_map(scene, well_trained):
 def test_exposures_apply_to_what_the_cameras_captured(scene):
     session = Session(scene, settings(MAP, "trainer.exposure=affine"))
     with torch.no_grad():
-        session.exposure.offset[0] = 1.0
+        session.component(AffineExposure).offset[0] = 1.0
     session.train_step()
     directions = session._state.training_step.batch.rays.directions
     plain = session.model.environment(directions)

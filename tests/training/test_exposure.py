@@ -202,7 +202,7 @@ def trained(scene, tmp_path_factory) -> Session:
 
 
 def test_gains_of_photographs_are_found(trained):
-    gain, offset = (values.detach() for values in trained.exposure.corrections())
+    gain, offset = (values.detach() for values in trained.component(AffineExposure).corrections())
     error = gain / (GAIN / GAIN.log().mean(dim=0).exp()) - 1
     assert error.abs().mean() < 0.02
     assert error.abs().max() < 0.06
@@ -215,7 +215,7 @@ def test_views_held_out_are_judged_with_and_without_a_fit(scene, trained):
     assert found.means()["ssim_fitted"] > found.ssim
     plain = session_of(scene, *FITTED)
     plain.fit()
-    assert plain.exposure is None
+    assert plain.component(AffineExposure) is None
     assert "psnr_fitted" not in plain.evaluate(progress=False).means()
     background = plain.model.background
     fitted = evaluate_split(plain.renderer().view, scene.test, background, fit_exposure=True, progress=False)
@@ -232,7 +232,7 @@ def test_the_first_step_is_that_of_a_run_without_to_the_bit(scene, side, backgro
         sessions[-1].fit()
     for one, two in zip(*(session.field.parameters() for session in sessions), strict=True):
         assert torch.equal(one, two)
-    assert sessions[1].exposure.log_gain.abs().min() > 0, "and yet it has learned"
+    assert sessions[1].component(AffineExposure).log_gain.abs().min() > 0, "and yet it has learned"
 
 
 @pytest.mark.parametrize("side", [1, 2])
@@ -241,7 +241,7 @@ def test_a_session_on_a_device_learns_exposures(scene, device, side):
     options += ("trainer.steps=40", f"device={device.type}")
     session = session_of(scene, *options)
     session.fit()
-    gain, _ = session.exposure.corrections()
+    gain, _ = session.component(AffineExposure).corrections()
     assert gain.device.type == device.type
     assert gain.isfinite().all()
     assert gain.log().abs().mean() > 0.02
@@ -267,7 +267,7 @@ def test_a_resumed_training_ends_the_same_to_the_bit(scene, tmp_path):
     second = session_of(scene, *options, output=tmp_path / "parts")
     second.restore(load_checkpoint(first.output))
     assert second.step == 5
-    assert second.exposure.log_gain.abs().min() > 0
+    assert second.component(AffineExposure).log_gain.abs().min() > 0
     second.fit()
     expected, actual = load_checkpoint(whole.output), load_checkpoint(second.output)
     for one, two in zip(whole.field.parameters(), second.field.parameters(), strict=True):

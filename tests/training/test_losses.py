@@ -13,6 +13,7 @@ from voxelfield.components.structure import structure_weights, variance_weighted
 from voxelfield.evaluation.metrics import ssim
 from voxelfield.models import losses
 from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.settings import LossWeights
 from voxelfield.ops import PackedSamples
 from voxelfield.rendering.render import Rendering
 from voxelfield.settings import LossConfig
@@ -65,11 +66,10 @@ def batch_of(rendering: Rendering) -> tuple[Outputs, Batch]:
 
 
 def test_every_term_has_a_weight_that_is_switched_off_by_zero():
-    assert set(losses.WEIGHTED_TERMS) <= {field.name for field in dataclasses.fields(LossConfig)}
-    for name in losses.WEIGHTED_TERMS:
+    for name in (field.name for field in dataclasses.fields(LossWeights)):
         outputs, batch = patches_of(torch.rand(1, 11, 11, 3)) if name == "ssim" else batch_of(make_rendering())
         batch = dataclasses.replace(batch, look_up=lambda _, pixels: torch.full_like(pixels, 255))
-        terms = losses.rendering_terms(make_config(**{name: 1.0}), outputs, batch)
+        terms = losses.rendering_terms(make_config(**{name: 1.0})).losses(outputs, batch)
         assert list(terms) == ["photometric", name]
 
 
@@ -77,7 +77,7 @@ def test_photometric_is_the_mean_over_pixels_and_channels(device):
     pixels = torch.tensor([[0.5, 0.0, 1.0], [0.25, 0.5, 0.0], [0.0, 0.0, 0.0]], device=device, requires_grad=True)
     truth = torch.tensor([[0.0, 0.0, 1.0], [0.25, 1.0, 1.0], [0.0, 0.0, 0.0]], device=device)
     batch = rendered(make_rendering(device=device), pixels, truth)
-    (loss,) = losses.rendering_terms(make_config(), *batch).values()
+    (loss,) = losses.rendering_terms(make_config()).losses(*batch).values()
     assert loss.item() == pytest.approx((0.25 + 0.25 + 1) / 9)
     loss.backward()
     torch.testing.assert_close(pixels.grad, (pixels.detach() - truth) * 2 / 9)
@@ -99,12 +99,12 @@ def test_ssim_is_that_of_the_patches_all_of_whose_rays_count(device):
     pixels.requires_grad_()
     for rays_kept, count in ((None, 3), (3 * 4 * 256, 3), (3 * 4 * 256 - 1, 2), (4 * 256, 1)):
         batch = patches_of(pixels, truth, rays_per_pixel=4, rays_kept=rays_kept, singles=7)
-        loss = losses.rendering_terms(make_config(ssim=2.0), *batch)["ssim"]
+        loss = losses.rendering_terms(make_config(ssim=2.0)).losses(*batch)["ssim"]
         assert loss.item() == pytest.approx(2 * sum(expected[:count]) / count, rel=1e-5)
     (gradient,) = torch.autograd.grad(loss, pixels)
     assert gradient[0].abs().amax() > 0
     assert not gradient[1:].any()
-    nothing = losses.rendering_terms(make_config(ssim=1.0), *patches_of(pixels, truth, rays_kept=200))["ssim"]
+    nothing = losses.rendering_terms(make_config(ssim=1.0)).losses(*patches_of(pixels, truth, rays_kept=200))["ssim"]
     assert nothing.item() == 0
 
 
@@ -118,7 +118,7 @@ def test_weights_of_pixels_multiply_all_errors_of_colours(device):
     outputs, batch = rendered(rendering, *rows, 2, 11, structure=structure.flatten(0, 2)[:, 0])
     batch.weigh(0.5 * weights)
     batch.weigh(torch.full_like(weights, 2.0))
-    terms = losses.rendering_terms(make_config(sample_rgb=1.0, ssim=1.0), outputs, batch)
+    terms = losses.rendering_terms(make_config(sample_rgb=1.0, ssim=1.0)).losses(outputs, batch)
     terms["structure"] = variance_weighted_mse(outputs, batch)
     squares = weights[:, None] * (rows[0] - rows[1]).square()
     of_samples = (weights[rendering.samples.ray_index] * rendering.weights * single.square().sum(dim=1)).sum()
@@ -180,7 +180,7 @@ def test_structure_is_a_weighted_mean_over_pixels_all_of_whose_rays_count(device
 def test_sample_rgb_is_weighted_by_sample_and_averaged_over_rays(device):
     rendering = make_rendering(device=device)
     truth = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.5, 0.0, 1.0]], device=device)
-    loss = losses.rendering_terms(make_config(sample_rgb=1.0), *rendered(rendering, truth, truth))["sample_rgb"]
+    loss = losses.rendering_terms(make_config(sample_rgb=1.0)).losses(*rendered(rendering, truth, truth))["sample_rgb"]
     # squared errors 1, 0 and 0.5; the ray without samples counts in the mean
     assert loss.item() == pytest.approx((0.5 * 1 + 0.25 * 0 + 0.5 * 0.5) / 3)
     loss.backward()
@@ -193,8 +193,8 @@ def test_samples_are_compared_with_what_the_fields_colours_should_be(device):
     rendering = make_rendering(device=device)
     truth = torch.rand(3, 3, device=device)
     config = make_config(sample_rgb=1.0)
-    exposed = losses.rendering_terms(config, *rendered(rendering, 0.5 * truth, 0.5 * truth, field_truth=truth))
-    expected = losses.rendering_terms(config, *rendered(rendering, truth, truth))
+    exposed = losses.rendering_terms(config).losses(*rendered(rendering, 0.5 * truth, 0.5 * truth, field_truth=truth))
+    expected = losses.rendering_terms(config).losses(*rendered(rendering, truth, truth))
     assert exposed["photometric"] == 0
     assert exposed["sample_rgb"] == expected["sample_rgb"] > 0
 
@@ -248,7 +248,7 @@ def test_terms_without_samples_are_zero_and_differentiable(device):
     truth = torch.full((2, 3), 0.5, device=device)
     config = make_config(sample_rgb=1.0, sparsity=1.0)
     batch = rendered(rendering, rendering.over(torch.zeros(3, device=device)), truth)
-    terms = losses.rendering_terms(config, *batch)
+    terms = losses.rendering_terms(config).losses(*batch)
     assert {name: value.item() for name, value in terms.items()} == {
         "photometric": 0.25,
         "sample_rgb": 0.0,
@@ -259,9 +259,9 @@ def test_terms_without_samples_are_zero_and_differentiable(device):
 
 def test_terms_carry_their_weights_and_absent_ones_are_left_out():
     rendering, prediction, truth = make_rendering(), torch.full((3, 3), 0.5), torch.ones(3, 3)
-    assert set(losses.rendering_terms(make_config(), *rendered(rendering, prediction, truth))) == {"photometric"}
+    assert set(losses.rendering_terms(make_config()).losses(*rendered(rendering, prediction, truth))) == {"photometric"}
     config = make_config(sample_rgb=2.0, distortion=5.0, opacity_entropy=3.0, sparsity=4.0)
-    terms = losses.rendering_terms(config, *rendered(rendering, prediction, truth))
+    terms = losses.rendering_terms(config).losses(*rendered(rendering, prediction, truth))
     expected = {
         "photometric": 0.25,
         # squared errors 2, 3 and 0.75, of weight 0.5, 0.25 and 0.5
@@ -283,7 +283,9 @@ def test_a_pixel_of_which_a_ray_had_no_room_does_not_count():
         rays_kept=3,
     )
     pixels, truth = torch.tensor([[0.5] * 3, [5.0] * 3]), torch.tensor([[0.25] * 3, [0.0] * 3])
-    terms = losses.rendering_terms(make_config(sample_rgb=1.0, distortion=1.0), *rendered(rendering, pixels, truth))
+    terms = losses.rendering_terms(make_config(sample_rgb=1.0, distortion=1.0)).losses(
+        *rendered(rendering, pixels, truth)
+    )
     assert terms["photometric"].item() == pytest.approx((0.5 - 0.25) ** 2)
     first, second = 0.75**2 + 2 * 0.25**2, 1.0
     assert terms["sample_rgb"].item() == pytest.approx((0.75 * first + second) / 3)
@@ -293,7 +295,7 @@ def test_a_pixel_of_which_a_ray_had_no_room_does_not_count():
 def test_distortion_must_have_been_rendered():
     rendering = dataclasses.replace(make_rendering(), distortion=None)
     with pytest.raises(ValueError, match=r"config\.distortion"):
-        losses.rendering_terms(make_config(distortion=1.0), *batch_of(rendering))
+        losses.rendering_terms(make_config(distortion=1.0)).losses(*batch_of(rendering))
 
 
 def test_rays_without_room_count_for_nothing(device):
@@ -305,7 +307,7 @@ def test_rays_without_room_count_for_nothing(device):
     prediction = torch.rand(3, 3, device=device)
     prediction[2:] = torch.nan
     rendering.density.data[2] = 100.0
-    terms = losses.rendering_terms(make_config(**settings), *rendered(rendering, prediction, truth))
+    terms = losses.rendering_terms(make_config(**settings)).losses(*rendered(rendering, prediction, truth))
 
     alone = make_rendering(
         weights=(0.5, 0.25),
@@ -314,7 +316,7 @@ def test_rays_without_room_count_for_nothing(device):
         opacity=(0.75, 0.0),
         device=device,
     )
-    expected = losses.rendering_terms(make_config(**settings), *rendered(alone, prediction[:2], truth[:2]))
+    expected = losses.rendering_terms(make_config(**settings)).losses(*rendered(alone, prediction[:2], truth[:2]))
     for name, term in expected.items():
         torch.testing.assert_close(terms[name], term, msg=name)
     torch.stack(list(terms.values())).sum().backward()
@@ -326,7 +328,7 @@ def test_no_ray_taken_is_no_loss(device):
     nothing = {"weights": (0.0,) * 3, "opacity": (0.0,) * 3, "rays_kept": 0}
     config = make_config(sample_rgb=1.0, distortion=1.0, opacity_entropy=1.0)
     pixels, truth = torch.ones(3, 3, device=device), torch.zeros(3, 3, device=device)
-    terms = losses.rendering_terms(config, *rendered(make_rendering(**nothing, device=device), pixels, truth))
+    terms = losses.rendering_terms(config).losses(*rendered(make_rendering(**nothing, device=device), pixels, truth))
     assert {name: term.item() for name, term in terms.items()} == dict.fromkeys(terms, 0.0)
     assert len(terms) == 4
 

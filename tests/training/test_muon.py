@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from grid_models import model_of
+from grid_models import model_of, optimizers_of
 from torch import nn
 
 from voxelfield import VoxelGrid
@@ -16,7 +16,6 @@ from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.settings import OptimizerConfig, RatesConfig
 from voxelfield.training.execution import GraphedCall
-from voxelfield.training.optimizer import Optimizers
 
 SHAPES = [(24, 16), (16, 40), (32, 32)]
 
@@ -184,14 +183,14 @@ def test_matrices_of_networks_are_found_and_tables_are_not():
 def test_every_parameter_has_one_optimizer(device, rule):
     decoder = FusedMLPDecoder(4, 32, 16, 2, 2, ExponentialDensity(1.0))
     field = RadianceField(VoxelGrid(4, 4, ((0, 0, 0), (1, 1, 1)), init_std=0.1), decoder).to(device)
-    optimizers = Optimizers(model_of(field), OptimizerConfig(matrices=rule), RatesConfig())
-    own = [optimizers.grid, optimizers.matrices, optimizers.network]
-    given = [id(p) for each in own if each is not None for group in each.param_groups for p in group["params"]]
+    optimizers = optimizers_of(model_of(field), OptimizerConfig(matrices=rule), RatesConfig())
+    own = [optimizers.grid, *optimizers.networks.values()]
+    given = [id(p) for each in own for group in each.param_groups for p in group["params"]]
     assert sorted(given) == sorted(id(parameter) for parameter in field.parameters())
-    assert (optimizers.matrices is not None) == (rule == "muon")
-    if optimizers.matrices is not None:
+    assert ("matrices" in optimizers.networks) == (rule == "muon")
+    if rule == "muon":
         # Density 4-32-16 and colour 25-32-32-3: the last matrix has three rows, the first four columns.
-        shapes = [tuple(matrix.shape) for matrix in optimizers.matrices.param_groups[0]["params"]]
+        shapes = [tuple(matrix.shape) for matrix in optimizers.networks["matrices"].param_groups[0]["params"]]
         assert shapes == [(16, 32), (32, 25), (32, 32)]
 
 
@@ -199,28 +198,30 @@ def test_parameters_with_a_rate_of_their_own_are_left_to_it(device):
     decoder = ColorMLPDecoder(4, 16, 2, 1, DensityActivation(10.0, 0.1))
     field = RadianceField(VoxelGrid(4, decoder.channels, ((0, 0, 0), (1, 1, 1))), decoder).to(device)
     first = field.decoder.network[0].weight
-    optimizers = Optimizers(model_of(field), OptimizerConfig(), RatesConfig(), {"first": ([first], 0.25)})
+    optimizers = optimizers_of(model_of(field), OptimizerConfig(), RatesConfig(), first=([first], 0.25))
     before = first.detach().clone()
     first.sum().backward()
     optimizers.step()
     torch.testing.assert_close(first.detach(), before - 0.25)
-    assert all(p is not first for p in optimizers.matrices.param_groups[0]["params"])
+    assert all(p is not first for p in optimizers.networks["matrices"].param_groups[0]["params"])
 
 
 def test_a_checkpoint_carries_the_momentum_and_leaves_the_rate_as_configured(device):
     def build():
         decoder = ColorMLPDecoder(4, 16, 2, 1, DensityActivation(10.0, 0.1))
         field = RadianceField(VoxelGrid(4, decoder.channels, ((0, 0, 0), (1, 1, 1))), decoder).to(device)
-        return field, Optimizers(model_of(field), OptimizerConfig(), RatesConfig())
+        return field, optimizers_of(model_of(field), OptimizerConfig(), RatesConfig())
 
     (field, optimizers), (_, resumed) = build(), build()
     field.decoder.network[0].weight.square().sum().backward()
     optimizers.step()
     resumed.load_state_dict(copy.deepcopy(optimizers.state_dict()))
-    (matrix, *_), (twin, *_) = (each.matrices.param_groups[0]["params"] for each in (optimizers, resumed))
-    assert torch.equal(*(each.matrices.state[own]["momentum"] for each, own in ((optimizers, matrix), (resumed, twin))))
+    (matrix, *_), (twin, *_) = (each.networks["matrices"].param_groups[0]["params"] for each in (optimizers, resumed))
+    assert torch.equal(
+        *(each.networks["matrices"].state[own]["momentum"] for each, own in ((optimizers, matrix), (resumed, twin)))
+    )
     resumed.scale(0.5)
-    assert resumed.matrices.param_groups[0]["lr"].item() == pytest.approx(0.5 * 1.5 * 0.005)
+    assert resumed.networks["matrices"].param_groups[0]["lr"].item() == pytest.approx(0.5 * 1.5 * 0.005)
     assert resumed.rates()["network"] == pytest.approx(0.5 * 1.5 * 0.005)
 
 
@@ -229,4 +230,4 @@ def test_a_group_must_not_have_the_name_of_an_optimizer_of_the_field():
     field = RadianceField(VoxelGrid(4, decoder.channels, ((0, 0, 0), (1, 1, 1))), decoder)
     group = {"matrices": ([field.decoder.network[0].bias], 0.1)}
     with pytest.raises(ValueError, match=r"^groups must not have the name of the field's own .*, got 'matrices'$"):
-        Optimizers(model_of(field), OptimizerConfig(), RatesConfig(), group)
+        optimizers_of(model_of(field), OptimizerConfig(), RatesConfig(), **group)

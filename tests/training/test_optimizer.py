@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from grid_models import model_of
+from grid_models import model_of, optimizers_of
 
 from voxelfield import VoxelGrid, VoxelPyramid
 from voxelfield.components.exposure import AffineExposure
@@ -16,7 +16,6 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.settings import OptimizerConfig, RatesConfig
 from voxelfield.training import optimizer as optimizer_module
-from voxelfield.training.optimizer import Optimizers
 
 BOX = ((0, 0, 0), (1, 1, 1))
 RATES = RatesConfig(grid=1.0, network=1.0, betas=(0.8, 0.95))
@@ -43,11 +42,11 @@ def values(field: RadianceField) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_grid_and_network_have_their_own_settings():
     field = make_field("dense")
-    optimizers = Optimizers(
+    optimizers = optimizers_of(
         model_of(field), make_config(grid_weight_decay=0.3, network_weight_decay=0.01, skip_untouched=True), RATES
     )
-    (grid,), (network,) = optimizers.grid.param_groups, optimizers.network.param_groups
-    (matrices,) = optimizers.matrices.param_groups
+    (grid,), (network,) = optimizers.grid.param_groups, optimizers.networks["network"].param_groups
+    (matrices,) = optimizers.networks["matrices"].param_groups
     (hidden, *others) = field.decoder.parameters()
     assert [id(p) for p in grid["params"]] == [id(field.grid.features)]
     assert [id(p) for p in matrices["params"]] == [id(hidden)]
@@ -62,7 +61,7 @@ def test_grid_and_network_have_their_own_settings():
 
 
 def test_a_run_multiplies_the_rates_of_its_field():
-    optimizers = Optimizers(model_of(make_field("dense")), make_config(), RatesConfig(grid=1.5, network=2.0))
+    optimizers = optimizers_of(model_of(make_field("dense")), make_config(), RatesConfig(grid=1.5, network=2.0))
     assert optimizers.rates() == {"grid": pytest.approx(0.3), "network": pytest.approx(0.004)}
 
 
@@ -71,7 +70,9 @@ def test_exposures_have_a_rate_of_their_own_and_are_updated(device, kind):
     field, exposure = make_field(kind, device), AffineExposure(2).to(device)
     parameters = list(exposure.parameters())
     groups = {"exposure": (parameters, 0.25)}
-    optimizers = Optimizers(model_of(field), make_config(network_weight_decay=0.5), RatesConfig(network=2.0), groups)
+    optimizers = optimizers_of(
+        model_of(field), make_config(network_weight_decay=0.5), RatesConfig(network=2.0), **groups
+    )
     assert optimizers.rates()["exposure"] == 0.25
     optimizers.scale(0.5)
     (field.grid.features.sum() + exposure.log_gain[0].sum() - exposure.offset[1].sum()).backward()
@@ -80,14 +81,14 @@ def test_exposures_have_a_rate_of_their_own_and_are_updated(device, kind):
     torch.testing.assert_close(exposure.log_gain.detach(), expected)
     torch.testing.assert_close(exposure.offset.detach(), -expected.flip(0))
     assert exposure.offset.grad is None
-    again = Optimizers(model_of(field), make_config(), RATES, {"exposure": (parameters, 0.75)})
+    again = optimizers_of(model_of(field), make_config(), RATES, exposure=(parameters, 0.75))
     again.load_state_dict(copy.deepcopy(optimizers.state_dict()))
     assert again.rates()["exposure"] == 0.75
     assert float(again.others["exposure"].state[exposure.offset]["step"]) == 1
 
 
 def test_a_decoder_without_parameters_has_no_optimizer():
-    optimizers = Optimizers(model_of(make_field("sh")), make_config(), RATES)
+    optimizers = optimizers_of(model_of(make_field("sh")), make_config(), RATES)
     assert optimizers.network is None
     assert list(optimizers.rates()) == ["grid"]
     assert optimizers.state_dict()["network"] is None
@@ -96,7 +97,7 @@ def test_a_decoder_without_parameters_has_no_optimizer():
 
 def test_the_first_step_moves_by_the_scaled_rate_and_clears_gradients(device):
     field = make_field("dense", device)
-    optimizers = Optimizers(model_of(field), make_config(), RATES)
+    optimizers = optimizers_of(model_of(field), make_config(), RATES)
     before = values(field)
     optimizers.scale(0.1)
     optimizers.scale(torch.tensor(0.5, device=device))  # of the undecayed rates, not of the present ones
@@ -111,7 +112,7 @@ def test_the_first_step_moves_by_the_scaled_rate_and_clears_gradients(device):
 
 def test_weight_decay_is_decoupled(device):
     field = make_field("dense", device)
-    optimizers = Optimizers(model_of(field), make_config(grid_weight_decay=0.5, network_weight_decay=10.0), RATES)
+    optimizers = optimizers_of(model_of(field), make_config(grid_weight_decay=0.5, network_weight_decay=10.0), RATES)
     with torch.no_grad():
         field.decoder.network[-1].bias.fill_(1.0)
     before = values(field)
@@ -125,7 +126,7 @@ def test_weight_decay_is_decoupled(device):
 
 def test_harmonics_beyond_the_constant_one_learn_at_a_share_of_the_rate(device):
     field = make_field("sh", device)
-    optimizers = Optimizers(model_of(field), make_config(view_lr_factor=0.25, grid_weight_decay=0.5), RATES)
+    optimizers = optimizers_of(model_of(field), make_config(view_lr_factor=0.25, grid_weight_decay=0.5), RATES)
     optimizers.scale(0.5)
     before = field.grid.features.detach().clone()
     field.grid.features.sum().backward()
@@ -140,7 +141,7 @@ def test_levels_without_view_dependence_learn_at_the_full_rate(device):
     stored = (0, 1, 5, 9)
     grid = VoxelPyramid((2, 4), 13, BOX, reduce="sum", level_channels=[None, stored], device=device)
     field, config = RadianceField(grid, decoder).to(device), {"grid_weight_decay": 0.0}
-    optimizers = Optimizers(model_of(field), make_config(view_lr_factor=0.25, **config), RATES)
+    optimizers = optimizers_of(model_of(field), make_config(view_lr_factor=0.25, **config), RATES)
 
     def step_with(optimizers):
         before = [level.detach().clone() for level in grid.levels]
@@ -150,7 +151,7 @@ def test_levels_without_view_dependence_learn_at_the_full_rate(device):
 
     for factor, following in ((0.25, optimizers), (0.5, None)):
         if following is None:
-            following = Optimizers(model_of(field), make_config(view_lr_factor=factor, **config), RATES)
+            following = optimizers_of(model_of(field), make_config(view_lr_factor=factor, **config), RATES)
             following.load_state_dict(copy.deepcopy(optimizers.state_dict()))
         coarse, fine = step_with(following)
         rates = 0.2 * torch.tensor([1.0, *[1.0, factor, factor, factor] * 3], device=device)
@@ -160,11 +161,11 @@ def test_levels_without_view_dependence_learn_at_the_full_rate(device):
 
 def test_a_checkpoint_leaves_the_share_of_harmonics_as_configured(device):
     field = make_field("sh", device)
-    optimizers = Optimizers(model_of(field), make_config(view_lr_factor=0.25), RATES)
+    optimizers = optimizers_of(model_of(field), make_config(view_lr_factor=0.25), RATES)
     field.grid.features.sum().backward()
     optimizers.step()
     for view_lr_factor in (1.0, 0.5):
-        resumed = Optimizers(model_of(field), make_config(view_lr_factor=view_lr_factor), RATES)
+        resumed = optimizers_of(model_of(field), make_config(view_lr_factor=view_lr_factor), RATES)
         resumed.load_state_dict(copy.deepcopy(optimizers.state_dict()))
         before = field.grid.features.detach().clone()
         field.grid.features.sum().backward()
@@ -179,17 +180,17 @@ def test_a_share_is_refused_where_no_channel_is_for_the_direction_alone():
         "direction alone"
     )
     with pytest.raises(ValueError, match=f"{expected}, got 0.5"):
-        Optimizers(model_of(make_field("dense")), make_config(view_lr_factor=0.5), RATES)
+        optimizers_of(model_of(make_field("dense")), make_config(view_lr_factor=0.5), RATES)
 
 
 def test_a_checkpoint_carries_moments_and_leaves_rates_as_configured(device):
     whole = make_field("dense", device)
-    optimizers = Optimizers(model_of(whole), make_config(), RATES)
+    optimizers = optimizers_of(model_of(whole), make_config(), RATES)
     give_gradients(whole)
     optimizers.step()
     parts = copy.deepcopy(whole)
     state = copy.deepcopy(optimizers.state_dict())
-    resumed = Optimizers(model_of(parts), make_config(grid_lr=0.4, network_lr=0.004), RATES)
+    resumed = optimizers_of(model_of(parts), make_config(grid_lr=0.4, network_lr=0.004), RATES)
     resumed.load_state_dict(state)
     assert resumed.rates() == {"grid": pytest.approx(0.4), "network": pytest.approx(0.004)}
     for field, either, factor in ((whole, optimizers, 0.5), (parts, resumed, 0.25)):
@@ -206,7 +207,7 @@ def test_large_grids_are_updated_where_space_is_occupied(device):
     occupancy = OccupancyGrid(8, BOX).to(device)
     occupancy.occupied.zero_()
     occupancy.occupied[0, 0, 0] = True
-    optimizers = Optimizers(model_of(field, occupancy=occupancy), make_config(), RATES)
+    optimizers = optimizers_of(model_of(field, occupancy=occupancy), make_config(), RATES)
     optimizers.attach()
     features = field.grid.features
 
@@ -230,7 +231,7 @@ def test_small_grids_are_updated_whole(device):
     field = make_field("sh", device)
     occupancy = OccupancyGrid(8, BOX).to(device)
     occupancy.occupied.zero_()
-    optimizers = Optimizers(model_of(field, occupancy=occupancy), make_config(), RATES)
+    optimizers = optimizers_of(model_of(field, occupancy=occupancy), make_config(), RATES)
     optimizers.attach()
     before = field.grid.features.detach().clone()
     field.grid.features.grad += 1
@@ -240,7 +241,7 @@ def test_small_grids_are_updated_whole(device):
 
 def test_copies_follow_the_grid(device):
     field = make_field("sh", device)
-    optimizers = Optimizers(model_of(field), make_config(), RATES, copies=torch.float16)
+    optimizers = optimizers_of(model_of(field), make_config(), RATES, copies=torch.float16)
     optimizers.attach()
     points = torch.rand(20, 3, device=device)
     assert field.grid(points).dtype == torch.float16
@@ -259,7 +260,7 @@ def test_total_variation_is_added_where_large_levels_are_updated(device, monkeyp
     occupancy.occupied[0, 0, 0] = True
     model = model_of(RadianceField(pyramid, decoder).to(device), occupancy=occupancy)
     copies = torch.float16 if device.type == "cuda" else torch.float32
-    optimizers = Optimizers(model, make_config(), RATES, copies=copies)
+    optimizers = optimizers_of(model, make_config(), RATES, copies=copies)
     optimizers.attach()
     (level,) = pyramid.levels
     loss = sum(level.diff(dim=axis).square().sum() for axis in range(3))
@@ -275,7 +276,7 @@ def test_total_variation_is_a_sum_over_the_dense_levels(device):
     pyramid.allocate(21, torch.ones(1, 1, 1, dtype=torch.bool, device=device), pyramid.aabb)
     pyramid.activate(21)
     decoder = ColorMLPDecoder(pyramid.channels - 1, 8, 1, 1, DensityActivation(200.0, 0.1))
-    optimizers = Optimizers(model_of(RadianceField(pyramid, decoder).to(device)), make_config(), RATES)
+    optimizers = optimizers_of(model_of(RadianceField(pyramid, decoder).to(device)), make_config(), RATES)
     dense, sparse = pyramid.levels[:2], pyramid.levels[2]
     for level in pyramid.levels:
         torch.nn.init.normal_(level)

@@ -18,6 +18,7 @@ from quick_presets import preset
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield.components.hidden_cells import HiddenCells
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
@@ -495,7 +496,8 @@ def shown_by_images(session: Session, split: Split) -> Tensor:
 def test_what_no_image_shows_is_emptied_and_the_images_stay_as_they_are(make_session, scene, model, device):
     options = ("trainer.steps=6", "trainer.occupancy.hidden_at=0.4", "trainer.occupancy.start=1")
     session = make_session(*model, *options, "model.density.initial=1000", "trainer.occupancy.every=9", device=device)
-    exclude, kept = session.model.exclude_hidden, []
+    hidden = session.component(HiddenCells)
+    exclude, kept = hidden.exclude, []
 
     def spy(step: int) -> None:
         expected = shown_by_images(session, scene.train)
@@ -515,7 +517,7 @@ def test_what_no_image_shows_is_emptied_and_the_images_stay_as_they_are(make_ses
         assert 0 < after.sum() < before.sum()
         kept.append((step, session.occupancy.allowed.clone()))
 
-    session.model.exclude_hidden = spy
+    hidden.exclude = spy
     session.fit()
     [(step, allowed)] = kept
     assert step == 2
@@ -542,7 +544,8 @@ NOTHING = ("model.density.initial=1e-9",)
 def test_hidden_cells_are_kept_for_a_reason(make_session, caplog, options, warp, inputs, reason):
     settings = ("model.density.initial=1000", "trainer.occupancy.hidden_at=0.5", "trainer.occupancy.start=5")
     session = make_session(*settings, *options, warp=warp)
-    exclude, allowed = session.model.exclude_hidden, []
+    hidden = session.component(HiddenCells)
+    exclude, allowed = hidden.exclude, []
 
     def spy(step: int) -> None:
         session.field.density_inputs = inputs
@@ -551,7 +554,7 @@ def test_hidden_cells_are_kept_for_a_reason(make_session, caplog, options, warp,
         allowed.append(session.occupancy.allowed.clone())
         session.field.density_inputs = ()
 
-    session.model.exclude_hidden = spy
+    hidden.exclude = spy
     with caplog.at_level(logging.INFO):
         if options == NOTHING:
             with pytest.raises(EmptyFieldError):

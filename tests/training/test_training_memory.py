@@ -27,7 +27,7 @@ SMALL = ("scene=lego", "data.root=tests/fixtures", "trainer=smoke")
 def estimated(*overrides) -> MemoryEstimate:
     settings = preset(*SMALL, *overrides, name="train")
     scene = load_configured_scene(settings, ROOT)
-    return estimate_memory(untrained_model(settings, "meta"), settings.trainer, scene.train, moments="auto")
+    return estimate_memory(untrained_model(settings, "meta"), settings, scene.train)
 
 
 def say_free(monkeypatch, free: int) -> None:
@@ -66,9 +66,7 @@ def test_masks_cost_a_number_for_each_pixel_that_counts():
     settings = preset(*SMALL, name="train")
     train = load_configured_scene(settings, ROOT).train
     masks = torch.rand(train.images.shape[:3]) < 0.5
-    estimate = estimate_memory(
-        untrained_model(settings, "meta"), settings.trainer, replace(train, masks=masks), moments="float32"
-    )
+    estimate = estimate_memory(untrained_model(settings, "meta"), settings, replace(train, masks=masks))
     assert estimate.images == train.images.numel() + 4 * int(masks.sum())
 
 
@@ -87,10 +85,7 @@ def test_data_of_pixels_counts_as_much_as_it_takes():
         "time": torch.zeros(len(train)),
     }
     model = untrained_model(settings, "meta")
-    without, with_depths = (
-        estimate_memory(model, settings.trainer, replace(train, extras=extras), moments="float32")
-        for extras in ({}, carried)
-    )
+    without, with_depths = (estimate_memory(model, settings, replace(train, extras=extras)) for extras in ({}, carried))
     assert with_depths == replace(without, images=without.images * 10 // 4)
 
 
@@ -114,13 +109,11 @@ def test_images_on_the_host_take_no_memory_of_the_device():
     settings = preset(*SMALL, name="train")
     train = load_configured_scene(settings, ROOT).train
     model = untrained_model(settings, "meta")
-    here, there = (
-        estimate_memory(model, settings.trainer, train, moments="float32", images=place) for place in ("device", "host")
-    )
+    here, there = (estimate_memory(model, settings, train, images=place) for place in ("device", "host"))
     assert here.images == train.images.numel()
     assert there == replace(here, images=0)
-    weighted = replace(settings.trainer, loss=replace(settings.trainer.loss, structure=1e-3))
-    assert estimate_memory(model, weighted, train, moments="auto", images="host") == there
+    weighted = preset(*SMALL, "trainer.loss.structure=1e-3", name="train")
+    assert estimate_memory(model, weighted, train, images="host") == there
 
 
 @pytest.mark.parametrize(

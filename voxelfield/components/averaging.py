@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from voxelfield.components.registry import ComponentSettings, Training, key
+from voxelfield.config import Natural
+from voxelfield.models.component import Component
 from voxelfield.models.model import Model
-from voxelfield.training.optimizer import Optimizers
 
 # Number of steps between updates of the average: weights of consecutive steps hardly differ, and an update moves as
 # much memory as a step.
@@ -18,7 +22,29 @@ _EVERY = 10
 _SPAN = 5
 
 
-class WeightAverage:
+@dataclass(frozen=True)
+class AveragingSettings(ComponentSettings):
+    """Settings of :class:`WeightAverage`.
+
+    Attributes:
+        average_steps: Time constant, in steps, of an exponential moving average of the field's weights that replaces
+            them at the end (:class:`voxelfield.components.averaging.WeightAverage`); 0 means no average.
+    """
+
+    name = "average"
+    average_steps: Natural = key("trainer.average_steps", 0, steps=True)
+
+    @property
+    def feature_bytes(self) -> int:  # type: ignore[override]
+        """Those of the mean."""
+        return 4 if self.average_steps > 0 else 0
+
+    def build(self, training: Training) -> Iterable[Component]:
+        """Returns the component, which does nothing without a time constant: each checkpoint has its state."""
+        return [WeightAverage(training.model, training.config.trainer.steps, self.average_steps)]
+
+
+class WeightAverage(Component):
     r"""Exponential moving average of a field's weights, :math:`\bar{w} \leftarrow \beta \bar{w} + (1 - \beta) w`.
 
     At a high learning rate, the weights jump around a minimum; their mean is closer to it and generalises better
@@ -28,30 +54,32 @@ class WeightAverage:
     support grids that change their shape.
 
     Args:
-        model: The model whose weights are averaged.
-        optimizers: Those of the model, which may have divided its grids: each process then averages its shards.
+        model: The model whose weights are averaged; each process averages its shards of divided grids.
         steps: Number of steps of the run.
         time_constant: Number of steps after which the contribution of an update has decayed to 1/e; the decay per step
             is :math:`\beta = e^{-1 / \mathrm{time\_constant}}`. 0 disables averaging.
     """
 
-    def __init__(self, model: Model, optimizers: Optimizers, steps: int, time_constant: int) -> None:
-        self._model, self._optimizers = model, optimizers
-        self._steps = steps
+    name = "average"
+
+    def __init__(self, model: Model, steps: int, time_constant: int) -> None:
+        self._model, self._steps = model, steps
         self._first = max(0, steps - _SPAN * time_constant)
         self._share = -math.expm1(-_EVERY / time_constant) if time_constant > 0 else 0.0
         self._mean: list[Tensor] | None = None
 
     def _weights(self) -> list[Tensor]:
-        return list(self._optimizers.local_shards(self._model.field.parameters()))
+        return list(self._model.setup.optimizer.local_shards(self._model.field.parameters()))
 
-    def restart(self) -> None:
-        """Discards the average; call this when the grids have changed their shape."""
+    def stage_begun(self) -> None:
+        """Discards the average, because the grids have changed their shape."""
         self._mean = None
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
+    def step_done(self, step: int) -> None:
         """Updates the average with the weights after a number of steps, if an update is due."""
+        if step <= self._first:
+            self._mean = None  # of a checkpoint whose run had begun earlier
         if self._share == 0 or step < self._first or (step % _EVERY != 0 and step != self._steps):
             return
         weights = self._weights()
@@ -61,33 +89,27 @@ class WeightAverage:
             torch._foreach_lerp_(self._mean, weights, self._share)
 
     @torch.no_grad()
-    def apply(self) -> None:
+    def finish(self) -> None:
         """Replaces the field's weights, and the grids' working copies, by their average, if there is one."""
         if self._mean is None:
             return
         for weight, mean in zip(self._weights(), self._mean, strict=True):
             weight.copy_(mean)
-        self._optimizers.refresh_copies()
+        self._model.setup.optimizer.refresh_copies()
         self._mean = None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint: the averages under the names of the weights; a collective call."""
         if self._mean is None:
             return {"mean": None}
-        division, named = self._optimizers.division, list(self._model.field.named_parameters())
-        means: list[Any] = self._mean
-        if division is not None:
-            means = [division.collected(weight, mean) for (_, weight), mean in zip(named, self._mean, strict=True)]
-        return {"mean": {name: mean for (name, _), mean in zip(named, means, strict=True)}}
+        names, weights = zip(*self._model.field.named_parameters(), strict=True)
+        means = self._model.setup.optimizer.collected(weights, self._mean)
+        return {"mean": dict(zip(names, means, strict=True))}
 
-    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
-        """Loads a state from any device, unless this run would not yet have begun averaging at that step."""
-        mean = state["mean"]
-        if mean is None or self._share == 0 or step < self._first:
-            self._mean = None
-            return
-        division = self._optimizers.division
-        self._mean = [
-            (mean[name] if division is None else division.local_planes(weight, mean[name])).to(weight.device)
-            for name, weight in self._model.field.named_parameters()
-        ]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads a state from any device, if this run averages."""
+        self._mean = None
+        if state["mean"] is not None and self._share > 0:
+            names, weights = zip(*self._model.field.named_parameters(), strict=True)
+            means = self._model.setup.optimizer.local_values(weights, [state["mean"][name] for name in names])
+            self._mean = [mean.to(weight.device) for weight, mean in zip(weights, means, strict=True)]

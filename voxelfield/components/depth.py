@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from voxelfield import ops
+from voxelfield.components.refinement import CameraRefinement
+from voxelfield.components.registry import ComponentSettings, Training, key
+from voxelfield.config import NotNegative
 from voxelfield.datasets.scene import Split
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Component
@@ -21,6 +26,28 @@ from voxelfield.warps.warp import Warp
 _SHARE = 0.25
 # Distances that are zero have no logarithm.
 _NEAREST = 1e-6
+
+
+@dataclass(frozen=True)
+class DepthSettings(ComponentSettings):
+    """Settings of :class:`DepthSupervision`.
+
+    Attributes:
+        depth: Log-distance between ray termination and the scene's depths (:mod:`voxelfield.components.depth`); 0.3 is
+            enough. A run loads its scene with depths, and refuses one without. Keeps four bytes for each training
+            pixel, and two more for the reliability of sparse points.
+    """
+
+    name = "depth"
+    after = ("cameras",)
+    scene_options: ClassVar[Mapping[str, Any]] = {"depth": True}
+    depth: NotNegative = key("trainer.loss.depth", 0.0, off=0)
+
+    def build(self, training: Training) -> Iterable[Component]:
+        """Returns the component."""
+        refinement, pixels = training.component(CameraRefinement), training.pixels
+        cameras = refinement.refined if refinement is not None else lambda: pixels.cameras
+        return [DepthSupervision(pixels, training.scene.train, self.depth, training.model, cameras)]
 
 
 class DepthSupervision(Component):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from voxelfield.datasets.measures import ENOUGH_SKY, sky_share
+from voxelfield.components.registry import ComponentSettings, Training, key
+from voxelfield.config import Positive
+from voxelfield.datasets.images import CUT_OUT
+from voxelfield.datasets.measures import ENOUGH_SKY, sky_share, transparency
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.fields.environment import Environment
+from voxelfield.fields.environment import Environment, environment_of
 from voxelfield.models.batch import Batch
 from voxelfield.models.component import Component
 from voxelfield.warps.warp import Warp
@@ -20,6 +24,43 @@ logger = logging.getLogger(__name__)
 
 # Stride of the pixels along each axis that are read for the mean colour of the photographs.
 _STRIDE = 4
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings(ComponentSettings):
+    """Settings of :class:`EnvironmentBackground`, which a field with an environment has.
+
+    Attributes:
+        environment: The setting of the model that gives its field an environment.
+        environment_lr: Learning rate of the colours of directions, with ``model.environment=map``.
+    """
+
+    name = "environment"
+    environment: str = key("model.environment", fixed=True)
+    environment_lr: Positive = key("optimizer.environment_lr", 0.02)
+
+    def check(self, config: Any, prefix: str = "") -> None:
+        """Raises ValueError if another background was chosen."""
+        if self.environment == "map" and config.trainer.background != "random":
+            raise ValueError(
+                f"{prefix}trainer.background must be random with {prefix}model.environment=map, which takes its "
+                f"place, got {config.trainer.background}"
+            )
+
+    def build(self, training: Training) -> Iterable[Component]:
+        """Returns the component, after filling the environment with the photographs' mean colour."""
+        environment = environment_of(training.model.field)
+        if environment is None:
+            return []
+        train = training.scene.train
+        shares = transparency(train)
+        if sum(shares) >= CUT_OUT * len(shares):
+            raise ValueError(
+                "model.environment must be none for images of an object without its background, which show no "
+                f"environment, got {self.environment}"
+            )
+        environment.fill(mean_color(train))
+        return [EnvironmentBackground(environment, self.environment_lr)]
 
 
 class EnvironmentBackground(Component):

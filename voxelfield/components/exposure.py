@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from voxelfield.components.registry import ComponentSettings, Training, key
+from voxelfield.config import NotNegative, Positive
+from voxelfield.fields.environment import environment_of
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Component
 
 # A camera changes gains far more than offsets. Measured in this unit, offsets learn ten times more slowly and are more
 # strongly regularised. Otherwise they would absorb half of the gain where a scene has little contrast.
 _OFFSET_UNIT = 0.1
+
+
+@dataclass(frozen=True)
+class ExposureSettings(ComponentSettings):
+    """Settings of :class:`AffineExposure`.
+
+    Attributes:
+        exposure: Correction of exposure and white balance learned for each training image: ``none``, or ``affine``,
+            a gain and an offset for each channel (:class:`voxelfield.components.exposure.AffineExposure`).
+        penalty: Squared deviation of the exposure corrections from the identity, with ``trainer.exposure=affine``.
+        exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure``, and of the cameras'
+            ``trainer.vignetting`` and ``trainer.response``.
+    """
+
+    name = "exposure"
+    # Corrections apply to an environment too. Terms are added up in the order of components.
+    after = ("environment", "depth", "structure")
+    exposure: Literal["none", "affine"] = key("trainer.exposure", "none", off="none", fixed=True)
+    penalty: NotNegative = key("trainer.loss.exposure", 1e-3, idle=True)
+    exposure_lr: Positive = key("optimizer.exposure_lr", 0.01)
+
+    def build(self, training: Training) -> Iterable[Component]:
+        """Returns the component."""
+        exposure, field = AffineExposure(len(training.scene.train)).to(training.model.device), training.model.field
+        captured = environment_of(field) is not None
+        return [ColorCorrection(exposure, self.exposure_lr, self.penalty, environment=captured)]
 
 
 class Correction(nn.Module):
@@ -143,14 +173,16 @@ class ColorCorrection(Component):
             (:class:`voxelfield.components.environment.EnvironmentBackground`), so that the correction applies to it.
 
     Attributes:
-        correction: As given.
+        learned: The correction.
     """
+
+    learned: Correction
 
     def __init__(
         self, correction: Correction, lr: float = 0.0, weight: float = 0.0, *, environment: bool = False
     ) -> None:
         self.name = correction.name
-        self.correction, self._lr, self._weight = correction, lr, weight
+        self.learned, self._lr, self._weight = correction, lr, weight
         self._environment = environment
         self._behind: Tensor | None = None
 
@@ -159,7 +191,7 @@ class ColorCorrection(Component):
         if self._environment:
             behind = batch.background
             self._behind = behind.detach()
-            batch.background = self.correction.photographed(behind, torch.ones_like(behind[:, 0]), batch)
+            batch.background = self.learned.photographed(behind, torch.ones_like(behind[:, 0]), batch)
 
     def adjust(self, outputs: Outputs, batch: Batch) -> None:
         """Applies the correction to the rendering, and moves the truth of the field by as much in the other direction.
@@ -169,7 +201,7 @@ class ColorCorrection(Component):
         corrected ones are right.
         """
         rgb, opacity = outputs.rgb, outputs.rendering.opacity
-        outputs.rgb = self.correction.photographed(rgb, opacity, batch)
+        outputs.rgb = self.learned.photographed(rgb, opacity, batch)
         with torch.no_grad():
             change = rgb - outputs.rgb
             if self._behind is not None:
@@ -179,25 +211,17 @@ class ColorCorrection(Component):
 
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the penalty."""
-        return {self.name: self._weight * self.correction.penalty()} if self._weight > 0 else {}
+        return {self.name: self._weight * self.learned.penalty()} if self._weight > 0 else {}
 
     def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:
         """Returns the parameters of the correction."""
-        return {self.name: (list(self.correction.parameters()), self._lr)}
+        return {self.name: (list(self.learned.parameters()), self._lr)}
 
     @torch.no_grad()
     def scalars(self) -> dict[str, float]:
         """Returns the correction's values for the log."""
-        return self.correction.scalars()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the correction."""
-        return self.correction.state_dict()
+        return self.learned.scalars()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError if a state belongs to other photographs or cameras."""
-        self.correction.check_state(state)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the state of the correction."""
-        self.correction.load_state_dict(state)
+        self.learned.check_state(state)

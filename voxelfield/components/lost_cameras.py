@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from torch.nn import functional as F
 from voxelfield import processes
 from voxelfield.components.exposure import AffineExposure
 from voxelfield.components.refinement import FINAL_FACTOR, CameraRefinement, fit_poses
+from voxelfield.components.registry import ComponentSettings, Training, key
+from voxelfield.config import Natural
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.models.component import Component
@@ -23,7 +26,6 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.pixels import composite_background, to_uint8
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.rigid import compose, exp_se3, log_se3, turning_angles
-from voxelfield.settings import TrainerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,29 @@ _SPREADS = (1.0, 2.0, 4.0)
 _ASIDE = 0.25
 # The refinement of the most promising poses.
 _PROMISING, _STEPS, _RATE = 8, 150, 1e-2
+
+
+@dataclass(frozen=True)
+class LostCameraSettings(ComponentSettings):
+    """The setting of :class:`LostCameras`.
+
+    Attributes:
+        search_poses: Number of poses tried for a camera that reproduces little of its image at the beginning of a stage
+            (:class:`voxelfield.components.lost_cameras.LostCameras`); 0 disables the search.
+    """
+
+    name = "lost_cameras"
+    after = ("cameras", "exposure")
+    requires = ("cameras",)
+    excludes: ClassVar[Mapping[str, str]] = {"tones": "which cannot be undone in photographs"}
+    search_poses: Natural = key("camera.search_poses", 128, off=0)
+
+    def build(self, training: Training) -> Iterable[Component]:
+        """Returns the component."""
+        refinement, exposure = training.component(CameraRefinement), training.component(AffineExposure)
+        assert refinement is not None
+        split, trainer = training.scene.train, training.config.trainer
+        return [LostCameras(refinement, training.model, split, trainer, self.search_poses, exposure)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +115,7 @@ class LostCameras(Component):
         refinement: CameraRefinement,
         model: Model,
         split: Split,
-        trainer: TrainerConfig,
+        trainer: Any,
         starts: int,
         exposure: AffineExposure | None = None,
     ) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from voxelfield.components.registry import ComponentSettings, Training, key
 from voxelfield.fields.decoders import LayerWeights
 from voxelfield.foundation.optimizers import EagerMethods
+from voxelfield.models.component import Component
+from voxelfield.models.model import Model
 
 # Coefficients of a x + b x^3 + c x^5, and how often it is applied: singular values between 0.002 and 1 come to lie
 # between 0.68 and 1.21.
@@ -23,6 +27,51 @@ _FEWEST = 8
 
 # Root mean square of a step's entries, as a multiple of the learning rate, for which one rate suits Muon and AdamW.
 _STEP = 0.4
+
+
+@dataclass(frozen=True)
+class MatrixSettings(ComponentSettings):
+    """The setting of :class:`OrthogonalMatrices`.
+
+    Attributes:
+        matrices: Update of the networks' matrices: ``muon``, orthogonal steps
+            (:class:`voxelfield.components.muon.Muon`), or ``adamw``, as for all other parameters. The matrices are the
+            weights of ``nn.Linear`` and of :class:`voxelfield.fields.decoders.LayerWeights` that have at least 8 rows
+            and 8 columns.
+    """
+
+    name = "matrices"
+    matrices: Literal["muon", "adamw"] = key("optimizer.matrices", "muon", off="adamw", fixed=True)
+
+    def check_resumed(self, saved: Any, model: Model) -> None:
+        """Raises ValueError if another optimizer has a state of the matrices, if there are any."""
+        if network_matrices(model.field):
+            super().check_resumed(saved, model)
+
+    def build(self, training: Training) -> Iterable[Component]:
+        """Returns the component."""
+        return [OrthogonalMatrices(training.model)]
+
+
+class OrthogonalMatrices(Component):
+    """Has the matrices of a field's networks updated by :class:`Muon`.
+
+    Args:
+        model: The model.
+    """
+
+    name = "matrices"
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def network_optimizer(
+        self, parameters: Sequence[nn.Parameter], lr: Tensor, betas: Sequence[float], weight_decay: float
+    ) -> torch.optim.Optimizer | None:
+        """Returns the optimizer, or None for networks without matrices that it suits."""
+        given = {id(parameter) for parameter in parameters}
+        matrices = [matrix for matrix in network_matrices(self._model.field) if id(matrix) in given]
+        return Muon(matrices, lr, betas[0], weight_decay) if matrices else None
 
 
 def network_matrices(module: nn.Module) -> list[nn.Parameter]:

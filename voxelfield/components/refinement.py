@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,9 @@ from torch.nn import functional as F
 
 from voxelfield.components.environment import EnvironmentBackground
 from voxelfield.components.exposure import ColorCorrection
+from voxelfield.components.registry import ComponentSettings, Training, key
 from voxelfield.components.tones import CameraTones
+from voxelfield.config import BelowOne, Natural, Positive, Range, Resolution
 from voxelfield.datasets.lenses import share_camera_model, transforms_camera
 from voxelfield.datasets.scene import Split
 from voxelfield.fields.environment import environment_of
@@ -28,17 +32,164 @@ from voxelfield.models.component import Component
 from voxelfield.models.losses import photometric
 from voxelfield.models.model import Model
 from voxelfield.models.pixel_sampler import PixelSampler
+from voxelfield.models.settings import StageConfig
 from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.rendering.alignment import Similarity, align_cameras, pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity
 from voxelfield.rendering.rigid import compose, exp_se3, log_se3
-from voxelfield.settings import TrainerConfig
+from voxelfield.run_directory import CAMERAS_FILE
+
+logger = logging.getLogger(__name__)
+
+Share: TypeAlias = Annotated[float, Range(0, 1, low_open=True)]
 
 FINAL_FACTOR = 0.02
 """Factor on the learning rate at the last step of fitting poses to a fixed field (:func:`fit_poses`)."""
 
 _BETAS = (0.9, 0.99)
+
+# The default of ``pose_from`` in normalised device coordinates: the fog has cleared by then.
+_POSE_FROM_IF_FORWARD = 0.3
+
+
+@dataclass
+class CameraStageConfig:
+    """A resolution, and the share of the steps after which it applies.
+
+    Attributes:
+        start: Start of the stage, as a share of ``trainer.steps``.
+        resolution: Cube root of the number of voxels.
+        crop: Crop the grid to occupied space first.
+    """
+
+    start: BelowOne
+    resolution: Resolution
+    crop: bool = False
+
+
+def _default_stages() -> list[CameraStageConfig]:
+    return [
+        CameraStageConfig(0.0, 16),
+        CameraStageConfig(0.1, 32),
+        CameraStageConfig(0.2, 64),
+        CameraStageConfig(0.3, 128, crop=True),
+        CameraStageConfig(0.4, 256),
+    ]
+
+
+@dataclass(frozen=True)
+class RefinementSettings(ComponentSettings):
+    """Settings of :class:`CameraRefinement`.
+
+    Attributes:
+        mode: ``none``, or ``refine`` to optimise poses along with the field.
+        pose_lr: Learning rate of poses: about the largest change of a pose per step, in radians and world units; in
+            normalised device coordinates, the unit is the depth of the scene's centre.
+        final_factor: Factor of the learning rates after the last step (exponential decay).
+        warm_up: Share of the steps in which the rate rises from zero, because an empty field holds no information about
+            poses. It begins at ``pose_from``.
+        pose_from: Share of the steps before poses are refined; null means 0.3 for a field in normalised device
+            coordinates, and 0 for others. If all cameras face the same way, fog contracts them towards their mean while
+            it turns them about the centre of the scene, and a field with wrong depths then reproduces the training
+            images nearly as well.
+        focal: Also optimise the focal length, as one factor common to all images.
+        focal_lr: Learning rate of the logarithm of this factor.
+        focal_from: Share of the steps after which the focal length is optimised, unless ``pose_from`` is later: early
+            in training, the field is fog, which misleads it.
+        test_steps: Number of steps in which the pose of each evaluated view is refined first, with the field fixed; 0
+            for none. The views are then evaluated with poses derived from their own images.
+        test_lr: Learning rate of these poses.
+        stages: Resolutions from coarse to fine, in place of ``trainer.stages``. From ``finest_from`` on, the resolution
+            is that of the last of ``trainer.stages``; stages that are not coarser are left out. An empty list keeps
+            ``trainer.stages``, for poses that are wrong by only a few pixels.
+        finest_from: Start of the finest resolution, as a share of the steps; only used with ``stages``.
+        occupancy_from: Share of the steps after which the occupancy grid is updated from the field, unless
+            ``trainer.occupancy.start`` is later.
+    """
+
+    name = "cameras"
+    results = (CAMERAS_FILE,)
+    mode: Literal["none", "refine"] = key("camera.name", "none", off="none")
+    pose_lr: Positive = key("camera.pose_lr", 5e-3)
+    final_factor: Share = key("camera.final_factor", 0.01)
+    warm_up: BelowOne = key("camera.warm_up", 0.02)
+    pose_from: BelowOne | None = key("camera.pose_from", None)
+    focal: bool = key("camera.focal", False)
+    focal_lr: Positive = key("camera.focal_lr", 2e-3)
+    focal_from: BelowOne = key("camera.focal_from", 0.1)
+    test_steps: Natural = key("camera.test_steps", 0, after_training=True)
+    test_lr: Positive = key("camera.test_lr", 1e-3, after_training=True)
+    stages: list[CameraStageConfig] = key("camera.stages", factory=_default_stages)
+    finest_from: BelowOne = key("camera.finest_from", 0.5)
+    occupancy_from: BelowOne = key("camera.occupancy_from", 0.05)
+
+    def check(self, config: Any, prefix: str = "") -> None:
+        """Raises ValueError if settings contradict each other, or the field has no gradients of positions."""
+        name, starts = f"{prefix}camera", [*(stage.start for stage in self.stages), self.finest_from]
+        if self.stages and (starts[0] != 0 or any(later <= earlier for earlier, later in pairwise(starts))):
+            raise ValueError(f"{name}.stages must start at 0 and rise to {name}.finest_from, got {starts}")
+        resolutions = [stage.resolution for stage in self.stages]
+        if resolutions != sorted(resolutions):
+            raise ValueError(f"{name}.stages must not become coarser, got resolutions {resolutions}")
+        if self.is_on:
+            config.model.check_camera_refinement(max(config.trainer.resolutions), f"{prefix}model")
+
+    def adapt(self, trainer: Any) -> Any:
+        """Returns the trainer's settings with the stages and the start of occupancy updates that refinement needs."""
+        prunes_from = max(trainer.occupancy.start, round(self.occupancy_from * trainer.steps))
+        occupancy = replace(trainer.occupancy, start=prunes_from)
+        if not self.stages:
+            return replace(trainer, occupancy=occupancy)
+        finest = trainer.stages[-1].resolution
+        coarser = [stage for stage in self.stages if stage.resolution < finest]
+        starts = [(stage.start, stage.resolution, stage.crop) for stage in coarser]
+        starts.append((self.finest_from if coarser else 0.0, finest, False))
+        # In a short run several stages may start at the same step; the last one counts.
+        stages = {
+            round(start * trainer.steps): StageConfig(round(start * trainer.steps), resolution, crop)
+            for start, resolution, crop in starts
+        }
+        return replace(trainer, stages=list(stages.values()), occupancy=occupancy)
+
+    def kept_steps(self, steps: int, *, forward: bool) -> int:
+        """Returns the number of first steps with the given cameras.
+
+        Args:
+            steps: Number of steps of the training.
+            forward: Whether the field lies in normalised device coordinates.
+        """
+        default = _POSE_FROM_IF_FORWARD if forward else 0.0
+        return round((default if self.pose_from is None else self.pose_from) * steps)
+
+    def build(self, training: Training) -> Iterable[Component]:
+        """Returns the component."""
+        logger.info(
+            "cameras are refined: rays are computed by torch operations, no visual hull is used, and the stages are "
+            "those of %s",
+            "camera.stages" if self.stages else "trainer.stages",
+        )
+        steps, model = training.config.trainer.steps, training.model
+        refinement = CameraRefinement(
+            training.pixels.cameras,
+            model.centre.to(model.device),
+            steps=steps,
+            pose_lr=self.pose_lr,
+            focal_lr=self.focal_lr if self.focal else None,
+            final_factor=self.final_factor,
+            warm_up=round(self.warm_up * steps),
+            pose_from=self.kept_steps(steps, forward=model.warp is not None and model.warp.is_forward_facing),
+            focal_from=round(self.focal_from * steps),
+            unit=_unit(model),
+        )
+        # Poses that need no coarse stages are wrong by a few pixels only.
+        refinement.pose_errors = "large" if self.stages else "pixels"
+        return [refinement]
+
+
+def _unit(model: Model) -> float:
+    """Returns the unit of the motions' translations."""
+    return 1.0 if model.warp is None else model.warp.motion_unit
 
 
 class CameraRefinement(Component):
@@ -347,7 +498,7 @@ def write_cameras(path: Path, split: Split, cameras: Cameras) -> None:
 
 def refine_views(
     model: Model,
-    trainer: TrainerConfig,
+    trainer: Any,
     split: Split,
     *,
     steps: int,
@@ -363,7 +514,7 @@ def refine_views(
 
     Args:
         model: The model.
-        trainer: Settings of sampling and of the averaging of pixels.
+        trainer: Settings of sampling and of the averaging of pixels (:class:`voxelfield.settings.TrainerConfig`).
         split: The images, with cameras in the field's world frame.
         steps: Number of steps of Adam; each draws pixels from all images.
         rate: Learning rate in radians and in units of the warp's ``motion_unit``; it decays to a fiftieth.
@@ -379,7 +530,7 @@ def refine_views(
         steps=steps,
         pose_lr=rate,
         final_factor=FINAL_FACTOR,
-        unit=1.0 if model.warp is None else model.warp.motion_unit,
+        unit=_unit(model),
     )
     fit_poses(refinement, model, trainer, split, steps, tones)
     return replace(split, cameras=refinement.refined().to("cpu"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import processes
+from voxelfield.components.registry import ComponentSettings, Training, key
+from voxelfield.config import BelowOne, Count, NotNegative
 from voxelfield.datasets.images import image_size
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import picture_name
@@ -22,7 +25,6 @@ from voxelfield.media.png import write_png
 from voxelfield.models.batch import Batch, Outputs, columns_and_rows
 from voxelfield.models.component import Component
 from voxelfield.models.pixel_sampler import PixelSampler, pixels_that_count
-from voxelfield.models.settings import LossConfig
 from voxelfield.run_directory import MASKS
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,33 @@ _MEMORY, _PRIOR = 48.0, 4.0
 _MOST = 0.5
 # Errors are counted in this unit: sums of integers do not depend on their order, on devices and over processes.
 _UNIT = 2.0**-24
+
+
+@dataclass(frozen=True)
+class RobustSettings(ComponentSettings):
+    """Settings of :class:`RobustWeights`.
+
+    Attributes:
+        robust: Squared error, as a multiple of the mean, above which a pixel is unlike the field. Parts of photographs
+            that consist of such pixels show something that moves and are ignored by all terms that compare colours
+            (:class:`voxelfield.components.robust.RobustWeights`). 4 suits photographs with passers-by; 0 ignores
+            nothing.
+        robust_from: Share of the steps before which nothing is ignored, because the field does not show the scene yet.
+        robust_every: Number of steps between decisions on what is ignored.
+        robust_cells: Largest number of cells along the longer side of the photographs; what is ignored consists of
+            cells. Each takes about 25 bytes on the device.
+    """
+
+    name = "robust"
+    robust: NotNegative = key("trainer.loss.robust", 0.0, off=0)
+    robust_from: BelowOne = key("trainer.loss.robust_from", 0.1, idle=True)
+    robust_every: Count = key("trainer.loss.robust_every", 50, idle=True, steps=True)
+    robust_cells: Count = key("trainer.loss.robust_cells", 48, idle=True)
+
+    def build(self, training: Training) -> Iterable[Component]:
+        """Returns the component."""
+        start = round(self.robust_from * training.config.trainer.steps)
+        return [RobustWeights(training.scene, training.pixels, self, start)]
 
 
 class RobustWeights(Component):
@@ -56,7 +85,7 @@ class RobustWeights(Component):
     Args:
         scene: The scene, whose training images are weighed.
         pixels: Draws them.
-        config: The settings ``robust`` to ``robust_cells``.
+        config: The settings.
         start: Number of steps before which nothing is ignored.
 
     Attributes:
@@ -66,7 +95,7 @@ class RobustWeights(Component):
 
     name = "robust"
 
-    def __init__(self, scene: Scene, pixels: PixelSampler, config: LossConfig, start: int) -> None:
+    def __init__(self, scene: Scene, pixels: PixelSampler, config: RobustSettings, start: int) -> None:
         split = scene.train
         height, width, device = split.cameras.height, split.cameras.width, pixels.cameras.c2w.device
         self._scene, self._split, self._factor, self._every = scene, split, config.robust, config.robust_every

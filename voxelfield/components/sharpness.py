@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import median
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from voxelfield.components.registry import ComponentSettings, Training, key
+from voxelfield.config import NotNegative
 from voxelfield.datasets.measures import BLURRED, sharpness
 from voxelfield.datasets.scene import Split
 from voxelfield.models.batch import Batch
 from voxelfield.models.component import Component
 from voxelfield.models.pixel_sampler import PixelSampler
+
+
+@dataclass(frozen=True)
+class SharpnessSettings(ComponentSettings):
+    """Settings of :class:`SharpnessWeights`.
+
+    Attributes:
+        sharpness: Exponent of the weights of blurred photographs in all terms that compare colours
+            (:func:`voxelfield.components.sharpness.sharpness_weights`); with 0 all photographs count alike.
+    """
+
+    name = "sharpness"
+    sharpness: NotNegative = key("trainer.loss.sharpness", 0.0, off=0)
+
+    def build(self, training: Training) -> Iterable[Component]:
+        """Returns the component."""
+        return [SharpnessWeights(training.scene.train, training.pixels, self.sharpness)]
 
 
 class SharpnessWeights(Component):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from voxelfield.components.exposure import Correction
+from voxelfield.components.exposure import ColorCorrection, Correction
+from voxelfield.components.registry import ComponentSettings, Training, key
+from voxelfield.config import NotNegative
+from voxelfield.fields.environment import environment_of
 from voxelfield.models.batch import Batch, columns_and_rows
+from voxelfield.models.component import Component
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 
@@ -19,6 +23,39 @@ from voxelfield.rendering.render import View
 _PIECES = 8
 # Below this opacity a ray shows nothing whose colour could be found by a division.
 _THINNEST = 1e-6
+
+
+@dataclass(frozen=True)
+class ToneSettings(ComponentSettings):
+    """Settings of :class:`CameraTones`.
+
+    Attributes:
+        vignetting: Whether to learn how each camera darkens its images away from their middle
+            (:class:`voxelfield.components.tones.CameraTones`).
+        response: Whether to learn a curve for each camera and channel that maps the colours of the field, which are
+            those of an average camera, to those of its images (the same class); for several cameras.
+        penalty: Squared deviation of ``trainer.vignetting`` and ``trainer.response`` from the identity.
+        exposure_lr: The rate at which exposures are learned.
+    """
+
+    name = "tones"
+    after = ("exposure",)  # as light passes them
+    vignetting: bool = key("trainer.vignetting", False, off=False, fixed=True)
+    response: bool = key("trainer.response", False, off=False, fixed=True)
+    penalty: NotNegative = key("trainer.loss.tones", 1e-3, idle=True)
+    exposure_lr: float = key("optimizer.exposure_lr")
+
+    def build(self, training: Training) -> Iterable[Component]:
+        """Returns the component."""
+        views, model = training.pixels.cameras, training.model
+        known, captured = distinct(views), environment_of(model.field) is not None
+        if self.response and len(known) == 1:
+            raise ValueError(
+                "trainer.response must be false for photographs of a single camera, whose response the colours of the "
+                "field contain, got true"
+            )
+        tones = CameraTones(known, views, vignetting=self.vignetting, response=self.response).to(model.device)
+        return [ColorCorrection(tones, self.exposure_lr, self.penalty, environment=captured)]
 
 
 class CameraTones(Correction):

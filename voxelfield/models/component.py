@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from voxelfield.models.batch import Batch, Outputs
@@ -14,27 +15,53 @@ from voxelfield.rendering.cameras import Cameras
 Loss = Callable[[Outputs, Batch], Tensor]
 """A loss term: maps a model's outputs for a batch to a scalar tensor, multiplied by its weight."""
 
+Kind = TypeVar("Kind")
+
 
 class Component:
     """Joins every step of training; all methods do nothing by default. A :class:`voxelfield.Model` is a component too.
 
-    :meth:`before_step` is called between two steps: its Python code runs every time, and it may synchronise with the
-    device. The methods from :meth:`cameras` to :meth:`after_step` are called in this order within each step. On CUDA
-    they are captured in the step's graph: they run on the device, must not synchronise with it, and their Python code
-    runs only while the graph is captured. ``trainer.cuda_graph=false`` calls them in every step.
+    :meth:`before_step`, :meth:`stage_begun`, :meth:`step_done` and :meth:`finish` are called between two steps: their
+    Python code runs every time, and they may synchronise with the device. The methods from :meth:`cameras` to
+    :meth:`after_step` are called in this order within each step. On CUDA they are captured in the step's graph: they
+    run on the device, must not synchronise with it, and their Python code runs only while the graph is captured.
+    ``trainer.cuda_graph=false`` calls them in every step.
 
     Attributes:
         name: Key of the component's state in checkpoints, different for each component of a session.
+        before_model: Whether the component's hooks are called before those of the model, instead of after.
+        pose_errors: How wrong the given cameras may be if the component moves them: by ``pixels``, so that images must
+            not exclude space, or ``large``, so that not even what no camera sees is known; ``none`` for exact ones.
+        smooths_grids: Whether it calls ``add_total_variation`` of the model's optimizer, for which processes that
+            divide grids also exchange the borders of their shards.
+        learned: What the component learns, if that is a module: its state is that of the component.
     """
 
     name = ""
+    before_model: ClassVar[bool] = False
+    pose_errors: Literal["none", "pixels", "large"] = "none"
+    smooths_grids: ClassVar[bool] = False
+    learned: nn.Module | None = None
 
     def before_step(self, step: int) -> None:
-        """Called before each step, outside of the CUDA graph; the model's comes first.
+        """Called before each step, outside of the CUDA graph; the model's comes first, unless :attr:`before_model`.
 
         Args:
             step: Number of steps done.
         """
+
+    def stage_begun(self) -> None:
+        """Called when the grids have changed their box or resolution, and before the first step."""
+
+    def step_done(self, step: int) -> None:
+        """Called after each step, outside of the CUDA graph.
+
+        Args:
+            step: Number of steps done, with this one.
+        """
+
+    def finish(self) -> None:
+        """Called after the last step, before the field is saved."""
 
     def cameras(self) -> Cameras | None:
         """Returns cameras that replace the cameras of the images, differentiably, or None."""
@@ -79,6 +106,21 @@ class Component:
         """Returns all parameters that receive gradients; by default, those of :meth:`param_groups`."""
         return [parameter for group, _ in self.param_groups().values() for parameter in group]
 
+    def network_optimizer(
+        self, parameters: Sequence[nn.Parameter], lr: Tensor, betas: Sequence[float], weight_decay: float
+    ) -> torch.optim.Optimizer | None:
+        """Returns an optimizer of some parameters of the field, in place of AdamW, or None.
+
+        Its state is in checkpoints. On CUDA its steps are captured in the step's graph.
+
+        Args:
+            parameters: The parameters to choose from: none of grids, nor of :meth:`param_groups`.
+            lr: (1,) the learning rate of networks, on their device; its value changes in each step.
+            betas: Averaging constants (``trainer.rates.betas``).
+            weight_decay: ``optimizer.network_weight_decay``.
+        """
+        return None
+
     def scalars(self) -> dict[str, float]:
         """Returns values for the log, by tag; may synchronise with the device."""
         return {}
@@ -91,17 +133,19 @@ class Component:
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint; an empty one is not saved.
+        """Returns the state for a checkpoint, by default that of :attr:`learned`; an empty one is not saved.
 
         A collective call: all processes that train together make it, and the state of the first is saved.
         """
-        return {}
+        return {} if self.learned is None else self.learned.state_dict()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError if a state does not belong to this component; called before any state is loaded."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads a state that :meth:`state_dict` returned, from any device."""
+        if self.learned is not None:
+            self.learned.load_state_dict(state)
 
 
 class LossTerms(Component):
@@ -109,11 +153,18 @@ class LossTerms(Component):
 
     Args:
         terms: The terms, by name.
+        name: Name of the component, if others have terms too.
     """
 
-    def __init__(self, terms: Mapping[str, Loss]) -> None:
-        self._terms = terms
+    def __init__(self, terms: Mapping[str, Loss], name: str = "") -> None:
+        self._terms, self.name = terms, name
 
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the terms."""
         return {name: term(outputs, batch) for name, term in self._terms.items()}
+
+
+def find_component(components: Sequence[Component], kind: type[Kind]) -> Kind | None:
+    """Returns the first component of a class, or the first module of a class that a component learns, or None."""
+    found = (each for component in components for each in (component, component.learned))
+    return next((each for each in found if isinstance(each, kind)), None)

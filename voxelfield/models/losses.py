@@ -1,20 +1,20 @@
 """Loss terms, each a scalar tensor.
 
-Each term on rendered rays is a function of the :class:`Outputs` for a :class:`Batch` and is listed in
-``WEIGHTED_TERMS``; its weight has the same name in :class:`voxelfield.models.settings.LossConfig`. Total
-variation of the grids is :meth:`voxelfield.training.optimizer.Optimizers.add_total_variation`.
+Each term on rendered rays is a function of the :class:`Outputs` for a :class:`Batch`; its weight has the same name in
+:class:`voxelfield.models.settings.LossWeights`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 
 import torch
 from torch import Tensor
 
 from voxelfield.evaluation.metrics import ssim_of_windows
 from voxelfield.models.batch import Batch, Outputs
-from voxelfield.models.settings import LossConfig
+from voxelfield.models.component import Loss, LossTerms
+from voxelfield.models.settings import LossWeights
 from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
 
 
@@ -101,26 +101,19 @@ def pixel_error(outputs: Outputs, batch: Batch, weights: Tensor | None = None) -
     return pixel_color_error(pixels, truth, rays_per_pixel=batch.rays_per_pixel, rays_kept=kept)
 
 
-WEIGHTED_TERMS: dict[str, Callable[[Outputs, Batch], Tensor]] = {
-    term.__name__: term for term in (sample_rgb, ssim, distortion, opacity_entropy, sparsity)
-}
-"""The terms with a weight of the same name in :class:`LossConfig`; each returns an unweighted scalar."""
-
-
-def rendering_terms(config: LossConfig, outputs: Outputs, batch: Batch) -> dict[str, Tensor]:
-    """Returns the weighted terms on rendered rays, by name; terms of weight zero are left out.
+def rendering_terms(weights: LossWeights) -> LossTerms:
+    """Returns ``photometric``, with weight 1, and the terms of positive weight.
 
     Args:
-        config: The terms' weights; ``photometric`` is always included, with weight 1.
-        outputs: The rendered rays.
-        batch: The pixels to which they belong.
-
-    Raises:
-        ValueError: The weight of a term is positive, but its inputs are missing: distortion or patches.
+        weights: The terms' weights. Terms raise ValueError if their inputs are missing: distortion or patches.
     """
-    terms = {"photometric": photometric(outputs, batch)}
-    for name, term in WEIGHTED_TERMS.items():
-        weight = getattr(config, name)
+    terms: dict[str, Loss] = {"photometric": photometric}
+    for term in (sample_rgb, ssim, distortion, opacity_entropy, sparsity):
+        weight = getattr(weights, term.__name__)
         if weight > 0:
-            terms[name] = weight * term(outputs, batch)
-    return terms
+            terms[term.__name__] = functools.partial(_weighted, weight, term)
+    return LossTerms(terms)
+
+
+def _weighted(weight: float, term: Loss, outputs: Outputs, batch: Batch) -> Tensor:
+    return weight * term(outputs, batch)

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from voxelfield import processes
 from voxelfield.fields.environment import Environment, environment_of
@@ -21,7 +20,6 @@ from voxelfield.grids.grid import Grid
 from voxelfield.grids.voxel_grid import cubic_voxels
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Component
-from voxelfield.models.losses import rendering_terms
 from voxelfield.models.settings import Sampling, StageConfig, stage_at
 from voxelfield.models.training import EmptyFieldError, MemoryEstimate, TrainingSetup, cells_with_views
 from voxelfield.rendering.backends import BACKENDS, ImageBackend
@@ -30,7 +28,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering, render
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.visible_cells import count_visible_samples, pixel_stride, ray_spacing, visible_cells
+from voxelfield.rendering.visible_cells import count_visible_samples
 from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)
@@ -43,11 +41,6 @@ _MAX_SAMPLES = 32768
 # this many of them along the shorter side of the training images.
 _MIN_WEIGHT_WITH_DETAIL = 0.02
 _PIXELS_LOOKED_AT = 160
-
-# A cell counts as shown by an image where a sample has at least this compositing weight; without a limit, samples
-# behind opaque surfaces would count too. This many rays of an image cross each cell side by side, if its pixels allow.
-_MIN_WEIGHT_SHOWN = 1e-4
-_RAYS_ACROSS_CELL = 2
 
 # A field starts as a mist of equal density, which may be below the threshold of occupied cells everywhere. Where
 # samples are close together, or an environment explains much of the photographs, few cells exceed it at the first
@@ -280,7 +273,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         return self._setup
 
     def before_step(self, step: int) -> None:
-        """Enters the stage that begins at a step, updates and excludes cells, and applies total variation.
+        """Enters the stage that begins at a step, and updates the occupied cells.
 
         Args:
             step: Number of steps done.
@@ -289,19 +282,11 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         config, stage = setup.occupancy, setup.stages[stage_at(setup.stages, step)]
         begins = stage.step == step
         updates = step >= config.start and (begins or (step - config.start) % config.every == 0)
-        hides = step == setup.hidden_step
         if begins:
             self.enter_stage(stage)
-        if hides:
-            self.exclude_hidden(step)
         if updates:
             self.refresh_occupancy()
-        if hides or updates:
             setup.optimizer.restrict()
-        loss = setup.loss
-        if loss.tv_features > 0 and step < loss.tv_until and step % loss.tv_every == 0:
-            # The gradients of the step will be added to this one.
-            setup.optimizer.add_total_variation(setup.loss_scale * (loss.tv_every * loss.tv_features))
 
     def enter_stage(self, stage: StageConfig) -> None:
         """Changes the grid's box and resolution.
@@ -389,50 +374,9 @@ class Model(nn.Module, Component):  # type: ignore[misc]
             )
 
     @property
-    def _is_marched_at_once(self) -> bool:
+    def is_marched_at_once(self) -> bool:
         """Whether one kernel can march the field and evaluate its density, which needs less memory for each ray."""
         return self.field.pyramid_density() is not None
-
-    def exclude_hidden(self, step: int) -> None:
-        """Excludes the cells in which no pixel of a training image has a visible sample; a collective call.
-
-        Where pixels are much finer than cells, some of them are examined, two along each side of a cell.
-
-        All cells are kept, which is logged, if the field has a warp, because photographs of surroundings do not gain;
-        if its density depends on values of rays, with which other cells may be visible; and if nothing is visible yet.
-
-        Args:
-            step: Number of steps done, for the log.
-        """
-        shown = None
-        if self.warp is not None:
-            reason = "the field has a warp"
-        elif self.field.density_inputs:
-            reason = "the density depends on values of rays"
-        else:
-            shown, reason = self._shown_cells(), "they show no matter yet"
-        if shown is None or not bool(shown.any()):
-            logger.info("step %d: cells that the training images do not show are kept, because %s", step, reason)
-            return
-        self.occupancy.exclude(~shown)
-        logger.info("step %d: the training images show %.1f %% of the cells", step, 100 * float(shown.float().mean()))
-
-    def _shown_cells(self) -> Tensor:
-        """Returns (X, Y, Z) bool: the cells in which a training image has a visible sample; a collective call."""
-        field, occupancy, cameras = self.field, self.occupancy, self.setup.cameras
-        settings = replace(self.settings, min_weight=max(self.settings.min_weight, _MIN_WEIGHT_SHOWN))
-        with self.autocast():
-            parts = visible_cells(
-                field,
-                occupancy,
-                settings,
-                cameras[processes.rank() :: processes.count()],
-                spacing=ray_spacing(field, occupancy.aabb, cameras),
-                every=pixel_stride(field, occupancy, cameras, _RAYS_ACROSS_CELL),
-                chunk=max(1 << 17, self.sampling.chunk) if self._is_marched_at_once else self.sampling.chunk,
-            )
-        sizes = [finer // cells for finer, cells in zip(parts.shape, occupancy.occupied.shape, strict=True)]
-        return processes.sum_of(F.max_pool3d(parts[None].float(), sizes)[0]) > 0
 
     @torch.no_grad()
     def refresh_occupancy(self) -> None:
@@ -471,7 +415,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
 
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the weighted terms on rendered rays, see :mod:`voxelfield.models.losses`."""
-        return rendering_terms(self.setup.loss, outputs, batch)
+        return self.setup.losses.losses(outputs, batch)
 
     def count_features(self, finest: int) -> int:
         """Returns the number of grid elements at the finest resolution of training.
@@ -494,7 +438,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         visible: int,
         copies: torch.dtype,
         moments: torch.dtype,
-        averaged: bool,
+        feature_bytes: int = 0,
     ) -> MemoryEstimate:
         """Estimates the peak memory use of training steps, without the images: accurate up to allocator overhead.
 
@@ -507,10 +451,10 @@ class Model(nn.Module, Component):  # type: ignore[misc]
             visible: Number of visible samples per step.
             copies: Dtype of the grids' working copies.
             moments: Dtype of Adam's moments of the grids.
-            averaged: Whether the weights are averaged.
+            feature_bytes: Bytes that components keep for each feature.
         """
         values, width, channels = self.count_features(finest), copies.itemsize, self.grid.channels
-        if copies == torch.float16 and self._is_marched_at_once:
+        if copies == torch.float16 and self.is_marched_at_once:
             marched = rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible stores per ray
         else:
             marched = candidates * (_PACKED_SAMPLE + width * (channels + 16))
@@ -519,7 +463,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
             gradients=_FLOAT * values,
             optimizer=2 * moments.itemsize * values,
             copies=0 if copies == torch.float32 else width * values,
-            average=_FLOAT * values if averaged else 0,
+            average=feature_bytes * values,
             images=0,
             samples=marched + visible * (_PACKED_SAMPLE + width * (2 * channels + _DECODED_SAMPLE)),
         )

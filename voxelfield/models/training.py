@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from voxelfield.grids.adam import GridAdam
-from voxelfield.models.settings import LossConfig, OccupancyConfig, StageConfig
+from voxelfield.models.component import LossTerms
+from voxelfield.models.settings import OccupancyUpdates, StageConfig
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.projection import distance_to_nearest, views_of_points
 from voxelfield.warps.warp import Warp
@@ -55,6 +56,18 @@ class GridOptimizer(Protocol):
     def add_total_variation(self, weight: float) -> None:
         """Adds the gradient of the squared differences between neighbouring vertices."""
 
+    def local_shards(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """Returns the parameters, sharded ones replaced by the shard of this process."""
+
+    def collected(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[Any]:
+        """Returns values of the shards of this process as a checkpoint stores them; a collective call."""
+
+    def local_values(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the values of the shards of this process, from values of whole parameters."""
+
+    def refresh_copies(self) -> None:
+        """Rounds the grids into their working copies, after a change by something else than a step; collective."""
+
 
 @dataclass(frozen=True, eq=False)
 class TrainingSetup:
@@ -63,8 +76,7 @@ class TrainingSetup:
     Attributes:
         stages: Coarse-to-fine schedule.
         occupancy: Schedule of the occupancy grid's updates.
-        loss: Weights of the loss terms.
-        loss_scale: Factor on all gradients.
+        losses: The loss terms on rendered rays.
         optimizer: The optimizer of the grid.
         cameras: The training cameras as given, on the device.
         visual_hull: Returns which cells (X, Y, Z) of a box (2, 3) the training images do not show as transparent, bool;
@@ -72,19 +84,16 @@ class TrainingSetup:
         divide: Divides the evaluation of densities over processes: given a function of positions (M, 3), returns one of
             the same values (M,).
         reliable_poses: Whether the poses are accurate enough to exclude space that cameras cannot see.
-        hidden_step: Step before which cells that the training images do not show are emptied; None to keep them.
     """
 
     stages: Sequence[StageConfig]
-    occupancy: OccupancyConfig
-    loss: LossConfig
-    loss_scale: float
+    occupancy: OccupancyUpdates
+    losses: LossTerms
     optimizer: GridOptimizer
     cameras: Cameras
     visual_hull: Callable[[Tensor, tuple[int, int, int]], Tensor] | None
     reliable_poses: bool = True
     divide: Callable[[PositionDensity], PositionDensity] = lambda density: density
-    hidden_step: int | None = None
 
 
 @dataclass(frozen=True)

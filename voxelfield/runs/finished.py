@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from voxelfield.components.registry import active
 from voxelfield.evaluation.evaluation import picture_name
 from voxelfield.messages import clipped
-from voxelfield.run_directory import CAMERAS_FILE, MODEL_FILE, PER_VIEW, REPORT, VIDEO, read_metrics
+from voxelfield.run_directory import MODEL_FILE, PER_VIEW, REPORT, VIDEO, read_metrics
 from voxelfield.settings import RunConfig
 from voxelfield.training.checkpoints import changed_settings
 
@@ -41,8 +42,7 @@ def _results(metrics: Mapping[str, Any], settings: RunConfig) -> Iterator[str]:
     """Yields the names of the files that a finished run has written."""
     config = settings.trainer
     yield PER_VIEW
-    if settings.camera.refines:
-        yield CAMERAS_FILE
+    yield from (name for each in active(settings) for name in each.results)
     if config.model_file != "none":
         yield MODEL_FILE
     if config.evaluation.video_frames > 0:

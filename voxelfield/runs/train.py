@@ -17,6 +17,7 @@ import torch
 import yaml
 
 from voxelfield import _library, processes
+from voxelfield.components.registry import active
 from voxelfield.config import parse
 from voxelfield.datasets.loading import find_scene, load_scene
 from voxelfield.datasets.scene import Scene, Split
@@ -304,8 +305,9 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
     folder = find_scene(settings.scene.name, root / settings.data.root, download=downloads)
     if downloads and processes.is_first():
         processes.barrier()
-    depth = settings.trainer.loss.depth > 0 and "train" in splits
-    return load_scene(folder, **settings.load_options(splits=splits, divided=True, depth=depth))
+    wanted = [each.scene_options for each in active(settings)] if "train" in splits else []
+    options = {name: value for each in wanted for name, value in each.items()}
+    return load_scene(folder, **settings.load_options(splits=splits, divided=True, **options))
 
 
 def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> RunLogger:

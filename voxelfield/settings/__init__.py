@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from voxelfield.components.refinement import CameraStageConfig
 from voxelfield.config import parse
-from voxelfield.settings.camera import CameraConfig, CameraStageConfig
+from voxelfield.models.settings import StageConfig
 from voxelfield.settings.presets import complete, compose, config_name, preset, trainer_for
 from voxelfield.settings.run import DataConfig, LoggerConfig, RunConfig, SceneConfig
 from voxelfield.settings.trainer import (
+    CameraConfig,
     EvaluationConfig,
     LossConfig,
     OccupancyConfig,
     OptimizerConfig,
     RatesConfig,
     RenderConfig,
-    StageConfig,
     TrainerConfig,
 )
 

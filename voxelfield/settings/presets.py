@@ -17,9 +17,8 @@ from voxelfield.installed import config_folder
 from voxelfield.messages import clipped
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.registry import announced_models, model_names
-from voxelfield.settings.camera import CameraConfig
 from voxelfield.settings.run import RunConfig
-from voxelfield.settings.trainer import OptimizerConfig, TrainerConfig
+from voxelfield.settings.trainer import CameraConfig, OptimizerConfig, TrainerConfig
 from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)

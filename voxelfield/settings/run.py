@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeAlias
 
+from voxelfield.components.registry import check_settings, mounts
 from voxelfield.config import Form, Natural, Positive, Range
 from voxelfield.datasets.options import ImageOptions, LoadOptions
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.grids.boxes import parse_box
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pyramid import PyramidConfig
-from voxelfield.settings.camera import CameraConfig
-from voxelfield.settings.trainer import OptimizerConfig, TrainerConfig
+from voxelfield.settings.trainer import CameraConfig, OptimizerConfig, TrainerConfig
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
@@ -79,6 +79,7 @@ class LoggerConfig:
 
 
 @dataclass
+@mounts("")
 class RunConfig:
     """All settings of a run, as composed by ``configs/train.yaml``.
 
@@ -127,14 +128,8 @@ class RunConfig:
             raise ValueError(f"{prefix}warp: {error}") from error
         if self.devices == AUTO:
             raise ValueError(f"{prefix}devices must be all or a number from 1, got auto: leave it out for one process")
-        if self.model.environment == "map" and self.trainer.background != "random":
-            raise ValueError(
-                f"{prefix}trainer.background must be random with {prefix}model.environment=map, which takes its "
-                f"place, got {self.trainer.background}"
-            )
         self.model.check_resolution(max(self.trainer.resolutions), f"{prefix}model")
-        if self.camera.refines:
-            self.model.check_camera_refinement(max(self.trainer.resolutions), f"{prefix}model")
+        check_settings(self, prefix)
 
     @property
     def recorded_warp(self) -> Warp | None:

@@ -5,13 +5,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 
+from voxelfield.components.registry import keys_with, mounts, value_at, with_values
 from voxelfield.config import BelowOne, Count, Natural, NotNegative, Positive, Range, Resolution
 from voxelfield.evaluation.metrics import WINDOW
-from voxelfield.models.settings import LossConfig, OccupancyConfig, Sampling, StageConfig
+from voxelfield.models.settings import LossWeights, OccupancyUpdates, Sampling, StageConfig
+
+# Of the training loop, beside those of components: ``scaling=steps`` reduces them.
+_NUMBERS_OF_STEPS = ("steps", "occupancy.start", "occupancy.every", "preview_every", "checkpoint_every")
+
+
+class _Mounted:
+    """Base class of dataclasses with fields of components, of which a type checker does not know."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *arguments: Any, **values: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 def default_stages() -> list[StageConfig]:
@@ -56,19 +70,36 @@ class RatesConfig:
 
 
 @dataclass
-class OptimizerConfig:
-    """Settings of the optimizers: AdamW, and Muon for the matrices of networks.
+@mounts("trainer.loss")
+class LossConfig(LossWeights, _Mounted):
+    """Weights of the loss terms, and settings of the components that change them."""
+
+
+@dataclass
+@mounts("trainer.occupancy")
+class OccupancyConfig(OccupancyUpdates, _Mounted):
+    """Skipping of empty space."""
+
+
+@dataclass
+@mounts("camera")
+class CameraConfig(_Mounted):
+    """Refinement of the training cameras; see :class:`voxelfield.components.refinement.CameraRefinement`."""
+
+    @property
+    def refines(self) -> bool:
+        """Whether cameras are refined."""
+        return bool(self.name == "refine")
+
+
+@dataclass
+@mounts("optimizer")
+class OptimizerConfig(_Mounted):
+    """Settings of the optimizers: AdamW, and those of components.
 
     Attributes:
-        matrices: Update of the networks' matrices: ``muon``, orthogonal steps
-            (:class:`voxelfield.components.muon.Muon`), or ``adamw``, as for all other parameters. The matrices are the
-            weights of ``nn.Linear`` and of :class:`voxelfield.fields.decoders.LayerWeights` that have at least 8 rows
-            and 8 columns.
         grid_lr: Learning rate of grids.
         network_lr: Learning rate of all other parameters of the field.
-        exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure``, and of the cameras'
-            ``trainer.vignetting`` and ``trainer.response``.
-        environment_lr: Learning rate of the colours of directions, with ``model.environment=map``.
         view_lr_factor: Factor on ``grid_lr`` for channels that only describe view dependence, such as all but the
             constant spherical harmonic (``view_channels`` of a :class:`voxelfield.fields.decoders.Decoder`); 3D
             Gaussian Splatting (Kerbl et al. 2023) uses 1/20 for its harmonics. Must be 1 for a decoder without such
@@ -83,11 +114,8 @@ class OptimizerConfig:
             unless ``trainer.rates.betas`` are too close to 1 for it.
     """
 
-    matrices: Literal["muon", "adamw"] = "muon"
     grid_lr: Positive = 0.02
     network_lr: Positive = 0.005
-    exposure_lr: Positive = 0.01
-    environment_lr: Positive = 0.02
     view_lr_factor: Positive = 1.0
     eps: NotNegative = 1e-15
     grid_weight_decay: NotNegative = 0.05
@@ -118,26 +146,19 @@ class EvaluationConfig:
 
 
 @dataclass
-class TrainerConfig:
+@mounts("trainer")
+class TrainerConfig(_Mounted):
     """The training loop.
 
     Attributes:
         steps: Number of optimizer steps.
         rates: Settings of the optimizer that depend on the length of the run.
-        average_steps: Time constant, in steps, of an exponential moving average of the field's weights that replaces
-            them at the end (:class:`voxelfield.components.averaging.WeightAverage`); 0 means no average.
         image_size: Longest image side after downscaling by a whole factor; null keeps images as they are.
         images: Where the training images, and their weights in ``loss.structure``, are stored for a GPU: in ``device``
             memory; in pinned memory of the ``host``, which the GPU reads over the bus; or ``auto``, on the device if
             they fit. The result is the same.
         background: Background of transparent pixels in training: ``random`` (per pixel), ``white`` or ``black``.
         evaluation_background: Background over which test views are composited.
-        exposure: Correction of exposure and white balance learned for each training image: ``none``, or ``affine``,
-            a gain and an offset for each channel (:class:`voxelfield.components.exposure.AffineExposure`).
-        vignetting: Whether to learn how each camera darkens its images away from their middle
-            (:class:`voxelfield.components.tones.CameraTones`).
-        response: Whether to learn a curve for each camera and channel that maps the colours of the field, which are
-            those of an average camera, to those of its images (the same class); for several cameras.
         max_rays: Largest number of rays per step. In a scene of a single box that fewer than half of the pixels see, as
             of panoramas around an object, up to four times as many (:meth:`with_rays_that_miss`).
         supersampling: Number of rays along each side of a training pixel; 1 casts a single ray through its centre.
@@ -179,14 +200,10 @@ class TrainerConfig:
 
     steps: Count = 7400
     rates: RatesConfig = field(default_factory=RatesConfig)
-    average_steps: Natural = 0
     image_size: Count | None = None
     images: Literal["auto", "device", "host"] = "auto"
     background: Literal["random", "white", "black"] = "random"
     evaluation_background: Literal["white", "black"] = "white"
-    exposure: Literal["none", "affine"] = "none"
-    vignetting: bool = False
-    response: bool = False
     max_rays: Count = 524288
     supersampling: Count = 2
     patches: Natural = 0
@@ -265,54 +282,19 @@ class TrainerConfig:
         if self.scaling == "batch":
             return larger
 
-        def fewer(steps: int) -> int:
-            return -(-steps // devices)
-
+        keys = (*_NUMBERS_OF_STEPS, *keys_with("steps", below="trainer."))
         return replace(
-            larger,
-            steps=fewer(self.steps),
-            average_steps=fewer(self.average_steps),
+            with_values(larger, {key: -(-value_at(self, key) // devices) for key in keys}),
             rates=replace(
                 self.rates,
                 grid=self.rates.grid * math.sqrt(devices),
                 network=self.rates.network * math.sqrt(devices),
             ),
-            stages=[replace(stage, step=fewer(stage.step)) for stage in self.stages],
-            occupancy=replace(self.occupancy, start=fewer(self.occupancy.start), every=fewer(self.occupancy.every)),
-            loss=replace(
-                self.loss,
-                tv_every=fewer(self.loss.tv_every),
-                tv_until=fewer(self.loss.tv_until),
-                robust_every=fewer(self.loss.robust_every),
-            ),
-            preview_every=fewer(self.preview_every),
-            checkpoint_every=fewer(self.checkpoint_every),
+            stages=[replace(stage, step=-(-stage.step // devices)) for stage in self.stages],
         )
-
-    def _check_idle(self, name: str) -> None:
-        """Raises ValueError for a setting of a loss that is off, which would be ignored.
-
-        Those of the total variation may be set, because presets set them for a weight that one may change to 0.
-        """
-        learned = self.vignetting or self.response
-        idle = {
-            "robust_from": (self.loss.robust > 0, "loss.robust is 0"),
-            "robust_every": (self.loss.robust > 0, "loss.robust is 0"),
-            "robust_cells": (self.loss.robust > 0, "loss.robust is 0"),
-            "exposure": (self.exposure == "affine", f"exposure is {self.exposure}, not affine"),
-            "tones": (learned, "vignetting and response are false"),
-        }
-        for key, (used, reason) in idle.items():
-            value, default = getattr(self.loss, key), getattr(LossConfig, key)
-            if not used and value != default:
-                raise ValueError(
-                    f"{name}.loss.{key} must be left at {default:g} where {name}.{reason}, got {value:g}: it would be "
-                    "ignored"
-                )
 
     def check(self, name: str) -> None:
         """Raises ValueError if settings contradict each other."""
-        self._check_idle(name)
         if self.max_rays < self.supersampling**2:
             raise ValueError(
                 f"{name}.max_rays must be at least {name}.supersampling**2 = {self.supersampling**2}, the rays of a "

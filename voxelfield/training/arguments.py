@@ -11,6 +11,7 @@ import torch
 
 from voxelfield import processes
 from voxelfield.components.environment import choose_environment
+from voxelfield.components.registry import active
 from voxelfield.config import parse
 from voxelfield.datasets.measures import check_visible
 from voxelfield.datasets.poses import check_cameras_see, likely_mistake
@@ -96,8 +97,8 @@ def run_settings(
     low, high = scene.aabb.tolist() if warp is None else warp.aabb
     config.scene, config.warp = SceneConfig(scene.name, (tuple(low), tuple(high))), WarpConfig.of(warp)
     config.trainer = config.trainer.scaled(processes.count())
-    if config.camera.refines:
-        config.trainer = config.camera.schedule(config.trainer)
+    for settings in active(config):
+        config.trainer = settings.adapt(config.trainer)
     check_visible(scene.train)
     if warp is None:
         check_cameras_see(scene.train.cameras, scene.aabb)

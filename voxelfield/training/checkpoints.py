@@ -10,7 +10,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import processes
-from voxelfield.components.muon import network_matrices
+from voxelfield.components.registry import keys_with, registered
 from voxelfield.config import parse
 from voxelfield.datasets.scene import Split
 from voxelfield.messages import clipped
@@ -42,12 +42,6 @@ logger = logging.getLogger(__name__)
 
 # Settings that a run may change when it is resumed, which is worth a warning.
 _CHANGEABLE = ("optimizer.", "trainer.", "camera.", "seed")
-
-# The settings that choose components with a state, and their values if they do and if they do not.
-_SETTINGS_OF_PARTS = {
-    "cameras": ("camera.name", "refine", "none"),
-    "robust": ("trainer.loss.robust", "positive", "0"),
-}
 
 
 class Checkpoints:
@@ -197,8 +191,9 @@ class Checkpoints:
     ) -> None:
         """Loads a checkpoint that fits; arguments and errors are those of :meth:`voxelfield.Session.restore`."""
         _check_complete(checkpoint)
-        # The model of a script is not found by its name, and a saved setting of the model has no effect here.
-        config = {**checkpoint["config"], "model": training.config.model}
+        # The model of a script is not found by its name, and most saved settings of the model have no effect here.
+        behind = checkpoint["config"]["model"]["environment"]
+        config = {**checkpoint["config"], "model": replace(training.config.model, environment=behind)}
         saved = parse(RunConfig, config, "config of the checkpoint")
         _check_resumable(checkpoint, saved, training.config, training.model, training.components)
         if processes.is_first() or self._split.local_slice is not None:
@@ -283,16 +278,8 @@ def _check_resumable(
         raise ValueError(
             f"trainer.occupancy.resolution must be that of the checkpoint, {saved_cells[0]}, got {cells[0]}"
         )
-    behind = checkpoint["config"]["model"]["environment"]
-    if behind != present.model.environment:
-        raise ValueError(f"model.environment must be {behind}, as in the checkpoint, got {present.model.environment}")
-    for name in ("exposure", "vignetting", "response"):
-        before, now = (str(getattr(config.trainer, name)).lower() for config in (saved, present))
-        if before != now:
-            raise ValueError(f"trainer.{name} must be {before}, as in the checkpoint, got {now}")
-    update, own_update = saved.optimizer.matrices, present.optimizer.matrices
-    if update != own_update and network_matrices(model.field):
-        raise ValueError(f"optimizer.matrices must be {update}, as in the checkpoint, got {own_update}")
+    for kind in registered():
+        kind.of(present).check_resumed(kind.of(saved), model)
     _check_parts(checkpoint, components)
     steps = checkpoint["step"]
     reached, wanted = (reached_resolution(config.trainer.stages, steps) for config in (saved, present))
@@ -331,13 +318,13 @@ def _check_parts(checkpoint: Mapping[str, Any], components: Sequence[Component])
     for name in {**own, **dict.fromkeys(saved)}:
         if (name in saved) == (name in own):
             continue
-        if name not in _SETTINGS_OF_PARTS:
+        kind = next((kind for kind in registered() if kind.name == name and kind.switches()), None)
+        if kind is None:
             raise ValueError(
                 f"components must be those of the checkpoint, {', '.join(saved) or 'none'}, got "
                 f"{', '.join(own) or 'none'}"
             )
-        key, chosen, other = _SETTINGS_OF_PARTS[name]
-        wanted, got = (chosen, other) if name in saved else (other, chosen)
+        (key, wanted), (_, got) = kind.in_words(name in saved), kind.in_words(name in own)
         raise ValueError(f"{key} must be {wanted}, as in the checkpoint, got {got}")
     for name, component in own.items():
         component.check_state(checkpoint[name])
@@ -352,10 +339,7 @@ _WITHOUT_EFFECT = (
 )
 
 # Settings of the evaluation and of the files written after training.
-_AFTER_TRAINING = (
-    *("trainer.evaluation", "trainer.evaluation_background", "trainer.model_file"),
-    *("camera.test_steps", "camera.test_lr"),
-)
+_AFTER_TRAINING = ("trainer.evaluation", "trainer.evaluation_background", "trainer.model_file")
 
 
 def recorded_settings(settings: RunConfig) -> dict[str, Any]:
@@ -381,7 +365,8 @@ def changed_settings(
         TypeError: The saved settings are not plain values.
     """
     changes = _changes(json.loads(json.dumps(saved)), recorded_settings(settings))
-    return {key: values for key, values in changes if evaluation or not _is_among(key, _AFTER_TRAINING)}
+    after = () if evaluation else (*_AFTER_TRAINING, *keys_with("after_training"))
+    return {key: values for key, values in changes if not _is_among(key, after)}
 
 
 def _changes(saved: Mapping[str, Any], present: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,56 +10,51 @@ from dataclasses import replace
 import torch
 
 from voxelfield import processes
+from voxelfield.components.registry import active
 from voxelfield.datasets.scene import Split
 from voxelfield.foundation.errors import is_out_of_memory
 from voxelfield.grids.working_copies import copies_dtype
 from voxelfield.models.model import Model
 from voxelfield.models.pixel_sampler import Images, pixel_number_type
 from voxelfield.models.training import MemoryEstimate
-from voxelfield.settings import TrainerConfig
+from voxelfield.settings import RunConfig
 from voxelfield.training.optimizer import moments_dtype
 
 logger = logging.getLogger(__name__)
 
 
 def estimate_memory(
-    model: Model,
-    config: TrainerConfig,
-    split: Split,
-    device_type: str = "cuda",
-    *,
-    moments: str,
-    images: Images = "device",
+    model: Model, config: RunConfig, split: Split, device_type: str = "cuda", images: Images = "device"
 ) -> MemoryEstimate:
     """Estimates the peak memory use of training steps in each process: on CUDA, accurate up to allocator overhead.
 
     On the CPU, candidate samples are left out, because their number is not limited.
 
-    Previews and the evaluation need additional memory: for ``config.chunk`` rays at once, or for the copies that
+    Previews and the evaluation need additional memory: for ``trainer.chunk`` rays at once, or for the copies that
     :class:`voxelfield.FieldRenderer` makes, which for spherical harmonics are twice the finest grid in float16.
 
     Args:
         model: The model, at its initial resolution; may be on the device ``meta``.
-        config: Settings of the training loop.
+        config: All settings of the run.
         split: The training images.
         device_type: ``cuda`` or ``cpu``.
-        moments: The setting ``optimizer.moments``.
         images: Where the images are.
     """
-    count, copies = processes.count(), copies_dtype(config.precision, torch.device(device_type))
+    count, trainer, components = processes.count(), config.trainer, active(config)
+    copies = copies_dtype(trainer.precision, torch.device(device_type))
     estimate = model.estimate_memory(
-        max(config.resolutions),
-        rays=config.max_rays // count,
-        candidates=0 if device_type == "cpu" else config.candidate_samples // count,
-        visible=config.visible_samples // count,
+        max(trainer.resolutions),
+        rays=trainer.max_rays // count,
+        candidates=0 if device_type == "cpu" else trainer.candidate_samples // count,
+        visible=trainer.visible_samples // count,
         copies=copies,
-        moments=moments_dtype(moments, copies, config.rates.betas),
-        averaged=config.average_steps > 0,
+        moments=moments_dtype(config.optimizer.moments, copies, trainer.rates.betas),
+        feature_bytes=sum(settings.feature_bytes for settings in components),
     )
     if count > 1:
         # Each process has a part of everything that belongs to the grids, but whole copies, which are the grids
         # themselves in float32. It receives the positions and gradients of the samples of all.
-        received = config.visible_samples * (12 + model.grid.channels * copies.itemsize)
+        received = trainer.visible_samples * (12 + model.grid.channels * copies.itemsize)
         estimate = replace(
             estimate,
             # After the last step, masters are whole, but there are no gradients.
@@ -75,7 +70,7 @@ def estimate_memory(
     if images == "host":
         return estimate
     numbers = 0 if split.masks is None else int(split.masks.sum()) * pixel_number_type(split).itemsize
-    weights = split.images[..., 0].numel() if config.loss.structure > 0 else 0
+    weights = split.images[..., 0].numel() * sum(settings.pixel_bytes for settings in components)
     carried = sum(values.numel() * values.itemsize for values in split.extras.values() if values.dim() >= 3)
     local = split.images.numel() + numbers + weights + carried
     # Where all are wanted, there is a moment in which the local ones are there twice.

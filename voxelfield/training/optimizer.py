@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from operator import itemgetter
@@ -12,17 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import processes
-from voxelfield.components.muon import Muon, network_matrices
 from voxelfield.distributed.division import DividedGrids
 from voxelfield.foundation.optimizers import EagerAdamW, EagerMethods, load_moments
 from voxelfield.grids.adam import MAX_BETA, GridAdam, sum_weights
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import SparseGrid
+from voxelfield.models.component import Component
 from voxelfield.models.model import Model
 from voxelfield.settings import OptimizerConfig, RatesConfig
-
-# Names of the optimizers of the field's parameters.
-_OWN = ("grid", "matrices", "network")
 
 # Number of vertices from which restricting updates to the active tiles pays off.
 _WORTH_LISTING = 1 << 17
@@ -48,7 +45,7 @@ def moments_dtype(setting: str, copies: torch.dtype, betas: Sequence[float]) -> 
 
 
 class Optimizers:
-    """GridAdam for a field's grids, Muon for the matrices of its networks, and fused AdamW for all other parameters.
+    """GridAdam for a field's grids, components' optimizers for its networks, and fused AdamW for all other parameters.
 
     A step does not synchronise with the device, so it can be captured in a CUDA graph.
 
@@ -56,16 +53,16 @@ class Optimizers:
         model: The model to train.
         config: Learning rates and constants that depend on the model.
         rates: Factors that depend on the length of the run.
-        groups: Parameters with learning rates of their own, by name; without weight decay. The network's optimizer
-            does not update them, even if they belong to the field.
+        components: The model and the components of its training. Their groups of parameters have learning rates of
+            their own and no weight decay. The network's optimizer does not update them, even if they belong to the
+            field.
         copies: Dtype of the grids' working copies.
-        total_variation: Whether :meth:`add_total_variation` will be called.
         samples: Largest number of samples of a step, if several processes take it.
 
     Attributes:
         grid: The grids' optimizer; pass it to operations that change a grid's resolution or box. None without grids.
-        matrices: The optimizer of the networks' matrices, at the network's learning rate; None for AdamW.
-        network: The optimizer of the field's other parameters, or None.
+        networks: The optimizers of the field's other parameters, at the network's learning rate, by the names of the
+            components that made them; ``network`` is AdamW.
         others: The optimizers of the further groups, by name.
         attached: Number of calls of :meth:`attach`.
         division: The division of the grids over several processes, between :meth:`attach` and :meth:`gather`.
@@ -80,22 +77,18 @@ class Optimizers:
         model: Model,
         config: OptimizerConfig,
         rates: RatesConfig,
-        groups: Mapping[str, tuple[Sequence[nn.Parameter], float]] | None = None,
+        components: Sequence[Component] = (),
         copies: torch.dtype = torch.float32,
-        total_variation: bool = False,
         samples: int = 0,
     ) -> None:
         self._model = model
-        self._copies = copies
-        self._total_variation, self._samples = total_variation, samples
+        self._copies, self._samples = copies, samples
+        self._smooths = any(component.smooths_grids for component in components)
         self.attached = 0
         self.division: DividedGrids | None = None
-        field, device = model.field, model.device
+        device = model.device
         grids = model.grid.levels
-        groups = groups or {}
-        for name in groups:
-            if name in _OWN:
-                raise ValueError(f"groups must not have the name of the field's own optimizers, got {name!r}")
+        groups = {name: group for component in components for name, group in component.param_groups().items()}
         lrs = [rates.grid * config.grid_lr, rates.network * config.network_lr, *(lr for _, lr in groups.values())]
         self._undecayed = torch.tensor(lrs, dtype=torch.float32, device=device)
         self._decayed = self._undecayed.clone()
@@ -114,9 +107,6 @@ class Optimizers:
             )
         self._sparse = [module for module in model.grid.modules() if isinstance(module, SparseGrid)]
         elsewhere = {id(parameter) for parameter in (*grids, *(p for group, _ in groups.values() for p in group))}
-        suited = network_matrices(field) if config.matrices == "muon" else []
-        matrices = [matrix for matrix in suited if id(matrix) not in elsewhere]
-        elsewhere |= {id(matrix) for matrix in matrices}
         network = [parameter for parameter in model.parameters() if id(parameter) not in elsewhere]
 
         def adamw(parameters: list[torch.nn.Parameter], lr: Tensor, decay: float) -> EagerAdamW:
@@ -130,10 +120,19 @@ class Optimizers:
                 capturable=device.type == "cuda",
             )
 
-        self.matrices: Muon | None = None
-        if matrices:
-            self.matrices = Muon(matrices, self._lrs[1], rates.betas[0], config.network_weight_decay)
-        self.network = adamw(network, self._lrs[1], config.network_weight_decay) if network else None
+        self.networks: dict[str, torch.optim.Optimizer] = {}
+        for component in components:
+            lr, decay = self._lrs[1], config.network_weight_decay
+            chosen = component.network_optimizer(network, lr, rates.betas, decay)
+            if chosen is not None:
+                self.networks[component.name] = chosen
+                updated = {id(parameter) for group in chosen.param_groups for parameter in group["params"]}
+                network = [parameter for parameter in network if id(parameter) not in updated]
+        if network:
+            self.networks["network"] = adamw(network, self._lrs[1], config.network_weight_decay)
+        for name in groups:
+            if name == "grid" or name == "network" or name in self.networks:
+                raise ValueError(f"groups must not have the name of the field's own optimizers, got {name!r}")
         self.others = {
             name: adamw(list(parameters), lr, 0.0)
             for (name, (parameters, _)), lr in zip(groups.items(), self._lrs[2:], strict=True)
@@ -166,7 +165,7 @@ class Optimizers:
                 listed,
                 occupied,
                 samples=self._samples,
-                halo=self._total_variation,
+                halo=self._smooths,
                 previous=previous,
             )
             return
@@ -191,6 +190,17 @@ class Optimizers:
     def local_shards(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Returns the parameters, sharded ones replaced by the shard of this process."""
         return list(parameters if self.division is None else map(self.division.local_shard, parameters))
+
+    def collected(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[Any]:
+        """Returns values of the shards of this process as a checkpoint stores them; a collective call."""
+        if self.division is None:
+            return list(values)
+        pairs = zip(parameters, values, strict=True)
+        return [self.division.collected(parameter, value) for parameter, value in pairs]
+
+    def local_values(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the values of the shards of this process, from values of whole parameters."""
+        return list(values if self.division is None else map(self.division.local_planes, parameters, values))
 
     def refresh_copies(self) -> None:
         """Rounds the grids into their working copies, after a change by something else than a step; collective."""
@@ -235,7 +245,7 @@ class Optimizers:
 
     def rates(self) -> dict[str, float]:
         """Returns the current learning rates by name; synchronises with the device."""
-        return {"network" if name == "matrices" else name: float(lr) for name, _, lr in self._all()}
+        return {"network" if name in self.networks else name: float(lr) for name, _, lr in self._all()}
 
     def add_total_variation(self, weight: float) -> None:
         """Adds the gradient of the squared differences between neighbouring vertices, in every active dense level.
@@ -292,9 +302,9 @@ class Optimizers:
     def _all(self) -> list[tuple[str, torch.optim.Optimizer, Tensor]]:
         """Returns the existing optimizers with their names and learning rates."""
         grid, network, *others = self._lrs
-        own = (("grid", self.grid, grid), ("matrices", self.matrices, network), ("network", self.network, network))
-        all_named = (*own, *zip(self.others, self.others.values(), others, strict=True))
-        return [(name, optimizer, lr) for name, optimizer, lr in all_named if optimizer is not None]
+        own: list[tuple[str, torch.optim.Optimizer, Tensor]] = [] if self.grid is None else [("grid", self.grid, grid)]
+        own += [(name, optimizer, network) for name, optimizer in self.networks.items()]
+        return [*own, *zip(self.others, self.others.values(), others, strict=True)]
 
     def _is_sparse(self, parameter: torch.nn.Parameter) -> bool:
         return any(parameter is grid.features for grid in self._sparse)

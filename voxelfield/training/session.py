@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from voxelfield import _library, processes
-from voxelfield.components.exposure import AffineExposure, ColorCorrection, Correction
 from voxelfield.components.refinement import CameraRefinement, RefinedCameras
 from voxelfield.components.tones import CameraTones
 from voxelfield.datasets.scene import Scene
@@ -19,7 +19,7 @@ from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.interrupt import Interrupt
 from voxelfield.models.batch import Batch
-from voxelfield.models.component import Component, Loss
+from voxelfield.models.component import Component, Kind, Loss, find_component
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pixel_sampler import Images
 from voxelfield.models.training import MemoryEstimate
@@ -37,7 +37,6 @@ from voxelfield.training.state import TrainingState
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
-C = TypeVar("C", bound=Correction)
 Hook = Callable[["Session"], None]
 """A function that a session calls with itself as the argument."""
 
@@ -172,24 +171,14 @@ class Session:
         """Wall-clock seconds spent on building the field and on these steps, without previews and checkpoints."""
         return self._state.clock.seconds
 
-    @property
-    def refinement(self) -> CameraRefinement | None:
-        """The refinement of the training cameras; None if they are not refined."""
-        return next((component for component in self.components if isinstance(component, CameraRefinement)), None)
+    def component(self, kind: type[Kind]) -> Kind | None:
+        """Returns the component of a class, or what a component learns of that class, or None.
 
-    @property
-    def exposure(self) -> AffineExposure | None:
-        """Learned exposure corrections of the training images; None with ``trainer.exposure=none``."""
-        return self._correction(AffineExposure)
-
-    @property
-    def tones(self) -> CameraTones | None:
-        """Learned vignetting and response of the training cameras; None if neither is learned."""
-        return self._correction(CameraTones)
-
-    def _correction(self, kind: type[C]) -> C | None:
-        corrections = (component.correction for component in self.components if isinstance(component, ColorCorrection))
-        return next((correction for correction in corrections if isinstance(correction, kind)), None)
+        Args:
+            kind: Such as :class:`voxelfield.components.refinement.CameraRefinement`, or
+                :class:`voxelfield.components.exposure.AffineExposure`.
+        """
+        return find_component(self.components, kind)
 
     def estimate_memory(self, images: Images | None = None) -> MemoryEstimate:
         """Estimates the memory that training needs at its final resolution.
@@ -200,11 +189,10 @@ class Session:
         """
         return estimate_memory(
             untrained_model(self.config, "meta"),
-            self._trainer,
+            replace(self.config, trainer=self._trainer),
             self.scene.train,
             self.device.type,
-            images=self._images if images is None else images,
-            moments=self.config.optimizer.moments,
+            self._images if images is None else images,
         )
 
     def fit(self, *, wait: bool = True) -> bool:
@@ -314,16 +302,18 @@ class Session:
         Further steps change its field. A collective call.
         """
         self._state.materialize()
-        tones = None if self.tones is None else copy.deepcopy(self.tones.state_dict())
+        learned = self.component(CameraTones)
+        tones = None if learned is None else copy.deepcopy(learned.state_dict())
         # Without the training images and the optimizer.
         return TrainedModel(copy.copy(self.model), copy.deepcopy(self.config), self.step, self.cameras, tones)
 
     @property
     def cameras(self) -> RefinedCameras | None:
         """The given and the refined training cameras, on the CPU; None if they are not refined."""
-        if self.refinement is None:
+        refinement = self.component(CameraRefinement)
+        if refinement is None:
             return None
-        return RefinedCameras(self.refinement.given.to("cpu"), self.refinement.refined().to("cpu"))
+        return RefinedCameras(refinement.given.to("cpu"), refinement.refined().to("cpu"))
 
     def preview(self) -> None:
         """Logs render | truth | error | depth for fixed test views, and their PSNR; no-op without a test split."""

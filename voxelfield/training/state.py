@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from voxelfield import processes
-from voxelfield.components.averaging import WeightAverage
+from voxelfield.components.registry import Training, build_components
 from voxelfield.datasets.scene import Scene
 from voxelfield.distributed.reduction import divided_density
 from voxelfield.grids.working_copies import copies_dtype
 from voxelfield.models.batch import Batch
 from voxelfield.models.component import Component, Loss, LossTerms
+from voxelfield.models.losses import rendering_terms
 from voxelfield.models.pixel_sampler import Images, PixelSampler
 from voxelfield.models.settings import reached_resolution
 from voxelfield.models.training import TrainingSetup
@@ -24,12 +25,11 @@ from voxelfield.rendering.march import Sampler
 from voxelfield.settings import RunConfig, TrainerConfig
 from voxelfield.trained.checkpoint_file import ADDED
 from voxelfield.trained.trained_model import untrained_model
-from voxelfield.training.build import configured_components
 from voxelfield.training.execution import Clock, GraphedCall
 from voxelfield.training.optimizer import Optimizers
 from voxelfield.training.step import TrainingStep
 
-_OF_SESSION = ("step", "train_seconds", "rays", "untrained_error", "diverged", "optimizer", "average", "data", "config")
+_OF_SESSION = ("step", "train_seconds", "rays", "untrained_error", "diverged", "optimizer", "data", "config")
 ENTRIES = (*_OF_SESSION, "model", "rng", "cuda_rng")
 """Entries of every checkpoint. Others are states of components."""
 
@@ -77,33 +77,29 @@ class TrainingState:
         self.model = untrained_model(config, device)
         size, patches = trainer.patch_size, trainer.patches
         pixels = PixelSampler(scene.train, device, trainer.supersampling, patches, size, images=images)
-        self.components = [*configured_components(config, scene, self.model, pixels), *components]
+        self.components = [*build_components(Training(config, scene, self.model, pixels)), *components]
         _check_names(self.components)
-        self._joining = [self.model, *self.components]
-        groups = {name: group for component in self._joining for name, group in component.param_groups().items()}
-        copies, varies = copies_dtype(trainer.precision, device), trainer.loss.tv_features > 0
+        first = [component for component in self.components if component.before_model]
+        self._joining = [*first, self.model, *(each for each in self.components if each not in first)]
+        copies = copies_dtype(trainer.precision, device)
         self.optimizers = Optimizers(
-            self.model, config.optimizer, trainer.rates, groups, copies, varies, trainer.visible_samples
+            self.model, config.optimizer, trainer.rates, self._joining, copies, trainer.visible_samples
         )
         joining = [*self._joining, LossTerms(losses)]
         self.training_step = TrainingStep(self.model, pixels, self.optimizers, trainer, joining, sampler)
-        refines, coarse = config.camera.refines, bool(config.camera.stages)
+        errors = {component.pose_errors for component in self.components}
         setup = TrainingSetup(
             trainer.stages,
             trainer.occupancy,
-            trainer.loss,
-            trainer.loss_scale,
+            rendering_terms(trainer.loss),
             self.optimizers,
             pixels.cameras,
-            # Wrong poses would make images carve away matter. Those that need no coarse stages are wrong by a few
-            # pixels only, so that the space beside the cameras is known.
-            visual_hull=None if refines else pixels.visual_hull,
-            reliable_poses=not (refines and coarse),
+            # Wrong poses would make images carve away matter.
+            visual_hull=pixels.visual_hull if errors <= {"none"} else None,
+            reliable_poses="large" not in errors,
             divide=divided_density,
-            hidden_step=None if refines else trainer.occupancy.hidden_step(trainer.steps, trainer.stages),
         )
         self.model.begin_training(setup)
-        self._average = WeightAverage(self.model, self.optimizers, trainer.steps, trainer.average_steps)
         self.steps = 0
         self.untrained_error = torch.full_like(self.training_step.error, math.inf)
         self.diverged = False
@@ -117,7 +113,6 @@ class TrainingState:
         # The graph captures these as numbers, because computing them inside the capture would read from the device.
         settings, captures = self.model.settings, self.config.trainer.cuda_graph
         self._graphed = GraphedCall(lambda: self.training_step.run(settings), self.device, captures)
-        self._average.restart()
         self._layout = self.optimizers.layout
 
     def prepare_step(self) -> bool:
@@ -132,6 +127,8 @@ class TrainingState:
             component.before_step(self.steps)
         if self.optimizers.attached != attached:
             self._renew()
+            for component in self.components:
+                component.stage_begun()
             return True
         if self.optimizers.layout != self._layout:
             self._graphed.discard()
@@ -146,12 +143,14 @@ class TrainingState:
         if self.steps == 0:  # whose pixels were rendered before it changed the field
             self.untrained_error.copy_(processes.sum_of(self.training_step.share_of_error))
         self.steps += 1
-        self._average.update(self.steps)
+        for component in self.components:
+            component.step_done(self.steps)
         return self.training_step.batch
 
     def finish(self) -> None:
-        """Replaces the field's weights by their average, after the last step."""
-        self._average.apply()
+        """Lets components finish their work on the field after the last step, such as averaging its weights."""
+        for component in self.components:
+            component.finish()
 
     def materialize(self) -> None:
         """Makes grids whole that are divided over processes, until the next step."""
@@ -169,7 +168,6 @@ class TrainingState:
     @contextlib.contextmanager
     def entries(self) -> Iterator[dict[str, Any]]:
         """For a block, gives process 0 the :data:`ENTRIES` of a checkpoint, except ``data``, and nothing to others."""
-        average = self._average.state_dict()
         states = {component.name: component.state_dict() for component in self.components}
         division = self.optimizers.division
         with contextlib.ExitStack() as stack:
@@ -189,7 +187,6 @@ class TrainingState:
                 "rng": torch.get_rng_state(),
                 "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
                 "config": asdict(self.config),
-                "average": average,
             }
             for name, parameter in self.model.named_parameters():
                 if parameter in masters:
@@ -204,15 +201,14 @@ class TrainingState:
         self.clock.lap()
         self.model.resolution = reached_resolution(self.config.trainer.stages, self.steps)
         self.optimizers.load_state_dict(checkpoint["optimizer"])
-        for component in self.components:
-            if component.name in checkpoint:
-                component.load_state_dict(checkpoint[component.name])
         self.training_step.resume(self.steps, checkpoint["rays"])
         self.untrained_error.copy_(checkpoint["untrained_error"])
         self.diverged = checkpoint["diverged"]
         self.optimizers.attach()
         self._renew()
-        self._average.load_state_dict(checkpoint["average"], self.steps)
+        for component in self.components:
+            if component.name in checkpoint:
+                component.load_state_dict(checkpoint[component.name])
         torch.set_rng_state(checkpoint["rng"].cpu())
         if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
@@ -221,8 +217,9 @@ class TrainingState:
 def _check_names(components: Sequence[Component]) -> None:
     """Raises ValueError unless each component has an entry of its own in checkpoints."""
     names = [component.name for component in components]
-    if len(set(names)) < len(names):
-        raise ValueError(f"components must have names of their own, got {', '.join(map(repr, names))}")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"components must have names of their own, got {', '.join(map(repr, twice))}")
     taken = [name for name in names if name in {*ENTRIES, *ADDED}]
     if taken:
         raise ValueError(f"components must not have the name of another entry of checkpoints, got {taken[0]!r}")

@@ -1,0 +1,295 @@
+"""Components of other packages, one file each: on the command line, in Python, resumed, and refused by name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import short_runs
+import torch
+from warm_python import ROOT
+
+from voxelfield.trained.checkpoint_file import load_checkpoint
+
+HEAD = """
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from voxelfield.components.registry import ComponentSettings, key
+from voxelfield.config import NotNegative, Positive
+from voxelfield.models import Component
+"""
+
+WEIGHT = """
+@dataclass(frozen=True)
+class BrightSettings(ComponentSettings):
+    name = "bright"
+    bright: NotNegative = key("trainer.loss.bright", 0.0, off=0)
+
+    def build(self, training):
+        return [Bright(self.bright)]
+
+
+class Bright(Component):
+    name = "bright"
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def prepare(self, batch):
+        batch.weigh(1 + self.weight * batch.rgba[:, :3].mean(dim=1))
+"""
+
+CORRECTION = """
+@dataclass(frozen=True)
+class GainSettings(ComponentSettings):
+    name = "gain"
+    after = ("environment",)
+    excludes: ClassVar[Mapping[str, str]] = {"exposure": "which has gains too"}
+    gain: bool = key("trainer.gain", False, off=False, fixed=True)
+    gain_lr: Positive = key("optimizer.gain_lr", 0.01, idle=True)
+
+    def build(self, training):
+        return [Gain(len(training.scene.train), self.gain_lr, training.model.device)]
+
+
+class Gain(Component):
+    name = "gain"
+
+    def __init__(self, images, lr, device):
+        self.logs, self.lr = nn.Parameter(torch.zeros(images, 1, device=device)), lr
+
+    def adjust(self, outputs, batch):
+        outputs.rgb = outputs.rgb * batch.for_rays(self.logs.index_select(0, batch.images)).exp()
+
+    def param_groups(self):
+        return {"gain": ([self.logs], self.lr)}
+
+    def state_dict(self):
+        return {"logs": self.logs.detach()}
+
+    def load_state_dict(self, state):
+        self.logs.data.copy_(state["logs"])
+"""
+
+BACKGROUND = """
+@dataclass(frozen=True)
+class SkylightSettings(ComponentSettings):
+    name = "skylight"
+    weight: NotNegative = key("trainer.skylight.weight", 0.0, off=0)
+    lr: Positive = key("trainer.skylight.lr", 0.05, idle=True)
+
+    def build(self, training):
+        return [Skylight(self, training.model.device)]
+
+
+class Skylight(Component):
+    name = "skylight"
+
+    def __init__(self, settings, device):
+        self.settings, self.color = settings, nn.Parameter(torch.full((3,), 0.5, device=device))
+
+    def prepare(self, batch):
+        batch.background = torch.lerp(batch.background, self.color, self.settings.weight)
+
+    def param_groups(self):
+        return {"skylight": ([self.color], self.settings.lr)}
+
+    def state_dict(self):
+        return {"color": self.color.detach()}
+
+    def load_state_dict(self, state):
+        self.color.data.copy_(state["color"])
+"""
+
+OPTIMIZER = """
+from voxelfield.foundation.optimizers import EagerMethods
+
+
+@dataclass(frozen=True)
+class LionSettings(ComponentSettings):
+    name = "lion"
+    excludes: ClassVar[Mapping[str, str]] = {"matrices": "which updates them too"}
+    lion: bool = key("optimizer.lion", False, off=False, fixed=True)
+
+    def build(self, training):
+        return [Lion()]
+
+
+class Lion(Component):
+    name = "lion"
+
+    def network_optimizer(self, parameters, lr, betas, weight_decay):
+        matrices = [parameter for parameter in parameters if parameter.dim() == 2]
+        return Signs(matrices, {"lr": lr, "momentum": betas[0]})
+
+
+class Signs(EagerMethods):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    mean = self.state[matrix].setdefault("mean", torch.zeros_like(matrix))
+                    mean.lerp_(matrix.grad, 1 - group["momentum"])
+                    matrix -= 0.1 * group["lr"] * mean.sign()
+"""
+
+PACKAGES = {
+    "bright": (WEIGHT, ("trainer.loss.bright=0.5",)),
+    "gain": (CORRECTION, ("trainer.gain=true", "optimizer.gain_lr=0.02")),
+    "skylight": (BACKGROUND, ("trainer.skylight.weight=0.5",)),
+    "lion": (OPTIMIZER, ("optimizer.lion=true", "optimizer.matrices=adamw")),
+}
+QUICK = (*short_runs.TINY, "device=cpu", "logger=none", "trainer.model_file=none")
+
+
+def install(folder: Path, name: str, value: str, text: str | None = None) -> None:
+    """Writes what pip would write of a package of one file."""
+    metadata = folder / f"{name}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[voxelfield.components]\n{name} = {value}\n")
+    if text is not None:
+        (folder / f"{name}.py").write_text(text)
+
+
+def run(*command: str, package: Path, tree: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter, because components are found when the settings are imported."""
+    paths = os.pathsep.join((str(tree), str(package)))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    return subprocess.run([sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("installed")
+    for name, (text, _) in PACKAGES.items():
+        install(folder, name, name, HEAD + text)
+    return folder
+
+
+def differences(one: object, other: object, path: str = "") -> list[str]:
+    """The entries of two checkpoints that differ, but for the time that they took."""
+    if isinstance(one, torch.Tensor):
+        return [] if torch.equal(one, other) else [path]
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        return [found for key in one for found in differences(one[key], other[key], f"{path}/{key}")]
+    if isinstance(one, list | tuple):
+        return [found for two in zip(one, other, strict=True) for found in differences(*two, f"{path}[]")]
+    return [] if one == other or path in ("/train_seconds", "/config/resume") else [path]
+
+
+@pytest.mark.slow
+def test_components_of_other_packages_train_and_are_resumed(package: Path, tmp_path: Path) -> None:
+    options = [option for _, chosen in PACKAGES.values() for option in chosen]
+    folders = {name: f"hydra.run.dir={tmp_path / name}" for name in ("whole", "again", "without")}
+    done = run("train.py", *QUICK, *options, "trainer.keep_checkpoints=true", folders["whole"], package=package)
+    assert done.returncode == 0, done.stderr[-3000:]
+    half_way = f"resume={tmp_path / 'whole' / 'checkpoint_0000010.pt'}"
+    done = run("train.py", *QUICK, *options, half_way, folders["again"], package=package)
+    assert done.returncode == 0, done.stderr[-3000:]
+    whole, resumed = (load_checkpoint(tmp_path / each) for each in ("whole", "again"))
+    assert differences(whole, resumed) == []
+    assert whole["gain"]["logs"].all()
+    assert (whole["skylight"]["color"] != 0.5).all()
+    assert all(state["mean"].any() for state in whole["optimizer"]["lion"]["state"].values())
+    # The same in Python, and without one of them at a time.
+    program = """
+import sys
+from pathlib import Path
+import torch, voxelfield
+from voxelfield.runs.train import load_configured_scene
+from voxelfield.settings import preset
+for name in ("all", "bright", "gain", "skylight", "lion"):
+    off = {"bright": "trainer.loss.bright=0", "gain": "trainer.gain=false", "skylight": "trainer.skylight.weight=0",
+           "lion": "optimizer.lion=false"}.get(name)
+    given = [each for each in sys.argv[2:] if name != "gain" or "gain_lr" not in each]
+    settings = preset(*given, *([] if off is None else [off]), device="cpu")
+    session = voxelfield.Session(load_configured_scene(settings, Path.cwd()), settings)
+    assert name not in [component.name for component in session.components]
+    session.fit()
+    torch.save(session.field.state_dict(), f"{sys.argv[1]}/{name}.pt")
+"""
+    given = [option for option in QUICK if not option.startswith("device")]
+    done = run("-c", program, str(tmp_path), *given, *options, package=package)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert differences(torch.load(tmp_path / "all.pt"), whole["field"]) == []
+    for name in PACKAGES:
+        assert differences(torch.load(tmp_path / f"{name}.pt"), whole["field"]) != []
+    refused = run("train.py", *QUICK, half_way, folders["without"], package=package).stderr
+    assert "trainer.gain must be true, as in the checkpoint, got false" in refused
+
+
+@pytest.mark.slow
+def test_wrong_settings_are_refused_by_name(package: Path) -> None:
+    expected = {
+        ("trainer.gain=true", "trainer.exposure=affine"): "trainer.gain must be false with trainer.exposure=affine",
+        ("optimizer.lion=true",): "optimizer.lion must be false with optimizer.matrices=muon",
+        ("optimizer.gain_lr=0.5",): "optimizer.gain_lr must be left at 0.01 where trainer.gain is false, got 0.5",
+        ("trainer.skylight.weight=-1",): "trainer.skylight.weight must be at least 0, got -1.0",
+    }
+    program = """
+import sys
+from voxelfield.settings import preset
+for given in sys.argv[1:]:
+    try:
+        preset(*given.split())
+    except ValueError as error:
+        print(error)
+"""
+    done = run("-c", program, *map(" ".join, expected), package=package)
+    found = done.stdout.splitlines()
+    assert len(found) == len(expected), done.stderr
+    assert all(line.startswith(message) for line, message in zip(found, expected.values(), strict=True)), found
+    done = run("train.py", *QUICK, "trainer.skylight.wieght=1", package=package)
+    assert done.returncode == 2
+    assert "did you mean trainer.skylight.weight?" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_package_that_cannot_be_used_harms_no_other_run(tmp_path: Path) -> None:
+    install(tmp_path, "broken", "there_is_no_such_module")
+    install(tmp_path, "again", "again", HEAD + WEIGHT.replace("trainer.loss.bright", "trainer.loss.robust"))
+    late = WEIGHT.replace('name = "bright"', 'name = "bright"\n    after = ("foo",)', 1)
+    install(tmp_path, "late", "late:BrightSettings", HEAD + late)
+    done = run("train.py", "trainer.steps=-1", package=tmp_path)
+    assert "component broken is not available, because there_is_no_such_module cannot be used" in done.stderr
+    assert "BrightSettings must have a key and a name of its own, got trainer.loss.robust" in done.stderr
+    assert "trainer.steps must be at least 1, got -1" in done.stderr
+    done = run("train.py", *QUICK, "trainer.loss.bright=1", package=tmp_path)
+    assert "BrightSettings.after must name components, average, bright" in done.stderr
+    assert "got 'foo'" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_component_of_ours_computes_the_same_outside(tmp_path: Path) -> None:
+    tree, inside = tmp_path / "tree", ROOT / "voxelfield"
+    (tree / "voxelfield" / "components").mkdir(parents=True)
+    # The folder of a program is that of the file itself, not of a link to it.
+    shutil.copy(ROOT / "train.py", tree)
+    for folder, kept in (
+        (ROOT, {"voxelfield", "train.py"}),
+        (inside, {"components"}),
+        (inside / "components", {"sharpness.py"}),
+    ):
+        for path in folder.iterdir():
+            if path.name not in {*kept, "__pycache__", ".git", "runs"}:
+                (tree / path.relative_to(ROOT)).symlink_to(path)
+    install(tmp_path, "moved", "moved", (inside / "components" / "sharpness.py").read_text(encoding="utf-8"))
+    states = []
+    for name, where in (("inside", ROOT), ("outside", tree)):
+        options = ("trainer.loss.sharpness=1", f"hydra.run.dir={tmp_path / name}")
+        done = run("train.py", *QUICK, *options, package=tmp_path / ("tree" if name == "inside" else ""), tree=where)
+        assert done.returncode == 0, done.stderr[-3000:]
+        states.append(load_checkpoint(tmp_path / name))
+    assert differences(*states) == []
