@@ -48,7 +48,7 @@ _HOMES = {
     "Session": "training.session",
     "VoxelGrid": "grids.voxel_grid",
     "VoxelPyramid": "grids.pyramid",
-    "load": "loading",
+    "load": "trained.loading",
     "load_scene": "datasets.loading",
     "render": "rendering.render",
     "scene_from_arrays": "datasets.arrays",

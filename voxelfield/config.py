@@ -141,6 +141,22 @@ def parse(schema: type[Config], values: Any, name: str = "") -> Config:
     return parsed
 
 
+def changed(config: Config, values: Mapping[str, Any]) -> Config:
+    """Returns a whole configuration with other values of some keys, which are converted and checked like the others.
+
+    Args:
+        config: The configuration, as :func:`parse` returned it.
+        values: The values.
+
+    Raises:
+        ValueError: As for :func:`parse`.
+    """
+    hints = _hints(type(config))
+    parsed: Any = dataclasses.replace(config, **{key: _convert(x, hints[key], key) for key, x in values.items()})  # type: ignore[type-var]
+    parsed.check("")
+    return parsed
+
+
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Returns the message for an unknown key.
 

@@ -543,7 +543,7 @@ def test_settings_apply_to_the_trainer_that_the_scene_chooses(places, tmp_path, 
 
 
 def test_a_scene_that_ends_at_its_box_is_not_loaded_to_choose_the_trainer(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_training, "load_configured_scene", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(run_training, "load_configured_scene", lambda *_, **__: pytest.fail("loaded"))
     before = list(sys.argv)
     assert settings_of_run(monkeypatch, tmp_path) == preset("trainer=default", device="cpu", name="train")
     assert sys.argv == before, "the command line of this process is not that of the run"

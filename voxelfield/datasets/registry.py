@@ -59,24 +59,38 @@ FORMATS: tuple[Format, ...] = (
 """All formats; the first that recognises a folder and can use its files loads it."""
 
 
+@dataclass(frozen=True)
+class FoundScene:
+    """The folder of a scene, and the formats that recognise it, in the order in which they are tried."""
+
+    folder: Path
+    formats: tuple[Format, ...]
+
+
+def recognise(folder: Path) -> FoundScene | None:
+    """Returns the scene in a folder; None if no format recognises it."""
+    formats = tuple(known for known in FORMATS if known.recognises(folder))
+    return FoundScene(folder, formats) if formats else None
+
+
 def is_scene(folder: Path) -> bool:
     """Returns whether a format recognises a folder."""
-    return any(known.recognises(folder) for known in FORMATS)
+    return recognise(folder) is not None
 
 
-def formats_of(folder: Path) -> list[Format]:
-    """Returns all formats that recognise a folder, at least one, in the order in which they are tried.
+def scene_in(folder: Path) -> FoundScene:
+    """Returns the scene in a folder.
 
     Raises:
-        FileNotFoundError: No format does; the message lists the files of each, and names a scene close by.
+        FileNotFoundError: No format recognises it; the message lists the files of each, and names a scene close by.
     """
-    found = [known for known in FORMATS if known.recognises(folder)]
-    if not found and folder.is_dir():
+    found = recognise(folder)
+    if found is None and folder.is_dir():
         raise FileNotFoundError(
             f"folder must be a scene with {wanted_files()} in it, got {folder}, which holds none of these"
             f"{_scene_around(folder)}"
         )
-    if not found:
+    if found is None:
         raise FileNotFoundError(f"folder must be a scene, got {folder}, {why_no_folder(folder)}")
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -38,18 +39,38 @@ def config_name(device: str = "auto") -> str:
 _MANY_PHOTOGRAPHS = 100
 
 
-def trainer_for(scene: Scene, warp: Warp | None, model: str, *, sparse: bool) -> str:
+# Settings that rule out a preset with sparse levels.
+_RESOLUTION_SETTINGS = frozenset(
+    ("trainer.finest_resolution", "trainer.sparse_resolutions", "trainer.stages", "model.resolutions")
+)
+
+REASONS = {
+    "default": "a scene that ends at its box, and for models other than pyramid",
+    "few_photographs": "this number of photographs",
+    "few_photographs_dense": "this number of photographs with settings that rule out sparse levels",
+    "forward_facing": "photographs that all face the same way",
+    "many_photographs": "this number of photographs",
+    "unbounded": "this number of photographs with settings that rule out sparse levels",
+}
+"""Why ``trainer=auto`` stands for a file in ``configs/trainer``, by its name."""
+
+
+def trainer_for(scene: Scene, warp: Warp | None, model: str, *, keys: Collection[str], refines: bool) -> str:
     """Returns the file in ``configs/trainer`` that ``trainer=auto`` stands for.
+
+    Presets with sparse levels are left out if cameras are refined, which does not support them, and if the user has
+    chosen resolutions, which contradict those of the preset.
 
     Args:
         scene: The loaded scene.
         warp: The warp of its field. A scene with a warp consists of photographs of a place.
         model: A file in ``configs/model``. The presets for photographs are meant for the default one.
-        sparse: Whether the run can have sparse levels. Camera refinement does not support them, and settings of the
-            resolutions contradict those of a preset with sparse levels.
+        keys: The keys that the user has given.
+        refines: Whether cameras are refined.
     """
     if warp is None or model != "pyramid":
         return "default"
+    sparse = not refines and _RESOLUTION_SETTINGS.isdisjoint(keys)
     if sum(len(split) for split in scene.splits.values()) >= _MANY_PHOTOGRAPHS:
         return "many_photographs" if sparse else "unbounded"
     if warp.is_forward_facing:
@@ -171,8 +192,8 @@ def complete(
         name = config_name(device)
         if scene is not None and (trainer == "auto" or (trainer is None and name == "train")):
             # A model that is given as an object has its own resolutions.
-            sparse = isinstance(model, str) and not (camera is not None and camera.refines)
-            chosen = trainer_for(scene, warp, kind, sparse=sparse)
+            keys = () if isinstance(model, str) else ("model.resolutions",)
+            chosen = trainer_for(scene, warp, kind, keys=keys, refines=camera is not None and camera.refines)
             given["trainer"] = trainer if chosen == "default" else chosen
         # A model that is not declared anywhere has no file, but can be trained nevertheless.
         given["model"] = kind if isinstance(model, str) or kind in model_names() else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +26,7 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.fields.field import RadianceField
+from voxelfield.foundation.errors import shown
 from voxelfield.interrupt import Interrupt
 from voxelfield.models.batch import Batch
 from voxelfield.models.component import Component, Loss, LossTerms
@@ -34,15 +36,14 @@ from voxelfield.models.settings import reached_resolution
 from voxelfield.models.training import MemoryEstimate, TrainingSetup
 from voxelfield.rendering.march import Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.projection import fraction_through_box
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.run_directory import RunDirectoryLock
 from voxelfield.settings import CameraConfig, OptimizerConfig, RunConfig, TrainerConfig
+from voxelfield.settings.resolve import resolve_arguments
 from voxelfield.trained.build import untrained_model
 from voxelfield.trained.checkpoint_file import CheckpointWriter
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.trained.zero_packing import pack_streams
-from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.build import configured_components
 from voxelfield.training.execution import GraphedCall, synchronized_time
 from voxelfield.training.fingerprint import changes, fingerprint
@@ -94,7 +95,7 @@ class Session:
         sampler: Places samples on the rays of training (:data:`voxelfield.rendering.march.Sampler`).
         device: Device on which to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``; None means ``auto``.
         seed: Seed of torch's random number generators, set before the field is built; None means 0.
-        output: Folder for checkpoints; None writes no files.
+        output: Folder for checkpoints, or the lock of one that the caller has taken; None writes no files.
         logger: Receives scalars and images; None discards them.
         on_step: Called after every step; its time counts as training time. On CUDA, steps are asynchronous, so reading
             a tensor synchronises.
@@ -140,33 +141,29 @@ class Session:
         sampler: Sampler = visible_samples,
         device: torch.device | str | None = None,
         seed: int | None = None,
-        output: Path | str | None = None,
+        output: Path | str | RunDirectoryLock | None = None,
         logger: RunLogger | None = None,
         on_step: Hook | None = None,
         on_stage: Hook | None = None,
         on_preview: Hook | None = None,
     ) -> None:
         losses = losses or {}
-        given = {"scene": scene, "model": model, "trainer": trainer, "optimizer": optimizer}
-        check_types(losses, components, sampler, **given, camera=camera, output=output)
-        config = run_settings(scene, model, trainer, optimizer, camera, warp, device, seed)
+        _check_types(losses, components, sampler, output)
+        config = resolve_arguments(scene, model, trainer, optimizer, camera, warp, device, seed)
         self.scene = scene
-        self.config = config
-        # The steps follow these settings; the run records the given settings.
-        self._trainer = config.trainer
-        if config.recorded_warp is None:
-            cameras = scene.train.cameras
-            share = fraction_through_box(cameras, torch.tensor(config.scene.aabb, device=cameras.c2w.device))
-            self._trainer = config.trainer.with_rays_that_miss(share)
+        self.config = RunConfig(**vars(config))
         self.device = choose_device(config.device)
         self.log = NullLogger() if logger is None or not processes.is_first() else logger
-        self.output = None if output is None else Path(output)
+        # A lock that is handed on ends with the caller; one of its own lasts as long as the session writes.
+        self._lock = output if isinstance(output, RunDirectoryLock) else None
+        self._unlocks_after_waiting = False
+        folder = output.directory if isinstance(output, RunDirectoryLock) else output
+        self.output = None if folder is None else Path(folder)
         if len(set(processes.gather_objects(output is None))) > 1:
             raise ValueError("output must be given in all processes of a group or in none, got one in some of them")
         self._on_step, self._on_stage, self._on_preview = on_step, on_stage, on_preview
         divided = scene.train.local_slice is not None
         self._writer: CheckpointWriter | None = None
-        self._writing = contextlib.ExitStack()
         if self.output is not None and processes.is_first():
             self._writer = CheckpointWriter(self.output, config.trainer.keep_checkpoints, self._before_writing)
         self._fingerprint: Future[dict[str, Tensor]] | None = None
@@ -207,7 +204,7 @@ class Session:
             self.model,
             pixels,
             self.optimizers,
-            self._trainer,
+            trainer,
             components=[*self._joining, LossTerms(losses)],
             sampler=sampler,
             shared=True,
@@ -286,7 +283,7 @@ class Session:
         """
         return estimate_memory(
             untrained_model(self.config, "meta"),
-            self._trainer,
+            self.config.trainer,
             self.scene.train,
             self.device.type,
             images=self._images if images is None else images,
@@ -529,18 +526,27 @@ class Session:
     @contextlib.contextmanager
     def _locked_output(self, wait: bool) -> Iterator[None]:
         """Locks the output folder for a block and, unless the block waits for its files, until :meth:`wait`."""
-        if self._writer is None:
+        if self._writer is None or (self._lock is not None and not self._unlocks_after_waiting):
             yield
             return
-        with RunDirectoryLock.acquire(self._writer.directory, "output"):
+        lock = self._lock or RunDirectoryLock(self._writer.directory, "output")
+        self._lock, self._unlocks_after_waiting = lock, False
+        try:
             yield
-            if not wait:
-                self._writing.enter_context(RunDirectoryLock.acquire(self._writer.directory, "output"))
+            self._unlocks_after_waiting = not wait
+        finally:
+            if not self._unlocks_after_waiting:
+                self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+        self._lock, self._unlocks_after_waiting = None, False
 
     def _before_writing(self) -> None:
         """Called by the thread that writes checkpoints, before each of them."""
-        assert self.output is not None
-        RunDirectoryLock.renew(self.output)
+        if self._lock is not None:
+            self._lock.renew()
         # A run that is resumed does not log earlier steps again.
         self._records.flush()
 
@@ -586,8 +592,11 @@ class Session:
             OSError: It could not be written.
         """
         if self._writer is not None:
-            with self._writing:
+            try:
                 self._writer.wait()
+            finally:
+                if self._unlocks_after_waiting:
+                    self._unlock()
 
     def restore(self, checkpoint: dict[str, Any], *, path: Path | None = None, replaced: Sequence[Path] = ()) -> None:
         """Resumes from the content of a checkpoint; the grid adopts the saved resolution and box.
@@ -672,6 +681,20 @@ class Session:
 
     def _now(self) -> float:
         return synchronized_time(self.device)
+
+
+def _check_types(losses: Mapping[str, Loss], components: Sequence[Component], sampler: Sampler, output: object) -> None:
+    """Raises TypeError unless arguments of a session that are not settings have the right types."""
+    for index, component in enumerate(components):
+        if not isinstance(component, Component):
+            raise TypeError(f"components[{index}] must be a voxelfield.models.Component, got {shown(component)}")
+    for name, loss in losses.items():
+        if not callable(loss):
+            raise TypeError(f"losses[{name!r}] must be a function of outputs and batch, got {shown(loss)}")
+    if not callable(sampler):
+        raise TypeError(f"sampler must be a function like visible_samples, got {shown(sampler)}")
+    if not isinstance(output, (str, os.PathLike, RunDirectoryLock, type(None))):
+        raise TypeError(f"output must be a path or None, got {shown(output)}")
 
 
 def _due(step: int, every: int) -> bool:
