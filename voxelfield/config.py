@@ -151,10 +151,13 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
     Raises:
         ValueError: As for :func:`parse`.
     """
-    hints = _hints(type(config))
-    parsed: Any = dataclasses.replace(config, **{key: _convert(x, hints[key], key) for key, x in values.items()})  # type: ignore[type-var]
-    parsed.check("")
-    return parsed
+    whole: Any = config
+    schema: Any = type(config)
+    hints = _hints(schema)
+    whole = dataclasses.replace(whole, **{key: _convert(value, hints[key], key) for key, value in values.items()})
+    whole.check("")
+    result: Config = whole
+    return result
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:

@@ -71,7 +71,8 @@ def main(arguments: Sequence[str]) -> int:
     offer_defaults()
     if any(text.startswith("--e") for text in arguments):
         return _end("--experimental-rerun is not supported: continue a run with resume=RUN_DIRECTORY", 2)
-    options, overrides = [], []
+    options: list[str] = []
+    overrides: list[str] = []
     for before, text in pairwise(["", *arguments]):
         (options if text.startswith("-") or before in _WITH_VALUE else overrides).append(text)
     try:
@@ -104,7 +105,9 @@ def _run_hydra(configuration: str, overrides: Sequence[str], options: Sequence[s
     if not options and not any(text.startswith("hydra.mode") for text in overrides):
         # hydra.main would compose the settings once more, only to see whether they are those of a sweep.
         with hydra.initialize_config_dir(str(config_folder()), job_name="train", version_base="1.3"):
-            GlobalHydra.instance().hydra.run(configuration, train, list(overrides))
+            started = GlobalHydra.instance().hydra
+            assert started is not None
+            started.run(configuration, train, list(overrides))
         return
     before, program = sys.argv, sys.argv[0] if Path(sys.argv[0]).name == "train.py" else "voxelfield train"
     sys.argv = [program, *overrides, *options]

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -101,11 +101,11 @@ def resolve_arguments(
     seed: int | None,
 ) -> ResolvedConfig:
     """Returns the settings of a session from its arguments, which are those of :class:`voxelfield.Session`."""
-    arguments = {"scene": scene, "model": model, "trainer": trainer, "optimizer": optimizer, "camera": camera}
-    for name, value in arguments.items():
+    arguments: dict[str, object] = {"model": model, "trainer": trainer, "optimizer": optimizer}
+    for name, argument in {"scene": scene, **arguments, "camera": camera}.items():
         types, words = _TYPES[name]
-        if not isinstance(value, types):
-            raise TypeError(f"{name} must be {words}, got {shown(value)}")
+        if not isinstance(argument, types):
+            raise TypeError(f"{name} must be {words}, got {shown(argument)}")
     if isinstance(model, ResolvedConfig):
         return model
     config = None
@@ -162,7 +162,8 @@ class AutoTrainer:
         if self.record is not None:
             OmegaConf.save(merged, self.record / "config.yaml")
             OmegaConf.save(OmegaConf.create([*self.overrides, f"trainer={name}"]), self.record / "overrides.yaml")
-        before, after = (OmegaConf.to_container(config, resolve=True) for config in (self.composed, merged))
+        both = (OmegaConf.to_container(config, resolve=True) for config in (self.composed, merged))
+        before, after = (cast("dict[str, Any]", values) for values in both)
         return changed(settings, {key: value for key, value in after.items() if value != before[key]})
 
     def _merged(self, name: str) -> DictConfig:
@@ -178,7 +179,7 @@ class AutoTrainer:
                     continue
                 if override.is_delete():
                     parent, _, last = key.rpartition(".")
-                    OmegaConf.select(merged, parent).pop(last, None)
+                    cast("DictConfig", OmegaConf.select(merged, parent)).pop(last, None)
                 else:
                     OmegaConf.update(merged, key, override.value(), merge=True)
         return merged
