@@ -187,6 +187,6 @@ class AutoTrainer:
 
 def _files(folder: Path, name: str) -> list[Any]:
     """Returns the content of a file in ``configs/``, after that of the files in its list of defaults."""
-    content = OmegaConf.load(folder / f"{name}.yaml")
+    content = cast("DictConfig", OmegaConf.load(folder / f"{name}.yaml"))
     bases = [base for base in content.pop("defaults", ()) if base != "_self_"]
     return [*(file for base in bases for file in _files(folder, base)), content]
