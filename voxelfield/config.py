@@ -141,25 +141,6 @@ def parse(schema: type[Config], values: Any, name: str = "") -> Config:
     return parsed
 
 
-def changed(config: Config, values: Mapping[str, Any]) -> Config:
-    """Returns a whole configuration with other values of some keys, which are converted and checked like the others.
-
-    Args:
-        config: The configuration, as :func:`parse` returned it.
-        values: The values.
-
-    Raises:
-        ValueError: As for :func:`parse`.
-    """
-    whole: Any = config
-    schema: Any = type(config)
-    hints = _hints(schema)
-    whole = dataclasses.replace(whole, **{key: _convert(value, hints[key], key) for key, value in values.items()})
-    whole.check("")
-    result: Config = whole
-    return result
-
-
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Returns the message for an unknown key.
 

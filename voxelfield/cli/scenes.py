@@ -78,4 +78,4 @@ def load_scene_of(
 
 def scene_folder(run: TrainedModel, options: argparse.Namespace) -> Path:
     """Returns the folder that :func:`load_scene_of` loads from."""
-    return find_scene(run.config.scene.name, options.data_root or run.config.data.root)
+    return find_scene(run.config.scene.name, options.data_root or run.config.data.root).folder

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from voxelfield.datasets import colmap
 from voxelfield.datasets import download as downloads
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.registry import FoundScene, is_scene, recognise, scene_in, wanted_files
+from voxelfield.datasets.registry import FoundScene, recognise, scene_in, wanted_files
 from voxelfield.datasets.scene import Scene
 from voxelfield.installed import BUNDLED_SCENE, MissingPackageError, bundled_scene, config_folder
 
@@ -36,7 +36,7 @@ def load_scene(
     """Loads a scene in one of the formats of :mod:`voxelfield.datasets.registry`; its files determine which.
 
     Args:
-        scene: Its folder, the scene that :func:`locate_scene` returned, or its name. As text, a name in
+        scene: Its folder, the scene that :func:`find_scene` returned, or its name. As text, a name in
             ``configs/scene`` takes precedence over a folder of that name in the working directory.
         root: Folder of scenes, where a name is looked for.
         download: Fetch a scene that is not there but public.
@@ -97,7 +97,7 @@ def scene_of(scene: str, root: Path | str = "data", download: bool = False) -> F
     if not has_settings and (found := recognise(folder)) is not None:
         return found
     try:
-        return locate_scene(scene, root, download=download)
+        return find_scene(scene, root, download=download)
     except SceneNotFoundError:
         # If the text can only mean this folder, the error should name its missing files instead of other folders.
         if is_path(scene) or (not has_settings and folder.exists()):
@@ -127,7 +127,7 @@ def is_path(scene: str) -> bool:
     return len(Path(scene).parts) > 1 or "\\" in scene or scene.startswith((".", "~"))
 
 
-def locate_scene(name: str, root: Path | str = "data", *, download: bool = False) -> FoundScene:
+def find_scene(name: str, root: Path | str = "data", *, download: bool = False) -> FoundScene:
     """Finds a scene by its name: first ``root/name``, then ``$VOXELFIELD_DATA/name``; ``bricks`` comes with voxelfield.
 
     A folder counts when a format of :mod:`voxelfield.datasets.registry` recognises it. Downloads write the files by
@@ -167,18 +167,13 @@ def locate_scene(name: str, root: Path | str = "data", *, download: bool = False
     )
 
 
-def find_scene(name: str, root: Path | str = "data", *, download: bool = False) -> Path:
-    """Returns the folder of the scene that :func:`locate_scene` finds; the arguments are its own."""
-    return locate_scene(name, root, download=download).folder
-
-
 def _advice(name: str, root: Path) -> str:
     if name in downloads.downloadable_scenes():
         command = f"voxelfield download {name} --root {shlex.quote(str(root))}"
         fetch = f"fetch it with `{command}`, or pass data.download=true to fetch it now"
     else:
         fetch = f"it has no download (those that have: {', '.join(downloads.downloadable_scenes())})"
-    if is_scene(Path(name)):
+    if recognise(Path(name)) is not None:
         # A name has settings and is not a path, so a folder of that name here was not looked at.
         fetch = f"scene=./{name} is the folder of that name here; {fetch}"
     return fetch if name == BUNDLED_SCENE else f"{fetch}; scene={BUNDLED_SCENE} needs no download"

@@ -73,11 +73,6 @@ def recognise(folder: Path) -> FoundScene | None:
     return FoundScene(folder, formats) if formats else None
 
 
-def is_scene(folder: Path) -> bool:
-    """Returns whether a format recognises a folder."""
-    return recognise(folder) is not None
-
-
 def scene_in(folder: Path) -> FoundScene:
     """Returns the scene in a folder.
 
@@ -109,10 +104,10 @@ def why_no_folder(path: Path) -> str:
 
 def _scene_around(path: Path) -> str:
     """Names a scene among the folders in a folder, or the scene that a path is a part of."""
-    inside = next(filter(is_scene, _folders_in(path)), None)
+    inside = next(filter(recognise, _folders_in(path)), None)
     if inside is not None:
         return f"; its folder {inside} is a scene"
-    around = next(filter(is_scene, path.resolve().parents[:2]), None)
+    around = next(filter(recognise, path.resolve().parents[:2]), None)
     return "" if around is None else f"; it is a part of the scene {around}"
 
 

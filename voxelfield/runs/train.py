@@ -19,7 +19,8 @@ import yaml
 from voxelfield import _library, processes
 from voxelfield.config import parse
 from voxelfield.datasets.images import IMAGE_SUFFIXES
-from voxelfield.datasets.loading import FoundScene, load_scene, locate_scene
+from voxelfield.datasets.loading import find_scene, load_scene
+from voxelfield.datasets.registry import FoundScene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import check_pictures, evaluate_split
@@ -95,64 +96,51 @@ def train_as_configured(
         interrupt = stack.enter_context(Interrupt())
         stack.enter_context(reproducible(settings.deterministic))
         load = functools.cache(functools.partial(_load, settings, root, found))
-        return _train(settings, run_directory, root, interrupt, auto, lock, load)
-
-
-def _train(
-    settings: RunConfig,
-    run_directory: Path,
-    root: Path,
-    interrupt: Interrupt,
-    auto: AutoTrainer | None,
-    lock: RunDirectoryLock | None,
-    load: Callable[[], tuple[Scene, Warp | None]],
-) -> dict[str, Any] | None:
-    """Implements :func:`train_as_configured` for a directory that this process has locked."""
-    timing, viewer = Timing(), _viewer(settings.logger)
-    session: Session | None = None
-    try:
-        with interrupt.at_once():
-            # The scene is loaded only once the settings are known to ask for a training, unless they depend on it.
-            if auto is not None:
-                settings = auto.choose(settings, *load())
-            settings = planned(settings)
-            metrics = finished_metrics(run_directory, settings) if settings.resume == AUTO else None
-            if metrics is not None:
-                logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
-                if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
-                    logger.warning("there is no checkpoint of its last step: training cannot be extended")
-                return metrics
-            session = _begin(settings, load, run_directory, root, timing, viewer, lock)
-        if not session.fit(wait=False):
-            if not processes.is_first():
-                return {}
+        timing, viewer = Timing(), _viewer(settings.logger)
+        session: Session | None = None
+        try:
+            with interrupt.at_once():
+                # The scene is loaded only once the settings are known to ask for a training, unless they depend on it.
+                if auto is not None:
+                    settings = auto.choose(settings, *load())
+                settings = planned(settings)
+                metrics = finished_metrics(run_directory, settings) if settings.resume == AUTO else None
+                if metrics is not None:
+                    logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
+                    if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
+                        logger.warning("there is no checkpoint of its last step: training cannot be extended")
+                    return metrics
+                session = _begin(settings, load, run_directory, root, timing, viewer, lock)
+            if not session.fit(wait=False):
+                if not processes.is_first():
+                    return {}
+                session.wait()
+                logger.warning("stopped after step %d; %s", session.step, _how_to_go_on(session))
+                return None
+            timing.end("train")
+            with interrupt.at_once(), explain_shortage(session.estimate_memory, session.device):
+                metrics = finish(session, settings, run_directory, timing, lock)
+        except Interrupted:
+            if session is None:
+                logger.warning("stopped before training began")
+                return None
             session.wait()
-            logger.warning("stopped after step %d; %s", session.step, _how_to_go_on(session))
+            logger.warning("stopped while evaluating; %s", _how_to_go_on(session))
             return None
-        timing.end("train")
-        with interrupt.at_once(), explain_shortage(session.estimate_memory, session.device):
-            metrics = finish(session, settings, run_directory, timing, lock)
-    except Interrupted:
-        if session is None:
-            logger.warning("stopped before training began")
-            return None
-        session.wait()
-        logger.warning("stopped while evaluating; %s", _how_to_go_on(session))
-        return None
-    except Exception as error:
-        if session is None:
+        except Exception as error:
+            if session is None:
+                raise
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                session.wait()
+            if isinstance(error, OSError):
+                raise OSError(f"{error}; {_how_to_go_on(session)}") from error
             raise
-        with contextlib.suppress(OSError):  # the first error is the one to report
-            session.wait()
-        if isinstance(error, OSError):
-            raise OSError(f"{error}; {_how_to_go_on(session)}") from error
-        raise
-    finally:
-        if session is not None:
-            session.log.close()
-            if viewer is not None:
-                viewer.end()
-    return metrics
+        finally:
+            if session is not None:
+                session.log.close()
+                if viewer is not None:
+                    viewer.end()
+        return metrics
 
 
 def _viewer(settings: LoggerConfig) -> TrainingViewer | None:
@@ -331,7 +319,7 @@ def load_configured_scene(
     if found is None or found.folder != folder / settings.scene.name:
         if downloads and not processes.is_first():
             processes.barrier()
-        found = locate_scene(settings.scene.name, folder, download=downloads)
+        found = find_scene(settings.scene.name, folder, download=downloads)
         if downloads and processes.is_first():
             processes.barrier()
     depth = settings.trainer.loss.depth > 0 and "train" in splits

@@ -133,7 +133,7 @@ def composition_error(error: Exception) -> str:
         if group != "scene":
             return f"{group} must be one of {', '.join(options)}, got {clipped(name)!r}"
         try:
-            found = f": scene={find_scene(name)} is a scene of that name"
+            found = f": scene={find_scene(name).folder} is a scene of that name"
         except OSError:
             found = ""
         return f"scene must be a folder, or one of {', '.join(options)}, got {clipped(name)!r}{found}"

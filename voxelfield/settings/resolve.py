@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from voxelfield import processes
 from voxelfield.components.environment import choose_environment
-from voxelfield.config import changed, parse
+from voxelfield.config import parse
 from voxelfield.datasets.poses import check_cameras_see, likely_mistake
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transparency import check_visible
@@ -164,7 +164,11 @@ class AutoTrainer:
             OmegaConf.save(OmegaConf.create([*self.overrides, f"trainer={name}"]), self.record / "overrides.yaml")
         both = (OmegaConf.to_container(config, resolve=True) for config in (self.composed, merged))
         before, after = (cast("dict[str, Any]", values) for values in both)
-        return changed(settings, {key: value for key, value in after.items() if value != before[key]})
+        differing = {key: value for key, value in after.items() if value != before[key]}
+        groups = {key: parse(type(getattr(settings, key)), value, key) for key, value in differing.items()}
+        chosen = replace(settings, **groups)
+        chosen.check("")
+        return chosen
 
     def _merged(self, name: str) -> DictConfig:
         """Returns the configuration with a preset merged under the overrides, which refer to its values."""
