@@ -583,7 +583,7 @@ def test_the_device_that_is_asked_for_decides_on_the_defaults(overrides, expecte
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     chosen = []
 
-    monkeypatch.setattr("voxelfield.cli.train._run_hydra", lambda *given: chosen.append(given[-1]))
+    monkeypatch.setattr("voxelfield.cli.train._run_hydra", lambda configuration, *_: chosen.append(configuration))
     assert main(overrides) == 0
     assert chosen == [expected]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -288,14 +288,15 @@ def train(config: DictConfig) -> float | None:
         logger.info("on a CPU, model=dense and trainer=cpu are the defaults (smaller images, one smaller grid)")
     try:
         with launching.failing_together():
-            run = StartRun.run  # which is empty in a sweep
+            run = StartRun.run  # without settings and a lock in a sweep
             settings = run.settings or parse(RunConfig, config)
             if sweeps and settings.devices not in (None, "1"):
                 raise ValueError(f"devices must be 1 in a sweep, got {settings.devices}")
             output, auto = Path(job.runtime.output_dir), None
             if choices["trainer"] == "auto" and not settings.ends_at_box:
                 record = None if job.output_subdir is None else output / job.output_subdir
-                auto = AutoTrainer(config, list(job.overrides.task), choices["model"], record)
+                given = cast("list[str]", OmegaConf.to_container(job.overrides.task))
+                auto = AutoTrainer(config, given, choices["model"], record)
             with contextlib.ExitStack() as stack:
                 if sweeps:
                     reserved = launching.reserve_device(settings.device, Path(job.sweep.dir))
