@@ -37,8 +37,8 @@ from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.run_directory import RunDirectoryLock
 from voxelfield.runs.train import check_results, train_as_configured
-from voxelfield.settings import RunConfig, config_name
-from voxelfield.settings.presets import composition_error, offer_defaults
+from voxelfield.settings import RunConfig
+from voxelfield.settings.presets import composition_error, config_name, offer_defaults
 from voxelfield.settings.resolve import AutoTrainer
 
 logger = logging.getLogger("train")

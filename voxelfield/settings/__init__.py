@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from voxelfield.config import parse
 from voxelfield.settings.camera import CameraConfig, CameraStageConfig
-from voxelfield.settings.presets import complete, compose, config_name, preset, trainer_for
+from voxelfield.settings.presets import compose, preset
 from voxelfield.settings.run import DataConfig, LoggerConfig, RunConfig, SceneConfig
 from voxelfield.settings.trainer import (
     EvaluationConfig,
@@ -32,10 +32,7 @@ __all__ = [
     "SceneConfig",
     "StageConfig",
     "TrainerConfig",
-    "complete",
     "compose",
-    "config_name",
     "parse",
     "preset",
-    "trainer_for",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,9 +21,10 @@ from voxelfield.datasets.transparency import check_visible
 from voxelfield.foundation.errors import shown
 from voxelfield.installed import config_folder
 from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.registry import model_names
 from voxelfield.rendering.projection import fraction_through_box
 from voxelfield.settings.camera import CameraConfig
-from voxelfield.settings.presets import REASONS, complete, trainer_for
+from voxelfield.settings.presets import compose, composition_error, config_name
 from voxelfield.settings.run import RunConfig, SceneConfig
 from voxelfield.settings.trainer import OptimizerConfig, TrainerConfig
 from voxelfield.warps.choice import WarpConfig
@@ -35,6 +36,25 @@ logger = logging.getLogger(__name__)
 class ResolvedConfig(RunConfig):
     """The settings of a run as :func:`resolve` has settled them for its scene."""
 
+
+# With fewer photographs, training memorises them pixel by pixel unless it is short and fine levels decay.
+_MANY_PHOTOGRAPHS = 100
+
+
+# Settings that rule out a preset with sparse levels.
+_RESOLUTION_SETTINGS = frozenset(
+    ("trainer.finest_resolution", "trainer.sparse_resolutions", "trainer.stages", "model.resolutions")
+)
+
+# Why trainer=auto stands for a file in configs/trainer.
+_REASONS = {
+    "default": "a scene that ends at its box, and for models other than pyramid",
+    "few_photographs": "this number of photographs",
+    "few_photographs_dense": "this number of photographs with settings that rule out sparse levels",
+    "forward_facing": "photographs that all face the same way",
+    "many_photographs": "this number of photographs",
+    "unbounded": "this number of photographs with settings that rule out sparse levels",
+}
 
 # Types of a session's arguments, and the words for them in messages.
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
@@ -85,6 +105,65 @@ def resolve(settings: RunConfig, scene: Scene, warp: Warp | None) -> ResolvedCon
     return ResolvedConfig(**vars(settings) | settled)
 
 
+def trainer_for(scene: Scene, warp: Warp | None, model: str, *, keys: Collection[str], refines: bool) -> str:
+    """Returns the file in ``configs/trainer`` that ``trainer=auto`` stands for.
+
+    Presets with sparse levels are left out if cameras are refined, which does not support them, and if the user has
+    chosen resolutions, which contradict those of the preset.
+
+    Args:
+        scene: The loaded scene.
+        warp: The warp of its field. A scene with a warp consists of photographs of a place.
+        model: A file in ``configs/model``. The presets for photographs are meant for the default one.
+        keys: The keys that the user has given.
+        refines: Whether cameras are refined.
+    """
+    if warp is None or model != "pyramid":
+        return "default"
+    sparse = not refines and _RESOLUTION_SETTINGS.isdisjoint(keys)
+    if sum(len(split) for split in scene.splits.values()) >= _MANY_PHOTOGRAPHS:
+        return "many_photographs" if sparse else "unbounded"
+    if warp.is_forward_facing:
+        return "forward_facing"
+    return "few_photographs" if sparse else "few_photographs_dense"
+
+
+def completed(given: dict[str, Any], scene: Scene, warp: Warp | None, device: str) -> RunConfig:
+    """Returns settings in which everything not given has the value of ``python train.py model=NAME``.
+
+    Hydra is only used, and needs to be installed, if something is not given.
+
+    Args:
+        given: Settings by their key, or the names of their files; None for those that are not given. There is a model.
+        scene: The scene, on which the trainer depends unless it is given (:func:`trainer_for`).
+        warp: The warp of the scene's field, on which the trainer depends likewise.
+        device: Device of the run.
+
+    Raises:
+        ValueError: A name does not exist, or a value is not allowed; the message says which.
+    """
+    values = {key: value for key, value in given.items() if not isinstance(value, str | None)}
+    files = {group: given.get(group) for group in ("model", "trainer", "optimizer") if group not in values}
+    if files:
+        kind, name = given["model"] if "model" in files else given["model"].kind, config_name(device)
+        if given.get("trainer") == "auto" or (given.get("trainer") is None and name == "train"):
+            # A model that is given as an object has its own resolutions.
+            keys, camera = () if "model" in files else ("model.resolutions",), given.get("camera")
+            chosen = trainer_for(scene, warp, kind, keys=keys, refines=camera is not None and camera.refines)
+            files["trainer"] = files["trainer"] if chosen == "default" else chosen
+        # A model that is not declared anywhere has no file, but can be trained nevertheless.
+        files["model"] = kind if "model" in files or kind in model_names() else None
+        import hydra.errors
+
+        try:
+            choices = (f"{group}={file}" for group, file in files.items() if file is not None)
+            composed = compose(*choices, device=device, name=name)
+        except hydra.errors.MissingConfigException as error:
+            raise ValueError(composition_error(error)) from error
+        values = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True)) | values
+    return parse(RunConfig, values | {"device": device})
+
+
 def planned(settings: RunConfig) -> RunConfig:
     """Returns the settings that the processes of a run follow together, as ``trainer.scaling`` says."""
     return replace(settings, trainer=settings.trainer.scaled(processes.count()))
@@ -121,8 +200,8 @@ def resolve_arguments(
         chooses = parse(ModelConfig, {"kind": model}, "model") if isinstance(model, str) else model
         warp = chooses.choose_warp(scene, parse(WarpConfig, warp or {}, "warp"))
     if config is None:
-        device, seed = "auto" if device is None else str(device), 0 if seed is None else seed
-        config = complete(model, trainer, optimizer, camera, device=device, seed=seed, scene=scene, warp=warp)
+        given = {"model": model, "trainer": trainer, "optimizer": optimizer, "camera": camera, "seed": seed}
+        config = completed(given, scene, warp, "auto" if device is None else str(device))
     return resolve(planned(config), scene, warp)
 
 
@@ -155,7 +234,7 @@ class AutoTrainer:
         """
         keys = {text.lstrip("+").partition("=")[0] for text in self.overrides}
         name = trainer_for(scene, warp, self.model, keys=keys, refines=settings.camera.refines)
-        logger.info("trainer=%s is the default for %s", name, REASONS[name])
+        logger.info("trainer=%s is the default for %s", name, _REASONS[name])
         if name == "default":
             return settings
         merged = self._merged(name)
