@@ -40,7 +40,6 @@ class ResolvedConfig(RunConfig):
 # With fewer photographs, training memorises them pixel by pixel unless it is short and fine levels decay.
 _MANY_PHOTOGRAPHS = 100
 
-
 # Settings that rule out a preset with sparse levels.
 _RESOLUTION_SETTINGS = frozenset(
     ("trainer.finest_resolution", "trainer.sparse_resolutions", "trainer.stages", "model.resolutions")
