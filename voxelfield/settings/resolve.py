@@ -179,17 +179,16 @@ def resolve_arguments(
     seed: int | None,
 ) -> ResolvedConfig:
     """Returns the settings of a session from its arguments, which are those of :class:`voxelfield.Session`."""
-    arguments: dict[str, object] = {"model": model, "trainer": trainer, "optimizer": optimizer}
-    for name, argument in {"scene": scene, **arguments, "camera": camera}.items():
+    given: dict[str, Any] = {"trainer": trainer, "optimizer": optimizer, "camera": camera}
+    for name, value in {"scene": scene, "model": model, **given}.items():
         types, words = _TYPES[name]
-        if not isinstance(argument, types):
-            raise TypeError(f"{name} must be {words}, got {shown(argument)}")
+        if not isinstance(value, types):
+            raise TypeError(f"{name} must be {words}, got {shown(value)}")
     if isinstance(model, ResolvedConfig):
         return model
     config = None
     if isinstance(model, RunConfig):
-        given = {"trainer": trainer, "optimizer": optimizer, "camera": camera, "device": device, "seed": seed}
-        for name, value in given.items():
+        for name, value in {**given, "device": device, "seed": seed}.items():
             if value is not None:
                 raise TypeError(f"{name} must be None with the settings of a whole run, got {shown(value)}")
         config = parse(RunConfig, model)
@@ -199,7 +198,7 @@ def resolve_arguments(
         chooses = parse(ModelConfig, {"kind": model}, "model") if isinstance(model, str) else model
         warp = chooses.choose_warp(scene, parse(WarpConfig, warp or {}, "warp"))
     if config is None:
-        given = {"model": model, "trainer": trainer, "optimizer": optimizer, "camera": camera, "seed": seed}
+        given |= {"model": model, "seed": seed}
         config = completed(given, scene, warp, "auto" if device is None else str(device))
     return resolve(planned(config), scene, warp)
 
