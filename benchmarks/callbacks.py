@@ -62,7 +62,11 @@ class Members(Field):
 
     def __init__(self, field: RadianceField) -> None:
         self._field = field
-        self.aabb = field.aabb
+
+    @property
+    def aabb(self) -> Tensor:
+        """The field's box."""
+        return self._field.aabb
 
     def density(self, points: Tensor) -> Tensor:
         """Returns the field's density."""

@@ -33,7 +33,7 @@ def settings_of_run(
     monkeypatch.setattr(train, "config_name", lambda device="auto": "train")
     monkeypatch.setattr(run_training, "_begin", begin)
     if scene is not None:
-        monkeypatch.setattr(run_training, "load_configured_scene", lambda *_: scene)
+        monkeypatch.setattr(run_training, "load_configured_scene", lambda *_, **__: scene)
     # Hydra's logging would stay for other tests.
     quiet = ("hydra/job_logging=none", "hydra/hydra_logging=none", f"hydra.run.dir={directory}", "device=cpu")
     with pytest.raises(SystemExit):

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from voxelfield.run_directory import RunDirectoryLock
 
-RunDirectoryLock.acquire(Path(sys.argv[1]))
+lock = RunDirectoryLock(Path(sys.argv[1]))
 """
 
 # Numbers of processes whose end has been seen, which cannot be waited for again.

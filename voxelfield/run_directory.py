@@ -1,4 +1,4 @@
-"""Run directories: locking, so that only one run uses each, and detection of an earlier run's files."""
+"""Run directories: the names of their files, and their locks, so that only one run uses each."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import shutil
 import socket
 import threading
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from voxelfield.files import IMAGE_SUFFIXES, read_json_object, remove_temporaries
+from voxelfield.files import read_json_object, remove_temporaries
 
 try:
     import fcntl
@@ -91,89 +91,69 @@ class DirectoryInUseError(ValueError):
 class RunDirectoryLock:
     """An exclusive lock of a run directory, which ends with the process, in whatever way that ends.
 
-    The process may lock a directory several times; the lock ends with the last of its users. As a context manager, it
-    releases one of them at the end of the block.
+    The process that writes takes it once, and hands it on. The directory is created if needed, and temporary files that
+    a killed run left there are removed. As a context manager, the lock is released at the end of the block.
+
+    Args:
+        directory: The directory.
+        name: Name of the directory's setting, for messages.
 
     Attributes:
+        directory: The directory, as an absolute path.
         created: Whether the directory is removed on release if only Hydra has written there, so that a rejected run
             leaves no directory: it did not exist before. Set it to False when training begins.
+
+    Raises:
+        DirectoryInUseError: The directory is locked already.
+        OSError: The directory cannot be created or written to.
     """
 
-    _of_this_process: ClassVar[dict[Path, RunDirectoryLock]] = {}
-    # Checkpoints are written by another thread than the one that trains.
-    _changing = threading.RLock()
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self._directory, self._users = directory, 1
-        self.created = not directory.exists()
-        self._descriptor = _lock(directory, name)
-
-    @classmethod
-    def acquire(cls, directory: Path, name: str = "hydra.run.dir") -> RunDirectoryLock:
-        """Locks a run directory, created if needed, and removes temporary files that a killed run left there.
-
-        Raises:
-            DirectoryInUseError: Another process has locked it.
-            OSError: The directory cannot be created or written to.
-        """
-        directory = directory.resolve()
-        with cls._changing:
-            lock = cls._of_this_process.get(directory)
-            if lock is not None:
-                lock._users += 1
-                return lock
-            lock = cls._of_this_process[directory] = cls(directory, name)
+    def __init__(self, directory: Path, name: str = "hydra.run.dir") -> None:
+        self.directory = Path(os.path.abspath(directory))  # noqa: PTH100 - messages keep its links
+        self.created = not self.directory.exists()
+        self._is_released = False
+        # Checkpoints are written by another thread than the one that trains.
+        self._changing = threading.Lock()
+        self._descriptor = _lock(self.directory, name)
         # Images are in one folder per split. Other folders may belong to another run in progress.
-        for folder in (directory, *(directory / split for split in (MASKS, *PICTURES))):
+        for folder in (self.directory, *(self.directory / split for split in (MASKS, *PICTURES))):
             if folder.is_dir():
                 remove_temporaries(folder)
-        return lock
 
-    @classmethod
-    def renew(cls, directory: Path) -> None:
-        """Locks a directory again if it was moved or deleted; called before files are written there.
-
-        Does nothing for a directory that this process has not locked.
+    def renew(self) -> None:
+        """Locks the directory again if it was moved or deleted; called before files are written there.
 
         Raises:
             DirectoryInUseError: Another process has locked the directory that is there now.
             OSError: The directory cannot be created.
         """
-        with cls._changing:
-            lock = cls._of_this_process.get(directory.resolve())
-            if lock is None or (lock._descriptor is None and directory.is_dir()) or lock._is_in_place():
+        with self._changing:
+            without_locks = self._descriptor is None and self.directory.is_dir()
+            if self._is_released or without_locks or self._is_in_place():
                 return
             logger.warning(
                 "%s was deleted, with everything that this run had written there, or moved away; it is created again "
                 "for the remaining results",
-                directory,
+                self.directory,
             )
-            descriptor = _lock(lock._directory, "hydra.run.dir")
-            lock._close()
-            lock.created, lock._descriptor = False, descriptor
+            descriptor = _lock(self.directory, "hydra.run.dir")
+            self._close()
+            self.created, self._descriptor = False, descriptor
 
     def release(self) -> None:
-        """Ends one use of the lock."""
+        """Ends the lock; does nothing the second time."""
         with self._changing:
-            self._users -= 1
-            if self._users > 0 or self._of_this_process.get(self._directory) is not self:
+            if self._is_released:
                 return
-            del self._of_this_process[self._directory]
+            self._is_released = True
             # Files of another process are not removed: before the lock ends, and only where it still is.
             if self._descriptor is None or self._is_in_place():
                 with contextlib.suppress(OSError):
-                    if self.created and {path.name for path in self._directory.iterdir()} <= {LOCK, *HYDRA_RECORDS}:
-                        shutil.rmtree(self._directory)
+                    if self.created and {path.name for path in self.directory.iterdir()} <= {LOCK, *HYDRA_RECORDS}:
+                        shutil.rmtree(self.directory)
                     else:
-                        (self._directory / LOCK).unlink()
+                        (self.directory / LOCK).unlink()
             self._close()
-
-    @classmethod
-    def release_all(cls) -> None:
-        """Releases all directories that this process has locked."""
-        for lock in list(cls._of_this_process.values()):
-            lock._users = 1
-            lock.release()
 
     def __enter__(self) -> RunDirectoryLock:
         return self
@@ -182,7 +162,7 @@ class RunDirectoryLock:
         self.release()
 
     def _is_in_place(self) -> bool:
-        return self._descriptor is not None and _is_at(self._descriptor, self._directory / LOCK)
+        return self._descriptor is not None and _is_at(self._descriptor, self.directory / LOCK)
 
     def _close(self) -> None:
         if self._descriptor is not None:
@@ -239,7 +219,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def check_ended(directory: Path) -> None:
     """Raises DirectoryInUseError if another process is training in a directory from which a checkpoint is loaded."""
     path = directory / LOCK
-    if fcntl is None or directory.resolve() in RunDirectoryLock._of_this_process or not path.is_file():
+    if fcntl is None or not path.is_file():
         return
     with path.open("rb") as file, contextlib.suppress(OSError):  # of a file system without locks
         try:
@@ -248,24 +228,3 @@ def check_ended(directory: Path) -> None:
             raise DirectoryInUseError(
                 f"resume must name a run that has ended, but {_owner(file.fileno())} is using {directory}"
             ) from None
-
-
-def check_results(directory: Path) -> None:
-    """Raises ValueError if a directory has images or files with the names of results, but no records of a run."""
-    if not directory.is_dir() or (directory / HYDRA_RECORDS[0]).is_dir() or checkpoints(directory):
-        return
-    present = [result for result in RESULTS if (directory / result).exists()]
-    # A run writes its own images to subfolders.
-    present += [path.name for path in sorted(directory.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES][:1]
-    if present:
-        raise ValueError(
-            f"hydra.run.dir must be a new folder or that of an earlier run, got {directory}, which contains "
-            f"{', '.join(present)} of something else: choose another folder"
-        )
-
-
-def earlier_run(directory: Path) -> list[str]:
-    """Returns names of files that an earlier run left in a directory, at most one of each kind."""
-    found = checkpoints(directory)[-1:] if directory.is_dir() else []
-    found += [path for path in (directory / METRICS, directory / MODEL_FILE) if path.is_file()]
-    return [path.name for path in (*found, *sorted(directory.glob(EVENTS))[-1:])]

@@ -23,7 +23,7 @@ import voxelfield
 from voxelfield.datasets import images
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.lenses import CAMERA_MODELS
-from voxelfield.datasets.registry import formats_of
+from voxelfield.datasets.registry import scene_in
 from voxelfield.datasets.scene import Split
 from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.paths import orbit
@@ -166,7 +166,7 @@ FORMATS: dict[str, Callable[[Path, Split], None]] = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_same_views_in_any_format_are_the_same_scene(tmp_path, split, name):
     FORMATS[name](tmp_path / "mine", split)
-    assert formats_of(tmp_path / "mine")[0].name == name
+    assert scene_in(tmp_path / "mine").formats[0].name == name
     scene = voxelfield.load_scene(tmp_path / "mine", holdout=4)
     assert scene.name == "mine"
     assert scene.test.names == ("view_00", "view_04", "view_08")
@@ -182,7 +182,7 @@ def test_the_same_views_in_any_format_are_the_same_scene(tmp_path, split, name):
 @pytest.mark.parametrize("srn", [False, True])
 def test_nsvf_lists_splits_and_a_box(tmp_path, split, srn):
     write_nsvf(tmp_path / "mine", split, prefixes="2010200020", srn=srn)
-    assert formats_of(tmp_path / "mine")[0].name == "NSVF"
+    assert scene_in(tmp_path / "mine").formats[0].name == "NSVF"
     scene = voxelfield.load_scene(tmp_path / "mine", splits=("train", "val", "test"))
     assert scene.aabb.tolist() == [[-1, -1.25, -1.5], [2, 2.25, 2.5]]
     known = torch.tensor([140.0, 140 if srn else 138, 52, 47.5])

@@ -28,15 +28,15 @@ def make_scene(root, name="toy"):
 def test_root_comes_before_the_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("VOXELFIELD_DATA", str(tmp_path / "shared"))
     elsewhere = make_scene(tmp_path / "shared")
-    assert find_scene("toy", tmp_path / "data") == elsewhere
+    assert find_scene("toy", tmp_path / "data").folder == elsewhere
     here = make_scene(tmp_path / "data")
-    assert find_scene("toy", tmp_path / "data") == here
+    assert find_scene("toy", tmp_path / "data").folder == here
 
 
 def test_root_defaults_to_data_in_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_scene(tmp_path / "data")
-    assert find_scene("toy") == Path("data/toy")
+    assert find_scene("toy").folder == Path("data/toy")
 
 
 def test_message_for_a_scene_with_a_download(tmp_path, monkeypatch):
@@ -80,16 +80,16 @@ def test_download_is_called_only_for_a_scene_that_is_nowhere(tmp_path, monkeypat
         return make_scene(root, name)
 
     monkeypatch.setattr(download, "download", fake)
-    assert find_scene("lego", tmp_path, download=True) == tmp_path / "lego"
-    assert find_scene("lego", tmp_path, download=True) == tmp_path / "lego"
+    assert find_scene("lego", tmp_path, download=True).folder == tmp_path / "lego"
+    assert find_scene("lego", tmp_path, download=True).folder == tmp_path / "lego"
     assert calls == [("lego", tmp_path)]
 
 
 def test_only_the_bundled_scene_is_found_without_a_root(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert find_scene("bricks") == bundled_scene()
+    assert find_scene("bricks").folder == bundled_scene()
     own = make_scene(tmp_path / "data", "bricks")
-    assert find_scene("bricks").resolve() == own
+    assert find_scene("bricks").folder.resolve() == own
     monkeypatch.setattr(installed, "_PACKAGE", tmp_path / "voxelfield")
     make_scene(tmp_path / "data")
     with pytest.raises(SceneNotFoundError, match="scene must be in a folder of scenes, got 'toy'"):

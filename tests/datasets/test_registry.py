@@ -55,12 +55,12 @@ def make_pictures(folder: Path) -> Path:
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_any_split_of_the_blender_layout_is_recognised(tmp_path, split):
     (tmp_path / f"transforms_{split}.json").touch()
-    assert registry.formats_of(tmp_path)[0].name == "blender"
+    assert registry.scene_in(tmp_path).formats[0].name == "blender"
 
 
 def test_a_single_transforms_file_is_another_format(tmp_path):
     (tmp_path / "transforms.json").touch()
-    assert registry.formats_of(tmp_path)[0].name == "nerfstudio or instant-ngp"
+    assert registry.scene_in(tmp_path).formats[0].name == "nerfstudio or instant-ngp"
 
 
 def test_a_folder_is_loaded_by_the_format_that_recognises_it(tmp_path, pictures):
@@ -78,7 +78,7 @@ def test_a_folder_is_loaded_by_the_format_that_recognises_it(tmp_path, pictures)
 def test_the_first_format_that_recognises_a_folder_has_it(tmp_path, pictures):
     folder = make_pictures(tmp_path / "both")
     (folder / "transforms_train.json").touch()
-    assert registry.formats_of(folder)[0].name == "blender"
+    assert registry.scene_in(folder).formats[0].name == "blender"
 
 
 @pytest.mark.parametrize("as_text", [True, False])

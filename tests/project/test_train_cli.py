@@ -429,10 +429,11 @@ def test_what_names_no_folder_stays_as_it_is(override, tmp_path, monkeypatch):
         (tmp_path / name / "transforms.json").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert with_scene_folder([override]) == [override]
-    for path in ("data", "./data", "data/", "~/data"):
-        assert with_scene_folder([f"scene={path}"]) == ["scene=folder", "scene.name='data'", f"data.root='{tmp_path}'"]
-    assert with_scene_folder(["scene=./bricks"]) == ["scene=folder", "scene.name='bricks'", f"data.root='{tmp_path}'"]
+    assert with_scene_folder([override]) == ([override], None)
+    for path, name in (*((path, "data") for path in ("data", "./data", "data/", "~/data")), ("./bricks", "bricks")):
+        replaced, found = with_scene_folder([f"scene={path}"])
+        assert replaced == ["scene=folder", f"scene.name='{name}'", f"data.root='{tmp_path}'"]
+        assert (found.folder, found.formats[0].name) == (tmp_path / name, "nerfstudio or instant-ngp")
 
 
 @pytest.mark.parametrize(
@@ -462,16 +463,17 @@ def test_a_path_that_is_no_scene_is_named_with_its_trouble(scene, message, tmp_p
 def test_a_scene_may_be_given_by_itself(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a" / "b=c").mkdir(parents=True)
-    assert with_scene_folder(["lego", "seed=1,2"]) == ["scene=lego", "seed=1,2"]
+    assert with_scene_folder(["lego", "seed=1,2"]) == (["scene=lego", "seed=1,2"], None)
     assert capsys.readouterr().err == "lego is read as scene=lego\n"
     (tmp_path / "a" / "b=c" / "transforms.json").touch()
-    found = with_scene_folder(["seed=1", "a/b=c"])
-    assert found == ["seed=1", "scene=folder", "scene.name='b=c'", f"data.root='{tmp_path / 'a'}'"]
+    replaced, found = with_scene_folder(["seed=1", "a/b=c"])
+    assert found.folder == tmp_path / "a" / "b=c"
+    assert replaced == ["seed=1", "scene=folder", "scene.name='b=c'", f"data.root='{tmp_path / 'a'}'"]
     for twice in (["a/b", "a/b=c"], ["a/b", "a/b"], ["scene=lego", "a/b"]):
         with pytest.raises(ValueError, match=f"scene must be given once, got {' and '.join(twice)}$"):
             with_scene_folder(twice)
     for untouched in (["hydra/launcher=joblib"], ["~logger"], ["+x"], [""]):
-        assert with_scene_folder(untouched) == untouched
+        assert with_scene_folder(untouched) == (untouched, None)
 
 
 def test_a_scene_without_settings_that_is_found_by_its_name_is_named(tmp_path, monkeypatch, capsys):
@@ -543,7 +545,7 @@ def test_settings_apply_to_the_trainer_that_the_scene_chooses(places, tmp_path, 
 
 
 def test_a_scene_that_ends_at_its_box_is_not_loaded_to_choose_the_trainer(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_training, "load_configured_scene", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(run_training, "load_configured_scene", lambda *_, **__: pytest.fail("loaded"))
     before = list(sys.argv)
     assert settings_of_run(monkeypatch, tmp_path) == preset("trainer=default", device="cpu", name="train")
     assert sys.argv == before, "the command line of this process is not that of the run"
@@ -581,7 +583,7 @@ def test_the_device_that_is_asked_for_decides_on_the_defaults(overrides, expecte
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     chosen = []
 
-    monkeypatch.setattr("voxelfield.cli.train._run_hydra", lambda *given: chosen.append(given[-1]))
+    monkeypatch.setattr("voxelfield.cli.train._run_hydra", lambda configuration, *_: chosen.append(configuration))
     assert main(overrides) == 0
     assert chosen == [expected]
 

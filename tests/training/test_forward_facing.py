@@ -24,7 +24,7 @@ from voxelfield.rendering.projection import views_of_points
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.rendering.view_pictures import depth_bounds, depth_colors
 from voxelfield.runs.train import load_configured_scene
-from voxelfield.settings import CameraConfig, presets
+from voxelfield.settings import CameraConfig, resolve
 from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training.session import Session
 from voxelfield.viewer.pictures import Painter, viewpoint_of
@@ -135,7 +135,7 @@ def test_the_preset_for_these_captures_learns_them(scene, camera):
 
 
 def test_the_trainer_follows_from_the_scene(scene, monkeypatch, warp):
-    monkeypatch.setattr(presets, "config_name", lambda device: "train")
+    monkeypatch.setattr(resolve, "config_name", lambda device: "train")
     views = scene.train.cameras[list(range(16)) * 7]
     many = Split(scene.train.images.repeat(7, 1, 1, 1), views, tuple(str(i) for i in range(len(views))))
     boxes = NestedBoxes(warp.aabb, 4, near=1.0)
@@ -154,13 +154,13 @@ def test_the_trainer_follows_from_the_scene(scene, monkeypatch, warp):
         (None, many, "pyramid", None, None, "default"),
     ):
         placed = replace(scene, splits={"train": split})
-        config = presets.complete(model, trainer, camera=camera, device="cpu", scene=placed, warp=chosen)
+        config = resolve.completed({"model": model, "trainer": trainer, "camera": camera}, placed, chosen, "cpu")
         assert config.trainer == preset(f"trainer={expected}", device="cpu", name="train").trainer
         assert config.camera == (camera or CameraConfig())
-    monkeypatch.setattr(presets, "config_name", lambda device: "train_cpu")
+    monkeypatch.setattr(resolve, "config_name", lambda device: "train_cpu")
     place = replace(scene, splits={"train": many})
     for trainer, expected in ((None, "cpu"), ("auto", "many_photographs")):
-        config = presets.complete("pyramid", trainer, device="cpu", scene=place, warp=boxes)
+        config = resolve.completed({"model": "pyramid", "trainer": trainer}, place, boxes, "cpu")
         assert config.trainer == preset(f"trainer={expected}", device="cpu", name="train").trainer
 
 

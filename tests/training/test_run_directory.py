@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -12,14 +13,8 @@ from lock_holder import end, holder
 from warm_python import Running
 
 from voxelfield import run_directory
-from voxelfield.run_directory import (
-    RESULTS,
-    DirectoryInUseError,
-    RunDirectoryLock,
-    check_ended,
-    check_results,
-    earlier_run,
-)
+from voxelfield.run_directory import RESULTS, DirectoryInUseError, RunDirectoryLock, check_ended
+from voxelfield.runs.train import check_results, earlier_run
 
 
 @pytest.fixture
@@ -34,12 +29,12 @@ def test_a_directory_is_for_one_process_until_that_ends_however_it_does(tmp_path
     with pytest.raises(
         DirectoryInUseError, match=rf"^hydra.run.dir .* process {other.pid} on .* is using {directory}$"
     ):
-        RunDirectoryLock.acquire(directory)
+        RunDirectoryLock(directory)
     with pytest.raises(DirectoryInUseError, match=rf"^resume .* process {other.pid} on .* is using {directory}$"):
         check_ended(directory)
     end(other)
     check_ended(directory)
-    with RunDirectoryLock.acquire(directory):
+    with RunDirectoryLock(directory):
         assert (directory / ".lock").is_file()
     assert list(directory.iterdir()) == []
 
@@ -51,7 +46,7 @@ def write_as_hydra_does(directory: Path) -> None:
 
 
 def test_a_directory_made_for_a_run_that_never_began_goes_again(tmp_path):
-    with RunDirectoryLock.acquire(tmp_path / "refused"):
+    with RunDirectoryLock(tmp_path / "refused"):
         write_as_hydra_does(tmp_path / "refused")
     assert list(tmp_path.iterdir()) == []
 
@@ -61,7 +56,7 @@ def test_other_directories_stay(tmp_path, why):
     directory = tmp_path / "run"
     if why == "it was there before":
         directory.mkdir()
-    with RunDirectoryLock.acquire(directory) as lock:
+    with RunDirectoryLock(directory) as lock:
         write_as_hydra_does(directory)
         if why == "training began":
             lock.created = False
@@ -72,13 +67,16 @@ def test_other_directories_stay(tmp_path, why):
     assert not (directory / ".lock").exists()
 
 
-def test_a_process_holds_what_it_holds_already(tmp_path):
-    RunDirectoryLock.acquire(tmp_path / "run")
-    with RunDirectoryLock.acquire(tmp_path / "run"):
-        check_ended(tmp_path / "run")
-    assert (tmp_path / "run" / ".lock").is_file(), "the block was not the first to hold it"
-    RunDirectoryLock.release_all()
-    assert not (tmp_path / "run" / ".lock").exists()
+def test_a_directory_is_locked_once_and_released_once(tmp_path):
+    lock = RunDirectoryLock(tmp_path / "run")
+    with pytest.raises(DirectoryInUseError, match=rf"process {os.getpid()} on .* is using {tmp_path / 'run'}$"):
+        RunDirectoryLock(tmp_path / "run")
+    lock.release()
+    assert not (tmp_path / "run").exists()
+    with RunDirectoryLock(tmp_path / "run"):
+        lock.release()
+        lock.renew()
+        assert (tmp_path / "run" / ".lock").is_file(), "a lock that has ended changes nothing"
 
 
 def test_a_file_system_without_locks_is_told_of(tmp_path, monkeypatch, caplog):
@@ -86,14 +84,14 @@ def test_a_file_system_without_locks_is_told_of(tmp_path, monkeypatch, caplog):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(run_directory.fcntl, "flock", refuse)
-    with RunDirectoryLock.acquire(tmp_path / "run"):
+    with RunDirectoryLock(tmp_path / "run"):
         check_ended(tmp_path / "run")
     assert "cannot be locked (Operation not supported)" in caplog.text
 
 
 def test_temporary_files_of_a_killed_run_are_removed(tmp_path):
     (tmp_path / ".checkpoint_0000003.0123abcd.tmp.pt").touch()
-    with RunDirectoryLock.acquire(tmp_path):
+    with RunDirectoryLock(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
@@ -109,25 +107,23 @@ def test_what_an_earlier_run_left_is_listed(tmp_path):
 
 def test_a_directory_that_goes_away_is_made_and_locked_again(tmp_path, caplog):
     directory = tmp_path / "run"
-    with RunDirectoryLock.acquire(directory):
+    with RunDirectoryLock(directory) as lock:
         shutil.rmtree(directory)
-        RunDirectoryLock.renew(directory)
+        lock.renew()
         assert [path.name for path in directory.iterdir()] == [".lock"]
         assert f"{directory} was deleted, with everything that this run had written there, or moved away" in caplog.text
-        RunDirectoryLock.renew(directory)
-        RunDirectoryLock.renew(tmp_path / "not held")
+        lock.renew()
     assert caplog.text.count("created again") == 1
-    assert not (tmp_path / "not held").exists()
 
 
 def test_files_of_another_run_in_the_place_of_a_moved_directory_stay(tmp_path):
     directory = tmp_path / "run"
-    with RunDirectoryLock.acquire(directory):
+    with RunDirectoryLock(directory) as lock:
         directory.rename(tmp_path / "elsewhere")
         with holder(directory) as process:
             with pytest.raises(DirectoryInUseError, match=f"process {process.pid} on .* is using {directory}$"):
-                RunDirectoryLock.renew(directory)
-            RunDirectoryLock.release_all()
+                lock.renew()
+            lock.release()
             assert (directory / ".lock").is_file()
 
 
@@ -136,10 +132,10 @@ def test_a_lock_that_is_a_link_overwrites_nothing(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="symbolic links"):
-        RunDirectoryLock.acquire(tmp_path / "run")
+        RunDirectoryLock(tmp_path / "run")
     assert (tmp_path / "precious").read_text() == "mine"
     (tmp_path / "run" / ".lock").unlink()
-    with RunDirectoryLock.acquire(tmp_path / "run"):
+    with RunDirectoryLock(tmp_path / "run"):
         pass
 
 

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from voxelfield.captures.inspection import PAGE, PICTURE, inspect_scene
-from voxelfield.datasets.loading import configured_box, folder_of
+from voxelfield.datasets.loading import configured_box, scene_of
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Inspects the scene; warnings do not change the exit status."""
-    folder, out = folder_of(options.scene, options.data_root), options.out or Path()
+    folder, out = scene_of(options.scene, options.data_root).folder, options.out or Path()
     rows, findings = inspect_scene(folder, out, configured_box(options.scene), options.model)
     for label, text in rows:
         logger.info("%-34s %s", label, text)

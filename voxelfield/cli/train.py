@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 import hydra
-from hydra._internal.utils import _run_hydra, get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from hydra.experimental.callback import Callback
@@ -28,38 +28,34 @@ from voxelfield.cli import launching
 from voxelfield.cli.command import INTERRUPTED, exit_status, one_line_records
 from voxelfield.config import parse
 from voxelfield.datasets.loading import configured_scenes, is_path
-from voxelfield.datasets.registry import formats_of, why_no_folder
-from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.registry import FoundScene, scene_in, why_no_folder
 from voxelfield.devices import DEVICES, choose_device
 from voxelfield.installed import config_folder
 from voxelfield.interrupt import Interrupt
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.models.training import EmptyFieldError
-from voxelfield.run_directory import RunDirectoryLock, check_results
-from voxelfield.runs.train import train_as_configured
-from voxelfield.settings import RunConfig, config_name, trainer_for
-from voxelfield.settings.presets import composition_error, offer_defaults
-from voxelfield.warps.warp import Warp
+from voxelfield.run_directory import RunDirectoryLock
+from voxelfield.runs.train import check_results, train_as_configured
+from voxelfield.settings import RunConfig
+from voxelfield.settings.presets import composition_error, config_name, offer_defaults
+from voxelfield.settings.resolve import AutoTrainer
 
 logger = logging.getLogger("train")
 
-# Why trainer=auto stands for a file in configs/trainer.
-_REASONS = {
-    "default": "a scene that ends at its box, and for models other than pyramid",
-    "few_photographs": "this number of photographs",
-    "few_photographs_dense": "this number of photographs with settings that rule out sparse levels",
-    "forward_facing": "photographs that all face the same way",
-    "many_photographs": "this number of photographs",
-    "unbounded": "this number of photographs with settings that rule out sparse levels",
-}
-
-# Settings that rule out a preset with sparse levels.
-_RESOLUTION_SETTINGS = (
-    "trainer.finest_resolution",
-    "trainer.sparse_resolutions",
-    "trainer.stages",
-    "model.resolutions",
+# Options of Hydra's command line that are followed by a value.
+_WITH_VALUE = (
+    *("--cfg", "-c", "--package", "-p", "--info", "-i"),
+    *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
 )
+
+
+@dataclass
+class _Run:
+    """What is settled of the run of this process before Hydra writes into its directory."""
+
+    found: FoundScene | None = None
+    settings: RunConfig | None = None
+    lock: RunDirectoryLock | None = None
 
 
 @launching.leaves_group
@@ -72,25 +68,24 @@ def main(arguments: Sequence[str]) -> int:
     # By default Hydra prints an error over many lines and exits; with this it raises the error instead.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     offer_defaults()
-    parser = get_args_parser()
-    if Path(sys.argv[0]).name != "train.py":
-        parser.prog = "voxelfield train"
-    given = parser.parse_args(arguments)
-    if given.experimental_rerun is not None:
-        parser.error("--experimental-rerun is not supported: continue a run with resume=RUN_DIRECTORY")
+    if any(text.startswith("--e") for text in arguments):
+        return _end("--experimental-rerun is not supported: continue a run with resume=RUN_DIRECTORY", 2)
+    options: list[str] = []
+    overrides: list[str] = []
+    for before, text in pairwise(["", *arguments]):
+        (options if text.startswith("-") or before in _WITH_VALUE else overrides).append(text)
     try:
-        configuration = config_name(_given_device(given.overrides))
+        configuration = config_name(_given_device(overrides))
     except ValueError:  # the device is not there, as the run itself says
         configuration = config_name()
+    StartRun.run = run = _Run()
     try:
-        given.overrides = with_scene_folder(given.overrides)
+        overrides, run.found = with_scene_folder(overrides)
     except (ValueError, FileNotFoundError) as error:
         return _end(str(error), 2)
     try:
         with one_line_records(), without_tracebacks(), Interrupt(last=True) as interrupt, interrupt.at_once():
-            hydra.version.setbase("1.3")
-            # hydra.main calls it, but always with the command line of the process.
-            _run_hydra(given, parser, train, str(config_folder()), configuration)
+            _run_hydra(configuration, overrides, options)
     except CompactHydraException as error:
         return _end(composition_error(error), 2)
     except OSError as error:  # Hydra's, without the name of a file where the disk is full
@@ -99,8 +94,26 @@ def main(arguments: Sequence[str]) -> int:
         # Of several processes, each is told to end when one has failed, which is the one to report.
         return INTERRUPTED if processes.started() > 1 else _end("stopped at once", INTERRUPTED)
     finally:
-        RunDirectoryLock.release_all()
+        if run.lock is not None:
+            run.lock.release()
     return 0
+
+
+def _run_hydra(configuration: str, overrides: Sequence[str], options: Sequence[str]) -> None:
+    """Runs Hydra, which composes the settings, calls :class:`StartRun`, makes the run directory and calls ``train``."""
+    if not options and not any(text.startswith("hydra.mode") for text in overrides):
+        # hydra.main would compose the settings once more, only to see whether they are those of a sweep.
+        with hydra.initialize_config_dir(str(config_folder()), job_name="train", version_base="1.3"):
+            started = GlobalHydra.instance().hydra
+            assert started is not None
+            started.run(configuration, train, list(overrides))
+        return
+    before, program = sys.argv, sys.argv[0] if Path(sys.argv[0]).name == "train.py" else "voxelfield train"
+    sys.argv = [program, *overrides, *options]
+    try:
+        hydra.main(str(config_folder()), configuration, version_base="1.3")(train)()
+    finally:
+        sys.argv = before
 
 
 def _end(message: str, status: int) -> int:
@@ -116,6 +129,8 @@ class StartRun(Callback):
     of a sweep have one process each, and lock their directories themselves, once Hydra has made them.
     """
 
+    run: ClassVar[_Run] = _Run()
+
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Starts the other processes, or joins them, and locks the directory."""
         try:
@@ -127,21 +142,22 @@ class StartRun(Callback):
             sys.exit(_end(str(error), 2 if isinstance(error, ValueError) else 1))
         if count > processes.count():
             sys.exit(launching.launch(count, choose_device(settings.device).type))
+        self.run.settings = settings
         if processes.is_first():
-            _lock_run_directory(config, settings)
+            self.run.lock = _locked(config, settings)
         with launching.failing_together():
             (directory, *_) = processes.gather_objects(str(Path(config.hydra.run.dir).resolve()))
         if not processes.is_first():
             _follow(config, directory)
 
 
-def _lock_run_directory(config: DictConfig, settings: RunConfig) -> None:
+def _locked(config: DictConfig, settings: RunConfig) -> RunDirectoryLock:
     directory = Path(config.hydra.run.dir)
     try:
         if directory.resolve() == Path(settings.data.root, settings.scene.name).resolve():
             raise ValueError(f"hydra.run.dir must not be the folder of the scene, got {directory}")
         check_results(directory)
-        RunDirectoryLock.acquire(directory)
+        return RunDirectoryLock(directory)
     except ValueError as error:
         sys.exit(_end(str(error), 2))
     except OSError as error:
@@ -177,8 +193,8 @@ def without_tracebacks() -> Iterator[None]:
         threading.excepthook, logging.raiseExceptions = hook, raising
 
 
-def with_scene_folder(overrides: Sequence[str]) -> list[str]:
-    """Returns overrides for Hydra, which knows no folders and no scene without its key.
+def with_scene_folder(overrides: Sequence[str]) -> tuple[list[str], FoundScene | None]:
+    """Returns overrides for Hydra, which knows no folders and no scene without its key, and the scene of a folder.
 
     A scene may be given by itself, as in ``voxelfield train FOLDER``. ``scene=FOLDER`` becomes ``scene=folder`` with
     its name and root, unless it is the name of a file in ``configs/scene``.
@@ -196,17 +212,18 @@ def with_scene_folder(overrides: Sequence[str]) -> list[str]:
         raise ValueError(f"scene must be given once, got {' and '.join(map(clipped, scenes))}")
     if alone and processes.started() == 1:
         print(one_line(f"{clipped(alone[0])} is read as scene={clipped(alone[0])}"), file=sys.stderr)  # noqa: T201
-    found = []
+    replaced, found = [], None
     for text in overrides:
         scene = text.removeprefix("scene=")
         if text not in scenes:
-            found.append(text)
-        elif (folder := scene_folder(scene)) is None:
-            found.append(f"scene={scene}")
+            replaced.append(text)
+        elif (given := scene_folder(scene)) is None:
+            replaced.append(f"scene={scene}")
         else:
-            name, root = hydra_quoted(folder.name), hydra_quoted(str(folder.parent))
-            found += ["scene=folder", f"scene.name={name}", f"data.root={root}"]
-    return found
+            found = given
+            name, root = hydra_quoted(found.folder.name), hydra_quoted(str(found.folder.parent))
+            replaced += ["scene=folder", f"scene.name={name}", f"data.root={root}"]
+    return replaced, found
 
 
 def hydra_quoted(text: str) -> str:
@@ -222,8 +239,8 @@ def _is_alone(argument: str) -> bool:
     return not is_override and argument != "" and not argument.startswith(("+", "~"))
 
 
-def scene_folder(scene: str) -> Path | None:
-    """Returns the folder that ``scene=SCENE`` means, or None for a name, which Hydra looks up in its configurations.
+def scene_folder(scene: str) -> FoundScene | None:
+    """Returns the scene that ``scene=FOLDER`` means, or None for a name, which Hydra looks up in its configurations.
 
     Raises:
         ValueError: It is a path that is not a folder; the message says why.
@@ -248,8 +265,7 @@ def scene_folder(scene: str) -> Path | None:
             f"scene must be a folder without ${{ in its path, which stands for another setting in a configuration, got "
             f"{clipped(str(whole))!r}: rename it, or load it with voxelfield.load_scene"
         )
-    formats_of(folder)
-    return whole
+    return FoundScene(whole, scene_in(folder).formats)
 
 
 def _given_device(overrides: Sequence[str]) -> str:
@@ -271,17 +287,21 @@ def train(config: DictConfig) -> float | None:
         logger.info("on a CPU, model=dense and trainer=cpu are the defaults (smaller images, one smaller grid)")
     try:
         with launching.failing_together():
-            settings = parse(RunConfig, config)
+            run = StartRun.run  # without settings and a lock in a sweep
+            settings = run.settings or parse(RunConfig, config)
             if sweeps and settings.devices not in (None, "1"):
                 raise ValueError(f"devices must be 1 in a sweep, got {settings.devices}")
-            output, root = Path(job.runtime.output_dir), Path(get_original_cwd())
-            depends_on_scene = choices["trainer"] == "auto" and not settings.ends_at_box
-            for_scene = functools.partial(settings_for, settings) if depends_on_scene else None
+            output, auto = Path(job.runtime.output_dir), None
+            if choices["trainer"] == "auto" and not settings.ends_at_box:
+                record = None if job.output_subdir is None else output / job.output_subdir
+                given = cast("list[str]", OmegaConf.to_container(job.overrides.task))
+                auto = AutoTrainer(config, given, choices["model"], record)
             with contextlib.ExitStack() as stack:
                 if sweeps:
                     reserved = launching.reserve_device(settings.device, Path(job.sweep.dir))
-                    settings.device = stack.enter_context(reserved)  # in place, for settings_for to see
-                metrics = train_as_configured(settings, output, root, for_scene)
+                    settings = replace(settings, device=stack.enter_context(reserved))
+                root = Path(get_original_cwd())
+                metrics = train_as_configured(settings, output, root, auto=auto, lock=run.lock, found=run.found)
     except Exception as error:
         status = 1 if isinstance(error, EmptyFieldError) else exit_status(error)
         if status is None and processes.count() == 1:
@@ -302,35 +322,6 @@ def train(config: DictConfig) -> float | None:
             fail(diverged, 1)
         logger.error(diverged)
     return psnr
-
-
-def settings_for(settings: RunConfig, scene: Scene, warp: Warp | None) -> RunConfig:
-    """Returns the settings of Hydra's present job with the trainer that ``trainer=auto`` stands for, and records it.
-
-    Args:
-        settings: The settings as composed before the scene was loaded.
-        scene: The loaded scene.
-        warp: The warp of its field.
-
-    Raises:
-        ValueError: A setting contradicts the trainer's settings.
-    """
-    job = HydraConfig.get()
-    given = OmegaConf.to_container(job.overrides.task)
-    assert isinstance(given, list)
-    keys = {text.lstrip("+").partition("=")[0] for text in given}
-    sparse = not settings.camera.refines and keys.isdisjoint(_RESOLUTION_SETTINGS)
-    trainer = trainer_for(scene, warp, job.runtime.choices["model"], sparse=sparse)
-    logger.info("trainer=%s is the default for %s", trainer, _REASONS[trainer])
-    if trainer == "default":
-        return settings
-    overrides = [*given, f"trainer={trainer}"]
-    composed = hydra.compose(job.job.config_name, overrides)
-    if job.output_subdir is not None:
-        record = Path(job.runtime.output_dir) / job.output_subdir
-        OmegaConf.save(composed, record / "config.yaml")
-        OmegaConf.save(OmegaConf.create(overrides), record / "overrides.yaml")
-    return replace(parse(RunConfig, composed), device=settings.device)
 
 
 def fail(error: str, status: int) -> NoReturn:

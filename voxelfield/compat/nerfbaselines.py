@@ -22,7 +22,8 @@ from voxelfield.datasets.arrays import scene_from_arrays
 from voxelfield.datasets.scene import Scene
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens, LensModel
-from voxelfield.settings import RunConfig, preset, trainer_for
+from voxelfield.settings import RunConfig, compose, parse
+from voxelfield.settings.resolve import AutoTrainer
 from voxelfield.trained.checkpoint_file import load_checkpoint, resolve_checkpoint
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.training.session import Session
@@ -141,14 +142,12 @@ def _config(scene: Scene, overrides: dict[str, Any], background: NDArray[Any] | 
     white = background is not None and background[0] > 127
     values = {"trainer.evaluation_background": "white" if white else "black"} | overrides
     texts = [f"{key}={value}" for key, value in values.items()]
-    config = preset(*texts)
+    composed = compose(*texts)
+    config = parse(RunConfig, composed)
     warp = config.model.choose_warp(scene, config.warp)
     if "trainer" in overrides or not torch.cuda.is_available():
         return config, warp
-    # Sparse levels contradict other settings of resolutions and camera refinement.
-    sparse = not any(key.startswith(("trainer.", "model.", "camera")) for key in overrides)
-    trainer = trainer_for(scene, warp, config.model.kind, sparse=sparse)
-    return (config if trainer == "default" else preset(f"trainer={trainer}", *texts)), warp
+    return AutoTrainer(composed, texts, config.model.kind).choose(config, scene, warp), warp
 
 
 def _scene(dataset: Mapping[str, Any]) -> Scene:

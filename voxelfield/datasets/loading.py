@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from voxelfield.datasets import download as downloads
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.registry import formats_of, is_scene, wanted_files
+from voxelfield.datasets.registry import FoundScene, recognise, scene_in, wanted_files
 from voxelfield.datasets.scene import Scene
 from voxelfield.installed import BUNDLED_SCENE, MissingPackageError, bundled_scene, config_folder
 
@@ -29,12 +29,14 @@ class SceneNotFoundError(FileNotFoundError):
     """A scene is in none of the folders that are searched for it."""
 
 
-def load_scene(scene: Path | str, *, root: Path | str = "data", download: bool = False, **options: Any) -> Scene:
+def load_scene(
+    scene: Path | str | FoundScene, *, root: Path | str = "data", download: bool = False, **options: Any
+) -> Scene:
     """Loads a scene in one of the formats of :mod:`voxelfield.datasets.registry`; its files determine which.
 
     Args:
-        scene: Its folder, or its name. As text, a name in ``configs/scene`` takes precedence over a folder of that name
-            in the working directory.
+        scene: Its folder, the scene that :func:`find_scene` returned, or its name. As text, a name in
+            ``configs/scene`` takes precedence over a folder of that name in the working directory.
         root: Folder of scenes, where a name is looked for.
         download: Fetch a scene that is not there but public.
         options: The loading options: the fields of :class:`voxelfield.datasets.options.LoadOptions`, such as
@@ -50,27 +52,31 @@ def load_scene(scene: Path | str, *, root: Path | str = "data", download: bool =
         DownloadError: ``download`` is set and no archive gave the scene.
     """
     given = LoadOptions(**options)
-    folder = scene if isinstance(scene, Path) else folder_of(scene, root, download)
-    if given.aabb is None and isinstance(scene, str):
-        given.aabb = configured_box(scene)
-    loaded = _load_in_a_format(folder, given)
+    if isinstance(scene, str):
+        found = scene_of(scene, root, download)
+        if given.aabb is None:
+            given.aabb = configured_box(scene)
+    else:
+        found = scene_in(scene) if isinstance(scene, Path) else scene
+    loaded = _load_in_a_format(found, given)
     if given.depth and not any("depth" in split.extras for split in loaded.splits.values()):
         raise ValueError(
-            f"depth (trainer.loss.depth) must be off for {folder}, which was read as {loaded.format} and has none: "
-            "depths are the files of 'depth_file_path' in a transforms.json, or points of a COLMAP model with tracks, "
-            "which scene.model=N selects beside another format"
+            f"depth (trainer.loss.depth) must be off for {found.folder}, which was read as {loaded.format} and has "
+            "none: depths are the files of 'depth_file_path' in a transforms.json, or points of a COLMAP model with "
+            "tracks, which scene.model=N selects beside another format"
         )
     for name, split in loaded.splits.items():
         logger.info("%s: %d %s views, %s", loaded.name, len(split), name, split.size_in_words)
     return loaded
 
 
-def _load_in_a_format(folder: Path, options: LoadOptions) -> Scene:
+def _load_in_a_format(found: FoundScene, options: LoadOptions) -> Scene:
     """Loads a folder in the first of its formats whose files can be used, with a warning about those that cannot.
 
     Captures often have several: nerfstudio leaves the COLMAP model from which it made the ``transforms.json``.
     """
-    known = [each for each in formats_of(folder) if options.model is None or each.has_models]
+    folder = found.folder
+    known = [each for each in found.formats if options.model is None or each.has_models]
     if not known:
         raise ValueError(f"model must be None for {folder}, which has no COLMAP models, got {options.model}")
     try:
@@ -84,22 +90,17 @@ def _load_in_a_format(folder: Path, options: LoadOptions) -> Scene:
         raise
 
 
-def folder_of(scene: str, root: Path | str = "data", download: bool = False) -> Path:
-    """Returns the folder that :func:`load_scene` takes a scene from; the arguments are its own.
-
-    Raises:
-        FileNotFoundError: There is no such scene.
-        DownloadError: ``download`` is set and no archive gave the scene.
-    """
+def scene_of(scene: str, root: Path | str = "data", download: bool = False) -> FoundScene:
+    """Returns the scene that a text means; the arguments, and the errors, are those of :func:`load_scene`."""
     folder, has_settings = Path(scene), scene in configured_scenes()
-    if not has_settings and is_scene(folder):
-        return folder
+    if not has_settings and (found := recognise(folder)) is not None:
+        return found
     try:
         return find_scene(scene, root, download=download)
     except SceneNotFoundError:
         # If the text can only mean this folder, the error should name its missing files instead of other folders.
         if is_path(scene) or (not has_settings and folder.exists()):
-            return folder
+            return scene_in(folder)
         raise
 
 
@@ -125,8 +126,8 @@ def is_path(scene: str) -> bool:
     return len(Path(scene).parts) > 1 or "\\" in scene or scene.startswith((".", "~"))
 
 
-def find_scene(name: str, root: Path | str = "data", *, download: bool = False) -> Path:
-    """Finds a scene's folder: first ``root/name``, then ``$VOXELFIELD_DATA/name``; ``bricks`` comes with voxelfield.
+def find_scene(name: str, root: Path | str = "data", *, download: bool = False) -> FoundScene:
+    """Finds a scene by its name: first ``root/name``, then ``$VOXELFIELD_DATA/name``; ``bricks`` comes with voxelfield.
 
     A folder counts when a format of :mod:`voxelfield.datasets.registry` recognises it. Downloads write the files by
     which it does so last, so an interrupted download never counts. With ``download``, a scene that is nowhere and has
@@ -143,11 +144,11 @@ def find_scene(name: str, root: Path | str = "data", *, download: bool = False) 
         folders.append(Path(elsewhere) / name)
     if name == BUNDLED_SCENE:
         folders.append(bundled_scene())
-    found = next(filter(is_scene, folders), None)
+    found = next(filter(None, map(recognise, folders)), None)
     if found is not None:
         return found
     if download and name in downloads.downloadable_scenes():
-        return downloads.download(name, root)
+        return scene_in(downloads.download(name, root))
     looked = ", ".join(
         f"{folder.resolve()}" + (f" (exists, but holds no {wanted_files()})" if folder.is_dir() else "")
         for folder in folders
@@ -164,7 +165,7 @@ def _advice(name: str, root: Path) -> str:
         fetch = f"fetch it with `{command}`, or pass data.download=true to fetch it now"
     else:
         fetch = f"it has no download (those that have: {', '.join(downloads.downloadable_scenes())})"
-    if is_scene(Path(name)):
+    if recognise(Path(name)) is not None:
         # A name has settings and is not a path, so a folder of that name here was not looked at.
         fetch = f"scene=./{name} is the folder of that name here; {fetch}"
     return fetch if name == BUNDLED_SCENE else f"{fetch}; scene={BUNDLED_SCENE} needs no download"

@@ -58,24 +58,33 @@ def formats() -> tuple[Format, ...]:
     return tuple(sorted(found, key=lambda known: known.order))
 
 
-def is_scene(folder: Path) -> bool:
-    """Returns whether a format recognises a folder."""
-    return any(known.recognises(folder) for known in formats())
+@dataclass(frozen=True)
+class FoundScene:
+    """The folder of a scene, and the formats that recognise it, in the order in which they are tried."""
+
+    folder: Path
+    formats: tuple[Format, ...]
 
 
-def formats_of(folder: Path) -> list[Format]:
-    """Returns all formats that recognise a folder, at least one, in the order in which they are tried.
+def recognise(folder: Path) -> FoundScene | None:
+    """Returns the scene in a folder; None if no format recognises it."""
+    found = tuple(known for known in formats() if known.recognises(folder))
+    return FoundScene(folder, found) if found else None
+
+
+def scene_in(folder: Path) -> FoundScene:
+    """Returns the scene in a folder.
 
     Raises:
-        FileNotFoundError: No format does; the message lists the files of each, and names a scene close by.
+        FileNotFoundError: No format recognises it; the message lists the files of each, and names a scene close by.
     """
-    found = [known for known in formats() if known.recognises(folder)]
-    if not found and folder.is_dir():
+    found = recognise(folder)
+    if found is None and folder.is_dir():
         raise FileNotFoundError(
             f"folder must be a scene with {wanted_files()} in it, got {folder}, which holds none of these"
             f"{_scene_around(folder)}"
         )
-    if not found:
+    if found is None:
         raise FileNotFoundError(f"folder must be a scene, got {folder}, {why_no_folder(folder)}")
     return found
 
@@ -94,10 +103,10 @@ def why_no_folder(path: Path) -> str:
 
 def _scene_around(path: Path) -> str:
     """Names a scene among the folders in a folder, or the scene that a path is a part of."""
-    inside = next(filter(is_scene, _folders_in(path)), None)
+    inside = next(filter(recognise, _folders_in(path)), None)
     if inside is not None:
         return f"; its folder {inside} is a scene"
-    around = next(filter(is_scene, path.resolve().parents[:2]), None)
+    around = next(filter(recognise, path.resolve().parents[:2]), None)
     return "" if around is None else f"; it is a part of the scene {around}"
 
 

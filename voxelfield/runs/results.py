@@ -60,7 +60,9 @@ def evaluated_split(scene: Scene) -> tuple[str, Split]:
     return name, scene.split(name)
 
 
-def finish(session: Session, settings: RunConfig, run_directory: Path, timing: Timing) -> dict[str, Any]:
+def finish(
+    session: Session, settings: RunConfig, run_directory: Path, timing: Timing, lock: RunDirectoryLock | None = None
+) -> dict[str, Any]:
     """Evaluates the test split; writes metrics, the model file, the video and the report, in this order.
 
     The rendered views are written as images at the same time. If one result cannot be written, the others still are.
@@ -73,6 +75,7 @@ def finish(session: Session, settings: RunConfig, run_directory: Path, timing: T
         settings: The settings of the run as configured, for ``metrics.json``.
         run_directory: Folder for the results.
         timing: Durations of the run's phases.
+        lock: The lock of that folder, in the process that has taken it.
 
     Returns:
         The metrics.
@@ -84,14 +87,14 @@ def finish(session: Session, settings: RunConfig, run_directory: Path, timing: T
     room = max(1, _PICTURE_ROOM // (3 * cameras.width * cameras.height))
     # The compressing threads compete with the evaluating one for Python's interpreter lock, so there are few of them.
     with PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as images:
-        return _evaluate_and_write(session, settings, run_directory, timing, images)
+        return _evaluate_and_write(session, settings, _Results(run_directory, lock), timing, images)
 
 
 def _evaluate_and_write(
-    session: Session, settings: RunConfig, directory: Path, timing: Timing, images: PngWriter
+    session: Session, settings: RunConfig, results: _Results, timing: Timing, images: PngWriter
 ) -> dict[str, Any]:
     trained, options = session.result(), session.config.trainer.evaluation
-    results = _Results(directory)
+    directory = results.directory
     name, split = evaluated_split(session.scene)
     peak = peak_bytes(session.device) if session.device.type == "cuda" else None
     # Images of an earlier state of the field must not be mistaken for results of this run.
@@ -196,15 +199,16 @@ def _write_video(trained: TrainedModel, cameras: Cameras, results: _Results) -> 
 class _Results:
     """Writes results one after another; an error in one of them does not prevent the others."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, lock: RunDirectoryLock | None) -> None:
+        self.directory, self._lock = directory, lock
         self._missing: list[str] = []
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:
         """Logs an OSError or a missing package in a block that writes the result of a name."""
         try:
-            RunDirectoryLock.renew(self.directory)
+            if self._lock is not None:
+                self._lock.renew()
             yield
         except (OSError, MissingPackageError) as error:
             logger.error("%s: %s", self.directory / name, getattr(error, "strerror", None) or error)

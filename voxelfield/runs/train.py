@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -20,19 +20,32 @@ from voxelfield import _library, processes
 from voxelfield.components.registry import active
 from voxelfield.config import parse
 from voxelfield.datasets.loading import find_scene, load_scene
+from voxelfield.datasets.registry import FoundScene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import check_pictures, evaluate_split
 from voxelfield.evaluation.lpips import check_lpips
 from voxelfield.evaluation.metrics import WINDOW
+from voxelfield.files import IMAGE_SUFFIXES
 from voxelfield.interrupt import Interrupt, Interrupted
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.run_directory import RunDirectoryLock, check_ended, checkpoint_step, checkpoints, earlier_run
+from voxelfield.run_directory import (
+    EVENTS,
+    HYDRA_RECORDS,
+    METRICS,
+    MODEL_FILE,
+    RESULTS,
+    RunDirectoryLock,
+    check_ended,
+    checkpoint_step,
+    checkpoints,
+)
 from voxelfield.runs.finished import finished_metrics
 from voxelfield.runs.results import Timing, evaluated_split, finish
 from voxelfield.settings import LoggerConfig, RunConfig
+from voxelfield.settings.resolve import AutoTrainer, planned, resolve
 from voxelfield.settings.run import AUTO
 from voxelfield.trained.checkpoint_file import (
     contents_of,
@@ -52,12 +65,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ForScene: TypeAlias = Callable[[Scene, Warp | None], RunConfig]
-"""Returns the settings to use for a loaded scene and its warp."""
-
 
 def train_as_configured(
-    settings: RunConfig, run_directory: Path, root: Path, for_scene: ForScene | None = None
+    settings: RunConfig,
+    run_directory: Path,
+    root: Path,
+    *,
+    auto: AutoTrainer | None = None,
+    lock: RunDirectoryLock | None = None,
+    found: FoundScene | None = None,
 ) -> dict[str, Any] | None:
     """Trains and evaluates according to a configuration.
 
@@ -67,7 +83,9 @@ def train_as_configured(
         settings: All settings of the run.
         run_directory: Folder for checkpoints, logs, images and ``metrics.json``.
         root: Base folder of relative paths in the settings.
-        for_scene: Returns the settings to use in place of these; None if they do not depend on the scene.
+        auto: Chooses the trainer for the scene; None if it is chosen.
+        lock: The lock of the run directory, if the caller has taken it.
+        found: The scene, if the caller has found its folder.
 
     Returns:
         The content of ``metrics.json``, or None if training was interrupted; processes other than the first, which need
@@ -81,61 +99,57 @@ def train_as_configured(
         MissingPackageError: The scene's format or LPIPS needs a package that is not installed.
         OSError: A result cannot be written.
     """
-    lock = RunDirectoryLock.acquire(run_directory) if processes.is_first() else contextlib.nullcontext()
-    with lock, Interrupt() as interrupt, reproducible(settings.deterministic):
-        return _train(settings, run_directory, root, interrupt, for_scene)
-
-
-def _train(
-    settings: RunConfig, run_directory: Path, root: Path, interrupt: Interrupt, for_scene: ForScene | None
-) -> dict[str, Any] | None:
-    """Implements :func:`train_as_configured` for a directory that this process has locked."""
-    timing, viewer = Timing(), _viewer(settings.logger)
-    session: Session | None = None
-    try:
-        with interrupt.at_once():
-            # Only once the settings are known to ask for a training, unless they depend on the scene.
-            load = functools.cache(functools.partial(_load, settings, root))
-            if for_scene is not None:
-                settings = for_scene(*load())
-            settings = replace(settings, trainer=settings.trainer.scaled(processes.count()))
-            metrics = finished_metrics(run_directory, settings) if settings.resume == AUTO else None
-            if metrics is not None:
-                logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
-                if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
-                    logger.warning("there is no checkpoint of its last step: training cannot be extended")
-                return metrics
-            session = _begin(settings, load, run_directory, root, timing, viewer)
-        if not session.fit(wait=False):
-            if not processes.is_first():
-                return {}
+    with contextlib.ExitStack() as stack:
+        if lock is None and processes.is_first():
+            lock = stack.enter_context(RunDirectoryLock(run_directory))
+        interrupt = stack.enter_context(Interrupt())
+        stack.enter_context(reproducible(settings.deterministic))
+        load = functools.cache(functools.partial(_load, settings, root, found))
+        timing, viewer = Timing(), _viewer(settings.logger)
+        session: Session | None = None
+        try:
+            with interrupt.at_once():
+                # The scene is loaded only once the settings are known to ask for a training, unless they depend on it.
+                if auto is not None:
+                    settings = auto.choose(settings, *load())
+                settings = planned(settings)
+                metrics = finished_metrics(run_directory, settings) if settings.resume == AUTO else None
+                if metrics is not None:
+                    logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
+                    if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
+                        logger.warning("there is no checkpoint of its last step: training cannot be extended")
+                    return metrics
+                session = _begin(settings, load, run_directory, root, timing, viewer, lock)
+            if not session.fit(wait=False):
+                if not processes.is_first():
+                    return {}
+                session.wait()
+                logger.warning("stopped after step %d; %s", session.step, _how_to_go_on(session))
+                return None
+            timing.end("train")
+            with interrupt.at_once(), explain_shortage(session.estimate_memory, session.device):
+                metrics = finish(session, settings, run_directory, timing, lock)
+        except Interrupted:
+            if session is None:
+                logger.warning("stopped before training began")
+                return None
             session.wait()
-            logger.warning("stopped after step %d; %s", session.step, _how_to_go_on(session))
+            logger.warning("stopped while evaluating; %s", _how_to_go_on(session))
             return None
-        timing.end("train")
-        with interrupt.at_once(), explain_shortage(session.estimate_memory, session.device):
-            metrics = finish(session, settings, run_directory, timing)
-    except Interrupted:
-        if session is None:
-            logger.warning("stopped before training began")
-            return None
-        session.wait()
-        logger.warning("stopped while evaluating; %s", _how_to_go_on(session))
-        return None
-    except Exception as error:
-        if session is None:
+        except Exception as error:
+            if session is None:
+                raise
+            with contextlib.suppress(OSError):  # the first error is the one to report
+                session.wait()
+            if isinstance(error, OSError):
+                raise OSError(f"{error}; {_how_to_go_on(session)}") from error
             raise
-        with contextlib.suppress(OSError):  # the first error is the one to report
-            session.wait()
-        if isinstance(error, OSError):
-            raise OSError(f"{error}; {_how_to_go_on(session)}") from error
-        raise
-    finally:
-        if session is not None:
-            session.records.close()
-            if viewer is not None:
-                viewer.end()
-    return metrics
+        finally:
+            if session is not None:
+                session.records.close()
+                if viewer is not None:
+                    viewer.end()
+        return metrics
 
 
 def _viewer(settings: LoggerConfig) -> TrainingViewer | None:
@@ -149,7 +163,7 @@ def _viewer(settings: LoggerConfig) -> TrainingViewer | None:
     return TrainingViewer(settings)
 
 
-def _load(settings: RunConfig, root: Path) -> tuple[Scene, Warp | None]:
+def _load(settings: RunConfig, root: Path, found: FoundScene | None) -> tuple[Scene, Warp | None]:
     """Loads the scene and chooses its warp; meanwhile, prepares the device for training."""
     device = choose_device(settings.device)
     if settings.trainer.evaluation.lpips:
@@ -158,7 +172,7 @@ def _load(settings: RunConfig, root: Path) -> tuple[Scene, Warp | None]:
     _library.ensure_loaded(device.type)
     with ThreadPoolExecutor(max_workers=1) as background:
         ready = background.submit(_warm_up, device, settings.logger)
-        scene = load_configured_scene(settings, root)
+        scene = load_configured_scene(settings, root, found=found)
         if (error := ready.exception()) is not None:
             # The same step fails again where it is needed, with a better message.
             logger.debug("preparations failed: %s", error)
@@ -194,6 +208,7 @@ def _begin(
     root: Path,
     timing: Timing,
     viewer: TrainingViewer | None,
+    lock: RunDirectoryLock | None,
 ) -> Session:
     """Loads the checkpoint to resume from, if any, and the scene, and builds the field."""
     resumed = load_to_resume(settings, run_directory, root)
@@ -209,7 +224,7 @@ def _begin(
     timing.end("load")
     on_step = None if viewer is None else viewer.after_step
     chosen = settings if resumed is None else resumed[2]
-    session = Session(scene, chosen, warp=warp, output=run_directory, on_step=on_step)
+    session = Session(scene, resolve(chosen, scene, warp), output=lock or run_directory, on_step=on_step)
     first_step = 0
     if resumed is not None:
         path, checkpoint, _ = resumed
@@ -219,11 +234,10 @@ def _begin(
             older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= first_step]
             session.restore(checkpoint, path=path, replaced=older if in_place else ())
         logger.info("resumed at step %d from %s", session.step, path)
-    if not processes.is_first():
+    if lock is None:  # the first process writes
         return session
     # Not earlier, so that a run that is rejected creates neither a file nor its directory.
-    with RunDirectoryLock.acquire(run_directory) as lock:
-        lock.created = False
+    lock.created = False
     session.log = build_logger(settings.logger, run_directory, first_step)
     session.records.text("config", f"```yaml\n{yaml.safe_dump(recorded_settings(settings), sort_keys=False)}```")
     if session.device.type == "cuda":
@@ -264,9 +278,11 @@ def load_to_resume(
             logger.info("no checkpoint in %s to continue from: training starts from scratch", run_directory)
             return None
     else:
-        if processes.is_first():  # which uses that directory itself if the run is resumed in place
-            check_ended(resolve_checkpoint(root / settings.resume).parent)
-        found = load_resolved(root / settings.resume)
+        path = root / settings.resume
+        # The first process uses that directory itself if the run is resumed in place.
+        if processes.is_first() and (folder := resolve_checkpoint(path).parent).resolve() != run_directory.resolve():
+            check_ended(folder)
+        found = load_resolved(path)
     path, state = found
     with contents_of(path):
         saved = parse(RunConfig, state["config"])
@@ -288,7 +304,13 @@ def load_to_resume(
     return path, state, settings
 
 
-def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str] = ("train", "test")) -> Scene:
+def load_configured_scene(
+    settings: RunConfig,
+    root: Path,
+    splits: Sequence[str] = ("train", "test"),
+    *,
+    found: FoundScene | None = None,
+) -> Scene:
     """Loads the configured scene. Each process of a group reads its shard of the training images.
 
     If ``data.download`` is set, it is downloaded first, once for all processes.
@@ -297,17 +319,19 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         settings: Settings of the run.
         root: Base folder of a relative ``data.root``.
         splits: Names of the splits to read.
+        found: A scene that is already found; it is used if it is the configured one.
     """
     # A folder and not a name: the configuration already has the box of a configured scene.
-    downloads = settings.data.download
-    if downloads and not processes.is_first():
-        processes.barrier()
-    folder = find_scene(settings.scene.name, root / settings.data.root, download=downloads)
-    if downloads and processes.is_first():
-        processes.barrier()
+    downloads, folder = settings.data.download, root / settings.data.root
+    if found is None or found.folder != folder / settings.scene.name:
+        if downloads and not processes.is_first():
+            processes.barrier()
+        found = find_scene(settings.scene.name, folder, download=downloads)
+        if downloads and processes.is_first():
+            processes.barrier()
     wanted = [each.scene_options for each in active(settings)] if "train" in splits else []
     options = {name: value for each in wanted for name, value in each.items()}
-    return load_scene(folder, **settings.load_options(splits=splits, divided=True, **options))
+    return load_scene(found, **settings.load_options(splits=splits, divided=True, **options))
 
 
 def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> RunLogger:
@@ -319,3 +343,24 @@ def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> 
     except OSError as error:
         logger.error("TensorBoardLogger failed (%s): nothing is recorded, and training continues", error)
         return NullLogger()
+
+
+def check_results(directory: Path) -> None:
+    """Raises ValueError if a directory has images or files with the names of results, but no records of a run."""
+    if not directory.is_dir() or (directory / HYDRA_RECORDS[0]).is_dir() or checkpoints(directory):
+        return
+    present = [result for result in RESULTS if (directory / result).exists()]
+    # A run writes its own images to subfolders.
+    present += [path.name for path in sorted(directory.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES][:1]
+    if present:
+        raise ValueError(
+            f"hydra.run.dir must be a new folder or that of an earlier run, got {directory}, which contains "
+            f"{', '.join(present)} of something else: choose another folder"
+        )
+
+
+def earlier_run(directory: Path) -> list[str]:
+    """Returns names of files that an earlier run left in a directory, at most one of each kind."""
+    found = checkpoints(directory)[-1:] if directory.is_dir() else []
+    found += [path for path in (directory / METRICS, directory / MODEL_FILE) if path.is_file()]
+    return [path.name for path in (*found, *sorted(directory.glob(EVENTS))[-1:])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from voxelfield.components.refinement import CameraStageConfig
 from voxelfield.config import parse
 from voxelfield.models.settings import StageConfig
-from voxelfield.settings.presets import complete, compose, config_name, preset, trainer_for
+from voxelfield.settings.presets import compose, preset
 from voxelfield.settings.run import DataConfig, LoggerConfig, RunConfig, SceneConfig
 from voxelfield.settings.trainer import (
     CameraConfig,
@@ -33,10 +33,7 @@ __all__ = [
     "SceneConfig",
     "StageConfig",
     "TrainerConfig",
-    "complete",
     "compose",
-    "config_name",
     "parse",
     "preset",
-    "trainer_for",
 ]

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
-from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from voxelfield.config import parse, unknown_key
 from voxelfield.datasets.loading import find_scene
-from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.installed import config_folder
 from voxelfield.messages import clipped
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.registry import announced_models, model_names
 from voxelfield.settings.run import RunConfig
-from voxelfield.settings.trainer import CameraConfig, OptimizerConfig, TrainerConfig
-from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)
 
@@ -31,29 +27,6 @@ def config_name(device: str = "auto") -> str:
         device: As for :func:`voxelfield.devices.choose_device`.
     """
     return "train" if choose_device(device).type == "cuda" else "train_cpu"
-
-
-# With fewer photographs, training memorises them pixel by pixel unless it is short and fine levels decay.
-_MANY_PHOTOGRAPHS = 100
-
-
-def trainer_for(scene: Scene, warp: Warp | None, model: str, *, sparse: bool) -> str:
-    """Returns the file in ``configs/trainer`` that ``trainer=auto`` stands for.
-
-    Args:
-        scene: The loaded scene.
-        warp: The warp of its field. A scene with a warp consists of photographs of a place.
-        model: A file in ``configs/model``. The presets for photographs are meant for the default one.
-        sparse: Whether the run can have sparse levels. Camera refinement does not support them, and settings of the
-            resolutions contradict those of a preset with sparse levels.
-    """
-    if warp is None or model != "pyramid":
-        return "default"
-    if sum(len(split) for split in scene.splits.values()) >= _MANY_PHOTOGRAPHS:
-        return "many_photographs" if sparse else "unbounded"
-    if warp.is_forward_facing:
-        return "forward_facing"
-    return "few_photographs" if sparse else "few_photographs_dense"
 
 
 def offer_defaults() -> None:
@@ -111,7 +84,7 @@ def composition_error(error: Exception) -> str:
         if group != "scene":
             return f"{group} must be one of {', '.join(options)}, got {clipped(name)!r}"
         try:
-            found = f": scene={find_scene(name)} is a scene of that name"
+            found = f": scene={find_scene(name).folder} is a scene of that name"
         except OSError:
             found = ""
         return f"scene must be a folder, or one of {', '.join(options)}, got {clipped(name)!r}{found}"
@@ -133,56 +106,3 @@ def preset(*overrides: str, device: str = "auto", name: str | None = None) -> Ru
         ValueError: A value is not allowed, or would be ignored; the message names the key.
     """
     return parse(RunConfig, compose(*overrides, device=device, name=name))
-
-
-def complete(
-    model: ModelConfig | str,
-    trainer: TrainerConfig | str | None = None,
-    optimizer: OptimizerConfig | str | None = None,
-    camera: CameraConfig | None = None,
-    *,
-    device: str = "auto",
-    seed: int = 0,
-    scene: Scene | None = None,
-    warp: Warp | None = None,
-) -> RunConfig:
-    """Returns settings in which everything not given has the value of ``python train.py model=NAME``.
-
-    Hydra is only used, and needs to be installed, if something is not given.
-
-    Args:
-        model: The model, or the name of a file in ``configs/model`` or of a model that another package declares.
-        trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
-        optimizer: Settings of the optimizer, or the name of a file in ``configs/optimizer``.
-        camera: Settings of camera refinement; None keeps the given cameras.
-        device: Device of the run.
-        seed: Seed of torch's random number generators.
-        scene: The scene, on which the trainer depends unless it is given (:func:`trainer_for`).
-        warp: The warp of the scene's field, on which the trainer depends likewise.
-
-    Raises:
-        ValueError: A name does not exist, or a value is not allowed; the message says which.
-    """
-    given: dict[str, Any] = {"model": model, "trainer": trainer, "optimizer": optimizer}
-    values = {key: value for key, value in given.items() if not isinstance(value, str | None)}
-    if len(values) < len(given):
-        kind = model if isinstance(model, str) else model.kind
-        name = config_name(device)
-        if scene is not None and (trainer == "auto" or (trainer is None and name == "train")):
-            # A model that is given as an object has its own resolutions.
-            sparse = isinstance(model, str) and not (camera is not None and camera.refines)
-            chosen = trainer_for(scene, warp, kind, sparse=sparse)
-            given["trainer"] = trainer if chosen == "default" else chosen
-        # A model that is not declared anywhere has no file, but can be trained nevertheless.
-        given["model"] = kind if isinstance(model, str) or kind in model_names() else None
-        choices = [f"{group}={choice}" for group, choice in given.items() if isinstance(choice, str)]
-        import hydra.errors
-
-        try:
-            composed = compose(*choices, device=device, name=name)
-        except hydra.errors.MissingConfigException as error:
-            raise ValueError(composition_error(error)) from error
-        values = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True)) | values
-    if camera is not None:
-        values["camera"] = camera
-    return parse(RunConfig, values | {"device": device, "seed": seed})

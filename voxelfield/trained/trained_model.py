@@ -334,7 +334,7 @@ class TrainedModel:
 
     def scene_folder(self, root: Path | str | None = None) -> Path:
         """Finds the folder of the run's scene; the folder of scenes ``root`` replaces that of the run."""
-        return find_scene(self.config.scene.name, root or self.config.data.root)
+        return find_scene(self.config.scene.name, root or self.config.data.root).folder
 
     def load_scene(
         self, splits: Sequence[str] | None = None, *, root: Path | str | None = None, **changes: Any

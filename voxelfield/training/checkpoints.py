@@ -51,28 +51,36 @@ class Checkpoints:
     writes, and all call the same methods.
 
     Args:
-        directory: Folder for the files, created if needed and locked while they are written; None writes none.
+        output: Folder for the files, created if needed and locked while they are written, or the lock of one; None
+            writes none.
         split: The training data, of which checkpoints contain a fingerprint.
         keep: Keep all checkpoints.
         before: Called in the thread before each file is written.
 
     Attributes:
+        directory: The folder, or None.
         newest: The last valid checkpoint on disk, or the one from which training was resumed; None if there is neither.
 
     Raises:
         ValueError: Only some of the processes have a directory.
     """
 
-    def __init__(self, directory: Path | None, split: Split, keep: bool, before: Callable[[], None]) -> None:
-        if len(set(processes.gather_objects(directory is None))) > 1:
+    def __init__(
+        self, output: Path | str | RunDirectoryLock | None, split: Split, keep: bool, before: Callable[[], None]
+    ) -> None:
+        if len(set(processes.gather_objects(output is None))) > 1:
             raise ValueError("output must be given in all processes of a group or in none, got one in some of them")
         self.newest: Path | None = None
-        self._directory, self._split, self._keep, self._before = directory, split, keep, before
+        # A lock that is handed on ends with the caller; a lock taken here lasts as long as files are written.
+        self._lock = output if isinstance(output, RunDirectoryLock) else None
+        self._unlocks_after_waiting = False
+        folder = output.directory if isinstance(output, RunDirectoryLock) else output
+        self.directory = directory = None if folder is None else Path(folder)
+        self._split, self._keep, self._before = split, keep, before
         self._writes = directory is not None and processes.is_first()
         self._replaceable: list[Path] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: list[tuple[Future[None], bool]] = []
-        self._writing = contextlib.ExitStack()
         self._fingerprint: Future[dict[str, Tensor]] | None = None
         if self._writes or (directory is not None and split.local_slice is not None):
             # Computed in the background, so that the first checkpoint need not wait for it.
@@ -81,16 +89,26 @@ class Checkpoints:
     @contextlib.contextmanager
     def locked_output(self, wait: bool) -> Iterator[None]:
         """Locks the output folder for a block that saves, and until :meth:`wait`, which ``wait`` calls at its end."""
-        if not self._writes:
-            yield
-            return
-        assert self._directory is not None
-        with RunDirectoryLock.acquire(self._directory, "output"):
+        if not self._writes or (self._lock is not None and not self._unlocks_after_waiting):
             yield
             if wait:
                 self.wait()
-            else:
-                self._writing.enter_context(RunDirectoryLock.acquire(self._directory, "output"))
+            return
+        assert self.directory is not None
+        self._lock, self._unlocks_after_waiting = self._lock or RunDirectoryLock(self.directory, "output"), False
+        try:
+            yield
+            self._unlocks_after_waiting = not wait
+            if wait:
+                self.wait()
+        finally:
+            if not self._unlocks_after_waiting:
+                self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+        self._lock, self._unlocks_after_waiting = None, False
 
     def save(
         self, training: TrainingState, *, finite: bool | None = None, settled: bool = False, optional: bool = False
@@ -111,7 +129,7 @@ class Checkpoints:
         Raises:
             OSError: An earlier checkpoint could not be written.
         """
-        if self._directory is None:
+        if self.directory is None:
             return None
         finite = training.is_finite() if finite is None else finite
         data = {} if self._fingerprint is None else self._whole_fingerprint()
@@ -123,7 +141,7 @@ class Checkpoints:
                 state = pack_checkpoint(state)
         while len(self._pending) > 1 or (self._pending and self._pending[0][0].done()):
             self._finish_first()
-        path = checkpoint_path(self._directory, training.steps)
+        path = checkpoint_path(self.directory, training.steps)
         if not finite:
             path = path.with_name(path.name.replace("checkpoint", "not_finite"))
         self._pending.append((self._thread.submit(self._write, path, state, not settled, finite), optional))
@@ -148,9 +166,12 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Waits until all checkpoints are on disk; raises OSError if one could not be written."""
-        with self._writing:
+        try:
             while self._pending:
                 self._finish_first()
+        finally:
+            if self._unlocks_after_waiting:
+                self._unlock()
 
     def _finish_first(self) -> None:
         writing, optional = self._pending[0]
@@ -165,7 +186,8 @@ class Checkpoints:
         logger.error("%s; training continues, and %s", error, last)
 
     def _write(self, path: Path, state: dict[str, Any], packed: bool, finite: bool) -> None:
-        RunDirectoryLock.renew(path.parent)
+        if self._lock is not None:
+            self._lock.renew()
         self._before()
         try:
             write_checkpoint(path, state if packed else pack_checkpoint(state))

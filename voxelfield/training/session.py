@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from voxelfield.components.tones import CameraTones
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation
+from voxelfield.foundation.errors import shown
 from voxelfield.interrupt import Interrupt
 from voxelfield.models.batch import Batch
 from voxelfield.models.component import Component, Kind, Loss, find_component
@@ -24,11 +25,11 @@ from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pixel_sampler import Images
 from voxelfield.models.training import MemoryEstimate
 from voxelfield.rendering.march import Sampler, visible_samples
-from voxelfield.rendering.projection import fraction_through_box
 from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.run_directory import RunDirectoryLock
 from voxelfield.settings import CameraConfig, OptimizerConfig, RunConfig, TrainerConfig
+from voxelfield.settings.resolve import resolve_arguments
 from voxelfield.trained.trained_model import TrainedModel, untrained_model
-from voxelfield.training.arguments import check_types, run_settings
 from voxelfield.training.checkpoints import Checkpoints
 from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
@@ -70,7 +71,7 @@ class Session:
         sampler: Places samples on the rays of training (:data:`voxelfield.rendering.march.Sampler`).
         device: Device on which to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``; None means ``auto``.
         seed: Seed of torch's random number generators, set before the field is built; None means 0.
-        output: Folder for checkpoints; None writes no files.
+        output: Folder for checkpoints, or the lock of one that the caller has taken; None writes no files.
         logger: Receives scalars and images; None discards them.
         on_step: Called after every step; its time counts as training time. On CUDA, steps are asynchronous, so reading
             a tensor synchronises.
@@ -117,42 +118,33 @@ class Session:
         sampler: Sampler = visible_samples,
         device: torch.device | str | None = None,
         seed: int | None = None,
-        output: Path | str | None = None,
+        output: Path | str | RunDirectoryLock | None = None,
         logger: RunLogger | None = None,
         on_step: Hook | None = None,
         on_stage: Hook | None = None,
         on_preview: Hook | None = None,
     ) -> None:
         losses = losses or {}
-        given = {"scene": scene, "model": model, "trainer": trainer, "optimizer": optimizer}
-        check_types(losses, components, sampler, **given, camera=camera, output=output)
-        config = run_settings(scene, model, trainer, optimizer, camera, warp, device, seed)
+        _check_types(losses, components, sampler, output)
+        config = resolve_arguments(scene, model, trainer, optimizer, camera, warp, device, seed)
         self.scene = scene
-        self.config = config
-        # The steps follow these settings; the run records the given settings.
-        self._trainer = config.trainer
-        if config.recorded_warp is None:
-            cameras = scene.train.cameras
-            share = fraction_through_box(cameras, torch.tensor(config.scene.aabb, device=cameras.c2w.device))
-            self._trainer = config.trainer.with_rays_that_miss(share)
+        self.config = RunConfig(**vars(config))
         self.device = choose_device(config.device)
         self.log: RunLogger = NullLogger() if logger is None or not processes.is_first() else logger
         self.records = FailsafeLogger(lambda: self.log)
-        self.output = None if output is None else Path(output)
         hooks = (hook or (lambda session: None) for hook in (on_step, on_stage, on_preview))
         self._on_step, self._on_stage, self._on_preview = hooks
         # Flushed before each checkpoint, because a run that is resumed does not log earlier steps again.
         keep, flush = config.trainer.keep_checkpoints, self.records.flush
-        self._checkpoints = Checkpoints(self.output, scene.train, keep, before=flush)
+        self._checkpoints = Checkpoints(output, scene.train, keep, before=flush)
+        self.output = self._checkpoints.directory
         _library.ensure_loaded(self.device.type)
         divided = scene.train.local_slice is not None
         self._images: Images = place_of_images(self.estimate_memory, config.trainer.images, self.device, divided)
         if self.device.type == "cuda":
             check_memory(self.estimate_memory(), self.device)
         with explain_shortage(self.estimate_memory, self.device):
-            self._state = state = TrainingState(
-                config, self._trainer, scene, self.device, self._images, components, losses, sampler
-            )
+            self._state = state = TrainingState(config, scene, self.device, self._images, components, losses, sampler)
         self.model, self.components, self.optimizers = state.model, state.components, state.optimizers
         self.field, self.occupancy = state.model.field, state.model.occupancy
 
@@ -189,7 +181,7 @@ class Session:
         """
         return estimate_memory(
             untrained_model(self.config, "meta"),
-            replace(self.config, trainer=self._trainer),
+            self.config,
             self.scene.train,
             self.device.type,
             self._images if images is None else images,
@@ -392,6 +384,20 @@ class Session:
             self._state.clock.read()
             with self._checkpoints.saved_unless_finite(self._state):
                 self.records.scalars(self.step, collect_metrics(self._state, config))
+
+
+def _check_types(losses: Mapping[str, Loss], components: Sequence[Component], sampler: Sampler, output: object) -> None:
+    """Raises TypeError unless arguments of a session that are not settings have the right types."""
+    for index, component in enumerate(components):
+        if not isinstance(component, Component):
+            raise TypeError(f"components[{index}] must be a voxelfield.models.Component, got {shown(component)}")
+    for name, loss in losses.items():
+        if not callable(loss):
+            raise TypeError(f"losses[{name!r}] must be a function of outputs and batch, got {shown(loss)}")
+    if not callable(sampler):
+        raise TypeError(f"sampler must be a function like visible_samples, got {shown(sampler)}")
+    if not isinstance(output, (str, os.PathLike, RunDirectoryLock, type(None))):
+        raise TypeError(f"output must be a path or None, got {shown(output)}")
 
 
 def _due(step: int, every: int) -> bool:

@@ -22,7 +22,7 @@ from voxelfield.models.pixel_sampler import Images, PixelSampler
 from voxelfield.models.settings import reached_resolution
 from voxelfield.models.training import TrainingSetup
 from voxelfield.rendering.march import Sampler
-from voxelfield.settings import RunConfig, TrainerConfig
+from voxelfield.settings import RunConfig
 from voxelfield.trained.checkpoint_file import ADDED
 from voxelfield.trained.trained_model import untrained_model
 from voxelfield.training.execution import Clock, GraphedCall
@@ -41,7 +41,6 @@ class TrainingState:
 
     Args:
         config: All settings of the run.
-        trainer: The settings that the steps follow.
         scene: Images and cameras.
         device: Device of the training.
         images: Where the training images are.
@@ -63,7 +62,6 @@ class TrainingState:
     def __init__(
         self,
         config: RunConfig,
-        trainer: TrainerConfig,
         scene: Scene,
         device: torch.device,
         images: Images,
@@ -72,6 +70,7 @@ class TrainingState:
         sampler: Sampler,
     ) -> None:
         torch.manual_seed(config.seed)
+        trainer = config.trainer
         self.config, self.device, self.clock = config, device, Clock(device)
         self.clock.start()
         self.model = untrained_model(config, device)

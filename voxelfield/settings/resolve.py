@@ -1,0 +1,273 @@
+"""Settles the settings of a run, once its scene is loaded: the one place in which they depend on the scene."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from voxelfield import processes
+from voxelfield.components.environment import choose_environment
+from voxelfield.components.registry import active
+from voxelfield.config import parse
+from voxelfield.datasets.measures import check_visible
+from voxelfield.datasets.poses import check_cameras_see, likely_mistake
+from voxelfield.datasets.scene import Scene
+from voxelfield.foundation.errors import shown
+from voxelfield.installed import config_folder
+from voxelfield.models.model_config import ModelConfig
+from voxelfield.models.registry import model_names
+from voxelfield.rendering.projection import fraction_through_box
+from voxelfield.settings.presets import compose, composition_error, config_name
+from voxelfield.settings.run import RunConfig, SceneConfig
+from voxelfield.settings.trainer import CameraConfig, OptimizerConfig, TrainerConfig
+from voxelfield.warps.choice import WarpConfig
+from voxelfield.warps.warp import Warp
+
+logger = logging.getLogger(__name__)
+
+
+class ResolvedConfig(RunConfig):
+    """The settings of a run as :func:`resolve` has settled them for its scene."""
+
+
+# With fewer photographs, training memorises them pixel by pixel unless it is short and fine levels decay.
+_MANY_PHOTOGRAPHS = 100
+
+# Settings that rule out a preset with sparse levels.
+_RESOLUTION_SETTINGS = frozenset(
+    ("trainer.finest_resolution", "trainer.sparse_resolutions", "trainer.stages", "model.resolutions")
+)
+
+# Why trainer=auto stands for a file in configs/trainer.
+_REASONS = {
+    "default": "a scene that ends at its box, and for models other than pyramid",
+    "few_photographs": "this number of photographs",
+    "few_photographs_dense": "this number of photographs with settings that rule out sparse levels",
+    "forward_facing": "photographs that all face the same way",
+    "many_photographs": "this number of photographs",
+    "unbounded": "this number of photographs with settings that rule out sparse levels",
+}
+
+# Types of a session's arguments, and the words for them in messages.
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "scene": ((Scene,), "a voxelfield.Scene"),
+    "model": ((ModelConfig, RunConfig, str), "a ModelConfig, the name of one or a RunConfig"),
+    "trainer": ((TrainerConfig, str, type(None)), "a TrainerConfig, the name of a preset or None"),
+    "optimizer": ((OptimizerConfig, str, type(None)), "an OptimizerConfig, the name of one or None"),
+    "camera": ((CameraConfig, type(None)), "a CameraConfig or None"),
+}
+
+
+def resolve(settings: RunConfig, scene: Scene, warp: Warp | None) -> ResolvedConfig:
+    """Returns the settings that the steps of a run follow and its checkpoints record; checks the scene.
+
+    The result has the box of the scene, the settings from which its warp is made again, the background that
+    ``model.environment=auto`` stands for, the schedule of camera refinement, and as many rays as the box needs.
+
+    Args:
+        settings: The settings as given, which :func:`planned` has adapted to the number of processes.
+        scene: The loaded scene.
+        warp: The warp of its field.
+
+    Raises:
+        ValueError: The scene has no training view, or none that shows anything or sees its box.
+    """
+    cameras = scene.train.cameras
+    if len(scene.train) == 0:
+        raise ValueError("scene.train must have at least one view, got none")
+    if cameras.c2w.is_cuda:
+        raise ValueError(f"scene.train.cameras must be on the CPU, got {cameras.c2w.device}")
+    model, trainer = settings.model, settings.trainer
+    if model.environment == "auto":
+        # Another background than the default was chosen by the user.
+        environment = choose_environment(scene, warp) if trainer.background == "random" else "none"
+        model = replace(model, environment=environment)
+    low, high = scene.aabb.tolist() if warp is None else warp.aabb
+    for each in active(settings):
+        trainer = each.adapt(trainer)
+    check_visible(scene.train)
+    if warp is None:
+        check_cameras_see(cameras, scene.aabb)
+        trainer = trainer.with_rays_that_miss(fraction_through_box(cameras, torch.tensor((low, high))))
+    mistake = likely_mistake(cameras.viewing_poses())
+    if mistake is not None:
+        logger.warning("%s", mistake)
+    box = SceneConfig(scene.name, (tuple(low), tuple(high)))
+    settled = {"scene": box, "warp": WarpConfig.of(warp), "model": model, "trainer": trainer}
+    return ResolvedConfig(**vars(settings) | settled)
+
+
+def trainer_for(scene: Scene, warp: Warp | None, model: str, *, keys: Collection[str], refines: bool) -> str:
+    """Returns the file in ``configs/trainer`` that ``trainer=auto`` stands for.
+
+    Presets with sparse levels are left out if cameras are refined, which does not support them, and if the user has
+    chosen resolutions, which contradict those of the preset.
+
+    Args:
+        scene: The loaded scene.
+        warp: The warp of its field. A scene with a warp consists of photographs of a place.
+        model: A file in ``configs/model``. The presets for photographs are meant for the default one.
+        keys: The keys that the user has given.
+        refines: Whether cameras are refined.
+    """
+    if warp is None or model != "pyramid":
+        return "default"
+    sparse = not refines and _RESOLUTION_SETTINGS.isdisjoint(keys)
+    if sum(len(split) for split in scene.splits.values()) >= _MANY_PHOTOGRAPHS:
+        return "many_photographs" if sparse else "unbounded"
+    if warp.is_forward_facing:
+        return "forward_facing"
+    return "few_photographs" if sparse else "few_photographs_dense"
+
+
+def completed(given: dict[str, Any], scene: Scene, warp: Warp | None, device: str) -> RunConfig:
+    """Returns settings in which everything not given has the value of ``python train.py model=NAME``.
+
+    Hydra is only used, and needs to be installed, if something is not given.
+
+    Args:
+        given: Settings by their key, or the names of their files; None for those that are not given. There is a model.
+        scene: The scene, on which the trainer depends unless it is given (:func:`trainer_for`).
+        warp: The warp of the scene's field, on which the trainer depends likewise.
+        device: Device of the run.
+
+    Raises:
+        ValueError: A name does not exist, or a value is not allowed; the message says which.
+    """
+    values = {key: value for key, value in given.items() if not isinstance(value, str | None)}
+    files = {group: given.get(group) for group in ("model", "trainer", "optimizer") if group not in values}
+    if files:
+        kind, name = given["model"] if "model" in files else given["model"].kind, config_name(device)
+        if given.get("trainer") == "auto" or (given.get("trainer") is None and name == "train"):
+            # A model that is given as an object has its own resolutions.
+            keys, camera = () if "model" in files else ("model.resolutions",), given.get("camera")
+            chosen = trainer_for(scene, warp, kind, keys=keys, refines=camera is not None and camera.refines)
+            files["trainer"] = files["trainer"] if chosen == "default" else chosen
+        # A model that is not declared anywhere has no file, but can be trained nevertheless.
+        files["model"] = kind if "model" in files or kind in model_names() else None
+        import hydra.errors
+
+        try:
+            choices = (f"{group}={file}" for group, file in files.items() if file is not None)
+            composed = compose(*choices, device=device, name=name)
+        except hydra.errors.MissingConfigException as error:
+            raise ValueError(composition_error(error)) from error
+        values = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True)) | values
+    return parse(RunConfig, values | {"device": device})
+
+
+def planned(settings: RunConfig) -> RunConfig:
+    """Returns the settings that the processes of a run follow together, as ``trainer.scaling`` says."""
+    return replace(settings, trainer=settings.trainer.scaled(processes.count()))
+
+
+def resolve_arguments(
+    scene: Scene,
+    model: ModelConfig | RunConfig | str,
+    trainer: TrainerConfig | str | None,
+    optimizer: OptimizerConfig | str | None,
+    camera: CameraConfig | None,
+    warp: WarpConfig | Warp | None,
+    device: torch.device | str | None,
+    seed: int | None,
+) -> ResolvedConfig:
+    """Returns the settings of a session from its arguments, which are those of :class:`voxelfield.Session`."""
+    given: dict[str, Any] = {"trainer": trainer, "optimizer": optimizer, "camera": camera}
+    for name, value in {"scene": scene, "model": model, **given}.items():
+        types, words = _TYPES[name]
+        if not isinstance(value, types):
+            raise TypeError(f"{name} must be {words}, got {shown(value)}")
+    if isinstance(model, ResolvedConfig):
+        return model
+    config = None
+    if isinstance(model, RunConfig):
+        for name, value in {**given, "device": device, "seed": seed}.items():
+            if value is not None:
+                raise TypeError(f"{name} must be None with the settings of a whole run, got {shown(value)}")
+        config = parse(RunConfig, model)
+        warp = config.warp if warp is None else warp
+        model = config.model
+    if warp is None or isinstance(warp, WarpConfig):
+        chooses = parse(ModelConfig, {"kind": model}, "model") if isinstance(model, str) else model
+        warp = chooses.choose_warp(scene, parse(WarpConfig, warp or {}, "warp"))
+    if config is None:
+        given |= {"model": model, "seed": seed}
+        config = completed(given, scene, warp, "auto" if device is None else str(device))
+    return resolve(planned(config), scene, warp)
+
+
+@dataclass
+class AutoTrainer:
+    """The choice of ``trainer=auto``, which depends on the scene.
+
+    Attributes:
+        composed: The composed configuration, with interpolations.
+        overrides: The overrides of which it was composed.
+        model: The file in ``configs/model``.
+        record: Folder in which ``config.yaml`` and ``overrides.yaml`` are written again; None writes nothing.
+    """
+
+    composed: DictConfig
+    overrides: Sequence[str]
+    model: str
+    record: Path | None = None
+
+    def choose(self, settings: RunConfig, scene: Scene, warp: Warp | None) -> RunConfig:
+        """Returns the settings with the preset for a scene, in which the user's own settings are kept.
+
+        Args:
+            settings: The settings of the composed configuration.
+            scene: The loaded scene.
+            warp: The warp of its field.
+
+        Raises:
+            ValueError: A setting contradicts those of the preset.
+        """
+        keys = {text.lstrip("+").partition("=")[0] for text in self.overrides}
+        name = trainer_for(scene, warp, self.model, keys=keys, refines=settings.camera.refines)
+        logger.info("trainer=%s is the default for %s", name, _REASONS[name])
+        if name == "default":
+            return settings
+        merged = self._merged(name)
+        if self.record is not None:
+            OmegaConf.save(merged, self.record / "config.yaml")
+            OmegaConf.save(OmegaConf.create([*self.overrides, f"trainer={name}"]), self.record / "overrides.yaml")
+        both = (OmegaConf.to_container(config, resolve=True) for config in (self.composed, merged))
+        before, after = (cast("dict[str, Any]", values) for values in both)
+        differing = {key: value for key, value in after.items() if value != before[key]}
+        groups = {key: parse(type(getattr(settings, key)), value, key) for key, value in differing.items()}
+        chosen = replace(settings, **groups)
+        chosen.check("")
+        return chosen
+
+    def _merged(self, name: str) -> DictConfig:
+        """Returns the configuration with a preset merged under the overrides, which refer to its values."""
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+
+        merged = copy.deepcopy(self.composed)
+        with open_dict(merged):
+            merged.trainer = OmegaConf.merge(asdict(TrainerConfig()), *_files(config_folder() / "trainer", name))
+            for override in OverridesParser.create().parse_overrides(list(self.overrides)):
+                key = override.key_or_group
+                if not key.startswith("trainer."):
+                    continue
+                if override.is_delete():
+                    parent, _, last = key.rpartition(".")
+                    cast("DictConfig", OmegaConf.select(merged, parent)).pop(last, None)
+                else:
+                    OmegaConf.update(merged, key, override.value(), merge=True)
+        return merged
+
+
+def _files(folder: Path, name: str) -> list[Any]:
+    """Returns the content of a file in ``configs/``, after that of the files in its list of defaults."""
+    content = cast("DictConfig", OmegaConf.load(folder / f"{name}.yaml"))
+    bases = [base for base in content.pop("defaults", ()) if base != "_self_"]
+    return [*(file for base in bases for file in _files(folder, base)), content]
