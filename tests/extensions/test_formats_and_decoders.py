@@ -16,8 +16,10 @@ from installed_package import install
 from warm_python import warm_python
 
 import voxelfield
+from voxelfield.config import Count
 from voxelfield.datasets import registry as datasets
 from voxelfield.export import registry as exports
+from voxelfield.export.registry import ExportFormat, Option
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
 
@@ -109,6 +111,7 @@ QUICK = (
     "trainer.evaluation.report=false",
 )
 GONE = "there_is_no_such_module:FORMAT"
+TAKEN = (("mesh", "mesh"), ("a", "device"), ("b", "count"))
 
 
 @pytest.fixture(scope="module")
@@ -210,3 +213,22 @@ def test_foreign_formats_and_decoders_work_in_python(scene: Path, tmp_path: Path
     assert np.load(tmp_path / "d.npy").shape[0] == 1
     with pytest.raises(ValueError, match=r"files must be of .*, web, depths, got 'depth'"):
         exports.export(run, {"depth": tmp_path / "d.npy"})
+
+
+def test_a_foreign_export_format_cannot_take_a_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def foreign(name: str, *options: Option) -> ExportFormat:
+        return ExportFormat(name=name, help="", write=lambda path, source: "nothing", options=options)
+
+    taken = [foreign("mesh"), foreign("a", Option("device", "")), foreign("b", Option("count", "", str))]
+    fitting = foreign("c", Option("count", "number of spheres", Count))
+    monkeypatch.setattr(exports, "announced_objects", lambda *_: [*taken, fitting])
+    exports.formats.cache_clear()
+    try:
+        assert list(exports.formats())[-2:] == ["web", "c"]
+        assert exports.formats()["mesh"].help
+    finally:
+        exports.formats.cache_clear()
+    left_out = [f"export format {name} of another package is left out: {what} is taken" for name, what in TAKEN]
+    assert caplog.messages == left_out
