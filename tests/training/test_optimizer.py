@@ -89,7 +89,7 @@ def test_exposures_have_a_rate_of_their_own_and_are_updated(device, kind):
 
 def test_a_decoder_without_parameters_has_no_optimizer():
     optimizers = optimizers_of(model_of(make_field("sh")), make_config(), RATES)
-    assert optimizers.network is None
+    assert optimizers.networks == {}
     assert list(optimizers.rates()) == ["grid"]
     assert optimizers.state_dict()["network"] is None
     assert set(optimizers.state_dict()) == {"grid", "network"}

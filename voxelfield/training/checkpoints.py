@@ -340,13 +340,13 @@ def _check_parts(checkpoint: Mapping[str, Any], components: Sequence[Component])
     for name in {**own, **dict.fromkeys(saved)}:
         if (name in saved) == (name in own):
             continue
-        kind = next((kind for kind in registered() if kind.name == name and kind.switches()), None)
-        if kind is None:
-            raise ValueError(
-                f"components must be those of the checkpoint, {', '.join(saved) or 'none'}, got "
-                f"{', '.join(own) or 'none'}"
-            )
-        (key, wanted), (_, got) = kind.in_words(name in saved), kind.in_words(name in own)
+        kinds = {kind.name: kind for kind in registered()}
+        if name not in kinds:
+            before, now = (", ".join(each for each in names if each not in kinds) for names in (saved, own))
+            raise ValueError(f"components must be those of the checkpoint, {before or 'none'}, got {now or 'none'}")
+        if not kinds[name].switches():
+            raise TypeError(f"checkpoint must be one that load_checkpoint returned, got one without {name!r}")
+        (key, wanted), (_, got) = kinds[name].in_words(name in saved), kinds[name].in_words(name in own)
         raise ValueError(f"{key} must be {wanted}, as in the checkpoint, got {got}")
     for name, component in own.items():
         component.check_state(checkpoint[name])
