@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from voxelfield import Decoder, VoxelGrid
+from voxelfield import Decoder, FieldRenderer, RenderSettings, VoxelGrid
 from voxelfield.fields.decoders import SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.paths import overview
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 RADIUS, THICKNESS, STEP, THRESHOLD = 0.6614, 0.018, 0.05, 0.01  # no vertex is near that radius
@@ -85,3 +88,57 @@ def test_a_decoder_without_parameters_or_view_channels_is_enough(device):
     density, rgb = field(points, torch.randn(20, 3, device=device))
     assert density.shape == (20,)
     assert rgb.shape == (20, 3)
+
+
+class Plain(nn.Module):
+    """A decoder that derives from no class of voxelfield."""
+
+    channels = 4
+
+    def density(self, features):
+        return 20 * features[:, 0].exp()
+
+    def forward(self, features, directions, ray_index):
+        return self.density(features), features[:, 1:].sigmoid()
+
+
+class Ball:
+    """A field that derives from no class of voxelfield."""
+
+    aabb = torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
+
+    def density(self, points):
+        return 50.0 * (points.norm(dim=1) < 0.5)
+
+    def sample(self, samples, directions):
+        return self.density(samples.positions), torch.full_like(samples.positions, 0.2)
+
+
+def test_decoders_and_fields_without_a_base_class_get_its_defaults():
+    field = RadianceField(VoxelGrid(4, 4, ((-1, -1, -1), (1, 1, 1))), Plain())
+    assert field.decoder.view_channels == ()
+    assert field.decoder.density_is_monotonic is False
+    occupancy = OccupancyGrid(4, field.aabb)
+    camera = overview(field.aabb, 16, 16)
+    for shown in (field, Ball(), copy.deepcopy(field)):
+        view = FieldRenderer(shown, occupancy, RenderSettings(0.05), torch.ones(3)).view(camera, 0)
+        assert float(view.opacity.max()) > 0.5
+    assert FieldRenderer(Ball(), occupancy, RenderSettings(0.05), torch.ones(3)).view(camera, 0).opacity[0, 0] == 0
+
+
+def test_a_missing_member_is_named():
+    class Colourless:
+        aabb = Ball.aabb
+        density = Ball.density
+
+    class Sealed:
+        __slots__ = ()
+        aabb, density, sample = Ball.aabb, Ball.density, Ball.sample
+
+    occupancy = OccupancyGrid(4, Ball.aabb)
+    with pytest.raises(TypeError, match="field must be a Field, got Colourless without sample"):
+        FieldRenderer(Colourless(), occupancy, RenderSettings(0.05), torch.ones(3))
+    with pytest.raises(TypeError, match="cannot have the attribute 'warp': derive its class"):
+        FieldRenderer(Sealed(), occupancy, RenderSettings(0.05), torch.ones(3))
+    with pytest.raises(TypeError, match="decoder must be a Decoder, got Linear without channels, density"):
+        RadianceField(VoxelGrid(4, 4, ((-1, -1, -1), (1, 1, 1))), nn.Linear(4, 4))

@@ -15,6 +15,7 @@ from voxelfield.fields.density import ExponentialDensity
 from voxelfield.foundation import constants
 from voxelfield.foundation.checks import FLOATING, check_dtype, check_same_device, check_tensor
 from voxelfield.foundation.errors import shown
+from voxelfield.foundation.extensions import complete
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
@@ -141,10 +142,7 @@ class RadianceField(Field, nn.Module):
 
     def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder, warp: Warp | None = None) -> None:
         super().__init__()
-        if not isinstance(decoder, Decoder):
-            raise TypeError(
-                f"decoder must be a Decoder, got {type(decoder).__name__}: derive its class from voxelfield.Decoder"
-            )
+        complete("decoder", decoder, Decoder, ("channels", "density", "forward"))
         if grid.channels != decoder.channels:
             raise ValueError(f"decoder.channels must be {grid.channels}, as the grid has, got {decoder.channels}")
         self.grid = grid
@@ -320,15 +318,15 @@ def warp_of(field: Field) -> Warp | None:
     """Returns the warp of a field's samples; None for the world frame.
 
     Raises:
-        TypeError: The field is not a :class:`Field`, or its attribute ``warp`` is something else.
+        TypeError: The field lacks a member that :class:`Field` does not define, or its attribute ``warp`` is something
+            else.
     """
     if isinstance(field, DistributedDataParallel):
         raise TypeError(
             "field must not be a DistributedDataParallel, which has forward() alone: pass its .module, or for training "
             "wrap a module whose forward() renders the field"
         )
-    if not isinstance(field, Field):
-        raise TypeError(f"field must be a Field, got {type(field).__name__}: derive its class from voxelfield.Field")
+    complete("field", field, Field, ("aabb", "density", "sample"))
     warp = field.warp
     if warp is not None and not hasattr(warp, "map_rays"):
         raise TypeError(

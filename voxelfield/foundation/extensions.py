@@ -1,18 +1,48 @@
-"""What registries find: objects in the modules of a package, and entry points that other packages declare."""
+"""What other packages add: entry points that registries find, and objects without all members of a base class."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 import pkgutil
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from types import MethodType
+from typing import Any, TypeVar
 
 from voxelfield.messages import clipped
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+def complete(name: str, given: Any, base: type, required: Sequence[str]) -> None:
+    """Gives an object, which need not derive from a base class, the defaults of that class for the members it lacks.
+
+    Args:
+        name: Name of the argument, for messages.
+        given: The object; it is changed in place.
+        base: The class that states the members.
+        required: Names of the members without a default.
+
+    Raises:
+        TypeError: The object lacks one of these, or cannot be given attributes.
+    """
+    if isinstance(given, base):
+        return
+    missing = [member for member in required if not hasattr(given, member)]
+    if missing:
+        raise TypeError(f"{name} must be a {base.__name__}, got {type(given).__name__} without {', '.join(missing)}")
+    for member, default in vars(base).items():
+        if not member.startswith("_") and not hasattr(given, member):
+            try:
+                setattr(given, member, MethodType(default, given) if callable(default) else default)
+            except AttributeError as error:
+                raise TypeError(
+                    f"{name} must be a {base.__name__}, got {type(given).__name__}, which cannot have the attribute "
+                    f"{member!r}: derive its class from voxelfield.{base.__name__}"
+                ) from error
 
 
 def own_objects(package: str, kind: type[T]) -> list[T]:

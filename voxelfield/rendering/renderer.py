@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.fields.environment import Environment
-from voxelfield.fields.field import Field
+from voxelfield.fields.field import Field, warp_of
 from voxelfield.foundation.checks import check_at_least_one, check_choice, check_float32, check_same_device
 from voxelfield.foundation.errors import shown
 from voxelfield.ops._internal.pixel_colors import PIXEL_AVERAGING, pixel_colors
@@ -84,6 +84,7 @@ class FieldRenderer:
         backend: str | None = None,
         backends: Sequence[type[ImageBackend]] = BACKENDS,
     ) -> None:
+        warp_of(field)  # refuses what is no field
         color: Tensor = background.maps[0].new_zeros(3) if isinstance(background, Environment) else background
         check_float32("background", color, (3,), "field", field.aabb)
         check_same_device("occupancy", occupancy.aabb, "field", field.aabb)
