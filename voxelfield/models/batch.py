@@ -36,7 +36,7 @@ class Batch:
     patches: int = 0
     patch_size: int = 1
     weights: Tensor | None = None
-    look_up: Callable[[str, Tensor], Tensor] = field(default=lambda *which: _no_data(*which), repr=False)
+    look_up: Callable[[str, Tensor], Tensor] = field(default=lambda name, pixels: _missing(name), repr=False)
     images_of: Callable[[Tensor], Tensor] = field(default=torch.zeros_like, repr=False)
 
     @property
@@ -129,5 +129,5 @@ def background_for(kind: str, rays: int, device: torch.device) -> Tensor:
     return torch.full((rays, 3), 1.0 if kind == "white" else 0.0, device=device)
 
 
-def _no_data(name: str, pixels: Tensor) -> Tensor:
+def _missing(name: str) -> Tensor:
     raise KeyError(f"the training images carry no {name!r}")
