@@ -234,7 +234,7 @@ for name in ("all", "bright", "gain", "skylight", "lion"):
 def test_wrong_settings_are_refused_by_name(package: Path) -> None:
     expected = {
         ("trainer.gain=true", "trainer.exposure=affine"): "trainer.gain must be false with trainer.exposure=affine",
-        ("optimizer.lion=true",): "optimizer.lion must be false with optimizer.matrices=muon",
+        ("optimizer.lion=true", "optimizer.matrices=muon"): "optimizer.lion must be false with optimizer.matrices=muon",
         ("optimizer.gain_lr=0.5",): "optimizer.gain_lr must be left at 0.01 where trainer.gain is false, got 0.5",
         ("trainer.skylight.weight=-1",): "trainer.skylight.weight must be at least 0, got -1.0",
     }
@@ -283,7 +283,7 @@ def test_a_component_of_ours_computes_the_same_outside(tmp_path: Path) -> None:
         (inside / "components", {"sharpness.py"}),
     ):
         for path in folder.iterdir():
-            if path.name not in {*kept, "__pycache__", ".git", "runs"}:
+            if path.name not in {*kept, "__pycache__", ".git"}:
                 (tree / path.relative_to(ROOT)).symlink_to(path)
     install(tmp_path, "moved", "moved", (inside / "components" / "sharpness.py").read_text(encoding="utf-8"))
     states = []
