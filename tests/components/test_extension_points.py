@@ -193,7 +193,8 @@ def differences(one: object, other: object, path: str = "") -> list[str]:
 def test_components_of_other_packages_train_and_are_resumed(package: Path, tmp_path: Path) -> None:
     options = [option for _, chosen in PACKAGES.values() for option in chosen]
     folders = {name: f"hydra.run.dir={tmp_path / name}" for name in ("whole", "again", "without")}
-    done = run("train.py", *QUICK, *options, "trainer.keep_checkpoints=true", folders["whole"], package=package)
+    options.append("trainer.keep_checkpoints=true")
+    done = run("train.py", *QUICK, *options, folders["whole"], package=package)
     assert done.returncode == 0, done.stderr[-3000:]
     half_way = f"resume={tmp_path / 'whole' / 'checkpoint_0000010.pt'}"
     done = run("train.py", *QUICK, *options, half_way, folders["again"], package=package)
