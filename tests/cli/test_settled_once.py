@@ -57,7 +57,8 @@ watch(ConfigLoaderImpl, "load_configuration", lambda *_, **__: counts.update(["c
 watch(run_directory, "_lock", lambda *_: counts.update(["locked"]))
 watch(Model, "__init__", count_model)
 watch(torch.Tensor, "backward", lambda *_, **__: training.append(1))
-registry.FORMATS = tuple(map(watched_format, registry.FORMATS))
+watched_formats = tuple(map(watched_format, registry.formats()))
+registry.formats = lambda: watched_formats
 for run in range({runs}):
     training.clear()
     assert main([*sys.argv[1:], f"hydra.run.dir={directory}/{{run}}"]) == 0

@@ -109,7 +109,7 @@ def test_a_page_without_room_for_two_vertices_per_voxel_has_one(tmp_path, monkey
 def test_the_command_starts_the_page_at_the_scenes_first_camera(tmp_path):
     config = settings("model.shading=deferred")
     field = config.model.build(torch.tensor(BOX), config.trainer.resolutions, "cpu")
-    occupancy = OccupancyGrid(16, BOX).state_dict()
+    occupancy = OccupancyGrid(16, BOX).state_dict(prefix="occupancy.")
     save_model(
         tmp_path / "a.safetensors", restore_trained_model(config, field.state_dict(prefix="field.") | occupancy, 7, CPU)
     )

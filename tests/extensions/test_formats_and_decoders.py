@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
@@ -199,7 +198,7 @@ def test_wrong_options_of_a_foreign_format_are_refused(package: Path, arguments:
 def test_foreign_formats_and_decoders_work_in_python(scene: Path, tmp_path: Path) -> None:
     loaded = voxelfield.load_scene(scene, image_size=25)
     assert (loaded.name, loaded.format) == ("moving", "moments")
-    model = importlib.import_module("timed_field").TimedConfig()
+    model = __import__("timed_field").TimedConfig()
     session = voxelfield.Session(loaded, model, trainer="smoke", device="cpu")
     assert session.field.extra_inputs == ("time",)
     run = session.result()

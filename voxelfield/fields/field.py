@@ -43,6 +43,10 @@ class PyramidDensity:
     initial: float
 
 
+# Members of a field without a default.
+_REQUIRED = ("aabb", "density", "sample")
+
+
 class Field:
     """The base class of fields, which need not be an ``nn.Module``: what rendering requires, and what a field may have.
 
@@ -326,7 +330,7 @@ def warp_of(field: Field) -> Warp | None:
             "field must not be a DistributedDataParallel, which has forward() alone: pass its .module, or for training "
             "wrap a module whose forward() renders the field"
         )
-    complete("field", field, Field, ("aabb", "density", "sample"))
+    complete("field", field, Field, _REQUIRED)
     warp = field.warp
     if warp is not None and not hasattr(warp, "map_rays"):
         raise TypeError(
@@ -347,6 +351,7 @@ def colors_at(field: Field, points: Tensor, directions: Tensor) -> Tensor:
     Raises:
         ValueError: Colours depend on values of rays besides.
     """
+    complete("field", field, Field, _REQUIRED)
     if needed := [name for name in field.extra_inputs if name not in field.optional_inputs]:
         raise ValueError(f"field must depend on position and direction alone, got one that needs {', '.join(needed)}")
     if isinstance(field, RadianceField):
