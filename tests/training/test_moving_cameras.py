@@ -145,3 +145,4 @@ def test_panoramas_around_an_object_get_as_many_more_rays_as_miss_its_box(still,
         session = Session(scene, preset(*TINY, "trainer.max_rays=10", device=str(device)))
         assert len(session.train_step().rays) == expected
         assert session.config.trainer.max_rays == expected
+        assert Session(scene, session.config).config.trainer.max_rays == expected, "not raised twice"

@@ -159,8 +159,9 @@ class TrainerConfig(_Mounted):
             they fit. The result is the same.
         background: Background of transparent pixels in training: ``random`` (per pixel), ``white`` or ``black``.
         evaluation_background: Background over which test views are composited.
-        max_rays: Largest number of rays per step. In a scene of a single box that fewer than half of the pixels see, as
-            of panoramas around an object, up to four times as many (:meth:`with_rays_that_miss`).
+        max_rays: Largest number of rays per step.
+        extra_rays: Whether ``max_rays`` grows, up to four times, in a scene of a single box that fewer than half of the
+            pixels see, as of panoramas around an object (:meth:`with_rays_that_miss`).
         supersampling: Number of rays along each side of a training pixel; 1 casts a single ray through its centre.
         patches: Number of square patches of neighbouring pixels in each step, in addition to single pixels.
         patch_size: Side of the patches in pixels.
@@ -205,6 +206,7 @@ class TrainerConfig(_Mounted):
     background: Literal["random", "white", "black"] = "random"
     evaluation_background: Literal["white", "black"] = "white"
     max_rays: Count = 524288
+    extra_rays: bool = True
     supersampling: Count = 2
     patches: Natural = 0
     patch_size: Count = 16
@@ -258,7 +260,10 @@ class TrainerConfig(_Mounted):
             share: Share of the rays that go through the scene's box; below a quarter it counts as a quarter, because
                 memory for distances is allocated for each ray.
         """
-        return self if share >= 0.5 else replace(self, max_rays=math.ceil(self.max_rays / max(share, 1 / 4)))
+        if not self.extra_rays:
+            return self
+        wanted = self.max_rays if share >= 0.5 else math.ceil(self.max_rays / max(share, 1 / 4))
+        return replace(self, max_rays=wanted, extra_rays=False)
 
     def scaled(self, devices: int) -> TrainerConfig:
         """Returns the settings that several devices follow together, as ``scaling`` says.
