@@ -114,6 +114,7 @@ class RunDirectoryLock:
         self._is_released = False
         # Checkpoints are written by another thread than the one that trains.
         self._changing = threading.Lock()
+        self._name = name
         self._descriptor = _lock(self.directory, name)
         # Images are in one folder per split. Other folders may belong to another run in progress.
         for folder in (self.directory, *(self.directory / split for split in (MASKS, *PICTURES))):
@@ -136,7 +137,7 @@ class RunDirectoryLock:
                 "for the remaining results",
                 self.directory,
             )
-            descriptor = _lock(self.directory, "hydra.run.dir")
+            descriptor = _lock(self.directory, self._name)
             self._close()
             self.created, self._descriptor = False, descriptor
 

@@ -409,7 +409,7 @@ def test_a_description_of_impossible_values_is_refused(run, tmp_path):
     with safe_open(path, framework="pt") as file:
         description = json.loads(file.metadata()["voxelfield model"][8:])
     shapes, settings, stored = description["shapes"], description["settings"], load_file(path)
-    name, step = next(iter(shapes)), next(key for key in stored if key.startswith("step."))
+    name, step = next(iter(shapes)), next(key for key in stored if key.startswith("step/"))
 
     def refused(message: str, tensors: dict[str, torch.Tensor] | None = None, **changes: object) -> None:
         save_file(stored, path, {"voxelfield model": with_checksum(json.dumps(description), stored)})

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from voxelfield import Decoder, FieldRenderer, RenderSettings, VoxelGrid
+from voxelfield import Decoder, FieldRenderer, Model, RenderSettings, VoxelGrid, render
 from voxelfield.fields.decoders import SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
+from voxelfield.rendering.march import march, select
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.paths import overview
 
@@ -114,13 +118,42 @@ class Ball:
         return self.density(samples.positions), torch.full_like(samples.positions, 0.2)
 
 
+@dataclass(frozen=True)
+class Sealed:
+    """A field whose objects cannot be changed."""
+
+    aabb: ClassVar[Tensor] = Ball.aabb
+    density = Ball.density
+    sample = Ball.sample
+
+
+def test_a_field_without_a_base_class_can_be_planned_and_placed_by_its_user():
+    model = Model(Ball(), OccupancyGrid(4, Ball.aabb))
+    estimate = model.estimate_memory(
+        8, rays=10, candidates=10, visible=10, copies=torch.float16, moments=torch.float32, feature_bytes=0
+    )
+    assert estimate.total > 0
+
+    class Other(Ball):
+        pass
+
+    rays = overview(Ball.aabb, 32, 32).image_rays(0, Ball.aabb)
+    settings, occupancy = RenderSettings(0.05), OccupancyGrid(4, Ball.aabb)
+
+    def evenly(field, rays, occupancy, settings, jitter=False, capacity=None):
+        samples = march(rays, occupancy, settings.step)
+        return select(field, samples, settings, rays=rays), samples.ray_offsets[-1]
+
+    assert render(Other(), rays, occupancy, settings, sampler=evenly).opacity.max() > 0.5
+
+
 def test_decoders_and_fields_without_a_base_class_get_its_defaults():
     field = RadianceField(VoxelGrid(4, 4, ((-1, -1, -1), (1, 1, 1))), Plain())
     assert field.decoder.view_channels == ()
     assert field.decoder.density_is_monotonic is False
     occupancy = OccupancyGrid(4, field.aabb)
     camera = overview(field.aabb, 16, 16)
-    for shown in (field, Ball(), copy.deepcopy(field)):
+    for shown in (field, Ball(), Sealed(), copy.deepcopy(field), copy.copy(field), pickle.loads(pickle.dumps(field))):
         view = FieldRenderer(shown, occupancy, RenderSettings(0.05), torch.ones(3)).view(camera, 0)
         assert float(view.opacity.max()) > 0.5
     assert FieldRenderer(Ball(), occupancy, RenderSettings(0.05), torch.ones(3)).view(camera, 0).opacity[0, 0] == 0
@@ -131,14 +164,8 @@ def test_a_missing_member_is_named():
         aabb = Ball.aabb
         density = Ball.density
 
-    class Sealed:
-        __slots__ = ()
-        aabb, density, sample = Ball.aabb, Ball.density, Ball.sample
-
     occupancy = OccupancyGrid(4, Ball.aabb)
     with pytest.raises(TypeError, match="field must be a Field, got Colourless without sample"):
         FieldRenderer(Colourless(), occupancy, RenderSettings(0.05), torch.ones(3))
-    with pytest.raises(TypeError, match="cannot have the attribute 'warp': derive its class"):
-        FieldRenderer(Sealed(), occupancy, RenderSettings(0.05), torch.ones(3))
     with pytest.raises(TypeError, match="decoder must be a Decoder, got Linear without channels, density"):
         RadianceField(VoxelGrid(4, 4, ((-1, -1, -1), (1, 1, 1))), nn.Linear(4, 4))

@@ -32,6 +32,7 @@ from voxelfield.settings import (
     compose,
     parse,
     preset,
+    resolve,
 )
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -424,8 +425,19 @@ def test_parsing_leaves_the_composed_configuration_alone():
 def test_rays_that_miss_the_scene_do_not_count():
     trainer = preset("trainer.max_rays=1000", name="train").trainer
     assert trainer.with_rays_that_miss(0.5) is trainer
-    assert trainer.with_rays_that_miss(0.3) == dataclasses.replace(trainer, max_rays=3334)
-    assert trainer.with_rays_that_miss(0.0) == dataclasses.replace(trainer, max_rays=4000)
+    for share, expected in ((0.3, 3334), (0.0, 4000)):
+        settled = trainer.with_rays_that_miss(share)
+        assert settled == dataclasses.replace(trainer, max_rays=expected, extra_rays=False)
+        assert settled.with_rays_that_miss(share) is settled
+
+
+def test_the_preset_of_a_scene_keeps_what_another_file_has_set(monkeypatch):
+    monkeypatch.setattr(resolve, "trainer_for", lambda *_, **__: "many_photographs")
+    config = compose("trainer=auto", name="train")
+    config.trainer.steps = 500  # as a file of the user does
+    chosen = resolve.AutoTrainer(config, [], "pyramid").choose(parse(RunConfig, config), None, None)
+    assert chosen.trainer.steps == 500
+    assert chosen.trainer.sparse_resolutions == [480, 960]
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class HiddenCells(Component):
         shown = None
         if self._model.warp is not None:
             reason = "the field has a warp"
-        elif getattr(self._model.field, "density_inputs", ()):
+        elif self._model.field.density_inputs:
             reason = "the density depends on values of rays"
         else:
             shown, reason = self._shown_cells(), "they show no matter yet"

@@ -146,7 +146,7 @@ class RadianceField(Field, nn.Module):
 
     def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder, warp: Warp | None = None) -> None:
         super().__init__()
-        complete("decoder", decoder, Decoder, ("channels", "density", "forward"))
+        complete("decoder", decoder, Decoder, ("channels", "density", "__call__"))
         if grid.channels != decoder.channels:
             raise ValueError(f"decoder.channels must be {grid.channels}, as the grid has, got {decoder.channels}")
         self.grid = grid

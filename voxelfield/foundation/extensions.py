@@ -7,7 +7,6 @@ import logging
 import pkgutil
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
-from types import MethodType
 from typing import Any, TypeVar
 
 from voxelfield.messages import clipped
@@ -18,30 +17,33 @@ T = TypeVar("T")
 
 
 def complete(name: str, given: Any, base: type, required: Sequence[str]) -> None:
-    """Gives an object, which need not derive from a base class, the defaults of that class for the members it lacks.
+    """Gives the class of an object, which need not derive from a base class, the base's defaults for what it lacks.
+
+    The class gets them, not the object, so that the object can be copied and pickled as before.
 
     Args:
         name: Name of the argument, for messages.
-        given: The object; it is changed in place.
+        given: The object.
         base: The class that states the members.
         required: Names of the members without a default.
 
     Raises:
-        TypeError: The object lacks one of these, or cannot be given attributes.
+        TypeError: The object lacks one of these, or its class cannot be given attributes.
     """
     if isinstance(given, base):
         return
+    kind = type(given)
     missing = [member for member in required if not hasattr(given, member)]
     if missing:
-        raise TypeError(f"{name} must be a {base.__name__}, got {type(given).__name__} without {', '.join(missing)}")
+        raise TypeError(f"{name} must be a {base.__name__}, got {kind.__name__} without {', '.join(missing)}")
     for member, default in vars(base).items():
         if not member.startswith("_") and not hasattr(given, member):
             try:
-                setattr(given, member, MethodType(default, given) if callable(default) else default)
-            except AttributeError as error:
+                setattr(kind, member, default)
+            except TypeError as error:
                 raise TypeError(
-                    f"{name} must be a {base.__name__}, got {type(given).__name__}, which cannot have the attribute "
-                    f"{member!r}: derive its class from voxelfield.{base.__name__}"
+                    f"{name} must be a {base.__name__}, got {kind.__name__}, whose class cannot have the attribute "
+                    f"{member!r}: derive it from voxelfield.{base.__name__}"
                 ) from error
 
 

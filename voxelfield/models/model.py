@@ -120,6 +120,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
 
     def __init__(self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling = _DEFAULT) -> None:
         super().__init__()
+        warp_of(field)  # refuses what is no field
         self.field = field
         self.occupancy = occupancy
         self.sampling = sampling

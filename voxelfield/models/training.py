@@ -105,7 +105,7 @@ class MemoryEstimate:
         gradients: Accumulated gradients of the grids, float32.
         optimizer: Adam's two moments.
         copies: Working copies of the grids, if these are not the parameters themselves.
-        average: Moving average of the grids' weights, if enabled.
+        average: What components keep for each feature of the grids, such as a moving average of the weights.
         images: Training images of this process, 8-bit RGBA, with masks the indices of the pixels that count, with
             ``trainer.loss.structure`` their weights, and whatever else the pixels carry, such as depths; 0 if a GPU
             reads them from host memory.

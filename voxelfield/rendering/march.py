@@ -118,10 +118,11 @@ def select(
     Raises:
         ValueError: The rays lack such a value.
     """
+    density = density_at_samples(field)
     given = rays.select_values(field.density_inputs, field.optional_inputs)
     values = {name: value.index_select(0, samples.ray_index) for name, value in given.items()}
     return ops.select_samples(
-        density_at_samples(field)(samples.positions, **values),
+        density(samples.positions, **values),
         samples.positions,
         samples.t,
         samples.dt,

@@ -121,9 +121,10 @@ def render(
     Raises:
         ValueError: The rays lack a value on which the field depends.
     """
+    warp = warp_of(field)
     samples, candidates = sampler(field, rays, occupancy, settings, jitter, capacity)
     if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
-        positions = positions_on_rays(samples, rays.origins, rays.directions, warp_of(field))
+        positions = positions_on_rays(samples, rays.origins, rays.directions, warp)
         samples = samples._replace(positions=positions)
     density, rgb = field.sample(
         samples, rays.directions, **rays.select_values(field.extra_inputs, field.optional_inputs)

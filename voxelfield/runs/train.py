@@ -53,7 +53,7 @@ from voxelfield.trained.checkpoint_file import (
     load_resolved,
     resolve_checkpoint,
 )
-from voxelfield.training.checkpoints import recorded_settings
+from voxelfield.training.checkpoints import check_complete, recorded_settings
 from voxelfield.training.execution import reproducible
 from voxelfield.training.logs import NullLogger, RunLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage
@@ -285,6 +285,7 @@ def load_to_resume(
         found = load_resolved(path)
     path, state = found
     with contents_of(path):
+        check_complete(state)
         saved = parse(RunConfig, state["config"])
     if settings.model.environment == AUTO:
         settings = replace(settings, model=replace(settings.model, environment=saved.model.environment))

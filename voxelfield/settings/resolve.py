@@ -184,13 +184,14 @@ def resolve_arguments(
         types, words = _TYPES[name]
         if not isinstance(value, types):
             raise TypeError(f"{name} must be {words}, got {shown(value)}")
-    if isinstance(model, ResolvedConfig):
-        return model
     config = None
     if isinstance(model, RunConfig):
-        for name, value in {**given, "device": device, "seed": seed}.items():
+        settled = {"warp": warp} if isinstance(model, ResolvedConfig) else {}
+        for name, value in {**given, "device": device, "seed": seed, **settled}.items():
             if value is not None:
                 raise TypeError(f"{name} must be None with the settings of a whole run, got {shown(value)}")
+        if isinstance(model, ResolvedConfig):
+            return model
         config = parse(RunConfig, model)
         warp = config.warp if warp is None else warp
         model = config.model
@@ -253,7 +254,11 @@ class AutoTrainer:
 
         merged = copy.deepcopy(self.composed)
         with open_dict(merged):
-            merged.trainer = OmegaConf.merge(asdict(TrainerConfig()), *_files(config_folder() / "trainer", name))
+            folder = config_folder() / "trainer"
+            preset, auto = (OmegaConf.merge(asdict(TrainerConfig()), *_files(folder, file)) for file in (name, "auto"))
+            # Other files of the configuration, such as a user's own, may have set keys of the trainer too.
+            present, base = (OmegaConf.to_container(values, resolve=False) for values in (merged.trainer, auto))
+            merged.trainer = OmegaConf.merge(preset, _differing(present, base))
             for override in OverridesParser.create().parse_overrides(list(self.overrides)):
                 key = override.key_or_group
                 if not key.startswith("trainer."):
@@ -264,6 +269,19 @@ class AutoTrainer:
                 else:
                     OmegaConf.update(merged, key, override.value(), merge=True)
         return merged
+
+
+def _differing(present: Any, base: Any) -> dict[str, Any]:
+    """Returns the values of nested mappings that differ from those of others."""
+    found = {}
+    for key, value in present.items():
+        before = base.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            if inner := _differing(value, before):
+                found[key] = inner
+        elif value != before:
+            found[key] = value
+    return found
 
 
 def _files(folder: Path, name: str) -> list[Any]:

@@ -256,14 +256,15 @@ class TrainerConfig(_Mounted):
     def with_rays_that_miss(self, share: float) -> TrainerConfig:
         """Returns the settings with more rays, if fewer than half of all rays go through the scene and have samples.
 
+        Settings that have more rays already, and thus ``extra_rays=false``, are returned as they are.
+
         Args:
             share: Share of the rays that go through the scene's box; below a quarter it counts as a quarter, because
                 memory for distances is allocated for each ray.
         """
-        if not self.extra_rays:
+        if share >= 0.5 or not self.extra_rays:
             return self
-        wanted = self.max_rays if share >= 0.5 else math.ceil(self.max_rays / max(share, 1 / 4))
-        return replace(self, max_rays=wanted, extra_rays=False)
+        return replace(self, max_rays=math.ceil(self.max_rays / max(share, 1 / 4)), extra_rays=False)
 
     def scaled(self, devices: int) -> TrainerConfig:
         """Returns the settings that several devices follow together, as ``scaling`` says.

@@ -122,14 +122,14 @@ def save_model(
     tensors["occupancy.aabb"] = occupancy.aabb
     state = {name: value for name, value in run.model.state_dict().items() if not name.startswith("occupancy.")}
     tensors |= {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    tensors |= {f"tones.{name}": value for name, value in (run.tones or {}).items()}
+    tensors |= {f"tones/{name}": value for name, value in (run.tones or {}).items()}
     names = [next(name for name, own in run.model.named_parameters() if own is level) for level in grid.levels]
     for number, name in enumerate(names):
         if steps is None:
             narrow = stored[number].half()
             tensors[name] = narrow if bool(narrow.isfinite().all()) else stored[number]
         else:
-            codes, tensors[f"step.{name}"] = quantize(stored[number], steps[number])
+            codes, tensors[f"step/{name}"] = quantize(stored[number], steps[number])
             tensors[name] = pack(codes.t())  # channel after channel
     description = {
         "format": FORMAT,
@@ -179,7 +179,7 @@ def load_model(path: Path, device: torch.device) -> TrainedModel:
         raise ModelFileError(f"{path} is damaged: its checksum does not match")
     with contents_of(path, ModelFileError):
         state = _unpack(description, tensors, device, len(content))
-        tones = {name.removeprefix("tones."): x for name, x in tensors.items() if name.startswith("tones.")}
+        tones = {name.removeprefix("tones/"): x for name, x in tensors.items() if name.startswith("tones/")}
         config, steps = dict(description["config"]), int(description["steps"])
         return replace(restore_trained_model(config, state, steps, device), tones=tones or None)
 
@@ -205,7 +205,7 @@ def _unpack(description: dict[str, Any], tensors: dict[str, Tensor], device: tor
     bits = unpack(tensors["occupancy.bits"], -(-math.prod(cells) // 8))
     occupied = torch.from_numpy(np.unpackbits(bits.numpy(), count=math.prod(cells))).to(device).bool().view(cells)
     aabb = tensors["occupancy.aabb"]
-    others = ("occupancy.", "step.", "tones.")
+    others = ("occupancy.", "step/", "tones/")  # no module can have a name with a slash
     state: dict[str, Any] = {name: values for name, values in tensors.items() if not name.startswith(others)}
     # A field without a grid need not have its box among its buffers.
     box = state[min(name for name in state if name.startswith("field.") and name.endswith("aabb"))] if shapes else aabb
@@ -216,7 +216,7 @@ def _unpack(description: dict[str, Any], tensors: dict[str, Tensor], device: tor
             reached = torch.ones(shape[:3], dtype=torch.bool, device=device)
         else:
             reached = reached_vertices(occupied, aabb, shape[:3], box, float(description["margin"]))
-        values, step, stored = state[name], tensors.get(f"step.{name}"), [int(reached.sum()), shape[3]]
+        values, step, stored = state[name], tensors.get(f"step/{name}"), [int(reached.sum()), shape[3]]
         if step is not None:
             if step.dtype != torch.float32 or step.shape != (shape[3],):
                 raise RuntimeError(f"the steps of {name} must be {shape[3]} float32 numbers")

@@ -186,8 +186,9 @@ class Checkpoints:
         logger.error("%s; training continues, and %s", error, last)
 
     def _write(self, path: Path, state: dict[str, Any], packed: bool, finite: bool) -> None:
-        if self._lock is not None:
-            self._lock.renew()
+        lock = self._lock  # which another thread may release
+        if lock is not None:
+            lock.renew()
         self._before()
         try:
             write_checkpoint(path, state if packed else pack_checkpoint(state))
@@ -212,7 +213,7 @@ class Checkpoints:
         self, training: TrainingState, checkpoint: Mapping[str, Any], path: Path | None, replaced: Sequence[Path]
     ) -> None:
         """Loads a checkpoint that fits; arguments and errors are those of :meth:`voxelfield.Session.restore`."""
-        _check_complete(checkpoint)
+        check_complete(checkpoint)
         # The model of a script is not found by its name, and most saved settings of the model have no effect here.
         behind = checkpoint["config"]["model"]["environment"]
         config = {**checkpoint["config"], "model": replace(training.config.model, environment=behind)}
@@ -274,7 +275,7 @@ def _checksum(values: Tensor, before: int = 0) -> int:
     return zlib.crc32(values.contiguous().view(torch.uint8).numpy().data, before)
 
 
-def _check_complete(checkpoint: Mapping[str, Any]) -> None:
+def check_complete(checkpoint: Mapping[str, Any]) -> None:
     """Raises TypeError if an entry of a checkpoint is missing, or the progress of training is not a valid number."""
     missing = [name for name in ENTRIES if name not in checkpoint]
     if missing:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from voxelfield import processes
 from voxelfield.distributed.division import DividedGrids
+from voxelfield.fields.decoders import Decoder
 from voxelfield.foundation.optimizers import EagerAdamW, EagerMethods, load_moments
 from voxelfield.grids.adam import MAX_BETA, GridAdam, sum_weights
 from voxelfield.grids.pyramid import VoxelPyramid
@@ -329,10 +330,11 @@ class Optimizers:
 
 def _grid_groups(model: Model, view_lr_factor: float) -> list[dict[str, Any]]:
     """Returns the grid's levels as groups, each with the factors on the learning rate of its levels' channels."""
-    levels, decoder = model.grid.levels, model.field.decoder
+    levels = model.grid.levels
     if view_lr_factor == 1:
         return [{"params": levels}]
-    if not decoder.view_channels:
+    decoder = getattr(model.field, "decoder", None)  # which a field need not have
+    if not isinstance(decoder, Decoder) or not decoder.view_channels:
         raise ValueError(
             f"optimizer.view_lr_factor must be 1 for this {type(decoder).__name__}, which has no channels for the "
             f"viewing direction alone, got {view_lr_factor}"

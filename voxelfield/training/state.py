@@ -86,7 +86,7 @@ class TrainingState:
         )
         joining = [*self._joining, LossTerms(losses)]
         self.training_step = TrainingStep(self.model, pixels, self.optimizers, trainer, joining, sampler)
-        errors = {component.pose_errors for component in self.components}
+        errors = {component.pose_errors for component in self._joining}
         setup = TrainingSetup(
             trainer.stages,
             trainer.occupancy,
@@ -126,7 +126,7 @@ class TrainingState:
             component.before_step(self.steps)
         if self.optimizers.attached != attached:
             self._renew()
-            for component in self.components:
+            for component in self._joining:
                 component.stage_begun()
             return True
         if self.optimizers.layout != self._layout:
@@ -142,13 +142,13 @@ class TrainingState:
         if self.steps == 0:  # whose pixels were rendered before it changed the field
             self.untrained_error.copy_(processes.sum_of(self.training_step.share_of_error))
         self.steps += 1
-        for component in self.components:
+        for component in self._joining:
             component.step_done(self.steps)
         return self.training_step.batch
 
     def finish(self) -> None:
         """Lets components finish their work on the field after the last step, such as averaging its weights."""
-        for component in self.components:
+        for component in self._joining:
             component.finish()
 
     def materialize(self) -> None:
@@ -160,8 +160,8 @@ class TrainingState:
             self._graphed.discard()
 
     def is_finite(self) -> bool:
-        """Returns whether all parameters of the field are finite; synchronises with the device."""
-        local = self.optimizers.local_shards(self.model.field.parameters())
+        """Returns whether all parameters of the model are finite; synchronises with the device."""
+        local = self.optimizers.local_shards(self.model.parameters())
         return not processes.any_of(not all(bool(parameter.detach().sum().isfinite()) for parameter in local))
 
     @contextlib.contextmanager
