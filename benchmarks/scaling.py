@@ -162,11 +162,12 @@ class KeptRays(Component):
         return {}
 
 
-def at_finest_level(overrides: Sequence[str], device: torch.device, part: Component) -> Session:
+def at_finest_level(overrides: Sequence[str], device: torch.device, component: Component) -> Session:
     """Trains until all levels are in use, and until the step after an update of the occupied cells."""
     settings = preset(*overrides, device=device.type)
     settings.device = str(device)
-    session = Session(load_configured_scene(settings, Path.cwd(), splits=("train",)), settings, components=[part])
+    scene = load_configured_scene(settings, Path.cwd(), splits=("train",))
+    session = Session(scene, settings, components=[component])
     trainer = settings.trainer
     # The step is captured in a graph a few steps after each change of the grids.
     first, every = max(trainer.stages[-1].step, trainer.occupancy.start) + 8, trainer.occupancy.every

@@ -87,7 +87,7 @@ def train(scene, device, component, output=None, steps=STEPS, **options):
     )
 
 
-def test_a_part_takes_part_in_every_step(scene, device):
+def test_a_component_takes_part_in_every_step(scene, device):
     component = Tint(device)
     session = train(scene, device, component)
     rates = []
@@ -112,7 +112,7 @@ def test_python_code_runs_in_every_step_without_a_graph(scene):
     assert len(component.calls) == 6 * STEPS
 
 
-def test_the_state_of_a_part_is_resumed_to_the_bit(scene, tmp_path):
+def test_the_state_of_a_component_is_resumed_to_the_bit(scene, tmp_path):
     device = torch.device("cpu")
     whole = train(scene, device, Tint())
     whole.fit()
@@ -256,7 +256,7 @@ def test_a_model_of_ones_own_owns_its_training(scene, device, tmp_path):
     assert int(again.model.steps) == STEPS
 
 
-def test_a_part_without_a_state_is_resumed(scene, tmp_path):
+def test_a_component_without_a_state_is_resumed(scene, tmp_path):
     class Stateless(Tint):
         def state_dict(self):
             return {}
@@ -270,7 +270,7 @@ def test_a_part_without_a_state_is_resumed(scene, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model", "step", "optimizer", "rng"])
-def test_a_part_with_the_name_of_another_entry_is_refused(scene, name):
+def test_a_component_with_the_name_of_another_entry_is_refused(scene, name):
     component = Tint()
     component.name = name
     with pytest.raises(

@@ -425,7 +425,11 @@ class RefinedCameras:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> RefinedCameras:
-        """Returns the cameras of a checkpoint (:meth:`CameraRefinement.state`), on the CPU and without their lens."""
+        """Returns the cameras of a checkpoint, on the CPU and without their lens.
+
+        Args:
+            state: The state of the component, from :meth:`CameraRefinement.state_dict`.
+        """
         module = state["module"]
         given = Cameras.of_sizes(module["given_c2w"].cpu(), module["given_intrinsics"].cpu(), state["sizes"].cpu())
         return cls(given, replace(given, c2w=state["c2w"].cpu(), intrinsics=state["intrinsics"].cpu()))

@@ -41,7 +41,8 @@ class FieldSurface:
     """The surface of a field, extracted once, from which meshes and points are made.
 
     Args:
-        model: The field with its occupied cells and its sampling, such as :attr:`voxelfield.TrainedModel.model`.
+        model: The field with its occupied cells and its sampling, such as
+            :attr:`voxelfield.trained.trained_model.TrainedModel.model`.
         kind: ``density`` is where the density crosses a level, ``tsdf`` is fused from depth maps.
         level: Density at the surface, per world unit, for ``density``; None: the density at which a voxel absorbs half
             of the light.

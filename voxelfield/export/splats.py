@@ -61,7 +61,8 @@ def splats_of(model: Model, cameras: Cameras, *, count: int = 1_000_000, fit_ste
     of spherical harmonics to the colours seen. :func:`fit_splats` then refines all of them.
 
     Args:
-        model: The field with its occupied cells and its sampling, such as :attr:`voxelfield.TrainedModel.model`.
+        model: The field with its occupied cells and its sampling, such as
+            :attr:`voxelfield.trained.trained_model.TrainedModel.model`.
         cameras: The training cameras, on any device; lenses are ignored.
         count: Largest number of Gaussians; the voxels that cameras see most are kept.
         fit_steps: Steps in which they are fitted to images of the field; None: in proportion to their number.

@@ -33,7 +33,8 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
 
     Args:
         path: ``*.npz``.
-        model: The field with its occupied cells, such as :attr:`voxelfield.TrainedModel.model`.
+        model: The field with its occupied cells, such as
+            :attr:`voxelfield.trained.trained_model.TrainedModel.model`.
         resolution: Cells along the longest edge of the box; None: as many as the field has voxels along it.
         box: Number of the nested box to write, with its voxel size; 1 is the smallest.
 

@@ -55,8 +55,9 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
 
     Args:
         folder: Folder of the page, created if needed.
-        model: The model of a field that ``render_baked_image`` draws, such as :attr:`voxelfield.TrainedModel.model`.
-            The view turns around :attr:`voxelfield.Model.centre`.
+        model: The model of a field that ``render_baked_image`` draws, such as
+            :attr:`voxelfield.trained.trained_model.TrainedModel.model`. The view turns around
+            :attr:`voxelfield.Model.centre`.
         cameras: Cameras on any device; the first is where the page starts, and all of them determine the up direction.
         title: Title of the page.
 

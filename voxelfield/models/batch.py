@@ -21,7 +21,8 @@ class Batch:
         rays: R rays; the rays of each pixel are consecutive, so R is a multiple of P.
         rgba: (P, 4) the pixels' colours, float32 in [0, 1], straight alpha.
         pixels: (P,) int64, indices into the pixels of all images, each padded to the largest image.
-        background: (P, 3) colours behind the pixels, float32; a part may replace them before the batch is rendered.
+        background: (P, 3) colours behind the pixels, float32; a component may replace them before the batch is
+            rendered.
         patches: Number of square patches that the first pixels form, patch by patch and row by row.
         patch_size: Side of the patches in pixels.
         weights: (P,) float32, factors on the pixels' squared errors; None: all are 1. See :meth:`weigh`.
@@ -85,10 +86,10 @@ class Outputs:
     Attributes:
         rendering: The R rays, rendered.
         rgb: (R, 3) colours of the rays without background, as the cameras of their images see them; equal to
-            ``rendering.rgb``, unless a part of training corrects them.
+            ``rendering.rgb``, unless a component corrects them.
         pixels: (P, 3) the pixels' colours over the background.
         field_truth: (P, 3) the true colours before the cameras' corrections, for comparison with colours of the field
-            itself; equal to ``batch.truth``, unless a part of training corrects them.
+            itself; equal to ``batch.truth``, unless a component corrects them.
     """
 
     rendering: Rendering

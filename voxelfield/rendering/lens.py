@@ -182,7 +182,8 @@ class Lens:
     def points_of(self, rays: Tensor, camera: int) -> Tensor:
         """Projects rays (R, 3) to image points (R, 2) of one camera, the inverse of :meth:`rays_through`.
 
-        The result is meaningless for rays that the lens cannot image (:func:`voxelfield.ops._internal.lens_points`).
+        The result is meaningless for rays that the lens cannot image
+        (:func:`voxelfield.ops._internal.lens.lens_points`).
         """
         row = self.rows[camera : camera + 1]
         points = lens_points(rays, row)

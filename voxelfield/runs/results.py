@@ -131,9 +131,9 @@ def _evaluate_and_write(
     if options.video_frames > 0:
         scene = (trained.model.centre, trained.model.warp, trained.render)
         _write_video(trained, path_named(None, train.cameras, options.video_frames, *scene), results)
-    for part in (session.model, *session.components):
-        with results.writing(part.name):
-            part.write_results(directory)
+    for component in (session.model, *session.components):
+        with results.writing(component.name):
+            component.write_results(directory)
     with results.writing(name):
         images.close()
     results.gather()

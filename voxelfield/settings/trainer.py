@@ -172,8 +172,9 @@ class TrainerConfig(_Mounted):
         candidate_samples: Number of samples per step, visible or not, for which memory is allocated (CUDA only), for
             fields that are not marched in one kernel (:func:`voxelfield.rendering.march.visible_samples`).
         chunk: Number of rays per chunk where views are rendered by :func:`voxelfield.rendering.render.render_view`.
-        precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`FusedMLPDecoder` (which is
-            float16 on CUDA, float32 on the CPU); on CUDA, with a 16-bit precision grids are read from float16 copies.
+        precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a
+            :class:`voxelfield.fields.decoders.FusedMLPDecoder` (which is float16 on CUDA, float32 on the CPU); on CUDA,
+            with a 16-bit precision grids are read from float16 copies.
         loss_scale: Factor on gradients against underflow in float16; it does not affect the updates.
         finest_resolution: Resolution of the finest level; only an interpolation target for ``stages`` and
             ``model.resolutions``.
@@ -189,7 +190,8 @@ class TrainerConfig(_Mounted):
         checkpoint_every: Number of steps between checkpoints; 0 writes only one at the end.
         keep_checkpoints: Keep all checkpoints; otherwise each replaces the previous one.
         cuda_graph: Whether a step on CUDA is captured in a graph and replayed, which saves the host's time of every
-            kernel launch. ``false`` runs the Python code of losses and parts in every step, for finding their errors.
+            kernel launch. ``false`` runs the Python code of losses and components in every step, to find their
+            errors.
         not_finite: Reaction to a step whose loss or gradients are not finite: ``stop`` training at the next record, or
             ``skip`` the step by setting its gradients to zero, at the cost of a pass over all gradients in every step.
         scaling: Meaning of these settings for several devices. With ``none``, they share one batch, which gives the

@@ -303,7 +303,7 @@ def _check_resumable(
         )
     for kind in registered():
         kind.of(present).check_resumed(kind.of(saved), model)
-    _check_parts(checkpoint, components)
+    _check_components(checkpoint, components)
     steps = checkpoint["step"]
     reached, wanted = (reached_resolution(config.trainer.stages, steps) for config in (saved, present))
     if reached != wanted:
@@ -334,7 +334,7 @@ def _check_box(saved: RunConfig, present: RunConfig) -> None:
         raise ValueError("scene.aabb must be that of the checkpoint, {}, got {}".format(*boxes))
 
 
-def _check_parts(checkpoint: Mapping[str, Any], components: Sequence[Component]) -> None:
+def _check_components(checkpoint: Mapping[str, Any], components: Sequence[Component]) -> None:
     """Rejects a checkpoint with the state of other components than this session has."""
     own = {component.name: component for component in components if component.state_dict()}
     saved = [name for name in checkpoint if name not in {*ENTRIES, *ADDED}]

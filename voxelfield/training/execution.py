@@ -145,7 +145,8 @@ class GraphedCall:
                     raise
                 raise RuntimeError(
                     "a training step on CUDA must not wait for the device, as a comparison of tensors in a loss or a "
-                    f"part does, got {str(error).splitlines()[0]!r}: trainer.cuda_graph=false runs it without a graph"
+                    f"component does, got {str(error).splitlines()[0]!r}: trainer.cuda_graph=false runs it without a "
+                    "graph"
                 ) from error
             # Capturing resets the graph's random state on that stream, which must not happen after the replay.
             torch.cuda.current_stream(self._device).wait_stream(stream)

@@ -80,7 +80,7 @@ class Session:
 
     Attributes:
         scene: The scene, as given.
-        config: All settings, after validation.
+        config: All settings, as settled for the scene: its box, warp and background, and as many rays as it needs.
         device: Device on which training runs.
         model: The model.
         field: The field of the model.
@@ -397,7 +397,7 @@ def _check_types(losses: Mapping[str, Loss], components: Sequence[Component], sa
     if not callable(sampler):
         raise TypeError(f"sampler must be a function like visible_samples, got {shown(sampler)}")
     if not isinstance(output, (str, os.PathLike, RunDirectoryLock, type(None))):
-        raise TypeError(f"output must be a path or None, got {shown(output)}")
+        raise TypeError(f"output must be a path, the lock of one or None, got {shown(output)}")
 
 
 def _due(step: int, every: int) -> bool:
