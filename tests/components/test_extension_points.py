@@ -81,6 +81,23 @@ class Gain(Component):
         self.logs.data.copy_(state["logs"])
 """
 
+# Components with which no run could be started if they were not left out: the line that is changed, and the reason.
+KEY = 'bright: NotNegative = key("trainer.loss.bright", 0.0, off=0)'
+UNUSABLE = {
+    "ours": ('bright: int = key("trainer.steps", 3)', "must have a key of its own, got trainer.steps"),
+    "method": ('bright: int = key("trainer.scaled", 3)', "must have a key of its own, got trainer.scaled"),
+    "twice": (f'{KEY}\n    other: int = key("trainer.loss.bright", 3)', "a key of its own, got trainer.loss.bright"),
+    **{
+        f"in_{group.replace('.', '_')}": (f'bright: int = key("{group}.foo", 3)', f"must not have keys below {group}")
+        for group in ("trainer.render", "trainer.rates", "trainer.steps", "data", "logger", "scene", "warp", "model")
+    },
+    "dashed": ('bright: int = key("trainer.very-bright", 3)', "must have keys of identifiers, got trainer.very-bright"),
+    "misread": ('bright: int = key("optimizer.nope")', "must read a key that exists, got optimizer.nope"),
+    "untyped": ('bright: "Nowhere" = key("trainer.bright", 3)', "NameError: name 'Nowhere' is not defined"),
+    "negative": ('bright: NotNegative = key("trainer.bright", -3.0)', "trainer.bright must be at least 0, got -3.0"),
+    "second": (f"{KEY}\n\n\nclass OtherSettings(BrightSettings):\n    pass", "a key and a name of its own"),
+}
+
 BACKGROUND = """
 @dataclass(frozen=True)
 class SkylightSettings(ComponentSettings):
@@ -267,6 +284,31 @@ def test_a_package_that_cannot_be_used_harms_no_other_run(tmp_path: Path) -> Non
     done = run("train.py", *QUICK, "trainer.loss.bright=1", package=tmp_path)
     assert "BrightSettings.after must name components, average, bright" in done.stderr
     assert "got 'foo'" in done.stderr
+
+
+@pytest.mark.slow
+def test_components_that_would_break_every_run_are_left_out(tmp_path: Path) -> None:
+    for name, (line, _) in UNUSABLE.items():
+        text = WEIGHT.replace(KEY, line).replace('name = "bright"', f'name = "{name}"')
+        install_component(tmp_path, name, name, HEAD + text)
+    install_component(tmp_path, "skylight", "skylight", HEAD + BACKGROUND)
+    program = """
+from voxelfield.components.registry import recorded, registered
+from voxelfield.settings import preset
+
+print(*[kind.name for kind in registered() if not kind.__module__.startswith("voxelfield")])
+off, on = preset(device="cpu"), preset("trainer.skylight.weight=0.5", device="cpu")
+print(off.trainer.skylight.lr, hasattr(off.trainer.loss, "bright"), recorded(off)["trainer"].get("skylight"))
+print(recorded(on)["trainer"]["skylight"])
+"""
+    done = run("-c", program, package=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == ["skylight", "0.05 False None", "{'weight': 0.5, 'lr': 0.05}"]
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(UNUSABLE), done.stderr
+    for name, (_, reason) in UNUSABLE.items():
+        start = f"component {name} is not available, because {name} cannot be used: "
+        assert [reason in line for line in lines if start in line] == [True], (name, done.stderr)
 
 
 @pytest.mark.slow
