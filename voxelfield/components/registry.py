@@ -158,7 +158,7 @@ class ComponentSettings:
         switches = " and ".join(f"{prefix}{stated.path}" for stated in self.switches().values())
         off = f"{switches} {'is' if len(self.switches()) == 1 else 'are'} {type(self).in_words(False)[1]}"
         for name, stated in keys_of(type(self)).items():
-            value, default = getattr(self, name), getattr(type(self), name, None)
+            value, default = getattr(self, name), _defaults(type(self))[name]
             if stated.idle and value != default:
                 raise ValueError(
                     f"{prefix}{stated.path} must be left at {_shown(default)} where {off}, got {_shown(value)}: it "
@@ -191,13 +191,18 @@ class ComponentSettings:
 
     @classmethod
     def in_words(cls, on: bool) -> tuple[str, str]:
-        """Returns the key of the first switch, and the values with which it is on or off."""
+        """Returns the key of the first switch, and the values with which it is on or off.
+
+        Without a switch, the name stands for its key.
+        """
+        if not cls.switches():
+            return cls.name, "on" if on else "off"
         name, stated = next(iter(cls.switches().items()))
         hint = get_type_hints(cls)[name]
         if not on:
             return stated.path, _shown(stated.off)
         if get_origin(hint) is Literal:
-            return stated.path, " or ".join(value for value in get_args(hint) if value != stated.off)
+            return stated.path, " or ".join(str(value) for value in get_args(hint) if value != stated.off)
         return stated.path, "true" if hint is bool else "positive"
 
 
@@ -488,9 +493,11 @@ def check_settings(config: Any, prefix: str = "") -> None:
     for each in present.values():
         for name, reason in each.excludes.items():
             if name in present:
-                (path, value), (other, its_value) = _switch(each), _switch(present[name])
+                # One without a switch is always on, so the other one must be off.
+                one, other = (each, present[name]) if each.switches() else (present[name], each)
+                (path, value), (its, its_value) = _switch(one), _switch(other)
                 raise ValueError(
-                    f"{prefix}{path} must be {type(each).in_words(False)[1]} with {prefix}{other}={its_value}, "
+                    f"{prefix}{path} must be {type(one).in_words(False)[1]} with {prefix}{its}={its_value}, "
                     f"{reason}, got {value}"
                 )
 
